@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -9,14 +10,15 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.grids import TALL, QuantizedWeight, row_spans
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import StoredWeight, decode, find_weights
+from qgate.checkpoints.packings import StoredWeight, find_weights
 from qgate.checkpoints.pairing import strip_prefix
 from qgate.checkpoints.recipe_files import read_recipe_file
 from qgate.checkpoints.recipes import read_recipe
+from qgate.checkpoints.rows import ContiguousRows, WeightRows, common_spans
 from qgate.checkpoints.steps import element_indices
-from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.errors import QgateError
 
 Progress = Callable[[int, int], None]
@@ -92,8 +94,7 @@ def _open(spec: str, recipe_file: str | None) -> _Export:
 
 
 def _agreement(name: str, first: _Export, second: _Export) -> TensorAgreement:
-    weights = [export.weights.get(name) for export in (first, second)]
-    a, b = weights
+    a, b = (export.weights.get(name) for export in (first, second))
     if a is None or b is None:
         owner = "first" if b is None else "second"
         return TensorAgreement(name, ALONE, f"it is in the {owner} export alone")
@@ -103,17 +104,14 @@ def _agreement(name: str, first: _Export, second: _Export) -> TensorAgreement:
         stored = [_stored_as(weight) for weight in (a, b)]
         return TensorAgreement(name, OTHER_VALUES, f"it is {stored[0]}, and {stored[1]}")
     if a.packing is None:
-        x, y = (
-            export.checkpoint.read(next(iter(weight.parts.values())).name)
-            for export, weight in ((first, a), (second, b))
-        )
-        return _plain_agreement(name, x, y)
+        entries = [next(iter(weight.parts.values())) for weight in (a, b)]
+        return _plain_agreement(name, first.checkpoint, entries[0], second.checkpoint, entries[1])
     try:
-        one = decode(first.checkpoint, a, first.bits)
-        other = decode(second.checkpoint, b, second.bits)
+        one = WeightRows(first.checkpoint, a, first.bits)
+        other = WeightRows(second.checkpoint, b, second.bits)
+        return _quantized_agreement(name, one, other, [_stored_as(a), _stored_as(b)])
     except QgateError as error:
         return TensorAgreement(name, OTHER_VALUES, str(error))
-    return _quantized_agreement(name, one, other, [_stored_as(a), _stored_as(b)])
 
 
 def _stored_as(weight: StoredWeight) -> str:
@@ -129,79 +127,117 @@ def _have_equal_bits(first: _Export, a: StoredWeight, second: _Export, b: Stored
         other = b.parts[ending]
         if (entry.dtype, entry.shape) != (other.dtype, other.shape):
             return False
-        if not torch.equal(
-            _bytes(first.checkpoint.read(entry.name)), _bytes(second.checkpoint.read(other.name))
-        ):
+        pairs = _elements(first.checkpoint, entry, second.checkpoint, other)
+        if not all(torch.equal(_bytes(x), _bytes(y)) for x, y in pairs):
             return False
     return True
+
+
+def _elements(
+    first: Checkpoint, a: StoredEntry, second: Checkpoint, b: StoredEntry
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Read two tensors of one shape, some elements at a time."""
+    one, other = ContiguousRows(first, a.name, 1), ContiguousRows(second, b.name, 1)
+    for start, stop in row_spans((math.prod(a.shape), 1), 1):
+        yield one[start:stop], other[start:stop]
 
 
 def _bytes(x: Tensor) -> Tensor:
     return x.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _plain_agreement(name: str, x: Tensor, y: Tensor) -> TensorAgreement:
-    if x.shape != y.shape:
-        return TensorAgreement(name, OTHER_VALUES, _shapes(x, y))
-    different = int(_differ(x.double(), y.double()).sum())
+def _plain_agreement(
+    name: str, first: Checkpoint, a: StoredEntry, second: Checkpoint, b: StoredEntry
+) -> TensorAgreement:
+    if a.shape != b.shape:
+        return TensorAgreement(name, OTHER_VALUES, f"shapes are {a.shape} and {b.shape}")
+    kinds: list[str] = []
+    different = 0
+    for x, y in _elements(first, a, second, b):
+        different += int(_differ(x.double(), y.double()).sum())
+        kinds = [str(t.dtype).removeprefix("torch.") for t in (x, y)]
     if not different:
-        kinds = " and ".join(str(t.dtype).removeprefix("torch.") for t in (x, y))
-        words = f"stored as {kinds}" if x.dtype != y.dtype else "zeros of other signs"
+        words = f"stored as {' and '.join(kinds)}" if a.dtype != b.dtype else "zeros of other signs"
         return TensorAgreement(name, SAME_VALUES, words)
-    return TensorAgreement(name, OTHER_VALUES, _counted(different, x.numel(), "values differ"))
+    count = math.prod(a.shape)
+    return TensorAgreement(name, OTHER_VALUES, _counted(different, count, "values differ"))
 
 
 def _quantized_agreement(
-    name: str, a: QuantizedWeight, b: QuantizedWeight, packings: list[str]
+    name: str, a: WeightRows, b: WeightRows, packings: list[str]
 ) -> TensorAgreement:
-    if a.elements.shape != b.elements.shape:
-        return TensorAgreement(name, OTHER_VALUES, _shapes(a.elements, b.elements))
-    if not bool(_differ(a.values(), b.values()).any()):
+    if a.shape != b.shape:
+        return TensorAgreement(name, OTHER_VALUES, f"shapes are {a.shape} and {b.shape}")
+    sums = GridSums()
+    for start, stop in common_spans(a, b):
+        sums.add(start, a.rows(start, stop), b.rows(start, stop))
+    if not sums.values:
         packed = f"packed as {packings[0]} and as {packings[1]}"
         words = packed if packings[0] != packings[1] else "packed in another way"
         return TensorAgreement(name, SAME_VALUES, words)
-    steps: dict[int, int] = {}
-    differences = list(_other_grids(a, b))
-    if a.element.removeprefix("u") == b.element.removeprefix("u"):
-        moved = element_indices(a) - element_indices(b)
-        if a.zero_points is not None and b.zero_points is not None and a.tile == b.tile:
-            shift = a.spread(a.zero_points) - b.spread(b.zero_points)
-            moved = moved - shift
-        moved = moved.long()
-        counts = Counter(moved[moved != 0].tolist())
-        steps = dict(sorted(counts.items()))
-        if counts:
-            differences.append(_steps_in_words(counts, moved.numel()))
-    return TensorAgreement(name, OTHER_VALUES, "; ".join(differences) or "values differ", steps)
+    differences = list(_other_grids(a, b, sums))
+    if sums.steps:
+        differences.append(_steps_in_words(sums.steps, math.prod(a.shape)))
+    words = "; ".join(differences) or "values differ"
+    return TensorAgreement(name, OTHER_VALUES, words, dict(sorted(sums.steps.items())))
 
 
-def _other_grids(a: QuantizedWeight, b: QuantizedWeight) -> Iterator[str]:
+@dataclass
+class GridSums:
+    """Counts over the spans of two weights: what differs of values, scales and codes."""
+
+    values: int = 0
+    scales: int = 0
+    scale_count: int = 0
+    zeros: int = 0
+    steps: Counter[int] = field(default_factory=Counter)
+    ratios: list[Tensor] = field(default_factory=list)
+
+    def add(self, start: int, a: QuantizedWeight, b: QuantizedWeight) -> None:
+        """Compare rows of both, of which `start` is the first."""
+        self.values += int(_differ(a.values(), b.values()).sum())
+        # A scale of more rows than a span has counts once.
+        is_first = a.tile[0] <= TALL or start % a.tile[0] == 0
+        if is_first and a.tile == b.tile and a.scales.shape == b.scales.shape:
+            self._add_scales(a, b)
+        if a.element.removeprefix("u") == b.element.removeprefix("u"):
+            moved = element_indices(a) - element_indices(b)
+            if a.zero_points is not None and b.zero_points is not None and a.tile == b.tile:
+                moved = moved - (a.spread(a.zero_points) - b.spread(b.zero_points))
+            moved = moved.long()
+            sizes, counts = moved[moved != 0].unique(return_counts=True)
+            self.steps.update(dict(zip(sizes.tolist(), counts.tolist(), strict=True)))
+
+    def _add_scales(self, a: QuantizedWeight, b: QuantizedWeight) -> None:
+        different = _differ(a.scales, b.scales)
+        self.scales += int(different.sum())
+        self.scale_count += different.numel()
+        ratios = (a.scales[different] / b.scales[different]).log2()
+        self.ratios.append(ratios[ratios.isfinite()].abs())
+        if a.zero_points is not None and b.zero_points is not None:
+            self.zeros += int(_differ(a.zero_points, b.zero_points).sum())
+
+
+def _other_grids(a: WeightRows, b: WeightRows, sums: GridSums) -> Iterator[str]:
     """Say in words how formats, groups, scales and zero points differ."""
     if a.element != b.element:
         yield f"elements are {a.element} and {b.element}"
-    if a.tile != b.tile or a.scales.shape != b.scales.shape:
+    if not sums.scale_count:
         yield f"groups are {_tile(a)} and {_tile(b)}"
         return
-    different = _differ(a.scales, b.scales)
-    if count := int(different.sum()):
-        ratios = (a.scales[different] / b.scales[different]).log2()
-        ratios = ratios[ratios.isfinite()]
-        size = f", at the median by {2 ** float(ratios.abs().median()):.4g}" if len(ratios) else ""
-        yield _counted(count, a.scales.numel(), f"scales differ{size}")
-    if a.zero_points is not None and b.zero_points is not None:
-        count = int(_differ(a.zero_points, b.zero_points).sum())
-        if count:
-            yield _counted(count, a.zero_points.numel(), "zero points differ")
-    elif (a.zero_points is None) != (b.zero_points is None):
-        yield f"the {'second' if a.zero_points is None else 'first'} alone has zero points"
+    if sums.scales:
+        ratios = torch.cat(sums.ratios)
+        size = f", at the median by {2 ** float(ratios.median()):.4g}" if len(ratios) else ""
+        yield _counted(sums.scales, sums.scale_count, f"scales differ{size}")
+    if a.has_zero_points and b.has_zero_points:
+        if sums.zeros:
+            yield _counted(sums.zeros, sums.scale_count, "zero points differ")
+    elif a.has_zero_points != b.has_zero_points:
+        yield f"the {'first' if a.has_zero_points else 'second'} alone has zero points"
 
 
-def _tile(weight: QuantizedWeight) -> str:
+def _tile(weight: WeightRows) -> str:
     return f"{weight.tile[0]} x {weight.tile[1]}"
-
-
-def _shapes(x: Tensor, y: Tensor) -> str:
-    return f"shapes are {tuple(x.shape)} and {tuple(y.shape)}"
 
 
 def _differ(x: Tensor, y: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.compute import measured, squared
-from qgate.checkpoints.grids import QuantizedWeight, widen
-from qgate.checkpoints.ideal import ideal_values
+from qgate.checkpoints.grids import TALL, QuantizedWeight, widen
+from qgate.checkpoints.ideal import Extremes, ideal_scales
 
 EXPLAINED_DB = 0.7
 """Error over the ideal one at which an undone fault counts as the cause."""
@@ -203,15 +203,21 @@ def wrong_groups(parent: Tensor) -> ExportFault:
 
 def wrong_powers(weight: QuantizedWeight, parent: Tensor) -> ExportFault:
     """Return the fault of some scales that are powers of two away from ideal ones."""
-    _, ideal = ideal_values(weight, parent.float())
-    if ideal.shape != weight.scales.shape:
+    if weight.tile[0] > TALL:
         return ExportFault("", lambda _: None)
+    ideal = torch.cat([_ideal_scales(weight, parent, *span) for span in weight.spans()])
     usable = (weight.scales > 0) & (ideal > 0) & weight.scales.isfinite()
     powers = torch.where(usable, (weight.scales / ideal.clamp(min=1e-30)).log2().round(), 0.0)
     count = int(powers.count_nonzero())
     words = f"{count:,} of {powers.numel():,} scales are off by powers of two"
     scales = weight.scales * 2.0**-powers
     return ExportFault(words, lambda w: replace(w, scales=scales) if count else None)
+
+
+def _ideal_scales(weight: QuantizedWeight, parent: Tensor, start: int, stop: int) -> Tensor:
+    rows = weight.rows(start, stop)
+    tiles = rows.in_tiles(parent[start:stop].float()).contiguous()
+    return ideal_scales(rows, Extremes.of(tiles, signed=rows.has_zero_points))[0]
 
 
 def _regrouped(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight | None:

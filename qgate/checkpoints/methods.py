@@ -92,6 +92,7 @@ def explain_error(
             return _rotated(_leading(weight, parent)[0], rotation, figures)
         if is_rotated_twice(layer, compared):
             return ErrorExplanation(replace(figures, over_ideal_db=None), NOT_COMPARED)
+    leading = _leading(weight, parent)
     find_fault = partial(_find_fault, weight, is_part=rows.sampled < rows.shape[0])
     explained = find_fault(parent)
     if not explained and scaling is None:
@@ -99,9 +100,10 @@ def explain_error(
         explained = next(filter(None, (find_fault(parent * x) for _, x in norms)), "")
     explained = (
         explained
-        or _lone_scales(*_leading(weight, parent))
+        or _lone_scales(*leading)
         or _zero_rows(compared)
-        or find_fault(parent, wrong_powers(weight, parent), wrong_groups(parent))
+        or find_fault(parent, wrong_powers(weight, parent))
+        or _find_fault(*leading, wrong_groups(leading[1]), is_part=False)
     )
     return ErrorExplanation(figures, cause=error_cause(figures, explained))
 

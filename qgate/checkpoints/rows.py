@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.grids import TALL, QuantizedWeight, leading_rows, row_spans, side_of
+from qgate.checkpoints.grids import CHUNK, TALL, QuantizedWeight, leading_rows, row_spans, side_of
 from qgate.checkpoints.packings import MisfitError, Parts, StoredWeight, decode, decode_parts
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.recipes import gptq_zero_offset
@@ -152,10 +152,13 @@ class WeightRows:
     @cached_property
     def _top(self) -> QuantizedWeight:
         """Decode the first rows, which tell the element format and the columns."""
-        return self.rows(0, min(self._rows, self._together))
+        return self.rows(0, min(self._rows, self.together))
 
     @property
-    def _together(self) -> int:
+    def together(self) -> int:
+        """Return how many rows are decoded together."""
+        if self._whole is not None:
+            return 1
         return math.lcm(1, *(r for _, r in self._units.values() if r <= TALL))
 
     @property
@@ -177,8 +180,7 @@ class WeightRows:
 
     def spans(self) -> Iterator[tuple[int, int]]:
         """Split its rows into spans that can be decoded one by one."""
-        together = 1 if self._whole is not None else self._together
-        return row_spans(self.shape, self.tile[0], together)
+        return row_spans(self.shape, self.tile[0], self.together)
 
     def rows(self, start: int, stop: int) -> QuantizedWeight:
         """Read and decode rows that `spans` names."""
@@ -201,12 +203,28 @@ class WeightRows:
     @property
     def sampled(self) -> int:
         """Return how many leading rows `sample` has: all of a weight that is not large."""
-        unit = self._together if self.tile[0] <= TALL else self.tile[0]
+        unit = self.together if self.tile[0] <= TALL else self.tile[0]
         return leading_rows(self.shape, unit, SAMPLE)
 
     def sample(self) -> QuantizedWeight:
         """Decode leading rows, as many as fit into memory."""
         return self.rows(0, self.sampled)
+
+
+def common_spans(a: WeightRows, b: WeightRows) -> Iterator[tuple[int, int]]:
+    """Split the rows of two weights of one shape into spans that both can be decoded by."""
+    rows, columns = a.shape
+    heights = [weight.tile[0] for weight in (a, b)]
+    low = [height for height in heights if height <= TALL]
+    unit = math.lcm(1, a.together, b.together, *low)
+    tall = [height for height in heights if height > TALL]
+    ends = sorted({rows, *(row for height in tall for row in range(height, rows, height))})
+    step = max(1, CHUNK // max(1, columns) // unit) * unit
+    start = 0
+    for end in ends:
+        for first in range(start, end, step):
+            yield first, min(first + step, end)
+        start = end
 
 
 def _words_side(rows: int, count: int) -> int | None:

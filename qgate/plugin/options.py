@@ -105,6 +105,13 @@ OPTIONS = {
         "PARENT",
         Path,
     ),
+    "recipe": Option(
+        "what was meant with that checkpoint, where it does not say so itself: a recipe file",
+        None,
+        "subject",
+        "FILE",
+        Path,
+    ),
     "checkpoint-name": Option(
         "what the accepted record of that checkpoint is called (default: its folder's name)",
         None,

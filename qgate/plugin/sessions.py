@@ -102,7 +102,9 @@ class Sessions:
             if child is None:
                 return None
             name = options.checkpoint_name(child)
-            subject = CheckpointSubject(child, options.parent(), name, self._shown_checkpoint())
+            subject = CheckpointSubject(
+                child, options.parent(), name, self._shown_checkpoint(), options.recipe()
+            )
             policy = self._policy().for_model(name)
             session = CheckpointGates(subject, policy=policy, **self._shared())
             session.check_policy()
@@ -114,7 +116,7 @@ class Sessions:
     def _shown_checkpoint(self) -> list[tuple[str, str]]:
         """Return the options of the checkpoint as they are typed again."""
         options, shown = self.options, []
-        for name in ("checkpoint", "parent", "checkpoint-name"):
+        for name in ("checkpoint", "parent", "recipe", "checkpoint-name"):
             value = options.values[name]
             if value is not None:
                 is_path = name not in options.typed and name != "checkpoint-name"

@@ -75,14 +75,16 @@ class RunOptions:
                 self.dump_folder()
             except QgateError as error:
                 raise pytest.UsageError(f"qgate: {error}") from None
-        if "parent" in self.typed and self.values["checkpoint"] is None:
-            raise pytest.UsageError(
-                f"qgate: {self.spelled('parent')} {self.typed['parent']!r} is of a checkpoint: "
-                f"give {self.spelled('checkpoint')} CHILD, too."
-            )
+        for name in ("parent", "recipe"):
+            if name in self.typed and self.values["checkpoint"] is None:
+                raise pytest.UsageError(
+                    f"qgate: {self.spelled(name)} {self.typed[name]!r} is of a checkpoint: "
+                    f"give {self.spelled('checkpoint')} CHILD, too."
+                )
         try:
             _ = "checkpoint" in self.typed and self.checkpoint()
             _ = "parent" in self.typed and self.parent()
+            _ = "recipe" in self.typed and self.recipe()
         except QgateError as error:
             raise pytest.UsageError(f"qgate: {error}") from None
         _ = self.update, self.shard
@@ -182,6 +184,10 @@ class RunOptions:
     def parent(self) -> str | None:
         """Return the path or URL of --parent; an error where nothing can be read there."""
         return self._readable("parent")
+
+    def recipe(self) -> str | None:
+        """Return the path or URL of --recipe; an error where nothing can be read there."""
+        return self._readable("recipe")
 
     def _readable(self, name: str) -> str | None:
         given = self.values[name]

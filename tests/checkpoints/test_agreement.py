@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from qgate.checkpoints import agreement, grids, rows
 from qgate.checkpoints.agreement import TensorAgreement, compare_exports
 from qgate.cli import main
 from tests.checkpoints.exports import export, write
@@ -108,6 +109,24 @@ def test_one_weight_in_two_packings_has_equal_values(tmp_path: Path) -> None:
     packed = [tensor for tensor in record.tensors if tensor.outcome == "equal values"]
     assert {tensor.difference for tensor in packed} == {"packed as AWQ and as GPTQ"}
     assert len(packed) == 14
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int8-tensor", "w4a16-zero-points", "fp8-block"])
+def test_some_rows_at_a_time_have_the_agreement_of_all(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{UP}.weight_scale"] *= 2
+        tensors["model.norm.weight"][-1] += 1
+
+    paths = str(export(tmp_path / "a", scheme)), _changed(tmp_path / "b", change, scheme)
+    whole = compare_exports(*paths)
+    for module in (grids, rows):
+        monkeypatch.setattr(module, "CHUNK", 1 << 10)
+        monkeypatch.setattr(module, "TALL", 32)
+    monkeypatch.setattr(agreement, "TALL", 32)
+    assert compare_exports(*paths) == whole
+    assert len(whole.differences) > 1
 
 
 def test_zero_points_of_another_version_are_told_from_codes(tmp_path: Path) -> None:

@@ -239,6 +239,17 @@ def test_from_another_directory_and_from_the_settings(
     assert (house / "baselines" / "mine" / "manifest.json").is_file()
 
 
+def test_a_recipe_file_says_what_was_meant(house: Path, gates: Gates) -> None:
+    (house / "R.yaml").write_text("targets: {Linear: {format: int8, granularity: tensor}}")
+    result = gates(*PAIR, "--recipe", "R.yaml")
+    result.stdout.fnmatch_lines(["*it is int8 per row, and the recipe declares int8 per tensor*"])
+    result = gates(*PAIR, "--recipe", "none.yaml")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--recipe 'none.yaml' is not there*"])
+    result = gates("--recipe", "R.yaml")
+    result.stderr.fnmatch_lines(["*--recipe 'R.yaml' is of a checkpoint: give --checkpoint*"])
+
+
 def test_a_file_is_called_after_itself(house: Path, gates: Gates) -> None:
     (house / "child" / "model.safetensors").rename(house / "child" / "W8 of mine.safetensors")
     result = gates(

@@ -56,8 +56,9 @@ class CheckpointSubject(Subject):
         parent: str | None,
         name: str,
         options: Sequence[tuple[str, str]] = (),
+        recipe: str | None = None,
     ) -> None:
-        self.child, self.parent, self.name = child, parent, name
+        self.child, self.parent, self.name, self.recipe = child, parent, name, recipe
         given = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
         self.options = list(options) or given
         self._judged: dict[str, Judged] = {}
@@ -71,7 +72,7 @@ class CheckpointSubject(Subject):
     @cached_property
     def pair(self) -> CheckpointPair:
         """Open the pair; an error if it cannot be read, or is none by names or by values."""
-        pair = open_pair(self.child, self.parent)
+        pair = open_pair(self.child, self.parent, self.recipe)
         quantized = [weight for weight in pair.weights if weight.packing and self.parent]
         sample = CheckpointRecord(self.child, self.parent, pair.recipe.method)
         for weight in sorted(quantized, key=lambda weight: weight.size)[:_SAMPLED]:
