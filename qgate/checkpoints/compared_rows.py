@@ -11,7 +11,7 @@ from torch import Tensor
 from qgate.checkpoints.compute import DecodedRows, SourceRows
 from qgate.checkpoints.grids import leading_rows, row_spans
 
-LEADING = 1 << 23
+LEADING = 1 << 22
 """Elements of the leading rows that stand for a weight where few rows tell enough."""
 
 
