@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from qgate.checkpoints.gguf_recipes import mix_findings
 from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.pairing import FUSIONS, ParentMatch
 from qgate.checkpoints.recipes import Recipe
@@ -14,8 +15,11 @@ from qgate.checkpoints.stored import Checkpoint
 NOT_LINEAR = ("embed", "norm", "wte", "wpe", "router", "conv")
 """Words in the names of two-dimensional weights that a recipe's "Linear" does not mean."""
 TIED = "lm_head"
-HELPERS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale")
-"""Endings of tensors that belong to activations and caches, which a parent has not."""
+HELPERS = (
+    "input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale",
+    "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
+)  # fmt: skip
+"""Endings of tensors that belong to activations, caches and rope, which a parent has not."""
 FUSED = (FUSIONS["qkv_proj"], FUSIONS["gate_up_proj"])
 """Weights that serving engines fuse, so that they need one scale of the whole tensor."""
 
@@ -42,6 +46,7 @@ def account(
                 record.findings.append(CheckpointFinding(weight.name, "it is in the child alone"))
     for pattern in recipe.idle_patterns(modules):
         record.findings.append(CheckpointFinding(pattern, "this ignore pattern matches no module"))
+    record.findings += mix_findings(record, recipe.mix)
     if recipe.method:
         skipped = [weight for weight in weights if _is_skipped(weight, recipe)]
         record.findings += [

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.compute import ideal_values
+from qgate.checkpoints.gguf_causes import block_faults
 from qgate.checkpoints.grids import QuantizedWeight
 
 EXPLAINED_DB = 0.5
@@ -41,6 +42,8 @@ def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
 
 
 def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
+    for words, undone in block_faults(weight):
+        yield ExportFault(words, lambda _, undone=undone: undone())  # type: ignore[misc]
     yield ExportFault("neighboring codes are swapped (the order of nibbles)", _pairs_swapped)
     for power in (1, -1, 2, -2):
         yield ExportFault(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from qgate.checkpoints.accounting import account, fused_scales
+from qgate.checkpoints.gguf_names import match_llama_names
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
@@ -108,7 +109,8 @@ def _match(
     child: Checkpoint, weights: list[StoredWeight], parent: Checkpoint, recipe: Recipe
 ) -> dict[str, ParentMatch]:
     """Match weights by name, and quantized ones without a counterpart by content."""
-    matches = match_by_name([weight.name for weight in weights], parent.entries)
+    names = [weight.name for weight in weights]
+    matches = match_by_name(names, parent.entries) | match_llama_names(child, names, parent)
     taken = {name for match in matches.values() for name in match.names}
     unmatched = {w.name: w for w in weights if w.name not in matches and w.packing is not None}
     if not unmatched:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.conventions import CONVENTIONS, to_levels
 from qgate.checkpoints.grids import QuantizedWeight, decode_e8m0, widen
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
 from qgate.formats import get
@@ -23,6 +24,8 @@ SAMPLE = 1 << 16
 
 def element_range(element: str) -> tuple[float, float]:
     """Return the smallest and the largest value of an element format."""
+    if element in CONVENTIONS:
+        return CONVENTIONS[element].low, CONVENTIONS[element].high
     if element.startswith("uint"):
         return 0.0, float(2 ** int(element[4:]) - 1)
     if element.startswith("int"):
@@ -34,7 +37,10 @@ def element_range(element: str) -> tuple[float, float]:
 def round_to(element: str, x: Tensor) -> Tensor:
     """Round to the nearest value of an element format, and saturate."""
     low, high = element_range(element)
-    if element.startswith(("int", "uint")):
+    convention = CONVENTIONS.get(element)
+    if convention is not None and convention.levels:
+        return to_levels(convention.levels, x)
+    if convention is not None or element.startswith(("int", "uint")):
         return x.round().clamp_(low, high)
     if element == "fp4_e2m1":
         x = x.clamp(low, high)
@@ -53,6 +59,9 @@ def ideal_values(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tenso
     Its scales are returned, too, one per tile.
     """
     blocks = weight.in_tiles(parent)
+    if weight.element in CONVENTIONS:
+        values, scales = CONVENTIONS[weight.element].ideal(blocks[:, 0])
+        return weight.from_tiles(values[:, None]), scales
     low, high = element_range(weight.element)
     if weight.zero_points is not None:
         smallest = blocks.amin((1, 3), keepdim=True).clamp(max=0)
@@ -93,6 +102,7 @@ class _Sums:
     zeros: int = 0
     ends: int = 0
     flushed: int = 0
+    zero_blocks: int = 0
     energy: float = 0.0
     own_energy: float = 0.0
     rows: list[Tensor] = field(default_factory=list)
@@ -109,6 +119,7 @@ def measure(weight: QuantizedWeight, parent: Tensor | None = None) -> WeightFigu
     count = weight.elements.numel()
     figures = WeightFigures(
         count=count,
+        zero_blocks=sums.zero_blocks,
         not_finite=sums.not_finite,
         zero_share=sums.zeros / count if count else 0.0,
         unused_codes=_unused_codes(weight),
@@ -141,10 +152,23 @@ def _add(sums: _Sums, weight: QuantizedWeight, parent: Tensor | None) -> None:
     sums.ideal_scales.append(ideal_scales)
     if zeros:
         sums.flushed += int(((values == 0) & (ideal != 0)).count_nonzero())
+        sums.zero_blocks += _zero_blocks(weight, values, ideal)
     sums.energy += float(torch.linalg.vector_norm(parent).double().square())
     sums.own_energy += float(norms.double().square().sum())
     sums.rows.append(_squared_rows(values.sub_(parent)))
     sums.ideal_rows.append(_squared_rows(ideal.sub_(parent)))
+
+
+def _zero_blocks(weight: QuantizedWeight, values: Tensor, ideal: Tensor) -> int:
+    """Count blocks of a format with a convention that are zero, and are not in the ideal one."""
+    convention = CONVENTIONS.get(weight.element)
+    if convention is None:
+        return 0
+    size = min(weight.tile[1] * convention.tiles, values.shape[1])
+    if values.shape[1] % size:
+        return 0
+    is_zero = (values == 0).reshape(len(values), -1, size).all(2)
+    return int((is_zero & (ideal != 0).reshape(len(values), -1, size).any(2)).sum())
 
 
 def _squared_rows(difference: Tensor) -> Tensor:
@@ -174,8 +198,11 @@ def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
     scales = weight.scales[:, None, :, None]
     usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
     zeros = 0.0 if weight.zero_points is None else weight.zero_points[:, None, :, None]
-    codes = round_to(weight.element, weight.in_tiles(parent) / usable + zeros)
-    nearest = weight.from_tiles((codes - zeros) * torch.where(scales.isfinite(), scales, 0.0))
+    offsets = 0.0 if weight.offsets is None else weight.offsets[:, None, :, None]
+    codes = round_to(weight.element, (weight.in_tiles(parent) - offsets) / usable + zeros)
+    nearest = weight.from_tiles(
+        (codes - zeros) * torch.where(scales.isfinite(), scales, 0.0) + offsets
+    )
     total, least, energy = (
         float(x.square().sum(dtype=torch.float64))
         for x in (weight.values().nan_to_num(0, 0, 0) - parent, nearest - parent, parent)
@@ -190,7 +217,8 @@ def ratio_db(total: float, least: float, energy: float) -> float:
 
 
 def _median_ratio(weight: QuantizedWeight, sums: _Sums) -> float | None:
-    if not sums.ideal_scales:
+    convention = CONVENTIONS.get(weight.element)
+    if not sums.ideal_scales or (convention is not None and convention.book is not None):
         return None
     ideal = torch.cat(sums.ideal_scales)
     if ideal.shape != weight.scales.shape:
@@ -221,11 +249,14 @@ def _unused_codes(weight: QuantizedWeight) -> int:
 def _scale_figures(weight: QuantizedWeight, log2_ratio: float | None) -> ScaleFigures:
     scales = weight.scales
     finite = scales[scales.isfinite()]
+    convention = CONVENTIONS.get(weight.element)
+    has_signs = convention is not None and convention.has_signs
     return ScaleFigures(
         count=scales.numel(),
         not_finite=int((~scales.isfinite()).sum()),
-        zero=int((scales == 0).sum()),
-        negative=int((scales < 0).sum()),
+        # Of blocks with conventions, those without a scale may be zero in the parent.
+        zero=0 if convention is not None else int((scales == 0).sum()),
+        negative=0 if has_signs else int((scales < 0).sum()),
         smallest=float(finite.min()) if finite.numel() else float("nan"),
         largest=float(finite.max()) if finite.numel() else float("nan"),
         all_equal=scales.numel() > 1 and bool((scales == scales.reshape(-1)[0]).all()),

@@ -33,6 +33,9 @@ def scale_causes(figures: WeightFigures) -> Iterator[str]:
         yield f"{figures.not_finite:,} of {figures.count:,} values are NaN or infinite"
     if figures.zero_share == 1.0:
         yield "all values are zero"
+    elif figures.zero_blocks:
+        blocks = f"{figures.zero_blocks:,} block{'s' * (figures.zero_blocks != 1)}"
+        yield f"{blocks} were never written: all their values are zero, and not the parent's"
 
 
 def error_cause(figures: WeightFigures, explained: str) -> str:

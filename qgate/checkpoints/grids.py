@@ -16,7 +16,7 @@ CHUNK = 1 << 19
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight as rows of elements: value = (element - zero point) * scale of its tile.
+    """A weight as rows of elements: value = (element - zero point) * scale of its tile + offset.
 
     element      the name of the element format
     elements     rows x columns: integers, or the values of a small float, in units of `unit`
@@ -24,6 +24,8 @@ class QuantizedWeight:
     tile         rows and columns of a tile
     zero_points  one per tile, in units of elements
     scale_codes  the scales as they are stored, where they have a format of their own
+    offsets      one per tile, added to the values
+    blocks       the bytes that a weight of GGUF was decoded from
     """
 
     element: str
@@ -33,13 +35,18 @@ class QuantizedWeight:
     zero_points: Tensor | None = None
     scale_codes: Tensor | None = None
     unit: float = 1.0
+    offsets: Tensor | None = None
+    blocks: Tensor | None = None
 
     def values(self) -> Tensor:
         """Return the dequantized weight in float32."""
         elements = self.in_tiles(self.float_elements())
         if self.zero_points is not None:
             elements = elements - self.zero_points[:, None, :, None]
-        return self.from_tiles(elements * self.scales[:, None, :, None])
+        values = elements * self.scales[:, None, :, None]
+        if self.offsets is not None:
+            values += self.offsets[:, None, :, None]
+        return self.from_tiles(values)
 
     def float_elements(self) -> Tensor:
         """Return the elements in float32."""
@@ -75,6 +82,8 @@ class QuantizedWeight:
                     scales=self.scales[tiles],
                     zero_points=None if self.zero_points is None else self.zero_points[tiles],
                     scale_codes=None if self.scale_codes is None else self.scale_codes[tiles],
+                    offsets=None if self.offsets is None else self.offsets[tiles],
+                    blocks=None,
                 ),
             )
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.gguf_weights import KINDS, UNKNOWN, decode_blocks
 from qgate.checkpoints.grids import (
     FP4_UNIT,
     QuantizedWeight,
@@ -190,6 +192,10 @@ def _bnb_int8(parts: Parts) -> QuantizedWeight:
     )
 
 
+def _gguf(dtype: str, parts: Parts) -> QuantizedWeight:
+    return decode_blocks(parts["weight"], KINDS[dtype], parts.get("scale"))
+
+
 def _as_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x.reshape(1, -1)
 
@@ -254,10 +260,24 @@ PACKINGS = (
 )
 
 
+def _block_weight(checkpoint: Checkpoint, entry: StoredEntry) -> StoredWeight | None:
+    """Return a tensor of GGUF blocks as a weight, with its scale of the whole tensor."""
+    if entry.dtype not in KINDS and not entry.dtype.startswith(UNKNOWN):
+        return None
+    stem = entry.name.removesuffix("weight")
+    scale = checkpoint.entries.get(f"{stem}scale") if stem != entry.name else None
+    parts = {"weight": entry} | ({} if scale is None else {"scale": scale})
+    packing = Packing(
+        f"GGUF {entry.dtype.removeprefix('GGUF ')}", {}, (), partial(_gguf, entry.dtype)
+    )
+    return StoredWeight(entry.name, packing, parts)
+
+
 def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     """Group the tensors of a checkpoint into weights; those of no packing stand alone."""
-    taken: set[str] = set()
-    weights = []
+    blocks = [_block_weight(checkpoint, entry) for entry in checkpoint.entries.values()]
+    weights = [weight for weight in blocks if weight is not None]
+    taken = {entry.name for weight in weights for entry in weight.parts.values()}
     for packing in PACKINGS:
         first = next(iter(packing.parts))
         for name in checkpoint.entries:

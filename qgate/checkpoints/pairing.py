@@ -30,13 +30,15 @@ ALIKE = 0.8
 class ParentMatch:
     """The parent's tensors of one weight, and how they were found.
 
-    how      "name", "prefix", "fused" or "content"
+    how      "name", "prefix", "fused", "content" or "llama.cpp"
     transposed   the parent's rows are the child's columns
+    heads    heads whose rows stand in the order of llama.cpp's rope in the child; negative: parent
     """
 
     names: tuple[str, ...]
     how: str
     transposed: bool = False
+    heads: int = 0
 
 
 def match_by_name(child: Iterable[str], parent: Iterable[str]) -> dict[str, ParentMatch]:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from qgate.checkpoints.gguf_layouts import CONFIGURATION as GGUF
+from qgate.checkpoints.gguf_recipes import file_type_name
 from qgate.errors import QgateError
 
 Settings = Mapping[str, object]
@@ -47,12 +49,14 @@ class Recipe:
     method  the library: "compressed-tensors", "gptq", …; empty where nothing is declared
     ignore  patterns of modules that stay in high precision
     bits    of packed integers, where the tensors do not tell
+    mix     the mix of types that a GGUF file names
     """
 
     method: str = ""
     groups: tuple[RecipeGroup, ...] = ()
     ignore: tuple[str, ...] = ()
     bits: int = 0
+    mix: str = ""
 
     def ignores(self, module: str) -> bool:
         return any(matches(pattern, module) for pattern in self.ignore)
@@ -190,6 +194,10 @@ def read_recipe(label: str, files: Settings) -> Recipe:
 
     label   the checkpoint, to be shown
     """
+    fields = files.get(GGUF)
+    if isinstance(fields, Mapping):
+        mix = file_type_name(fields)
+        return Recipe(f"gguf {mix}" if mix else "", mix=mix)
     for file, path in (("config.json", "quantization_config"), ("hf_quant_config.json", "")):
         configuration = files.get(file)
         if not isinstance(configuration, Mapping):

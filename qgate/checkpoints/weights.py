@@ -11,14 +11,17 @@ from torch import Tensor
 from qgate.checkpoints.causes import find_cause
 from qgate.checkpoints.compute import measure, over_codes_db
 from qgate.checkpoints.findings import LIMIT_DB, declared_causes, error_cause, scale_causes
+from qgate.checkpoints.gguf_layouts import parent_layouts
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.packings import StoredWeight, decode
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe
-from qgate.checkpoints.record import CheckpointFinding, WeightRecord
+from qgate.checkpoints.record import CheckpointFinding, WeightFigures, WeightRecord
 from qgate.checkpoints.stored import Checkpoint
 from qgate.errors import QgateError
 
+MISPLACED = 0.7
+"""Cosine of a weight and its parent that rows in another order do not reach."""
 Judgement = tuple[WeightRecord, list[CheckpointFinding]]
 
 
@@ -53,14 +56,14 @@ def _quantized_judgement(
         )
     except QgateError as error:
         return result, [CheckpointFinding(weight.name, str(error))]
-    figures = measure(decoded, source)
+    figures, source, misplaced = _measured(child, weight.name, decoded, source, parent, match)
     over = figures.over_ideal_db
     causes = list(scale_causes(figures))
     if not causes:
         wrong = source is not None and over is not None and over > LIMIT_DB
         explained = ""
         if wrong and source is not None:
-            explained = find_cause(decoded, source.float())
+            explained = misplaced or find_cause(decoded, source.float())
             figures = replace(figures, over_codes_db=over_codes_db(decoded, source.float()))
         causes = [cause for cause in (error_cause(figures, explained),) if cause]
     findings = [CheckpointFinding(weight.name, cause, over) for cause in causes]
@@ -75,6 +78,33 @@ def _quantized_judgement(
         figures=figures,
     )
     return result, [*findings, *declared_causes(recipe, result, form)]
+
+
+def _measured(
+    child: Checkpoint,
+    name: str,
+    decoded: QuantizedWeight,
+    source: Tensor | None,
+    parent: Checkpoint | None,
+    match: ParentMatch | None,
+) -> tuple[WeightFigures, Tensor | None, str]:
+    """Measure a weight beside its parent in the layout it should have, or in one that it has.
+
+    The third is the cause where it has another layout than it should have.
+    """
+    if source is None or match is None or parent is None:
+        return measure(decoded, source), source, ""
+    first: tuple[WeightFigures, Tensor] | None = None
+    for expected, wrong in parent_layouts(child, parent, name, match, source):
+        figures = measure(decoded, expected)
+        first = first or (figures, expected)
+        if not (figures.cosine or 0.0) > MISPLACED:
+            continue
+        if wrong:
+            return *first, wrong
+        return figures, expected, ""
+    assert first is not None
+    return *first, ""
 
 
 def _form(weight: QuantizedWeight) -> DeclaredFormat:
@@ -103,10 +133,31 @@ def _plain_judgement(
         source = parent.read(match.names[0])
         if len(match.names) > 1:
             source = torch.cat([source, *(parent.read(name) for name in match.names[1:])])
-        outcome, cause = _outcome(values, source)
+        outcome, cause = _outcome_in_layouts(child, parent, weight.name, values, source, match)
         causes += [cause] if cause else []
         result = replace(result, parents=match.names, matched=match.how, outcome=outcome)
     return result, [CheckpointFinding(weight.name, cause) for cause in causes]
+
+
+def _outcome_in_layouts(
+    child: Checkpoint,
+    parent: Checkpoint,
+    name: str,
+    values: Tensor,
+    source: Tensor,
+    match: ParentMatch,
+) -> tuple[str, str]:
+    """Compare a tensor with its parent in the layout it should have, and in others."""
+    if values.numel() == source.numel() and len(match.names) > 1:
+        source = source.reshape(values.shape)
+    first: tuple[str, str] | None = None
+    for expected, wrong in parent_layouts(child, parent, name, match, source):
+        outcome, cause = _outcome(values, expected)
+        if outcome != "changed":
+            return ("changed", wrong) if wrong else (outcome, "")
+        first = first or (outcome, cause)
+    assert first is not None
+    return first
 
 
 def _outcome(values: Tensor, source: Tensor) -> tuple[str, str]:

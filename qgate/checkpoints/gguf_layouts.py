@@ -1,0 +1,142 @@
+"""Layouts of GGUF tensors: what llama.cpp's converter changes on purpose, by architecture.
+
+Rows of q and k stand in the order of llama.cpp's rope, and norms of some architectures have 1
+added. Of an architecture in no list either is right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qgate.checkpoints.pairing import ParentMatch
+from qgate.checkpoints.stored import Checkpoint
+
+CONFIGURATION = "gguf"
+"""The name under which a checkpoint's configuration has the fields of its first head."""
+RULE = "llama.cpp"
+"""How a tensor was matched whose names the two have by llama.cpp's rules."""
+ROPE = frozenset(["llama", "granite", "granitemoe", "mistral3", "smollm3", "arcee", "olmo", "minicpm", "deci"])
+"""Architectures whose rows of q and k are reordered; those of KEPT have them as they were."""
+KEPT = frozenset(
+    ["qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "gemma", "gemma2", "gemma3", "phi2", "phi3", "stablelm", "gptneox", "starcoder2", "llama4", "olmo2", "olmoe", "dbrx", "gpt-oss", "bert"]
+)
+PLUS_ONE = frozenset(["gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", "qwen3next"])
+"""Architectures to whose norms the converter adds 1."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the head of a GGUF file says of the layout of its tensors."""
+
+    architecture: str
+    heads: int
+    key_heads: int
+
+    def heads_of(self, name: str) -> int:
+        """Return the number of heads of a q or k of llama.cpp; 0 for other tensors."""
+        if re.search(r"\battn_q\.(weight|bias)$", name):
+            return self.heads
+        return self.key_heads if re.search(r"\battn_k\.(weight|bias)$", name) else 0
+
+
+def layout_of(checkpoint: Checkpoint) -> Layout | None:
+    """Return the layout of a GGUF checkpoint, None of another one."""
+    fields = checkpoint.configuration.get(CONFIGURATION)
+    if not isinstance(fields, Mapping):
+        return None
+    architecture = str(fields.get("general.architecture", ""))
+
+    def number(key: str, otherwise: int) -> int:
+        value = fields.get(f"{architecture}.attention.{key}")
+        return value if isinstance(value, int) and 0 < value < 1 << 16 else otherwise
+
+    heads = number("head_count", 0)
+    return Layout(architecture, heads, number("head_count_kv", heads))
+
+
+def rope_heads(layout: Layout, name: str) -> int:
+    """Return the heads by which rows are reordered, 0 where they stay."""
+    return 0 if layout.architecture in KEPT else layout.heads_of(name)
+
+
+def in_rope_order(values: Tensor, heads: int) -> Tensor:
+    """Put the rows of each head into llama.cpp's order, or for negative heads out of it."""
+    count = abs(heads)
+    if not heads or values.shape[0] % (2 * count):
+        return values
+    half = values.shape[0] // count // 2
+    sides = (2, half) if heads > 0 else (half, 2)
+    halves = values.reshape(count, *sides, *values.shape[1:])
+    return halves.transpose(1, 2).reshape(values.shape)
+
+
+def parent_layouts(
+    child: Checkpoint, parent: Checkpoint, name: str, match: ParentMatch, source: Tensor
+) -> Iterator[tuple[Tensor, str]]:
+    """Yield the parent's tensor as it should be in the child, then other ways with their causes."""
+    of_child, of_parent = layout_of(child), layout_of(parent)
+    layout = of_child or of_parent
+    if layout is None or (of_child and of_parent):
+        yield source, ""
+        return
+    llama_name = name if of_child else match.names[0]
+    if llama_name.endswith("norm.weight") and "ssm_norm" not in llama_name:
+        yield from _norms(layout, source, -1 if of_parent else 1)
+        return
+    yield in_rope_order(source, match.heads), ""
+    heads = layout.heads_of(llama_name)
+    if heads:
+        other = source if match.heads else in_rope_order(source, -heads if of_parent else heads)
+        yield other, _order_cause(layout)
+
+
+def _order_cause(layout: Layout) -> str:
+    """Say what is wrong with rows in the other order; nothing of an architecture in no list."""
+    if layout.architecture in ROPE:
+        return (
+            "its rows are in the order of the parent: llama.cpp's converter reorders the rows of "
+            f"each head of q and k for the rope of {layout.architecture}"
+        )
+    if layout.architecture in KEPT:
+        return (
+            "the rows of each head are reordered as for llama's rope: llama.cpp's converter keeps "
+            f"those of {layout.architecture}"
+        )
+    return ""
+
+
+def _norms(layout: Layout, source: Tensor, one: int) -> Iterator[tuple[Tensor, str]]:
+    wide = source.float() if source.dtype == torch.bfloat16 else source
+    with_one = wide + one
+    if layout.architecture in PLUS_ONE:
+        yield with_one, ""
+        yield (
+            source,
+            f"llama.cpp's converter adds 1 to norms of {layout.architecture}: it is missing",
+        )
+        return
+    yield source, ""
+    is_listed = layout.architecture in ROPE | KEPT
+    yield (
+        with_one,
+        (
+            f"1 is added to it: llama.cpp's converter does so for gemma's norms, not for those of "
+            f"{layout.architecture}"
+        )
+        * is_listed,
+    )
+
+
+def layout_notes(layout: Layout | None) -> Iterator[str]:
+    """Say what is compared otherwise than it is stored."""
+    if layout is None:
+        return
+    if layout.architecture in ROPE:
+        yield "rows of q and k are compared in the order of llama.cpp's rope"
+    if layout.architecture in PLUS_ONE:
+        yield f"norms are compared with the parent's plus 1, as llama.cpp has {layout.architecture}"
