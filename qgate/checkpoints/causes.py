@@ -14,6 +14,8 @@ from qgate.checkpoints.grids import QuantizedWeight
 
 EXPLAINED_DB = 0.5
 """Error over the ideal one at which an undone fault counts as the cause."""
+BLOCKS_DB = 1.0
+"""The same for blocks of GGUF, whose ideal error is an estimate."""
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 
 
@@ -28,17 +30,25 @@ class ExportFault:
 def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
     """Name the fault without which a weight would be as an ideal quantizer makes it."""
     weight = replace(weight, elements=weight.float_elements(), unit=1.0)
-    ideal, _ = ideal_values(weight, parent)
-    least = float((ideal - parent).square().sum(dtype=torch.float64))
-    allowed = least * 10 ** (EXPLAINED_DB / 10)
+    allowed = {weight.element: _allowed_error(weight, parent)}
     for fault in _faults(weight):
         undone = fault.undo(weight)
         if undone is None:
             continue
+        if undone.element not in allowed:
+            allowed[undone.element] = _allowed_error(undone, parent)
         values = undone.values()
-        if float((values - parent).square().sum(dtype=torch.float64)) <= allowed:
+        error = float((values - parent).square().sum(dtype=torch.float64))
+        if error <= allowed[undone.element]:
             return fault.words
     return ""
+
+
+def _allowed_error(weight: QuantizedWeight, parent: Tensor) -> float:
+    """Return the squared error that a weight without a fault has at most."""
+    ideal, _ = ideal_values(weight, parent)
+    over = EXPLAINED_DB if weight.blocks is None else BLOCKS_DB
+    return float((ideal - parent).square().sum(dtype=torch.float64)) * float(10 ** (over / 10))
 
 
 def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:

@@ -198,7 +198,8 @@ def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
     scales = weight.scales[:, None, :, None]
     usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
     zeros = 0.0 if weight.zero_points is None else weight.zero_points[:, None, :, None]
-    offsets = 0.0 if weight.offsets is None else weight.offsets[:, None, :, None]
+    offsets = torch.zeros(()) if weight.offsets is None else weight.offsets[:, None, :, None]
+    offsets = offsets.nan_to_num(0, 0, 0)
     codes = round_to(weight.element, (weight.in_tiles(parent) - offsets) / usable + zeros)
     nearest = weight.from_tiles(
         (codes - zeros) * torch.where(scales.isfinite(), scales, 0.0) + offsets

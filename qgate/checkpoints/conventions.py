@@ -1,4 +1,4 @@
-"""How right exporters make the blocks of formats whose scales or elements follow rules of their own.
+"""How right exporters make blocks whose scales or elements follow rules of their own.
 
 A convention quantizes tiles x elements of a parent, as near as a few operations come to what the
 format's reference does. What ggml's quantizers search for longer, with and without weights of

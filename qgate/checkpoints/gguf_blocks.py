@@ -175,7 +175,7 @@ def _q3_k(blocks: Tensor) -> Decoded:
 
 
 def _six_bit_scales(data: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eight scales and minima of 12 bytes: of four each, two bits lie with the others."""
+    """Return the eight scales and minima of 12 bytes; two bits of some lie apart."""
     first, second, third = data[:, :4], data[:, 4:8], data[:, 8:]
     scales = torch.cat([first & 63, (third & 15) | ((first >> 2) & 48)], 1)
     minima = torch.cat([second & 63, (third >> 4) | ((second >> 2) & 48)], 1)

@@ -22,10 +22,10 @@ PAIRS = {"Q4_1": 0, "Q5_1": 0, "Q2_K": 80, "Q4_K": 0, "Q5_K": 0}
 
 def block_faults(weight: QuantizedWeight) -> Iterator[tuple[str, Callable[[], QuantizedWeight]]]:
     """Yield faults in words, and the weight without them."""
-    raw = weight.blocks
-    kind = None if raw is None else _kind_of(weight, raw)
-    if raw is None or kind is None:
+    if weight.blocks is None:
         return
+    name, raw = weight.blocks
+    kind = KINDS[name]
 
     def changed(change: ByteChange) -> Callable[[], QuantizedWeight]:
         return lambda: decode_blocks(_in_blocks(raw, kind, change), kind)
@@ -63,16 +63,6 @@ def block_faults(weight: QuantizedWeight) -> Iterator[tuple[str, Callable[[], Qu
                 f"its blocks are {other.name}, and it is declared {kind.name}",
                 lambda other=other: decode_blocks(raw, other),  # type: ignore[misc]
             )
-
-
-def _kind_of(weight: QuantizedWeight, raw: Tensor) -> BlockType | None:
-    columns = weight.elements.shape[1]
-    for kind in KINDS.values():
-        is_named = kind.name.lower() == weight.element or weight.scale_codes is not None
-        if is_named and columns % kind.elements == 0:
-            if columns // kind.elements * kind.bytes == raw.shape[1]:
-                return kind
-    return None
 
 
 def _fits(other: BlockType, kind: BlockType, raw: Tensor) -> bool:

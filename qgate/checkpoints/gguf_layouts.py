@@ -20,12 +20,18 @@ CONFIGURATION = "gguf"
 """The name under which a checkpoint's configuration has the fields of its first head."""
 RULE = "llama.cpp"
 """How a tensor was matched whose names the two have by llama.cpp's rules."""
-ROPE = frozenset(["llama", "granite", "granitemoe", "mistral3", "smollm3", "arcee", "olmo", "minicpm", "deci"])
+ROPE = frozenset(
+    {"llama", "granite", "granitemoe", "mistral3", "smollm3", "arcee", "olmo", "minicpm", "deci"}
+)
 """Architectures whose rows of q and k are reordered; those of KEPT have them as they were."""
 KEPT = frozenset(
-    ["qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "gemma", "gemma2", "gemma3", "phi2", "phi3", "stablelm", "gptneox", "starcoder2", "llama4", "olmo2", "olmoe", "dbrx", "gpt-oss", "bert"]
-)
-PLUS_ONE = frozenset(["gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", "qwen3next"])
+    {
+        "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl", "gemma", "gemma2", "gemma3",
+        "phi2", "phi3", "stablelm", "gptneox", "starcoder2", "llama4", "olmo2", "olmoe", "dbrx",
+        "gpt-oss", "bert",
+    }
+)  # fmt: skip
+PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", "qwen3next"})
 """Architectures to whose norms the converter adds 1."""
 
 

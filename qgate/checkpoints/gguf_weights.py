@@ -34,7 +34,7 @@ def decode_blocks(raw: Tensor, kind: BlockType, whole: Tensor | None = None) -> 
         scale_codes=in_rows(decoded.scale_codes),
         unit=kind.unit,
         offsets=in_rows(decoded.offsets),
-        blocks=raw,
+        blocks=(kind.name, raw),
     )
     if whole is None:
         return weight

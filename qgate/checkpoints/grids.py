@@ -25,7 +25,7 @@ class QuantizedWeight:
     zero_points  one per tile, in units of elements
     scale_codes  the scales as they are stored, where they have a format of their own
     offsets      one per tile, added to the values
-    blocks       the bytes that a weight of GGUF was decoded from
+    blocks       the bytes that a weight of GGUF was decoded from, and their type
     """
 
     element: str
@@ -36,7 +36,7 @@ class QuantizedWeight:
     scale_codes: Tensor | None = None
     unit: float = 1.0
     offsets: Tensor | None = None
-    blocks: Tensor | None = None
+    blocks: tuple[str, Tensor] | None = None
 
     def values(self) -> Tensor:
         """Return the dequantized weight in float32."""

@@ -31,12 +31,14 @@ class Checkpoint:
 
     reader         reads the tensor of an entry
     configuration  the contents of its configuration files, by name
+    samples        samples of tensors, by name and order of rows, that were compared with others
     """
 
     label: str
     entries: dict[str, StoredEntry]
     reader: Callable[[StoredEntry], Tensor]
     configuration: dict[str, object] = field(default_factory=dict)
+    samples: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
     @cached_property
     def size(self) -> int:

@@ -13,6 +13,7 @@ from qgate.checkpoints.compute import measure, over_codes_db
 from qgate.checkpoints.findings import LIMIT_DB, declared_causes, error_cause, scale_causes
 from qgate.checkpoints.gguf_layouts import parent_layouts
 from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.misplaced import UNLIKE, other_parent
 from qgate.checkpoints.packings import StoredWeight, decode
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe
@@ -59,13 +60,17 @@ def _quantized_judgement(
     figures, source, misplaced = _measured(child, weight.name, decoded, source, parent, match)
     over = figures.over_ideal_db
     causes = list(scale_causes(figures))
-    if not causes:
+    # Other bytes than those meant look like scales of all kinds.
+    if not causes or (decoded.blocks is not None and figures.zero_share < 1):
         wrong = source is not None and over is not None and over > LIMIT_DB
         explained = ""
         if wrong and source is not None:
             explained = misplaced or find_cause(decoded, source.float())
+            if not explained and parent and match and (figures.cosine or 0.0) < UNLIKE:
+                explained = other_parent(decoded.values(), parent, match)
             figures = replace(figures, over_codes_db=over_codes_db(decoded, source.float()))
-        causes = [cause for cause in (error_cause(figures, explained),) if cause]
+        if explained or not causes:
+            causes = [cause for cause in (error_cause(figures, explained),) if cause]
     findings = [CheckpointFinding(weight.name, cause, over) for cause in causes]
     form = _form(decoded)
     result = replace(
