@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.compute import ideal_values
+from qgate.checkpoints.conventions import CONVENTIONS
 from qgate.checkpoints.gguf_causes import block_faults
 from qgate.checkpoints.grids import QuantizedWeight
 
@@ -16,6 +17,8 @@ EXPLAINED_DB = 0.5
 """Error over the ideal one at which an undone fault counts as the cause."""
 BLOCKS_DB = 1.0
 """The same for blocks of GGUF, whose ideal error is an estimate."""
+NESTED = ("nf4", "bnb_fp4")
+"""Elements whose scales may be quantized, too."""
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 
 
@@ -31,7 +34,7 @@ def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
     """Name the fault without which a weight would be as an ideal quantizer makes it."""
     weight = replace(weight, elements=weight.float_elements(), unit=1.0)
     allowed = {weight.element: _allowed_error(weight, parent)}
-    for fault in _faults(weight):
+    for fault in (*_own_faults(weight, parent), *_faults(weight)):
         undone = fault.undo(weight)
         if undone is None:
             continue
@@ -47,13 +50,25 @@ def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
 def _allowed_error(weight: QuantizedWeight, parent: Tensor) -> float:
     """Return the squared error that a weight without a fault has at most."""
     ideal, _ = ideal_values(weight, parent)
-    over = EXPLAINED_DB if weight.blocks is None else BLOCKS_DB
+    over = BLOCKS_DB if weight.element in CONVENTIONS else EXPLAINED_DB
     return float((ideal - parent).square().sum(dtype=torch.float64)) * float(10 ** (over / 10))
 
 
-def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
+def _own_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault]:
+    """Yield the faults of packings with bytes or scales of their own."""
     for words, undone in block_faults(weight):
         yield ExportFault(words, lambda _, undone=undone: undone())  # type: ignore[misc]
+    if weight.element in NESTED:
+        _, ideal = ideal_values(weight, parent)
+        offset = (ideal - weight.scales).median()
+        yield ExportFault(
+            f"all absmax are {abs(float(offset)):.3g} too {'low' if offset > 0 else 'high'} (the "
+            "offset of double quantization)",
+            lambda w: replace(w, scales=w.scales + offset),
+        )
+
+
+def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
     yield ExportFault("neighboring codes are swapped (the order of nibbles)", _pairs_swapped)
     for power in (1, -1, 2, -2):
         yield ExportFault(

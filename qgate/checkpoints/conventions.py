@@ -191,6 +191,17 @@ def nearest_levels(
     return quantize
 
 
+def largest_level(levels: tuple[float, ...]) -> Callable[[Tensor], Quantized]:
+    """Quantize to the nearest level, where the largest magnitude of a tile becomes 1."""
+    rounded = partial(to_levels, tuple(sorted(set(levels))))
+
+    def quantize(tiles: Tensor) -> Quantized:
+        scales = tiles.abs().amax(2, keepdim=True)
+        return rounded(tiles / _usable(scales)).mul_(scales), scales[..., 0]
+
+    return quantize
+
+
 def to_levels(levels: tuple[float, ...], x: Tensor) -> Tensor:
     """Round to the nearest level; where all levels are positive, signs are kept."""
     listed = torch.tensor(levels)
@@ -212,6 +223,11 @@ NF4 = (
     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
     0.7229568362236023, 1.0,
 )  # fmt: skip
+BNB_FP4 = (
+    0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12,
+    0.0, -0.0625 / 12, -8 / 12, -1.0, -4 / 12, -6 / 12, -2 / 12, -3 / 12,
+)  # fmt: skip
+"""The values of NF4 and of bitsandbytes' FP4, in the order of codes."""
 IQ4 = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
 IQ2 = (8.0, 25.0, 43.0)
 IQ3 = (4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0)
@@ -261,6 +277,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     "iq2_s": _book("IQ2_S", IQ2, 16, "free", 1.5),
     "iq1_s": _book("IQ1_S", TERNARY, 8, "", 1.1),
     "iq1_m": _book("IQ1_S", TERNARY, 16, "", 0.95),
-    "nf4": Convention(-1, 1, nearest_levels(NF4, 1), levels=NF4),
+    "nf4": Convention(-1, 1, largest_level(NF4), levels=NF4),
+    "bnb_fp4": Convention(-1, 1, largest_level(BNB_FP4), levels=tuple(sorted(set(BNB_FP4)))),
 }
 """The formats with a convention, by the name of the element."""

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.bnb_weights import decode_4bit
 from qgate.checkpoints.gguf_weights import KINDS, UNKNOWN, decode_blocks
 from qgate.checkpoints.grids import (
     FP4_UNIT,
@@ -192,6 +193,23 @@ def _bnb_int8(parts: Parts) -> QuantizedWeight:
     )
 
 
+def _bnb_4bit(name: str) -> Packing:
+    parts: dict[str, tuple[str, ...]] = {
+        "weight": ("U8",),
+        "weight.absmax": ("F32", "U8"),
+        "weight.quant_map": ("F32",),
+        f"weight.quant_state.bitsandbytes__{name.lower()}": ("U8",),
+        "weight.nested_absmax": ("F32",),
+        "weight.nested_quant_map": ("F32",),
+    }
+    optional = ("weight.nested_absmax", "weight.nested_quant_map")
+    return Packing(f"bitsandbytes {name}", parts, optional, _bnb_codes)
+
+
+def _bnb_codes(parts: Parts) -> QuantizedWeight:
+    return decode_4bit(parts.tensors, parts.name)
+
+
 def _gguf(dtype: str, parts: Parts) -> QuantizedWeight:
     return decode_blocks(parts["weight"], KINDS[dtype], parts.get("scale"))
 
@@ -248,7 +266,14 @@ PACKINGS = (
         ("weight_zero_point",),
         _plain,
     ),
-    Packing("bitsandbytes INT8", {"weight": ("I8",), "SCB": ("F32", "F16")}, (), _bnb_int8),
+    Packing(
+        "bitsandbytes INT8",
+        {"weight": ("I8",), "SCB": ("F32", "F16"), "weight_format": ("U8",)},
+        ("weight_format",),
+        _bnb_int8,
+    ),
+    _bnb_4bit("NF4"),
+    _bnb_4bit("FP4"),
     Packing(
         "GPTQ",
         {"qweight": ("I32",), "qzeros": ("I32",), "scales": _FLOATS, "g_idx": ("I32",)},

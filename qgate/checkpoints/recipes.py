@@ -171,13 +171,23 @@ def _mxfp4(settings: Settings) -> Recipe:
 
 
 def _bitsandbytes(settings: Settings) -> Recipe:
-    if settings.get("load_in_8bit") is not True:
-        raise ValueError("only load_in_8bit of bitsandbytes can be read")
-    declared = DeclaredFormat("int8", (1, None))
-    skipped = _texts(settings, "llm_int8_skip_modules")
+    if settings.get("load_in_8bit") is True:
+        declared = DeclaredFormat("int8", (1, None))
+    elif settings.get("load_in_4bit") is True:
+        kind = settings.get("bnb_4bit_quant_type", "fp4")
+        if kind not in BNB_ELEMENTS:
+            raise ValueError(f"bnb_4bit_quant_type is {kind!r}")
+        size = settings.get("bnb_4bit_blocksize", 64)
+        declared = DeclaredFormat(
+            BNB_ELEMENTS[str(kind)], (1, size if isinstance(size, int) else 64)
+        )
+    else:
+        raise ValueError("neither load_in_4bit nor load_in_8bit is true")
+    skipped = _texts(settings, "llm_int8_skip_modules") or ("lm_head",)
     return Recipe("bitsandbytes", (RecipeGroup(("Linear",), declared),), skipped)
 
 
+BNB_ELEMENTS = {"nf4": "nf4", "fp4": "bnb_fp4"}
 METHODS: dict[str, Callable[[Settings], Recipe]] = {
     "compressed-tensors": _compressed_tensors,
     "gptq": _gptq,

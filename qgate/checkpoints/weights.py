@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qgate.checkpoints.causes import find_cause
 from qgate.checkpoints.compute import measure, over_codes_db
+from qgate.checkpoints.conventions import CONVENTIONS
 from qgate.checkpoints.findings import LIMIT_DB, declared_causes, error_cause, scale_causes
 from qgate.checkpoints.gguf_layouts import parent_layouts
 from qgate.checkpoints.grids import QuantizedWeight
@@ -61,7 +62,7 @@ def _quantized_judgement(
     over = figures.over_ideal_db
     causes = list(scale_causes(figures))
     # Other bytes than those meant look like scales of all kinds.
-    if not causes or (decoded.blocks is not None and figures.zero_share < 1):
+    if not causes or (decoded.element in CONVENTIONS and figures.zero_share < 1):
         wrong = source is not None and over is not None and over > LIMIT_DB
         explained = ""
         if wrong and source is not None:
@@ -72,7 +73,7 @@ def _quantized_judgement(
         if explained or not causes:
             causes = [cause for cause in (error_cause(figures, explained),) if cause]
     findings = [CheckpointFinding(weight.name, cause, over) for cause in causes]
-    form = _form(decoded)
+    form, columns = _form(decoded), decoded.elements.shape[1]
     result = replace(
         result,
         format=str(form),
@@ -82,7 +83,7 @@ def _quantized_judgement(
         outcome="quantized",
         figures=figures,
     )
-    return result, [*findings, *declared_causes(recipe, result, form)]
+    return result, [*findings, *declared_causes(recipe, result, form, columns)]
 
 
 def _measured(
