@@ -24,6 +24,8 @@ from qgate.checkpoints.grids import (
     from_words,
 )
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.torchao_weights import CONFIGURATION as TORCHAO
+from qgate.checkpoints.torchao_weights import TorchaoEntry, decode_torchao
 from qgate.errors import QgateError, first_line
 
 
@@ -214,6 +216,10 @@ def _gguf(dtype: str, parts: Parts) -> QuantizedWeight:
     return decode_blocks(parts["weight"], KINDS[dtype], parts.get("scale"))
 
 
+def _torchao(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
+    return decode_torchao(entry, parts.tensors, parts.name)
+
+
 def _as_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x.reshape(1, -1)
 
@@ -298,10 +304,24 @@ def _block_weight(checkpoint: Checkpoint, entry: StoredEntry) -> StoredWeight | 
     return StoredWeight(entry.name, packing, parts)
 
 
+def _torchao_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
+    """Return the weights that the heads of a checkpoint describe as torchao's."""
+    entries = checkpoint.configuration.get(TORCHAO)
+    weights = []
+    for name, entry in entries.items() if isinstance(entries, dict) else ():
+        stored = {part: checkpoint.entries.get(key) for part, key in entry.part_names(name).items()}
+        parts = {part: tensor for part, tensor in stored.items() if tensor is not None}
+        if parts:
+            packing = Packing(f"torchao {entry.kind}", {}, (), partial(_torchao, entry))
+            weights.append(StoredWeight(name, packing, parts))
+    return weights
+
+
 def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     """Group the tensors of a checkpoint into weights; those of no packing stand alone."""
     blocks = [_block_weight(checkpoint, entry) for entry in checkpoint.entries.values()]
     weights = [weight for weight in blocks if weight is not None]
+    weights += _torchao_weights(checkpoint)
     taken = {entry.name for weight in weights for entry in weight.parts.values()}
     for packing in PACKINGS:
         first = next(iter(packing.parts))

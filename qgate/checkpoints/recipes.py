@@ -188,6 +188,47 @@ def _bitsandbytes(settings: Settings) -> Recipe:
 
 
 BNB_ELEMENTS = {"nf4": "nf4", "fp4": "bnb_fp4"}
+
+
+def _torchao(settings: Settings) -> Recipe:
+    """Return the format of the default entry of quant_type; one that is not listed says nothing."""
+    config = _settings(_settings(settings, "quant_type"), "default")
+    data = _settings(config, "_data")
+    declared = TORCHAO_ELEMENTS.get(str(config.get("_type")))
+    skipped = _texts(settings, "modules_to_not_convert") or ("lm_head",)
+    if declared is None:
+        return Recipe("torchao", (), _texts(settings, "modules_to_not_convert"))
+    element, columns = declared
+    element = TORCHAO_NAMES.get(_data(data, "weight_dtype"), _data(data, "weight_dtype")) or element
+    granularity = data.get("granularity", data.get("weight_granularity"))
+    tile: tuple[int | None, int | None] = (1, columns)
+    if isinstance(granularity, Mapping):
+        size = _settings(granularity, "_data").get("group_size")
+        tile = (1, size if isinstance(size, int) else None)
+        tile = (None, None) if granularity.get("_type") == "PerTensor" else tile
+    return Recipe("torchao", (RecipeGroup(("Linear",), DeclaredFormat(element, tile)),), skipped)
+
+
+def _data(settings: Settings, name: str) -> str:
+    value = settings.get(name)
+    return str(value.get("_data", "")) if isinstance(value, Mapping) else ""
+
+
+TORCHAO_ELEMENTS: dict[str, tuple[str, int | None]] = {
+    "Int8WeightOnlyConfig": ("int8", None),
+    "Int8DynamicActivationInt8WeightConfig": ("int8", None),
+    "IntxWeightOnlyConfig": ("int8", None),
+    "Int8DynamicActivationIntxWeightConfig": ("int8", None),
+    "Float8WeightOnlyConfig": ("fp8_e4m3", None),
+    "Float8DynamicActivationFloat8WeightConfig": ("fp8_e4m3", None),
+    "MXDynamicActivationMXWeightConfig": ("fp8_e4m3", 32),
+    "NVFP4WeightOnlyConfig": ("fp4_e2m1", 16),
+    "NVFP4DynamicActivationNVFP4WeightConfig": ("fp4_e2m1", 16),
+}
+"""The element and the columns of a block of each configuration of torchao."""
+TORCHAO_NAMES = {
+    "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "float4_e2m1fn_x2": "fp4_e2m1",
+}  # fmt: skip
 METHODS: dict[str, Callable[[Settings], Recipe]] = {
     "compressed-tensors": _compressed_tensors,
     "gptq": _gptq,
@@ -196,6 +237,7 @@ METHODS: dict[str, Callable[[Settings], Recipe]] = {
     "modelopt": _modelopt,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
+    "torchao": _torchao,
 }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 from safetensors import SafetensorError
 
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.torchao_weights import CONFIGURATION, TorchaoEntry, torchao_entries
 from qgate.errors import QgateError, first_line
 from qgate.records.validating import Meta, validate
 from qgate.storage.folders import Folder
@@ -38,15 +39,17 @@ def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
     if len(names) > 1:
         _check_shards(label, names)
     entries: dict[str, StoredEntry] = {}
+    torchao: dict[str, TorchaoEntry] = {}
     for name in names:
-        for entry in _entries(folder, name):
+        for entry in _entries(folder, name, torchao):
             if entry.name in entries:
                 raise QgateError(
                     f"{label!r}: {entry.name!r} is in {entries[entry.name].file!r} and in "
                     f"{name!r}: shards of two exports lie in one folder. Remove those of one."
                 )
             entries[entry.name] = entry
-    return Checkpoint(label, entries, CheckpointShards(folder))
+    configuration: dict[str, object] = {CONFIGURATION: torchao} if torchao else {}
+    return Checkpoint(label, entries, CheckpointShards(folder), configuration)
 
 
 class CheckpointShards:
@@ -90,11 +93,12 @@ def _check_shards(spec: str, names: list[str]) -> None:
             )
 
 
-def _entries(folder: Folder, name: str) -> Iterator[StoredEntry]:
+def _entries(folder: Folder, name: str, torchao: dict[str, TorchaoEntry]) -> Iterator[StoredEntry]:
     """Read the head of one shard, and check that the file is as long as it says."""
     path = str(folder.at(name))
     stamp = folder.stamp(name)
     head = _head(folder, name, path)
+    torchao |= torchao_entries(head.metadata, path)
     end = head.start
     for key, entry in head.entries.items():
         try:

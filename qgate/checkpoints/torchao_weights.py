@@ -1,0 +1,184 @@
+"""Weights of torchao in safetensors files: parts by name, and what the head says of each.
+
+The head's metadata has an entry of JSON for each weight: its class, and attributes such as the size
+of blocks. Layouts for kernels of GPUs, such as those of Int4Tensor, are named and not read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from qgate.checkpoints.grids import (
+    FP4_UNIT,
+    QuantizedWeight,
+    decode_e8m0,
+    fit_tile,
+    from_nibbles,
+)
+from qgate.errors import QgateError
+from qgate.text import one_line
+
+CONFIGURATION = "torchao"
+"""The name under which a checkpoint's configuration has the entries of its heads."""
+NAMES = "tensor_names"
+INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 9)]
+
+
+@dataclass(frozen=True)
+class TorchaoEntry:
+    """What a head says of one weight."""
+
+    kind: str
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
+
+    def dtype(self, name: str) -> str:
+        value = self.attributes.get(name)
+        return str(value.get("_data", "")) if isinstance(value, Mapping) else ""
+
+    def part_names(self, weight: str) -> dict[str, str]:
+        """Return the tensors of a weight by part."""
+        stem, _, last = weight.rpartition(".")
+        return {part: f"{stem}._{last}_{part}" for part in self.parts}
+
+
+def torchao_entries(metadata: Mapping[str, str], path: str) -> dict[str, TorchaoEntry]:
+    """Return the entries of quantized weights in the metadata of a head; none of other files."""
+    if not isinstance(metadata, dict) or NAMES not in metadata:
+        return {}
+    entries = {}
+    for name, text in metadata.items():
+        if name == NAMES or not isinstance(text, str) or not text.startswith("{"):
+            continue
+        try:
+            stated = json.loads(text)
+        except (ValueError, RecursionError):
+            raise QgateError(
+                f"{path!r} is damaged: its head describes {one_line(name)!r} in no JSON."
+            ) from None
+        kind, data, parts = (stated.get(key) for key in ("_type", "_data", "_tensor_data_names"))
+        if isinstance(data, dict) and isinstance(parts, list):
+            entries[name] = TorchaoEntry(str(kind), data, tuple(map(str, parts)))
+    return entries
+
+
+# Classes ------------------------------------------------------------------------------------------
+
+
+def decode_torchao(
+    entry: TorchaoEntry, tensors: Mapping[str, Tensor], name: str
+) -> QuantizedWeight:
+    """Decode a weight from its tensors by part."""
+    if entry.kind not in _CLASSES:
+        raise QgateError(
+            f"it is a {one_line(entry.kind)} of torchao, whose layout is not known; "
+            f"{', '.join(_CLASSES)} are"
+        )
+    lacking = [part for part in ("qdata", "scale") if part not in tensors]
+    if lacking:
+        raise QgateError(f"it is a {entry.kind} of torchao and has no {' and no '.join(lacking)}")
+    return _CLASSES[entry.kind](entry, tensors, name)
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x.reshape(1, -1)
+
+
+def _integers(entry: TorchaoEntry, tensors: Mapping[str, Tensor], name: str) -> QuantizedWeight:
+    elements = _as_rows(tensors["qdata"])
+    scales, tile = _tiles(entry, tensors["scale"].float(), elements, name)
+    zeros = tensors.get("zero_point")
+    if zeros is not None:
+        zeros = zeros.float().reshape(scales.shape) if bool(zeros.count_nonzero()) else None
+    element = entry.dtype("target_dtype") or "int8"
+    if element not in INTEGERS:
+        raise QgateError(f"its head states integers of type {one_line(element)!r}")
+    return QuantizedWeight(element, elements, scales, tile, zeros)
+
+
+def _tiles(
+    entry: TorchaoEntry, scales: Tensor, elements: Tensor, name: str
+) -> tuple[Tensor, tuple[int, int]]:
+    """Check that blocks have the size that the head states."""
+    stored, tile = fit_tile(scales, *elements.shape, name)
+    stated = entry.attributes.get("block_size")
+    if _is_size(stated):
+        sizes = tuple(
+            min(size, length) for size, length in zip(stated[-2:], elements.shape, strict=True)
+        )
+        if sizes[1] != tile[1] or (len(stated) == 2 and sizes[0] != tile[0]):
+            raise QgateError(
+                f"its head states blocks of {sizes[0]} x {sizes[1]}, and its scales are of "
+                f"{tile[0]} x {tile[1]}"
+            )
+    return stored, tile
+
+
+def _is_size(stated: object) -> TypeGuard[list[int]]:
+    return (
+        isinstance(stated, list)
+        and len(stated) >= 2
+        and all(isinstance(length, int) for length in stated)
+    )
+
+
+def _float8(entry: TorchaoEntry, tensors: Mapping[str, Tensor], name: str) -> QuantizedWeight:
+    elements = _as_rows(tensors["qdata"])
+    scales, tile = _tiles(entry, tensors["scale"].float(), elements, name)
+    return QuantizedWeight(_fp8_name(elements), elements, scales, tile)
+
+
+def _fp8_name(elements: Tensor) -> str:
+    return "fp8_e5m2" if elements.dtype == torch.float8_e5m2 else "fp8_e4m3"
+
+
+def _mx(entry: TorchaoEntry, tensors: Mapping[str, Tensor], name: str) -> QuantizedWeight:
+    data = _as_rows(tensors["qdata"])
+    is_fp4 = data.dtype == torch.uint8
+    elements = from_nibbles(data) if is_fp4 else data
+    codes = _in_order(entry, _as_rows(tensors["scale"].view(torch.uint8)), elements, 32)
+    scales, tile = fit_tile(decode_e8m0(codes), *elements.shape, name)
+    element, unit = ("fp4_e2m1", FP4_UNIT) if is_fp4 else (_fp8_name(data), 1.0)
+    return QuantizedWeight(element, elements, scales, tile, scale_codes=codes, unit=unit)
+
+
+def _nvfp4(entry: TorchaoEntry, tensors: Mapping[str, Tensor], name: str) -> QuantizedWeight:
+    elements = from_nibbles(_as_rows(tensors["qdata"]))
+    codes = _in_order(entry, _as_rows(tensors["scale"]).view(torch.uint8), elements, 16)
+    stored = codes.view(torch.float8_e4m3fn)
+    scales, tile = fit_tile(stored.float(), *elements.shape, name)
+    whole = tensors.get("per_tensor_scale")
+    if whole is not None:
+        scales = scales * whole.float().reshape(-1, 1)
+    return QuantizedWeight("fp4_e2m1", elements, scales, tile, scale_codes=stored, unit=FP4_UNIT)
+
+
+def _in_order(entry: TorchaoEntry, codes: Tensor, elements: Tensor, size: int) -> Tensor:
+    """Return the codes of block scales row by row; those for tensor cores lie in 128 x 4 tiles."""
+    rows, columns = len(elements), elements.shape[1] // size
+    if entry.attributes.get("is_swizzled_scales") is not True:
+        if codes.shape != (rows, columns):
+            raise QgateError(
+                f"its scales have shape {tuple(codes.shape)} for {rows} x {columns} blocks; if "
+                "they are swizzled in tiles of 128 x 4, its head does not state it"
+            )
+        return codes
+    tiles = -(-rows // 128), -(-columns // 4)
+    tiled = codes.reshape(*tiles, 32, 4, 4).permute(0, 3, 2, 1, 4)
+    return tiled.reshape(128 * tiles[0], 4 * tiles[1])[:rows, :columns].contiguous()
+
+
+_Decoder = Callable[[TorchaoEntry, Mapping[str, Tensor], str], QuantizedWeight]
+_CLASSES: Mapping[str, _Decoder] = {
+    "Int8Tensor": _integers,
+    "IntxUnpackedToInt8Tensor": _integers,
+    "Float8Tensor": _float8,
+    "MXTensor": _mx,
+    "NVFP4Tensor": _nvfp4,
+}
