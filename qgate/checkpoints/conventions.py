@@ -1,4 +1,4 @@
-"""How right exporters make blocks whose scales or elements follow rules of their own.
+"""Conventions of right exporters for blocks whose scales or elements follow their own rules.
 
 A convention quantizes tiles x elements of a parent, as near as a few operations come to what the
 format's reference does. What ggml's quantizers search for longer, with and without weights of
@@ -25,7 +25,7 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
-class Convention:
+class BlockConvention:
     """A format by its elements, and how right exporters quantize tiles.
 
     low, high    smallest and largest element
@@ -237,37 +237,37 @@ TERNARY = (-1.0, 0.0, 1.0)
 
 def _book(
     name: str, levels: tuple[float, ...], tiles: int, signs: str, excess_db: float
-) -> Convention:
+) -> BlockConvention:
     largest = levels[-1] + (0.0 if signs else 1 / DELTA)
     book = CodeBook(name, largest, signs) if signs else CodeBook(name, 1.5, shift=1 / DELTA)
     quantize = nearest_levels(levels, levels[-1] * (1.05 if signs else 1.3), tiles, 31)
-    return Convention(
+    return BlockConvention(
         -largest, largest, quantize, excess_db=excess_db, levels=levels, book=book, tiles=tiles
     )
 
 
-CONVENTIONS: Mapping[str, Convention] = {
-    "q4_0": Convention(-8, 7, signed_scale(8), has_signs=True),
-    "q4_1": Convention(0, 15, least_and_most(15)),
-    "q5_0": Convention(-16, 15, signed_scale(16), has_signs=True),
-    "q5_1": Convention(0, 31, least_and_most(31)),
-    "q8_0": Convention(-127, 127, largest_scale(127, -127)),
-    "q8_k": Convention(-127, 127, signed_scale(127, lambda x: x), has_signs=True),
-    "q2_k": Convention(0, 3, stepped_scales_and_minima(3, 16, 15), excess_db=0.35, tiles=16),
-    "q3_k": Convention(-4, 3, stepped_scales(-4, 3, 16, 32), has_signs=True, tiles=16),
-    "q4_k": Convention(0, 15, stepped_scales_and_minima(15, 8, 63), excess_db=-0.3, tiles=8),
-    "q5_k": Convention(0, 31, stepped_scales_and_minima(31, 8, 63), excess_db=-0.2, tiles=8),
-    "q6_k": Convention(
+CONVENTIONS: Mapping[str, BlockConvention] = {
+    "q4_0": BlockConvention(-8, 7, signed_scale(8), has_signs=True),
+    "q4_1": BlockConvention(0, 15, least_and_most(15)),
+    "q5_0": BlockConvention(-16, 15, signed_scale(16), has_signs=True),
+    "q5_1": BlockConvention(0, 31, least_and_most(31)),
+    "q8_0": BlockConvention(-127, 127, largest_scale(127, -127)),
+    "q8_k": BlockConvention(-127, 127, signed_scale(127, lambda x: x), has_signs=True),
+    "q2_k": BlockConvention(0, 3, stepped_scales_and_minima(3, 16, 15), excess_db=0.35, tiles=16),
+    "q3_k": BlockConvention(-4, 3, stepped_scales(-4, 3, 16, 32), has_signs=True, tiles=16),
+    "q4_k": BlockConvention(0, 15, stepped_scales_and_minima(15, 8, 63), excess_db=-0.3, tiles=8),
+    "q5_k": BlockConvention(0, 31, stepped_scales_and_minima(31, 8, 63), excess_db=-0.2, tiles=8),
+    "q6_k": BlockConvention(
         -32, 31, stepped_scales(-32, 31, 16, 128), has_signs=True, excess_db=-0.2, tiles=16
     ),
-    "q1_0": Convention(-1, 1, mean_magnitude, levels=(-1.0, 1.0)),
-    "q2_0": Convention(-1, 2, largest_scale(1, -1)),
-    "tq1_0": Convention(-1, 1, largest_scale(1, -1)),
-    "tq2_0": Convention(-1, 1, largest_scale(1, -1)),
-    "iq4_nl": Convention(
+    "q1_0": BlockConvention(-1, 1, mean_magnitude, levels=(-1.0, 1.0)),
+    "q2_0": BlockConvention(-1, 2, largest_scale(1, -1)),
+    "tq1_0": BlockConvention(-1, 1, largest_scale(1, -1)),
+    "tq2_0": BlockConvention(-1, 1, largest_scale(1, -1)),
+    "iq4_nl": BlockConvention(
         -127, 113, nearest_levels(IQ4, 120), has_signs=True, excess_db=-0.65, levels=IQ4
     ),
-    "iq4_xs": Convention(
+    "iq4_xs": BlockConvention(
         -127, 113, nearest_levels(IQ4, 120, 8, 31), True, -0.65, levels=IQ4, tiles=8
     ),
     "iq3_s": _book("IQ3_S", ODD, 8, "free", 0.95),
@@ -277,7 +277,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     "iq2_s": _book("IQ2_S", IQ2, 16, "free", 1.5),
     "iq1_s": _book("IQ1_S", TERNARY, 8, "", 1.1),
     "iq1_m": _book("IQ1_S", TERNARY, 16, "", 0.95),
-    "nf4": Convention(-1, 1, largest_level(NF4), levels=NF4),
-    "bnb_fp4": Convention(-1, 1, largest_level(BNB_FP4), levels=tuple(sorted(set(BNB_FP4)))),
+    "nf4": BlockConvention(-1, 1, largest_level(NF4), levels=NF4),
+    "bnb_fp4": BlockConvention(-1, 1, largest_level(BNB_FP4), levels=tuple(sorted(set(BNB_FP4)))),
 }
 """The formats with a convention, by the name of the element."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qgate.checkpoints.gguf_codebooks import NEEDS_GGUF
 from qgate.checkpoints.gguf_heads import GgufHead, GgufTensor, read_gguf_head
-from qgate.checkpoints.gguf_layouts import CONFIGURATION
+from qgate.checkpoints.gguf_recipes import CONFIGURATION
 from qgate.checkpoints.gguf_weights import KINDS, UNKNOWN
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.errors import QgateError, first_line

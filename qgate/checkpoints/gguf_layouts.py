@@ -13,11 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.gguf_recipes import CONFIGURATION
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.stored import Checkpoint
 
-CONFIGURATION = "gguf"
-"""The name under which a checkpoint's configuration has the fields of its first head."""
 RULE = "llama.cpp"
 """How a tensor was matched whose names the two have by llama.cpp's rules."""
 ROPE = frozenset(
@@ -36,8 +35,8 @@ PLUS_ONE = frozenset({"gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron"
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What the head of a GGUF file says of the layout of its tensors."""
+class LlamaLayout:
+    """Facts of a GGUF head that the layout of its tensors follows from."""
 
     architecture: str
     heads: int
@@ -50,7 +49,7 @@ class Layout:
         return self.key_heads if re.search(r"\battn_k\.(weight|bias)$", name) else 0
 
 
-def layout_of(checkpoint: Checkpoint) -> Layout | None:
+def layout_of(checkpoint: Checkpoint) -> LlamaLayout | None:
     """Return the layout of a GGUF checkpoint, None of another one."""
     fields = checkpoint.configuration.get(CONFIGURATION)
     if not isinstance(fields, Mapping):
@@ -62,10 +61,10 @@ def layout_of(checkpoint: Checkpoint) -> Layout | None:
         return value if isinstance(value, int) and 0 < value < 1 << 16 else otherwise
 
     heads = number("head_count", 0)
-    return Layout(architecture, heads, number("head_count_kv", heads))
+    return LlamaLayout(architecture, heads, number("head_count_kv", heads))
 
 
-def rope_heads(layout: Layout, name: str) -> int:
+def rope_heads(layout: LlamaLayout, name: str) -> int:
     """Return the heads by which rows are reordered, 0 where they stay."""
     return 0 if layout.architecture in KEPT else layout.heads_of(name)
 
@@ -101,7 +100,7 @@ def parent_layouts(
         yield other, _order_cause(layout)
 
 
-def _order_cause(layout: Layout) -> str:
+def _order_cause(layout: LlamaLayout) -> str:
     """Say what is wrong with rows in the other order; nothing of an architecture in no list."""
     if layout.architecture in ROPE:
         return (
@@ -116,7 +115,7 @@ def _order_cause(layout: Layout) -> str:
     return ""
 
 
-def _norms(layout: Layout, source: Tensor, one: int) -> Iterator[tuple[Tensor, str]]:
+def _norms(layout: LlamaLayout, source: Tensor, one: int) -> Iterator[tuple[Tensor, str]]:
     wide = source.float() if source.dtype == torch.bfloat16 else source
     with_one = wide + one
     if layout.architecture in PLUS_ONE:
@@ -138,7 +137,7 @@ def _norms(layout: Layout, source: Tensor, one: int) -> Iterator[tuple[Tensor, s
     )
 
 
-def layout_notes(layout: Layout | None) -> Iterator[str]:
+def layout_notes(layout: LlamaLayout | None) -> Iterator[str]:
     """Say what is compared otherwise than it is stored."""
     if layout is None:
         return

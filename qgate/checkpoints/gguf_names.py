@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping
 
-from qgate.checkpoints.gguf_layouts import RULE, Layout, layout_of, rope_heads
+from qgate.checkpoints.gguf_layouts import RULE, LlamaLayout, layout_of, rope_heads
 from qgate.checkpoints.pairing import ParentMatch, strip_prefix
 from qgate.checkpoints.stored import Checkpoint
 
@@ -38,7 +38,11 @@ def match_llama_names(
 
 
 def _matches(
-    layout: Layout, names: Iterable[str], parents: list[str], child: Checkpoint, parent: Checkpoint
+    layout: LlamaLayout,
+    names: Iterable[str],
+    parents: list[str],
+    child: Checkpoint,
+    parent: Checkpoint,
 ) -> dict[str, ParentMatch]:
     by_llama = _llama_names(layout.architecture, parents)
     matches = {}

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
 from qgate.text.numbers import percent
 
+CONFIGURATION = "gguf"
+"""The name under which a checkpoint's configuration has the fields of its first head."""
 FILE_TYPES: Mapping[int, tuple[str, str]] = {
     2: ("Q4_0", "Q4_0"), 3: ("Q4_1", "Q4_1"), 7: ("Q8_0", "Q8_0"), 8: ("Q5_0", "Q5_0"),
     9: ("Q5_1", "Q5_1"), 10: ("Q2_K", "Q2_K"), 11: ("Q3_K_S", "Q3_K"), 12: ("Q3_K_M", "Q3_K"),

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from qgate.checkpoints.gguf_layouts import CONFIGURATION as GGUF
-from qgate.checkpoints.gguf_recipes import file_type_name
+from qgate.checkpoints.gguf_recipes import CONFIGURATION, file_type_name
 from qgate.errors import QgateError
 
 Settings = Mapping[str, object]
@@ -246,7 +245,7 @@ def read_recipe(label: str, files: Settings) -> Recipe:
 
     label   the checkpoint, to be shown
     """
-    fields = files.get(GGUF)
+    fields = files.get(CONFIGURATION)
     if isinstance(fields, Mapping):
         mix = file_type_name(fields)
         return Recipe(f"gguf {mix}" if mix else "", mix=mix)

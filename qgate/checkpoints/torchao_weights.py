@@ -32,7 +32,7 @@ INTEGERS = [f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 9)]
 
 @dataclass(frozen=True)
 class TorchaoEntry:
-    """What a head says of one weight."""
+    """Entry of a head about one weight: its class, attributes and parts."""
 
     kind: str
     attributes: Mapping[str, object] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def _tiles(
     entry: TorchaoEntry, scales: Tensor, elements: Tensor, name: str
 ) -> tuple[Tensor, tuple[int, int]]:
     """Check that blocks have the size that the head states."""
-    stored, tile = fit_tile(scales, *elements.shape, name)
+    stored, tile = _fitted(scales, elements, name)
     stated = entry.attributes.get("block_size")
     if _is_size(stated):
         sizes = tuple(
@@ -118,6 +118,11 @@ def _tiles(
                 f"{tile[0]} x {tile[1]}"
             )
     return stored, tile
+
+
+def _fitted(scales: Tensor, elements: Tensor, name: str) -> tuple[Tensor, tuple[int, int]]:
+    rows, columns = elements.shape
+    return fit_tile(scales, rows, columns, name)
 
 
 def _is_size(stated: object) -> TypeGuard[list[int]]:
@@ -143,7 +148,7 @@ def _mx(entry: TorchaoEntry, tensors: Mapping[str, Tensor], name: str) -> Quanti
     is_fp4 = data.dtype == torch.uint8
     elements = from_nibbles(data) if is_fp4 else data
     codes = _in_order(entry, _as_rows(tensors["scale"].view(torch.uint8)), elements, 32)
-    scales, tile = fit_tile(decode_e8m0(codes), *elements.shape, name)
+    scales, tile = _fitted(decode_e8m0(codes), elements, name)
     element, unit = ("fp4_e2m1", FP4_UNIT) if is_fp4 else (_fp8_name(data), 1.0)
     return QuantizedWeight(element, elements, scales, tile, scale_codes=codes, unit=unit)
 
@@ -152,7 +157,7 @@ def _nvfp4(entry: TorchaoEntry, tensors: Mapping[str, Tensor], name: str) -> Qua
     elements = from_nibbles(_as_rows(tensors["qdata"]))
     codes = _in_order(entry, _as_rows(tensors["scale"]).view(torch.uint8), elements, 16)
     stored = codes.view(torch.float8_e4m3fn)
-    scales, tile = fit_tile(stored.float(), *elements.shape, name)
+    scales, tile = _fitted(stored.float(), elements, name)
     whole = tensors.get("per_tensor_scale")
     if whole is not None:
         scales = scales * whole.float().reshape(-1, 1)
