@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from qgate.checkpoints.accounting import account, fused_scales
+from qgate.checkpoints.gguf_layouts import layout_notes
 from qgate.checkpoints.gguf_names import match_llama_names
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
@@ -47,6 +48,8 @@ def compare(
         judged, findings = judge_weight(stored, weight, source, matches.get(weight.name), recipe)
         record.weights.append(judged)
         record.findings += findings
+    if source is not None:
+        record.notes += layout_notes(stored, source)
     _check_alike(record)
     account(record, recipe, source, matches, weights)
     record.findings += fused_scales(stored, weights)

@@ -65,12 +65,14 @@ class GgufReader:
         if entry.dtype not in KINDS and entry.dtype not in _DTYPES:
             raise QgateError(f"it is stored as {entry.dtype}, which is not known")
         try:
-            data = bytearray(self._folder.read(entry.file, start, start + entry.size))
+            data = bytearray(entry.size)
+            with self._folder.open(entry.file, start) as file:
+                count = file.readinto(data)  # type: ignore[attr-defined]
         except OSError as error:
             raise QgateError(
                 f"{path!r}: tensor {one_line(entry.name)!r} cannot be read: {first_line(error)}."
             ) from None
-        if len(data) < entry.size:
+        if count < entry.size:
             raise QgateError(f"{path!r} was cut off while it was read. Download it again.")
         if not data:
             return torch.empty(entry.shape, dtype=_DTYPES.get(entry.dtype, torch.uint8))

@@ -137,9 +137,11 @@ def _norms(layout: LlamaLayout, source: Tensor, one: int) -> Iterator[tuple[Tens
     )
 
 
-def layout_notes(layout: LlamaLayout | None) -> Iterator[str]:
-    """Say what is compared otherwise than it is stored."""
-    if layout is None:
+def layout_notes(child: Checkpoint, parent: Checkpoint) -> Iterator[str]:
+    """Say what is compared otherwise than it is stored, where one of the two is GGUF."""
+    of_child, of_parent = layout_of(child), layout_of(parent)
+    layout = of_child or of_parent
+    if layout is None or (of_child and of_parent):
         return
     if layout.architecture in ROPE:
         yield "rows of q and k are compared in the order of llama.cpp's rope"

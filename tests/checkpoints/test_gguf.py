@@ -86,6 +86,7 @@ def test_a_right_export_is_as_declared(kind: Kind, parent: str, tmp_path: Path) 
     assert {w.outcome for w in record.weights} == {"quantized", "cast"}
     assert {w.matched for w in record.weights} == {"llama.cpp"}
     assert record.unmatched_parents == []
+    assert record.notes == ["rows of q and k are compared in the order of llama.cpp's rope"]
     assert f"{path} is as declared: 16 quantized and 5 other tensors" in first_line(record)
 
 
@@ -106,3 +107,4 @@ def test_a_parent_may_be_gguf(kind: Kind, tmp_path: Path) -> None:
     record = compare(str(child), str(parent))
     assert record.findings == []
     assert {w.matched for w in record.weights} == {"name"}
+    assert record.notes == []

@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.gguf_heads import read_gguf_head
 from qgate.checkpoints.opening import open_checkpoint
+from qgate.checkpoints.texts import result_lines
 from qgate.cli import main
 from qgate.errors import QgateError
 from tests.checkpoints.exports import write
@@ -215,7 +216,9 @@ def _norm_of_gemma(plus: float) -> GgufExport:
 
 def test_norms_of_gemma_have_1_added(tmp_path: Path) -> None:
     parent = str(write(tmp_path / "parent", parent_tensors(), {}))
-    assert compare(str(_norm_of_gemma(1).write(tmp_path / "a.gguf")), parent).findings == []
+    right = compare(str(_norm_of_gemma(1).write(tmp_path / "a.gguf")), parent)
+    assert right.findings == []
+    assert "norms are compared with the parent's plus 1" in "\n".join(result_lines(right))
     record = compare(str(_norm_of_gemma(0).write(tmp_path / "b.gguf")), parent)
     assert len(record.findings) == 5
     assert all("adds 1 to norms of gemma" in finding.cause for finding in record.findings)

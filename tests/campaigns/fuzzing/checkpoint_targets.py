@@ -141,7 +141,13 @@ TARGETS = (
     Target("checkpoint of integers", _integers, _read, READERS),
     Target("checkpoint of GPTQ", _words, _read, READERS),
     Target("checkpoint of NVFP4", _blocks, _read, READERS),
-    Target("checkpoint of GGUF", _gguf, _read, READERS[:2], share=40),
+    Target(
+        "checkpoint of GGUF",
+        _gguf,
+        _read,
+        (*READERS[:2], "qgate.checkpoints.gguf_files:__call__"),
+        share=40,
+    ),
     Target(
         "checkpoint of bitsandbytes",
         _nested,
