@@ -167,8 +167,10 @@ def _zero_blocks(weight: QuantizedWeight, values: Tensor, ideal: Tensor) -> int:
     size = min(weight.tile[1] * convention.tiles, values.shape[1])
     if values.shape[1] % size:
         return 0
-    is_zero = (values == 0).reshape(len(values), -1, size).all(2)
-    return int((is_zero & (ideal != 0).reshape(len(values), -1, size).any(2)).sum())
+    blocks = values.reshape(-1, size)
+    may_be_zero = (blocks[:, 0] == 0).nonzero()[:, 0]
+    is_zero = (blocks[may_be_zero] == 0).all(1)
+    return int((ideal.reshape(-1, size)[may_be_zero[is_zero]] != 0).any(1).sum())
 
 
 def _squared_rows(difference: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ nearest levels is stretched to that of the book, which a sample tells.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from qgate.checkpoints.codebook_errors import SAMPLE, CodeBook, book_error
 from qgate.checkpoints.gguf_codebooks import DELTA
 
 Quantized = tuple[Tensor, Tensor]
+BINS = 1 << 12
+"""Bins between the first and the last level."""
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -59,6 +62,16 @@ class BlockConvention:
         return (values if excess == 1 else torch.lerp(tiles, values, excess)), scales
 
 
+def folded(reduce: Callable[[Tensor, Tensor], Tensor], tiles: Tensor) -> Tensor:
+    """Reduce the last axis, one half with the other: faster than torch for few elements."""
+    while tiles.shape[2] > 1 and tiles.shape[2] % 2 == 0:
+        half = tiles.shape[2] // 2
+        tiles = reduce(tiles[..., :half], tiles[..., half:])
+    while tiles.shape[2] > 1:
+        tiles = torch.cat([reduce(tiles[..., :1], tiles[..., 1:2]), tiles[..., 2:]], 2)
+    return tiles
+
+
 def _usable(scales: Tensor) -> Tensor:
     return torch.where(scales.abs() > TINY, scales, 1.0)
 
@@ -69,7 +82,7 @@ def _half(x: Tensor) -> Tensor:
 
 def _signed_largest(tiles: Tensor) -> Tensor:
     """Return the element of largest magnitude of each tile, with its sign."""
-    low, high = tiles.amin(2, keepdim=True), tiles.amax(2, keepdim=True)
+    low, high = folded(torch.minimum, tiles), folded(torch.maximum, tiles)
     return torch.where(high >= -low, high, low)
 
 
@@ -89,7 +102,7 @@ def largest_scale(high: int, low: int) -> Callable[..., Quantized]:
     """Quantize to low … high: the largest magnitude of a tile becomes high."""
 
     def quantize(tiles: Tensor) -> Quantized:
-        exact = tiles.abs().amax(2, keepdim=True) / high
+        exact = folded(torch.maximum, tiles.abs()) / high
         codes = (tiles / _usable(exact)).round_().clamp_(low, high)
         scales = _half(exact)
         return codes.mul_(scales), scales[..., 0]
@@ -101,8 +114,8 @@ def least_and_most(high: int) -> Callable[..., Quantized]:
     """Quantize to 0 … high from the least to the largest element of a tile."""
 
     def quantize(tiles: Tensor) -> Quantized:
-        least = tiles.amin(2, keepdim=True)
-        exact = (tiles.amax(2, keepdim=True) - least) / high
+        least = folded(torch.minimum, tiles)
+        exact = (folded(torch.maximum, tiles) - least) / high
         codes = ((tiles - least) / _usable(exact)).round_().clamp_(0, high)
         scales = _half(exact)
         return codes.mul_(scales).add_(_half(least)), scales[..., 0]
@@ -121,7 +134,7 @@ def _stepped(x: Tensor, count: int, low: int, high: int) -> Tensor:
     if low < 0:
         whole = _half(_signed_largest(blocks) / low)
     else:
-        whole = _half(blocks.amax(2, keepdim=True) / high)
+        whole = _half(folded(torch.maximum, blocks) / high)
     steps = (blocks / _usable(whole)).round_().clamp_(low, high)
     return steps.mul_(whole).reshape(x.shape)
 
@@ -130,14 +143,16 @@ def stepped_scales_and_minima(high: int, count: int, steps: int) -> Callable[...
     """Quantize to 0 … high with minima at most 0; both are steps of a number for each block."""
 
     def quantize(tiles: Tensor) -> Quantized:
-        least = tiles.amin(2, keepdim=True).clamp_(max=0)
-        scales = (tiles.amax(2, keepdim=True) - least).clamp_(min=0) / high
+        least = folded(torch.minimum, tiles).clamp_(max=0)
+        scales = (folded(torch.maximum, tiles) - least).clamp_(min=0) / high
         # The best scale and minimum for these codes, once.
         codes = ((tiles - least) / _usable(scales)).round_().clamp_(0, high)
-        mean_code, mean = codes.mean(2, keepdim=True), tiles.mean(2, keepdim=True)
+        size = tiles.shape[2]
+        mean_code = folded(torch.add, codes) / size
+        mean = folded(torch.add, tiles) / size
         codes -= mean_code
-        spread = codes.square().sum(2, keepdim=True)
-        fitted = (codes * tiles).sum(2, keepdim=True) / _usable(spread)
+        spread = folded(torch.add, codes.square())
+        fitted = folded(torch.add, codes * tiles) / _usable(spread)
         minima = mean - fitted * mean_code
         is_better = (spread > 0) & (fitted > 0) & (minima <= 0)
         scales, least = (
@@ -158,8 +173,8 @@ def stepped_scales(low: int, high: int, count: int, steps: int) -> Callable[...,
     def quantize(tiles: Tensor) -> Quantized:
         scales = _signed_largest(tiles) / low
         codes = (tiles / _usable(scales)).round_().clamp_(low, high)
-        energy = codes.square().sum(2, keepdim=True)
-        fitted = (codes * tiles).sum(2, keepdim=True) / _usable(energy)
+        energy = folded(torch.add, codes.square())
+        fitted = folded(torch.add, codes * tiles) / _usable(energy)
         scales = torch.where(energy > 0, fitted, scales)
         scales = _stepped(scales[..., 0], count, -steps, steps - 1)[..., None]
         codes = (tiles / _usable(scales)).round_().clamp_(low, high)
@@ -178,10 +193,10 @@ def nearest_levels(
     rounded = partial(to_levels, levels)
 
     def quantize(tiles: Tensor) -> Quantized:
-        scales = tiles.abs().amax(2, keepdim=True) / reach
+        scales = folded(torch.maximum, tiles.abs()) / reach
         codes = rounded(tiles / _usable(scales))
-        energy = codes.square().sum(2, keepdim=True)
-        fitted = (codes * tiles).sum(2, keepdim=True) / _usable(energy)
+        energy = folded(torch.add, codes.square())
+        fitted = folded(torch.add, codes * tiles) / _usable(energy)
         scales = torch.where(fitted > 0, fitted, scales)
         if count:
             scales = _stepped(scales[..., 0], count, 0, steps)[..., None]
@@ -196,19 +211,33 @@ def largest_level(levels: tuple[float, ...]) -> Callable[[Tensor], Quantized]:
     rounded = partial(to_levels, tuple(sorted(set(levels))))
 
     def quantize(tiles: Tensor) -> Quantized:
-        scales = tiles.abs().amax(2, keepdim=True)
+        scales = folded(torch.maximum, tiles.abs())
         return rounded(tiles / _usable(scales)).mul_(scales), scales[..., 0]
 
     return quantize
 
 
 def to_levels(levels: tuple[float, ...], x: Tensor) -> Tensor:
-    """Round to the nearest level; where all levels are positive, signs are kept."""
+    """Round to the nearest of ascending levels, to the width of a bin at the middles.
+
+    Where all levels are positive, signs are kept.
+    """
+    table = _level_table(levels)
+    scale = (BINS - 1) / (levels[-1] - levels[0])
+    is_mirrored = levels[0] > 0
+    places = (x.abs() if is_mirrored else x).sub(levels[0]).mul_(scale).round_()
+    # A NaN is in no bin, and int() of one is no index.
+    bins = places.nan_to_num_(0).clamp_(0, BINS - 1).int()
+    values = table.index_select(0, bins.reshape(-1)).reshape(x.shape)
+    return values.copysign_(x) if is_mirrored else values
+
+
+@functools.cache
+def _level_table(levels: tuple[float, ...]) -> Tensor:
+    """Return the nearest level of each of many bins: looked up faster than searched."""
     listed = torch.tensor(levels)
-    bounds = (listed[1:] + listed[:-1]) / 2
-    if levels[0] <= 0:
-        return listed[torch.bucketize(x, bounds)]
-    return listed[torch.bucketize(x.abs(), bounds)].copysign(x)
+    bins = torch.linspace(levels[0], levels[-1], BINS)
+    return listed[torch.bucketize(bins, (listed[1:] + listed[:-1]) / 2)]
 
 
 def mean_magnitude(tiles: Tensor) -> Quantized:
