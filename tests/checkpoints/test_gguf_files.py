@@ -247,3 +247,29 @@ def test_a_safetensors_child_of_a_gguf_parent_is_compared_in_its_order(tmp_path:
     record = compare(str(child), str(parent))
     assert [f for f in record.findings if "declares" not in f.cause] == []
     assert {w.matched for w in record.weights} == {"llama.cpp"}
+
+
+def test_towers_and_derived_tensors_of_the_parent_are_not_missed(tmp_path: Path) -> None:
+    more = {
+        "model.vision_tower.patch_embedding.weight": torch.ones(4, 4),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+    }
+    parent = str(write(tmp_path / "parent", {**parent_tensors(), **more}, {}))
+    record = compare(str(export(Kind.Q8_0).write(tmp_path / "a.gguf")), parent)
+    assert record.findings == []
+    assert any("1 tensor of towers" in note for note in record.notes)
+
+
+def test_a_quantized_file_is_no_parent(tmp_path: Path) -> None:
+    path = str(export(Kind.Q8_0).write(tmp_path / "a.gguf"))
+    with pytest.raises(
+        QgateError, match=r"is quantized itself: 'token_embd\.weight' is stored as GGUF Q8_0"
+    ):
+        compare(path, path)
+
+
+def test_another_model_is_no_parent(tmp_path: Path) -> None:
+    child = str(export(Kind.Q4_K).write(tmp_path / "a.gguf"))
+    other = str(write(tmp_path / "parent", parent_tensors(seed=1), {}))
+    with pytest.raises(QgateError, match="0 of 16 quantized weights are like their counterparts"):
+        compare(child, other)
