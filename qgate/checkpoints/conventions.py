@@ -2,7 +2,7 @@
 
 A convention quantizes tiles x elements of a parent, as near as a few operations come to what the
 format's reference does. What ggml's quantizers search for longer, with and without weights of
-importance, was less than 0.9 dB from it for weights of several distributions; `excess_db` is the
+importance, was less than 0.8 dB from it for weights of several distributions; `excess_db` is the
 middle of what was measured. Where a code book holds few combinations of levels, the error of the
 nearest levels is stretched to that of the book, which a sample tells.
 """
