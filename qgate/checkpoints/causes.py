@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.compute import measured, squared
+from qgate.checkpoints.conventions import CONVENTIONS
+from qgate.checkpoints.gguf_causes import block_faults
 from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.ideal import ideal_values
 
 EXPLAINED_DB = 0.5
 """Error over the ideal one at which an undone fault counts as the cause."""
+BLOCKS_DB = 1.0
+"""The same for blocks of GGUF, whose ideal error is an estimate."""
+NESTED = ("nf4", "bnb_fp4")
+"""Elements whose scales may be quantized, too."""
+LEADING = 1 << 20
+"""Elements in leading rows that tell what all scales have too much."""
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 
 
@@ -30,15 +39,40 @@ def find_cause(weight: QuantizedWeight, parent: Tensor, *, is_part: bool = False
     is_part   these are leading rows of a weight, where what moved has ends that are not here
     """
     start, stop = _inner_rows(weight) if is_part else (0, len(weight.elements))
-    least = measured(weight.rows(start, stop), parent[start:stop]).least
-    allowed = least * 10 ** (EXPLAINED_DB / 10)
-    for fault in _faults(weight):
+    source = parent[start:stop]
+    allowed: dict[str, float] = {}
+    for fault in (*_own_faults(weight, parent), *_faults(weight)):
         undone = fault.undo(weight)
         if undone is None:
             continue
-        if _is_within(undone.rows(start, stop), parent[start:stop], allowed):
+        if undone.element not in allowed:
+            # Other blocks have another ideal error.
+            allowed[undone.element] = _allowed_error(undone.rows(start, stop), source)
+        if _is_within(undone.rows(start, stop), source, allowed[undone.element]):
             return fault.words
     return ""
+
+
+def _allowed_error(weight: QuantizedWeight, parent: Tensor) -> float:
+    """Return the squared error that a weight without a fault has at most."""
+    over = BLOCKS_DB if weight.element in CONVENTIONS else EXPLAINED_DB
+    return measured(weight, parent).least * float(10 ** (over / 10))
+
+
+def _own_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault]:
+    """Yield the faults of packings with bytes or scales of their own."""
+    for words, undone in block_faults(weight):
+        yield ExportFault(words, lambda _, undone=undone: undone())  # type: ignore[misc]
+    if weight.element in NESTED:
+        count = min(len(weight.elements), -(-LEADING // max(1, weight.shape[1])))
+        part = weight.rows(0, count)
+        _, ideal = ideal_values(part, parent[:count].float())
+        offset = (ideal - part.scales).median()
+        yield ExportFault(
+            f"all absmax are {abs(float(offset)):.3g} too {'low' if offset > 0 else 'high'} (the "
+            "offset of double quantization)",
+            lambda w: replace(w, scales=w.scales + offset),
+        )
 
 
 def _inner_rows(weight: QuantizedWeight) -> tuple[int, int]:

@@ -43,6 +43,7 @@ class WeightFigures:
     worst_row        the row with the most error over ideal, and by how much in dB
     at_ends_share    share of elements at the smallest or largest value of the format
     flushed_share    share of values that are zero, and not in the ideal quantizer
+    zero_blocks      blocks of GGUF that are zero, and not in the ideal quantizer
     """
 
     count: int
@@ -57,6 +58,7 @@ class WeightFigures:
     over_codes_db: float | None = None
     worst_row: tuple[int, float] | None = None
     flushed_share: float | None = None
+    zero_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class WeightRecord:
     """One weight of the child.
 
     format   as stored: "int8 per row", or the dtype of one that is not quantized
-    matched  how its parent was found: "name", "prefix", "fused", "content", or "" for none
+    matched  how its parent was found: "name", "prefix", "fused", "content", "llama.cpp", or ""
     outcome  "quantized", "equal", "cast", "changed" or "unmatched"
     """
 
