@@ -103,6 +103,7 @@ class WeightRows:
         self._by_rows = [ending for ending in packing.by_rows if ending in weight.parts]
         self._by_columns = [ending for ending in packing.by_columns if ending in weight.parts]
         self._whole: QuantizedWeight | None = None
+        self._units: dict[str, tuple[int, int]] = {}
         listed = (*self._by_rows, *self._by_columns)
         self._rows = self._count(listed[0]) if listed else 0
         if packing.count_rows is not None:
@@ -114,7 +115,6 @@ class WeightRows:
             return
         self._readers: dict[str, ContiguousRows | MatrixColumns] = {}
         self._constant: dict[str, Tensor] = {}
-        self._units: dict[str, tuple[int, int]] = {}
         for ending, entry in weight.parts.items():
             units = self._share(ending)
             if units is None:
