@@ -134,7 +134,7 @@ def _subclasses(folder: Path) -> None:
 
 READERS = (
     "qgate.checkpoints.opening:_configuration",
-    "qgate.checkpoints.stored:read",
+    "qgate.checkpoints.stored:read_span",
     "qgate.storage.safetensors_heads:read_head",
 )
 TARGETS = (
@@ -145,7 +145,7 @@ TARGETS = (
         "checkpoint of GGUF",
         _gguf,
         _read,
-        (*READERS[:2], "qgate.checkpoints.gguf_files:__call__"),
+        (*READERS[:2], "qgate.checkpoints.gguf_files:extent"),
         share=40,
     ),
     Target(
