@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
 
+from qgate.checkpoints.gguf_recipes import BLOCK, mix_cause
 from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.pairing import FUSIONS, ParentMatch
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
 from qgate.checkpoints.stored import Checkpoint
+from qgate.text import counted
 
 NOT_LINEAR = ("embed", "norm", "wte", "wpe", "router", "conv")
 """Words in the names of two-dimensional weights that a recipe's "Linear" does not mean."""
 MANY = 8
 """Weights of one kind from which on one finding counts them."""
 TIED = "lm_head"
-HELPERS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale")
-"""Endings of tensors that belong to activations and caches, which a parent has not."""
+HELPERS = (
+    "input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale",
+    "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight",
+)  # fmt: skip
+"""Endings of tensors that belong to activations, caches and rope, which a parent has not."""
+DERIVED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+"""Endings of tensors of a parent that follow from its configuration, and that exporters drop."""
+TOWERS = ("vision_", "visual.", "audio_tower", "multi_modal_projector", "embed_vision")
+"""Words in the names of what llama.cpp keeps in another file."""
 FUSED = (FUSIONS["qkv_proj"], FUSIONS["gate_up_proj"])
 """Weights that serving engines fuse, so that they need one scale of the whole tensor."""
 
@@ -36,7 +46,9 @@ def account(
     if parent is not None:
         modules += [name.removesuffix(".weight") for name in parent.entries]
         used = {name for match in matches.values() for name in match.names}
-        record.unmatched_parents = [name for name in parent.entries if name not in used]
+        unmatched = [name for name in parent.entries if name not in used]
+        unmatched = [name for name in unmatched if not name.endswith(DERIVED)]
+        record.unmatched_parents = _without_towers(record, unmatched, weights)
         for name in record.unmatched_parents:
             if not _is_tied(name, parent):
                 record.findings.append(CheckpointFinding(name, "it is in the parent alone"))
@@ -45,8 +57,36 @@ def account(
                 record.findings.append(CheckpointFinding(weight.name, "it is in the child alone"))
     for pattern in recipe.idle_patterns(modules):
         record.findings.append(CheckpointFinding(pattern, "this ignore pattern matches no module"))
+    if cause := mix_cause(_types_of_layers(weights), recipe.mix):
+        record.findings.append(CheckpointFinding("general.file_type", cause))
     if recipe.method:
         record.findings += _skipped(weights, recipe)
+
+
+def _without_towers(
+    record: CheckpointRecord, names: list[str], weights: list[StoredWeight]
+) -> list[str]:
+    """Leave out the parent's towers for images and sound, which llama.cpp keeps in another file."""
+    if not any(weight.packing and weight.packing.name.startswith("GGUF ") for weight in weights):
+        return names
+    kept_names = [name for name in names if not any(word in name for word in TOWERS)]
+    if len(kept_names) < len(names):
+        count = counted(len(names) - len(kept_names), "tensor")
+        record.notes.append(
+            f"{count} of towers for images or sound left out: llama.cpp keeps them in another file"
+        )
+    return kept_names
+
+
+def _types_of_layers(weights: list[StoredWeight]) -> Counter[str]:
+    """Count the parameters in layers of each block type of GGUF."""
+    types: Counter[str] = Counter()
+    for weight in weights:
+        if weight.name.startswith(BLOCK) and weight.packing and "weight" in weight.parts:
+            entry = weight.parts["weight"]
+            if weight.packing.name == f"GGUF {entry.dtype}":
+                types[entry.dtype] += math.prod(entry.shape)
+    return types
 
 
 def _skipped(weights: list[StoredWeight], recipe: Recipe) -> Iterator[CheckpointFinding]:

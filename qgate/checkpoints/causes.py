@@ -10,15 +10,23 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.compute import measured, squared
+from qgate.checkpoints.conventions import CONVENTIONS
+from qgate.checkpoints.gguf_causes import block_faults
 from qgate.checkpoints.grids import TALL, QuantizedWeight, widen
-from qgate.checkpoints.ideal import Extremes, ideal_scales
+from qgate.checkpoints.ideal import Extremes, ideal_scales, ideal_values
 
 EXPLAINED_DB = 0.7
 """Error over the ideal one at which an undone fault counts as the cause."""
+BLOCKS_DB = 1.0
+"""The same for blocks of GGUF, whose ideal error is an estimate."""
 UNBALANCED = 0.25
 """Largest share by which groups may be larger or smaller than all others to be the right ones."""
 LARGEST_DB = 9.0
 """Error over the ideal one that a right method may have at most."""
+NESTED = ("nf4", "bnb_fp4")
+"""Elements whose scales may be quantized, too."""
+LEADING = 1 << 20
+"""Elements in leading rows that tell what all scales have too much."""
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 
 
@@ -49,17 +57,44 @@ def find_cause(
     """
     start, stop = _inner_rows(weight) if is_part else (0, len(weight.elements))
     source = parent[start:stop]
-    least = measured(weight.rows(start, stop), source).least
-    allowed, worst = (least * 10 ** (over / 10) for over in (EXPLAINED_DB, LARGEST_DB))
-    for fault in faults or _faults(weight):
+    bounds: dict[str, tuple[float, float]] = {}
+    for fault in faults or (*_own_faults(weight, parent), *_faults(weight)):
         undone = fault.undo(weight)
         if undone is None:
             continue
         undone = undone.rows(start, stop)
+        if undone.element not in bounds:
+            # Other blocks have another ideal error.
+            alike = undone.element == weight.element
+            bounds[undone.element] = _bounds(weight.rows(start, stop) if alike else undone, source)
+        allowed, worst = bounds[undone.element]
         error = _error_up_to(worst if accepts is not None else allowed, undone, source)
         if error <= allowed or (error <= worst and accepts is not None and accepts(undone, source)):
             return fault.words
     return ""
+
+
+def _bounds(weight: QuantizedWeight, parent: Tensor) -> tuple[float, float]:
+    """Return the squared errors that a weight without a fault, and a method, have at most."""
+    over = BLOCKS_DB if weight.element in CONVENTIONS else EXPLAINED_DB
+    least = measured(weight, parent).least
+    return least * 10 ** (over / 10), least * 10 ** (LARGEST_DB / 10)
+
+
+def _own_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault]:
+    """Yield the faults of packings with bytes or scales of their own."""
+    for words, undone in block_faults(weight):
+        yield ExportFault(words, lambda _, undone=undone: undone())  # type: ignore[misc]
+    if weight.element in NESTED:
+        count = min(len(weight.elements), -(-LEADING // max(1, weight.shape[1])))
+        part = weight.rows(0, count)
+        _, ideal = ideal_values(part, parent[:count].float())
+        offset = (ideal - part.scales).median()
+        yield ExportFault(
+            f"all absmax are {abs(float(offset)):.3g} too {'low' if offset > 0 else 'high'} (the "
+            "offset of double quantization)",
+            lambda w: replace(w, scales=w.scales + offset),
+        )
 
 
 def _inner_rows(weight: QuantizedWeight) -> tuple[int, int]:

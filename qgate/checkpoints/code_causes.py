@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qgate.checkpoints.conventions import CONVENTIONS
 from qgate.checkpoints.record import WeightFigures
 from qgate.formats import get
 
@@ -26,6 +27,8 @@ def code_causes(element: str, figures: WeightFigures) -> Iterator[str]:
         )
     if figures.outside_zero_points:
         yield f"{figures.outside_zero_points:,} zero points are no codes of the elements"
+    if element in CONVENTIONS:
+        return  # code books have codes that right exporters leave out
     is_sampled = figures.count > MANY_ELEMENTS and count >= MANY_SCALES
     codes = _count_values(element)
     if is_sampled and figures.unused_codes > UNUSED_SHARE * codes:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from qgate.checkpoints.accounting import account, fused_scales
 from qgate.checkpoints.blocks import worst_block
+from qgate.checkpoints.gguf_layouts import layout_notes
+from qgate.checkpoints.gguf_names import match_llama_names
 from qgate.checkpoints.methods import settle_methods
 from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
@@ -19,10 +21,10 @@ from qgate.checkpoints.recipe_files import read_recipe_file, write_out
 from qgate.checkpoints.recipe_texts import recipe_lines
 from qgate.checkpoints.recipes import Recipe, read_recipe
 from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
-from qgate.checkpoints.rows import ParentRows, WeightRows
+from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.running import judgements
 from qgate.checkpoints.stored import Checkpoint, Stamps
-from qgate.checkpoints.weights import Judgement, judge_weight
+from qgate.checkpoints.weights import Judgement, judge_weight, source_rows
 from qgate.engine import Workers, workers_of
 from qgate.errors import QgateError
 
@@ -64,10 +66,13 @@ class CheckpointPair:
         if self.parent is None or match is None or weight.packing is None:
             return None
         rows = WeightRows(self.child, weight, self.recipe.bits)
-        return worst_block(name, rows, ParentRows(self.parent, match, *rows.shape))
+        source = source_rows(self.child, self.parent, weight, match, rows)
+        return worst_block(name, rows, source)
 
     def account(self, record: CheckpointRecord) -> None:
         """Add to a record what is missing, unexpected, left out, or cannot be fused."""
+        if self.parent is not None:
+            record.notes += layout_notes(self.child, self.parent)
         account(record, self.recipe, self.parent, self.matches, self.weights)
         record.findings += fused_scales(self.child, self.weights)
         record.findings += tied_weights(self.child)
@@ -196,7 +201,8 @@ def _match(
     child: Checkpoint, weights: list[StoredWeight], parent: Checkpoint, recipe: Recipe
 ) -> dict[str, ParentMatch]:
     """Match weights by name, and quantized ones without a counterpart by content."""
-    matches = match_by_name([weight.name for weight in weights], parent.entries)
+    names = [weight.name for weight in weights]
+    matches = match_by_name(names, parent.entries) | match_llama_names(child, names, parent)
     taken = {name for match in matches.values() for name in match.names}
     unmatched = {w.name: w for w in weights if w.name not in matches and w.packing is not None}
     if not unmatched:

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.chunk_memory import Workspace, thread_memory
+from qgate.checkpoints.conventions import CONVENTIONS, BlockConvention, count_zero_blocks
 from qgate.checkpoints.grids import CHUNK, TALL, QuantizedWeight, widen
 from qgate.checkpoints.ideal import (
     Extremes,
+    element_codes,
     element_range,
     ideal_scales,
     round_in_place,
@@ -29,7 +31,6 @@ from qgate.checkpoints.ideal import (
 )
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
 from qgate.checkpoints.scale_codes import ScaleCodeSums
-from qgate.formats import get
 
 Array = np.ndarray[Any, Any]
 PER_DB = 10.0
@@ -175,12 +176,13 @@ class Measurement:
         height, width = min(weight.tile[0], max(rows, 1)), min(weight.tile[1], max(columns, 1))
         tiles = -(-rows // max(1, height)) * -(-columns // max(1, width))
         self._height, self._element = weight.tile[0], weight.element
+        self._convention = CONVENTIONS.get(weight.element)
         self._count = rows * columns
         self._scales = ScaleSums(every=-(-tiles // RATIOS) or 1)
         self._scale_codes = ScaleCodeSums()
         self._memory = thread_memory()
         self._unused: list[float] | None = None
-        self._not_finite = self._zeros = self._ends = self._flushed = 0
+        self._not_finite = self._zeros = self._ends = self._flushed = self._zero_blocks = 0
         self._own_energy = self.energy = 0.0
         self._rows: list[Tensor] = []
         self._ideal_rows: list[Tensor] = []
@@ -204,7 +206,8 @@ class Measurement:
             parent = None if parent is None else parent.index_select(1, weight.order)
             weight = weight.in_order()
         width = min(weight.tile[1], columns)
-        step = max(1, 2 * CHUNK // rows // width) * width
+        block = width * (1 if self._convention is None else self._convention.tiles)
+        step = max(1, 2 * CHUNK // rows // block) * block
         is_new = self._height <= TALL or start % self._height == 0
         sums = torch.zeros(2, rows, dtype=torch.float64)
         for first in range(0, columns, step):
@@ -236,6 +239,8 @@ class Measurement:
             work.value_tiles.sub_(weight.zero_points[:, None, :, None])
         scales = weight.scales if weight.unit == 1.0 else weight.scales * weight.unit
         work.value_tiles.mul_(scales[:, None, :, None])
+        if weight.offsets is not None:
+            work.value_tiles.add_(weight.offsets[:, None, :, None])
         energy = _squared_rows(work.values).sum()
         if not bool(energy.isfinite()):
             finite = work.values.isfinite()
@@ -250,6 +255,21 @@ class Measurement:
         self, weight: QuantizedWeight, work: Workspace, extremes: Extremes | None, sums: Tensor
     ) -> Tensor:
         """Add the errors of rows, and those of the ideal quantizer, whose scales are returned."""
+        if self._convention is None:
+            scales = self._put_ideal(weight, work, extremes)
+        else:
+            scales = self._put_convention(self._convention, work)
+        np.logical_and(work.mask, work.zeros, out=work.mask)
+        self._flushed += int(np.count_nonzero(work.mask))
+        self.energy += squared(work.parent)
+        sums[0] += _squared_rows(work.values.sub_(work.parent))
+        sums[1] += _squared_rows(work.cut(work.rounded))
+        return scales
+
+    def _put_ideal(
+        self, weight: QuantizedWeight, work: Workspace, extremes: Extremes | None
+    ) -> Tensor:
+        """Put the errors of ideal values into `rounded`, and where these are not 0 into `mask`."""
         if extremes is None:
             signed = weight.zero_points is not None
             extremes = Extremes.of(work.parent_tiles, signed=signed, bits=work.bits)
@@ -264,18 +284,24 @@ class Measurement:
         else:
             codes = work.cut(work.rounded - shifts[:, None, :, None])
             np.not_equal(codes.numpy(), 0, out=work.mask)
-        np.logical_and(work.mask, work.zeros, out=work.mask)
-        self._flushed += int(np.count_nonzero(work.mask))
-        self.energy += squared(work.parent)
         work.rounded.sub_(work.ratios).mul_(spread)
-        sums[0] += _squared_rows(work.values.sub_(work.parent))
-        sums[1] += _squared_rows(work.cut(work.rounded))
+        return scales
+
+    def _put_convention(self, convention: BlockConvention, work: Workspace) -> Tensor:
+        """Do the same with the values that a convention has."""
+        tiles, scales = convention.ideal(work.parent_tiles[:, 0])
+        ideal = work.cut(tiles.contiguous()[:, None])
+        if work.zeros.any():
+            np.not_equal(ideal.numpy(), 0, out=work.mask)
+            size = tiles.shape[2] * convention.tiles
+            self._zero_blocks += count_zero_blocks(work.values, ideal, size)
+        torch.sub(tiles[:, None], work.parent_tiles, out=work.rounded)
         return scales
 
     def _see_codes(self, weight: QuantizedWeight) -> None:
         """Strike codes that occur from those that have not, of formats up to 4 bits."""
         if self._unused is None:
-            self._unused = _codes(weight)
+            self._unused = element_codes(weight)
         if self._unused:
             elements = weight.elements.numpy()
             self._unused = [code for code in self._unused if not (elements == code).any()]
@@ -296,11 +322,24 @@ class Measurement:
             zero_share=self._zeros / count if count else 0.0,
             unused_codes=len(self._unused or ()),
             at_ends_share=self._ends / count if count else 0.0,
-            scales=self._scales.figures(),
+            scales=self._scale_figures(),
             subnormal_scales=self._scale_codes.subnormal,
             outside_zero_points=self._scale_codes.outside_zero_points,
+            zero_blocks=self._zero_blocks,
         )
         return self._beside(figures) if self._rows else figures
+
+    def _scale_figures(self) -> ScaleFigures:
+        scales = self._scales.figures()
+        if self._convention is None:
+            return scales
+        # Blocks without a scale may be zero in the parent; nearest entries have other scales.
+        return replace(
+            scales,
+            zero=0,
+            negative=0 if self._convention.has_signs else scales.negative,
+            log2_ratio=None if self._convention.book else scales.log2_ratio,
+        )
 
     def _beside(self, figures: WeightFigures) -> WeightFigures:
         """Add the figures that compare a weight with its parent."""
@@ -331,28 +370,28 @@ def _squared_rows(difference: Tensor) -> Tensor:
     return norms.double().square()
 
 
-def _codes(weight: QuantizedWeight) -> list[float]:
-    """List the elements that a format of up to 4 bits has, in the type that they are stored in."""
-    if weight.element == "fp4_e2m1":
-        codes = [float(value) / weight.unit for value in get(weight.element).values()]
-    elif weight.element in ("int4", "uint4", "int2", "uint2"):
-        low, high = element_range(weight.element)
-        codes = [float(code) for code in range(int(low), int(high) + 1)]
-    else:
-        return []
-    # Integers that are compared with a float would be widened first.
-    return codes if weight.elements.is_floating_point() else [int(code) for code in codes]
-
-
 def nearest_elements(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tensor]:
     """Return the elements nearest to the parent at the stored scales, and their values."""
-    parent = parent.float()
     scales = weight.scales[:, None, :, None]
     usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
     zeros = 0.0 if weight.zero_points is None else weight.zero_points[:, None, :, None]
-    codes = round_to(weight.element, weight.in_tiles(parent) / usable + zeros)
-    values = (codes - zeros) * torch.where(scales.isfinite(), scales, 0.0)
+    offsets = torch.zeros(()) if weight.offsets is None else weight.offsets[:, None, :, None]
+    offsets = offsets.nan_to_num(0, 0, 0)
+    codes = round_to(weight.element, (weight.in_tiles(parent.float()) - offsets) / usable + zeros)
+    values = (codes - zeros) * torch.where(scales.isfinite(), scales, 0.0) + offsets
     return weight.from_tiles(codes), weight.from_tiles(values)
+
+
+def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
+    """Return the error over that of the nearest codes at the stored scales."""
+    total = least = energy = 0.0
+    for start, stop in weight.spans():
+        chunk, source = weight.rows(start, stop), parent[start:stop].float()
+        _, nearest = nearest_elements(chunk, source)
+        total += squared(chunk.values().nan_to_num(0, 0, 0) - source)
+        least += squared(nearest - source)
+        energy += squared(source)
+    return ratio_db(total, least, energy)
 
 
 def squared(x: Tensor) -> float:

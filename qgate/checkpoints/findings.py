@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe
 from qgate.checkpoints.record import CheckpointFinding, WeightFigures, WeightRecord
@@ -35,6 +36,9 @@ def scale_causes(figures: WeightFigures) -> Iterator[str]:
         yield f"all {count} are equal, {value:.4g}: they were not made from the weight"
     if figures.not_finite and not scales.not_finite:
         yield f"{figures.not_finite:,} of {figures.count:,} values are NaN or infinite"
+    if figures.zero_blocks and figures.zero_share < 1:
+        blocks = f"{figures.zero_blocks:,} block{'s' * (figures.zero_blocks != 1)}"
+        yield f"{blocks} were never written: all their values are zero, and not the parent's"
 
 
 def error_cause(figures: WeightFigures, explained: str) -> str:
@@ -62,21 +66,26 @@ def error_cause(figures: WeightFigures, explained: str) -> str:
 
 
 def declared_causes(
-    recipe: Recipe, record: WeightRecord, stored: DeclaredFormat | None
+    recipe: Recipe, record: WeightRecord, stored: DeclaredFormat | None, columns: int = 0
 ) -> Iterator[CheckpointFinding]:
-    """Compare how a weight is stored with what the recipe declares for its module."""
+    """Compare how a weight is stored with what the recipe declares for its module.
+
+    columns   those of the weight: a group that holds all of them is a row
+    """
     module = record.name.removesuffix(".weight")
     if not recipe.method:
         return
     declared = recipe.format_of(module)
     if stored is not None and recipe.ignores(module):
         yield CheckpointFinding(record.name, f"it is {stored}, and the recipe ignores it")
-    elif stored is not None and declared is not None and not same_format(stored, declared):
+    elif stored is not None and declared is not None and not same_format(stored, declared, columns):
         yield CheckpointFinding(record.name, f"it is {stored}, and the recipe declares {declared}")
 
 
-def same_format(stored: DeclaredFormat, declared: DeclaredFormat) -> bool:
+def same_format(stored: DeclaredFormat, declared: DeclaredFormat, columns: int = 0) -> bool:
     """Compare formats; signed integers with zero points and unsigned ones are one format."""
+    if declared.tile[1] == columns:
+        declared = replace(declared, tile=(declared.tile[0], None))
     return (
         stored.element.removeprefix("u") == declared.element.removeprefix("u")
         and stored.tile == declared.tile

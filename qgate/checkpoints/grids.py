@@ -19,7 +19,7 @@ TALL = 512
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight as rows of elements: value = (element - zero point) * scale of its tile.
+    """A weight as rows of elements: value = (element - zero point) * scale of its tile + offset.
 
     element      the name of the element format
     elements     rows x columns: integers, or the values of a small float, in units of `unit`
@@ -28,6 +28,8 @@ class QuantizedWeight:
     zero_points  one per tile, in units of elements
     scale_codes  the scales as they are stored, where they have a format of their own
     order        the columns in the order of their tiles, None where tiles are neighbors
+    offsets      one per tile, added to the values
+    blocks       the bytes that a weight of GGUF was decoded from, and their type
     """
 
     element: str
@@ -38,13 +40,18 @@ class QuantizedWeight:
     scale_codes: Tensor | None = None
     unit: float = 1.0
     order: Tensor | None = None
+    offsets: Tensor | None = None
+    blocks: tuple[str, Tensor] | None = None
 
     def values(self) -> Tensor:
         """Return the dequantized weight in float32."""
         elements = self.in_tiles(self.float_elements())
         if self.zero_points is not None:
             elements = elements - self.zero_points[:, None, :, None]
-        return self.from_tiles(elements * self.scales[:, None, :, None])
+        values = elements * self.scales[:, None, :, None]
+        if self.offsets is not None:
+            values += self.offsets[:, None, :, None]
+        return self.from_tiles(values)
 
     def float_elements(self) -> Tensor:
         """Return the elements in float32."""
@@ -99,6 +106,8 @@ class QuantizedWeight:
             scales=self.scales[tiles],
             zero_points=None if self.zero_points is None else self.zero_points[tiles],
             scale_codes=None if self.scale_codes is None else self.scale_codes[tiles],
+            offsets=None if self.offsets is None else self.offsets[tiles],
+            blocks=None if self.blocks is None else (self.blocks[0], self.blocks[1][start:stop]),
         )
 
     def in_order(self) -> QuantizedWeight:
@@ -118,6 +127,8 @@ class QuantizedWeight:
             scales=self.scales[:, tiles],
             zero_points=None if self.zero_points is None else self.zero_points[:, tiles],
             scale_codes=None if self.scale_codes is None else self.scale_codes[:, tiles],
+            offsets=None if self.offsets is None else self.offsets[:, tiles],
+            blocks=None,
         )
 
 

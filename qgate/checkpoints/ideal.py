@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.conventions import CONVENTIONS, to_levels
 from qgate.checkpoints.grids import QuantizedWeight, decode_e8m0
 from qgate.formats import get
 from qgate.formats.engine.fast_nvfp4 import FloatRounding
@@ -46,12 +47,27 @@ class Extremes:
 @lru_cache
 def element_range(element: str) -> tuple[float, float]:
     """Return the smallest and the largest value of an element format."""
+    if element in CONVENTIONS:
+        return CONVENTIONS[element].low, CONVENTIONS[element].high
     if element.startswith("uint"):
         return 0.0, float(2 ** int(element[4:]) - 1)
     if element.startswith("int"):
         half = 2 ** (int(element[3:]) - 1)
         return float(-half), float(half - 1)
     return -get(element).max, get(element).max
+
+
+def element_codes(weight: QuantizedWeight) -> list[float]:
+    """List the elements that a format of up to 4 bits has, in the type that they are stored in."""
+    if weight.element == "fp4_e2m1":
+        codes = [float(value) / weight.unit for value in get(weight.element).values()]
+    elif weight.element in ("int4", "uint4", "int2", "uint2"):
+        low, high = element_range(weight.element)
+        codes = [float(code) for code in range(int(low), int(high) + 1)]
+    else:
+        return []
+    # Integers that are compared with a float would be widened first.
+    return codes if weight.elements.is_floating_point() else [int(code) for code in codes]
 
 
 def round_to(element: str, x: Tensor) -> Tensor:
@@ -62,7 +78,10 @@ def round_to(element: str, x: Tensor) -> Tensor:
 def round_in_place(element: str, x: Tensor, bits: Tensor | None = None) -> Tensor:
     """Round float32 numbers in place as `round_to` does; `bits` is memory for as many integers."""
     x = x.clamp_(*element_range(element))
-    if element.startswith(("int", "uint")):
+    convention = CONVENTIONS.get(element)
+    if convention is not None and convention.levels:
+        return x.copy_(to_levels(convention.levels, x))
+    if convention is not None or element.startswith(("int", "uint")):
         return x.round_()
     return _rounding(element).round(x, bits, "even")
 
@@ -78,6 +97,9 @@ def ideal_values(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tenso
     Its scales are returned, too, one per tile.
     """
     tiles = weight.in_tiles(parent).contiguous()
+    if weight.element in CONVENTIONS:
+        of_tiles, ideal = CONVENTIONS[weight.element].ideal(tiles[:, 0])
+        return weight.from_tiles(of_tiles[:, None]), ideal
     has_zero_points = weight.zero_points is not None
     scales, zeros = ideal_scales(weight, Extremes.of(tiles, signed=has_zero_points))
     spread = scales[:, None, :, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 
+from qgate.checkpoints.gguf_files import open_gguf
 from qgate.checkpoints.safetensors_shards import open_shards
 from qgate.checkpoints.stored import Checkpoint, Stamps
 from qgate.errors import QgateError, first_line
@@ -13,7 +14,7 @@ from qgate.storage.folders import Folder, files_in
 from qgate.storage.locations import user_location
 
 Opener = Callable[[str, Folder, list[str]], Checkpoint]
-OPENERS: Mapping[str, Opener] = {".safetensors": open_shards}
+OPENERS: Mapping[str, Opener] = {".safetensors": open_shards, ".gguf": open_gguf}
 """Who opens the files of a folder by their ending; of several kinds in a folder, the first."""
 REMOTE_AHEAD = 32 << 20
 """Bytes of a store to read with one request."""

@@ -6,12 +6,14 @@ their dtypes tell which it is; the configuration says what was meant, and is com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.bnb_weights import weights_of_4bit
+from qgate.checkpoints.gguf_weights import block_weights
 from qgate.checkpoints.grids import (
     FP4_UNIT,
     QuantizedWeight,
@@ -22,6 +24,8 @@ from qgate.checkpoints.grids import (
 )
 from qgate.checkpoints.recipes import gptq_zero_offset
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.torchao_weights import torchao_weights
+from qgate.checkpoints.weight_parts import CountRows
 from qgate.errors import QgateError, first_line
 
 
@@ -35,6 +39,7 @@ class Parts:
 
     shapes  the shapes of its tensors in the file, of which `tensors` may be a part
     rows    how many rows the weight has, where `tensors` are some of them
+    start   the first of these rows
     zero_offset  by how much GPTQ stores zero points too low
     """
 
@@ -43,6 +48,7 @@ class Parts:
     bits: int = 0
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rows: int = 0
+    start: int = 0
     zero_offset: int = 1
 
     def __getitem__(self, ending: str) -> Tensor:
@@ -72,6 +78,7 @@ class Packing:
     by_rows     endings of tensors whose rows are those of the weight, or share them out; the first
                 has as many. Only such packings are decoded a few rows at a time
     by_columns  the same for tensors whose last axis stands for the rows of the weight
+    count_rows  for tensors whose shapes do not tell the rows of the weight
     """
 
     name: str
@@ -80,6 +87,7 @@ class Packing:
     decode: Callable[[Parts], QuantizedWeight]
     by_rows: tuple[str, ...] = ()
     by_columns: tuple[str, ...] = ()
+    count_rows: CountRows | None = None
 
 
 @dataclass(frozen=True)
@@ -299,8 +307,8 @@ PACKINGS = (
     ),
     Packing(
         "bitsandbytes INT8",
-        {"weight": ("I8",), "SCB": ("F32", "F16")},
-        (),
+        {"weight": ("I8",), "SCB": ("F32", "F16"), "weight_format": ("U8",)},
+        ("weight_format",),
         _bnb_int8,
         by_rows=("weight", "SCB"),
     ),
@@ -330,8 +338,8 @@ PACKINGS = (
 
 def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     """Group the tensors of a checkpoint into weights; those of no packing stand alone."""
-    taken: set[str] = set()
-    weights = []
+    weights = list(_described_weights(checkpoint))
+    taken = {entry.name for weight in weights for entry in weight.parts.values()}
     for packing in PACKINGS:
         first = next(iter(packing.parts))
         for name in checkpoint.entries:
@@ -350,6 +358,16 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     ]
     order = {name: number for number, name in enumerate(checkpoint.entries)}
     return sorted(weights, key=lambda w: order[next(iter(w.parts.values())).name])
+
+
+def _described_weights(checkpoint: Checkpoint) -> Iterator[StoredWeight]:
+    """Yield weights that types of tensors, heads of files or stored states describe."""
+    for finder in (block_weights, torchao_weights, weights_of_4bit):
+        for weight in finder(checkpoint):
+            packing = Packing(
+                weight.packing, {}, (), weight.decode, weight.by_rows, count_rows=weight.count_rows
+            )
+            yield StoredWeight(weight.name, packing, weight.parts)
 
 
 def _prefix(name: str, ending: str) -> tuple[str, str | None]:

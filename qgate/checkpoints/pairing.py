@@ -30,13 +30,15 @@ ALIKE = 0.8
 class ParentMatch:
     """The parent's tensors of one weight, and how they were found.
 
-    how      "name", "prefix", "fused" or "content"
+    how      "name", "prefix", "fused", "content" or "llama.cpp"
     transposed   the parent's rows are the child's columns
+    heads    heads whose rows stand in the order of llama.cpp's rope in the child; negative: parent
     """
 
     names: tuple[str, ...]
     how: str
     transposed: bool = False
+    heads: int = 0
 
 
 def match_by_name(child: Iterable[str], parent: Iterable[str]) -> dict[str, ParentMatch]:
@@ -90,17 +92,17 @@ def match_by_content(
     @functools.cache
     def parent_sample(name: str, transposed: bool) -> Tensor:
         values = read_parent(name)
-        return _sampled(values.T if transposed else values)
+        return sampled(values.T if transposed else values)
 
     for name in child:
         values = read_child(name)
-        shape, sample = tuple(values.shape), _sampled(values)
+        shape, sample = tuple(values.shape), sampled(values)
         best: tuple[float, ParentMatch] | None = None
         for other, its in parent.items():
             for transposed in _orders(shape, its):
-                cosine = _cosine(sample, parent_sample(other, transposed))
-                if best is None or cosine > best[0]:
-                    best = cosine, ParentMatch((other,), "content", transposed)
+                likeness = cosine(sample, parent_sample(other, transposed))
+                if best is None or likeness > best[0]:
+                    best = likeness, ParentMatch((other,), "content", transposed)
         if best is not None and best[0] >= ALIKE:
             matches[name] = best[1]
     return matches
@@ -112,7 +114,7 @@ def _orders(shape: tuple[int, ...], other: tuple[int, ...]) -> list[bool]:
     return [False] * (shape == other) + [True] * may_be_transposed
 
 
-def _sampled(x: Tensor) -> Tensor:
+def sampled(x: Tensor) -> Tensor:
     row = x.reshape(-1)
     if row.numel() <= SAMPLES:
         return row.float()
@@ -120,7 +122,7 @@ def _sampled(x: Tensor) -> Tensor:
     return row[positions].float()
 
 
-def _cosine(x: Tensor, y: Tensor) -> float:
+def cosine(x: Tensor, y: Tensor) -> float:
     x, y = x.nan_to_num(0, 0, 0), y.nan_to_num(0, 0, 0)
     norms = float(x.norm() * y.norm())
     return float(x @ y) / norms if norms else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from qgate.checkpoints.accounting import TIED
 from qgate.checkpoints.compared_rows import ComparedRows
 from qgate.checkpoints.compute import squared
+from qgate.checkpoints.gguf_layouts import ParentLayout, parent_layouts
 from qgate.checkpoints.methods import explain_change
 from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.pairing import ParentMatch
@@ -41,7 +42,8 @@ def judge_plain(
     tensors = PlainTensors(child, entry, parent, () if match is None else match.names)
     outcome = cause = ""
     if parent is not None and match is not None:
-        outcome, cause = tensors.outcome()
+        layouts = parent_layouts(child, parent, weight.name, match)
+        outcome, cause = tensors.outcome_in(layouts)
         result = replace(result, parents=match.names, matched=match.how, outcome=outcome)
     else:
         tensors.look()
@@ -101,6 +103,7 @@ class PlainTensors:
     parent: Checkpoint | None
     names: tuple[str, ...]
     sums: ValueSums = field(default_factory=ValueSums)
+    layout: ParentLayout = field(default_factory=ParentLayout)
 
     def look(self) -> None:
         """Add up what is seen of the values alone."""
@@ -132,14 +135,31 @@ class PlainTensors:
             return None
         matrix = shape[0], shape[1]
         own = ContiguousRows(self.child, self.entry.name, shape[1])
-        source = ParentRows(self.parent, ParentMatch(self.names, ""), *matrix)
+        source = self.layout.of(
+            ParentRows(self.parent, ParentMatch(self.names, ""), *matrix), shape[0]
+        )
         return ComparedRows.of_plain(own, source, matrix)
+
+    def outcome_in(self, layouts: Iterable[ParentLayout]) -> tuple[str, str]:
+        """Compare with the parent's tensor in the layout it should have, then in others."""
+        first: tuple[str, str] | None = None
+        for layout in layouts:
+            self.layout, self.sums = layout, ValueSums()
+            outcome, cause = self.outcome()
+            if outcome != "changed":
+                return ("changed", layout.cause) if layout.cause else (outcome, "")
+            first = first or (outcome, cause)
+        assert first is not None
+        return first
 
     def outcome(self) -> tuple[str, str]:
         """Say what became of the parent's tensor, and what is wrong with it."""
         assert self.parent is not None
         shape = self._source_shape(self.parent)
-        if self.entry.shape != shape:
+        # Of several tensors, such as experts, only the rows are told by shapes.
+        count = math.prod(self.entry.shape)
+        is_stacked = len(self.names) > 1 and math.prod(shape) == count
+        if self.entry.shape != shape and not is_stacked:
             self.look()
             return "changed", f"it has shape {self.entry.shape}, the parent's has {shape}"
         is_equal = is_cast = True
@@ -181,11 +201,17 @@ class PlainTensors:
         own = ContiguousRows(self.child, self.entry.name, 1)
         offset = 0
         for name in self.names:
-            source = ContiguousRows(parent, name, 1)
-            count = math.prod(parent.entries[name].shape)
-            for start in range(0, count, STEP):
-                stop = min(start + STEP, count)
-                yield own[offset + start : offset + stop], source[start:stop]
+            shape = parent.entries[name].shape
+            count = math.prod(shape)
+            # Elements one by one, or the rows that a layout may reorder.
+            columns = shape[1] if len(shape) == 2 and shape[1] and self.layout.heads else 1
+            rows = count // columns
+            source = self.layout.of(ContiguousRows(parent, name, columns), rows)
+            step = max(1, STEP // columns)
+            for start in range(0, rows, step):
+                stop = min(start + step, rows)
+                values = own[offset + start * columns : offset + stop * columns]
+                yield values, source[start:stop].reshape(values.shape)
             offset += count
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import yaml
 
+from qgate.checkpoints.gguf_recipes import main_types
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import WeightRecord, WrittenRecipe
 from qgate.text import one_line
@@ -18,6 +19,8 @@ _MOST_LAYERS = 8
 def recipe_lines(recipe: Recipe) -> list[str]:
     """Write what is declared: a line per format, and one for what is ignored."""
     groups = [f"{group.format} of {', '.join(group.targets)}" for group in recipe.groups]
+    if recipe.mix:
+        groups.append(f"most parameters of layers in {' or '.join(main_types(recipe.mix))}")
     return groups + ([f"ignores {', '.join(recipe.ignore)}"] if recipe.ignore else [])
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from qgate.checkpoints.gguf_recipes import CONFIGURATION, file_type_name
 from qgate.errors import QgateError
 
 Settings = Mapping[str, object]
@@ -47,12 +48,14 @@ class Recipe:
     method  the library: "compressed-tensors", "gptq", …; empty where nothing is declared
     ignore  patterns of modules that stay in high precision
     bits    of packed integers, where the tensors do not tell
+    mix     the mix of types that a GGUF file names
     """
 
     method: str = ""
     groups: tuple[RecipeGroup, ...] = ()
     ignore: tuple[str, ...] = ()
     bits: int = 0
+    mix: str = ""
 
     def ignores(self, module: str) -> bool:
         return any(matches(pattern, module) for pattern in self.ignore)
@@ -192,13 +195,64 @@ def _mxfp4(settings: Settings) -> Recipe:
 
 
 def _bitsandbytes(settings: Settings) -> Recipe:
-    if settings.get("load_in_8bit") is not True:
-        raise ValueError("only load_in_8bit of bitsandbytes can be read")
-    declared = DeclaredFormat("int8", (1, None))
-    skipped = _texts(settings, "llm_int8_skip_modules")
+    if settings.get("load_in_8bit") is True:
+        declared = DeclaredFormat("int8", (1, None))
+    elif settings.get("load_in_4bit") is True:
+        kind = settings.get("bnb_4bit_quant_type", "fp4")
+        if kind not in BNB_ELEMENTS:
+            raise ValueError(f"bnb_4bit_quant_type is {kind!r}")
+        size = settings.get("bnb_4bit_blocksize", 64)
+        declared = DeclaredFormat(
+            BNB_ELEMENTS[str(kind)], (1, size if isinstance(size, int) else 64)
+        )
+    else:
+        raise ValueError("neither load_in_4bit nor load_in_8bit is true")
+    skipped = _texts(settings, "llm_int8_skip_modules") or ("lm_head",)
     return Recipe("bitsandbytes", (RecipeGroup(("Linear",), declared),), skipped)
 
 
+BNB_ELEMENTS = {"nf4": "nf4", "fp4": "bnb_fp4"}
+
+
+def _torchao(settings: Settings) -> Recipe:
+    """Return the format of the default entry of quant_type; one that is not listed says nothing."""
+    config = _settings(_settings(settings, "quant_type"), "default")
+    data = _settings(config, "_data")
+    declared = TORCHAO_ELEMENTS.get(str(config.get("_type")))
+    skipped = _texts(settings, "modules_to_not_convert") or ("lm_head",)
+    if declared is None:
+        return Recipe("torchao", (), _texts(settings, "modules_to_not_convert"))
+    element, columns = declared
+    element = TORCHAO_NAMES.get(_data(data, "weight_dtype"), _data(data, "weight_dtype")) or element
+    granularity = data.get("granularity", data.get("weight_granularity"))
+    tile: tuple[int | None, int | None] = (1, columns)
+    if isinstance(granularity, Mapping):
+        size = _settings(granularity, "_data").get("group_size")
+        tile = (1, size if isinstance(size, int) else None)
+        tile = (None, None) if granularity.get("_type") == "PerTensor" else tile
+    return Recipe("torchao", (RecipeGroup(("Linear",), DeclaredFormat(element, tile)),), skipped)
+
+
+def _data(settings: Settings, name: str) -> str:
+    value = settings.get(name)
+    return str(value.get("_data", "")) if isinstance(value, Mapping) else ""
+
+
+TORCHAO_ELEMENTS: dict[str, tuple[str, int | None]] = {
+    "Int8WeightOnlyConfig": ("int8", None),
+    "Int8DynamicActivationInt8WeightConfig": ("int8", None),
+    "IntxWeightOnlyConfig": ("int8", None),
+    "Int8DynamicActivationIntxWeightConfig": ("int8", None),
+    "Float8WeightOnlyConfig": ("fp8_e4m3", None),
+    "Float8DynamicActivationFloat8WeightConfig": ("fp8_e4m3", None),
+    "MXDynamicActivationMXWeightConfig": ("fp8_e4m3", 32),
+    "NVFP4WeightOnlyConfig": ("fp4_e2m1", 16),
+    "NVFP4DynamicActivationNVFP4WeightConfig": ("fp4_e2m1", 16),
+}
+"""The element and the columns of a block of each configuration of torchao."""
+TORCHAO_NAMES = {
+    "float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "float4_e2m1fn_x2": "fp4_e2m1",
+}  # fmt: skip
 METHODS: dict[str, Callable[[Settings], Recipe]] = {
     "compressed-tensors": _compressed_tensors,
     "gptq": _gptq,
@@ -207,6 +261,7 @@ METHODS: dict[str, Callable[[Settings], Recipe]] = {
     "modelopt": _modelopt,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
+    "torchao": _torchao,
 }
 
 
@@ -215,6 +270,10 @@ def read_recipe(label: str, files: Settings) -> Recipe:
 
     label   the checkpoint, to be shown
     """
+    fields = files.get(CONFIGURATION)
+    if isinstance(fields, Mapping):
+        mix = file_type_name(fields)
+        return Recipe(f"gguf {mix}" if mix else "", mix=mix)
     for file, path, default in CONFIGURED:
         settings = _settings_of(files, file, path)
         if settings is not None:

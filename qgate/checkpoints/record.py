@@ -77,6 +77,7 @@ class WeightFigures:
     steps            of codes with more error than ideal ones
     subnormal_scales     scales in E4M3 that are subnormal
     outside_zero_points  zero points that are no codes of the elements
+    zero_blocks      blocks of GGUF that are zero, and not in the ideal quantizer
     """
 
     count: int
@@ -94,6 +95,7 @@ class WeightFigures:
     steps: StepFigures | None = None
     subnormal_scales: int = 0
     outside_zero_points: int = 0
+    zero_blocks: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class WeightRecord:
     """One weight of the child.
 
     format   as stored: "int8 per row", or the dtype of one that is not quantized
-    matched  how its parent was found: "name", "prefix", "fused", "content", or "" for none
+    matched  how its parent was found: "name", "prefix", "fused", "content", "llama.cpp", or ""
     outcome  "quantized", "equal", "cast", "changed", "undoes" or "unmatched"
     method   what changed it on purpose: "as GPTQ changes it", …
     undone_by  tensors of the child that undo what a method did to this one

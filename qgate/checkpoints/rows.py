@@ -48,7 +48,8 @@ class ContiguousRows:
             first, last = start * self._columns, end * self._columns
             self._held = torch.empty(0)
             read = self._checkpoint.read_span(self._name, first, last)
-            self._start, self._held = start, read.reshape(-1, self._columns)
+            # Rows of types that are stored in blocks are bytes.
+            self._start, self._held = start, read.reshape(max(0, end - start), -1)
         return self._held[start - self._start : stop - self._start]
 
 
@@ -103,14 +104,18 @@ class WeightRows:
         self._by_rows = [ending for ending in packing.by_rows if ending in weight.parts]
         self._by_columns = [ending for ending in packing.by_columns if ending in weight.parts]
         self._whole: QuantizedWeight | None = None
-        if not self._by_rows and not self._by_columns:
+        self._units: dict[str, tuple[int, int]] = {}
+        listed = (*self._by_rows, *self._by_columns)
+        self._rows = self._count(listed[0]) if listed else 0
+        if packing.count_rows is not None:
+            self._rows = packing.count_rows(checkpoint, weight.parts)
+            listed = listed if self._rows else ()
+        if not listed:
             self._whole = decode(checkpoint, weight, bits)
             self._rows = len(self._whole.elements)
             return
-        self._rows = self._count((*self._by_rows, *self._by_columns)[0])
         self._readers: dict[str, ContiguousRows | MatrixColumns] = {}
         self._constant: dict[str, Tensor] = {}
-        self._units: dict[str, tuple[int, int]] = {}
         for ending, entry in weight.parts.items():
             units = self._share(ending)
             if units is None:
@@ -197,7 +202,7 @@ class WeightRows:
             tensors[ending] = part.reshape(-1) if one_axis else part
         shapes = {ending: entry.shape for ending, entry in self._weight.parts.items()}
         offset = gptq_zero_offset(self._checkpoint.configuration)
-        parts = Parts(self._weight.name, tensors, self._bits, shapes, self._rows, offset)
+        parts = Parts(self._weight.name, tensors, self._bits, shapes, self._rows, offset, start)
         return decode_parts(self._weight, parts)
 
     @property

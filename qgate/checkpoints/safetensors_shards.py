@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.torchao_weights import CONFIGURATION, TorchaoEntry, torchao_entries
 from qgate.errors import QgateError, first_line
 from qgate.records.validating import Meta, validate
 from qgate.storage.folders import Folder
@@ -46,8 +47,9 @@ def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
     if len(names) > 1:
         _check_shards(label, names)
     entries: dict[str, StoredEntry] = {}
+    torchao: dict[str, TorchaoEntry] = {}
     for name in names:
-        for entry in _entries(folder, name):
+        for entry in _entries(folder, name, torchao):
             if entry.name in entries:
                 raise QgateError(
                     f"{label!r}: {entry.name!r} is in {entries[entry.name].file!r} and in "
@@ -55,7 +57,8 @@ def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
                 )
             entries[entry.name] = entry
     shards = CheckpointShards(folder)
-    return Checkpoint(label, entries, shards, span_reader=shards.span)
+    configuration: dict[str, object] = {CONFIGURATION: torchao} if torchao else {}
+    return Checkpoint(label, entries, shards, configuration, span_reader=shards.span)
 
 
 class CheckpointShards:
@@ -69,17 +72,21 @@ class CheckpointShards:
 
     def span(self, entry: StoredEntry, first: int, last: int) -> Tensor:
         """Read the elements of a tensor from one number to another, as one row."""
-        assert entry.offset is not None
         try:
-            dtype = _dtype_of(entry)
-            start = entry.offset + first * dtype.itemsize
-            data = self._bytes(entry.file, start, (last - first) * dtype.itemsize)
+            start, size, dtype = self.extent(entry, first, last)
+            data = self._bytes(entry.file, start, size)
         except (ValueError, OSError, RuntimeError) as error:
             raise QgateError(
                 f"{str(self._folder.at(entry.file))!r}: tensor {entry.name!r} cannot be read: "
                 f"{first_line(error)}."
             ) from None
         return data.view(dtype)
+
+    def extent(self, entry: StoredEntry, first: int, last: int) -> tuple[int, int, torch.dtype]:
+        """Return the byte at which elements begin, their bytes, and what they are."""
+        assert entry.offset is not None
+        dtype = _dtype_of(entry)
+        return entry.offset + first * dtype.itemsize, (last - first) * dtype.itemsize, dtype
 
     def _bytes(self, file: str, start: int, size: int) -> Tensor:
         data = torch.empty(size, dtype=torch.uint8)
@@ -123,11 +130,12 @@ def _check_shards(spec: str, names: list[str]) -> None:
             )
 
 
-def _entries(folder: Folder, name: str) -> Iterator[StoredEntry]:
+def _entries(folder: Folder, name: str, torchao: dict[str, TorchaoEntry]) -> Iterator[StoredEntry]:
     """Read the head of one shard, and check that the file is as long as it says."""
     path = str(folder.at(name))
     stamp = folder.stamp(name)
     head = _head(folder, name, path)
+    torchao |= torchao_entries(head.metadata, path)
     end = head.start
     for key, entry in head.entries.items():
         try:

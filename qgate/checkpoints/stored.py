@@ -45,6 +45,7 @@ class Checkpoint:
                    read whole
     stamps         the stamps that its files had when they were opened
     ahead          bytes worth reading at a time, more where each request takes time
+    samples        samples of tensors that were compared with others, by what they are of
     """
 
     label: str
@@ -54,6 +55,7 @@ class Checkpoint:
     span_reader: Callable[[StoredEntry, int, int], Tensor] | None = None
     stamps: Stamps = field(default_factory=dict)
     ahead: int = 2 << 20
+    samples: dict[tuple[str, int, int], Tensor] = field(default_factory=dict, repr=False)
     _last: tuple[str, Tensor] | None = field(default=None, init=False, repr=False)
 
     @cached_property

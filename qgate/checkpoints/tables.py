@@ -10,7 +10,7 @@ from qgate.text import as_csv
 _WEIGHT = ("name", "format", "packing", "outcome", "matched", "method", "parents", "size",
            "count")  # fmt: skip
 _ERRORS = ("over_ideal_db", "error", "cosine", "over_codes_db", "at_ends_share", "zero_share",
-           "flushed_share", "not_finite", "unused_codes")  # fmt: skip
+           "flushed_share", "not_finite", "unused_codes", "zero_blocks")  # fmt: skip
 _SCALES = ("count", "smallest", "largest", "log2_ratio", "not_finite", "zero", "negative")
 
 

@@ -24,6 +24,9 @@ def result_lines(record: CheckpointRecord, limit: int = SHOWN) -> Iterator[str]:
     yield from _formats(record)
     yield from _worst(record)
     yield from map(outlier_text, find_outliers(record)[:limit])
+    if record.notes:
+        yield ""
+        yield from map(one_line, record.notes)
     yield from _written_recipe(record)
 
 

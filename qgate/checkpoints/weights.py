@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qgate.checkpoints.causes import find_cause
 from qgate.checkpoints.code_causes import code_causes
-from qgate.checkpoints.compute import DecodedRows, measure
+from qgate.checkpoints.compute import DecodedRows, SourceRows, measure, over_codes_db
+from qgate.checkpoints.conventions import CONVENTIONS
 from qgate.checkpoints.findings import LIMIT_DB, declared_causes, error_cause, scale_causes
+from qgate.checkpoints.gguf_layouts import parent_layouts
 from qgate.checkpoints.grids import TALL
-from qgate.checkpoints.methods import explain_error
+from qgate.checkpoints.methods import ErrorExplanation, explain_error
+from qgate.checkpoints.misplaced import UNLIKE, other_parent
 from qgate.checkpoints.packings import MisfitError, StoredWeight
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.plain import judge_plain
@@ -20,6 +24,8 @@ from qgate.checkpoints.surroundings import Surroundings
 
 KEPT = 256 << 20
 """Bytes of a parent that are kept for a second pass, which a scale of many rows needs."""
+MISPLACED = 0.7
+"""Cosine of a weight and its parent that rows in another order do not reach."""
 Judgement = tuple[WeightRecord, list[CheckpointFinding]]
 
 
@@ -49,19 +55,24 @@ def _quantized_judgement(
     result = WeightRecord(weight.name, weight.packing.name, "", weight.size, 0)
     try:
         rows = WeightRows(child, weight, recipe.bits)
-        source = None
-        if parent is not None and match is not None:
-            ahead = KEPT if rows.tile[0] > TALL else 0
-            source = ParentRows(parent, match, *rows.shape, ahead)
-        figures = measure(rows, source)
+        figures, source, misplaced = _measured(child, weight, parent, match, rows)
     except MisfitError as error:
         return result, [CheckpointFinding(weight.name, str(error))]
     causes = [*scale_causes(figures), *code_causes(rows.element, figures)]
-    if not causes and source is not None and layer is not None and _is_over(figures):
-        explanation = explain_error(layer, rows, source, figures)
-        figures, causes = explanation.figures, [explanation.cause]
-        method = explanation.method, explanation.undone_by
-        result = replace(result, method=method[0], undone_by=method[1])
+    if source is not None and layer is not None and match is not None and _is_over(figures):
+        explanation = None
+        if misplaced:
+            explanation = ErrorExplanation(figures, cause=error_cause(figures, misplaced))
+        elif rows.element in CONVENTIONS:
+            # Other bytes than those meant look like scales of all kinds.
+            explanation = _explain_blocks(rows, source, figures, is_wrong=bool(causes))
+        elif not causes:
+            explanation = explain_error(layer, rows, source, figures)
+        if explanation is not None:
+            explanation = _from_other_parent(explanation, layer.parent, match, rows)
+            figures, causes = explanation.figures, [explanation.cause]
+            method = explanation.method, explanation.undone_by
+            result = replace(result, method=method[0], undone_by=method[1])
     elif not causes:
         causes = [error_cause(figures, "")]
     findings = [
@@ -78,7 +89,73 @@ def _quantized_judgement(
         outcome="quantized",
         figures=figures,
     )
-    return result, [*findings, *declared_causes(recipe, result, form)]
+    return result, [*findings, *declared_causes(recipe, result, form, rows.shape[1])]
+
+
+def _explain_blocks(
+    rows: WeightRows, source: SourceRows, figures: WeightFigures, *, is_wrong: bool
+) -> ErrorExplanation | None:
+    """Find the fault of blocks with rules of their own; None for none where more is wrong."""
+    if figures.zero_share == 1:
+        return None
+    weight, parent = rows.sample(), source[0 : rows.sampled]
+    words = find_cause(weight, parent, is_part=rows.sampled < rows.shape[0])
+    if is_wrong and not words:
+        return None
+    figures = replace(figures, over_codes_db=over_codes_db(weight, parent))
+    return ErrorExplanation(figures, cause=error_cause(figures, words))
+
+
+def _from_other_parent(
+    explanation: ErrorExplanation, parent: Checkpoint, match: ParentMatch, rows: WeightRows
+) -> ErrorExplanation:
+    """Name the other tensor of the parent that a weight was made from, where it was."""
+    figures = explanation.figures
+    if explanation.method or (figures.cosine or 0.0) >= UNLIKE:
+        return explanation
+    words = other_parent(rows.sample(), rows.shape[0], parent, match)
+    return replace(explanation, cause=error_cause(figures, words)) if words else explanation
+
+
+def _measured(
+    child: Checkpoint,
+    weight: StoredWeight,
+    parent: Checkpoint | None,
+    match: ParentMatch | None,
+    rows: WeightRows,
+) -> tuple[WeightFigures, SourceRows | None, str]:
+    """Measure a weight beside its parent in the layout it should have, or in one that it has.
+
+    The third is the cause where it has another layout than it should have.
+    """
+    if parent is None or match is None:
+        return measure(rows), None, ""
+    first: tuple[WeightFigures, SourceRows] | None = None
+    for layout in parent_layouts(child, parent, weight.name, match):
+        ahead = KEPT if rows.tile[0] > TALL else 0
+        source = layout.of(ParentRows(parent, match, *rows.shape, ahead), rows.shape[0])
+        figures = measure(rows, source)
+        first = first or (figures, source)
+        if (figures.cosine or 0.0) > MISPLACED:
+            return (*first, layout.cause) if layout.cause else (figures, source, "")
+    assert first is not None
+    return *first, ""
+
+
+def source_rows(
+    child: Checkpoint,
+    parent: Checkpoint,
+    weight: StoredWeight,
+    match: ParentMatch,
+    rows: WeightRows,
+) -> SourceRows:
+    """Return the parent's rows in the layout in which a weight is compared with them."""
+    layouts = list(parent_layouts(child, parent, weight.name, match))
+    if any(not layout.cause for layout in layouts[1:]):
+        _, source, _ = _measured(child, weight, parent, match, rows)
+        assert source is not None
+        return source
+    return layouts[0].of(ParentRows(parent, match, *rows.shape), rows.shape[0])
 
 
 def _is_over(figures: WeightFigures) -> bool:

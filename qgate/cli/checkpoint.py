@@ -7,8 +7,9 @@
   qgate checkpoint CHILD --recipe R.yaml     beside what was meant, where the child does not say it
   qgate checkpoint A B --same                two exports of one recipe: equal, or where not
 
-CHILD and PARENT are folders of .safetensors shards, or single files, at paths or URLs. The recipe
-is what the child's config.json declares. No code of a checkpoint is run.
+CHILD and PARENT are folders of .safetensors shards, single files, or GGUF files (of a split, name
+any part), at paths or URLs. The recipe is what the child's config.json or GGUF head declares. No
+code of a checkpoint is run.
 Exit status: 0 if all is as declared, 1 if something is not, 2 if files cannot be read or are not a
 pair.
 """

@@ -79,15 +79,107 @@ def _read_recipe(folder: Path) -> None:
     recipe.idle_patterns(["lm_head", "model.layers.0.mlp.up_proj"])
 
 
+def _gguf(folder: Path) -> None:
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(folder / "m.gguf", "llama")
+    writer.add_block_count(1)
+    writer.add_head_count(2)
+    writer.add_file_type(15)
+    writer.add_array("tokenizer.ggml.tokens", ["a", "b", "c"])
+    writer.add_array("tokenizer.ggml.scores", [0.5, 1.0])
+    numbers = np.random.default_rng(0).standard_normal((4, 256)).astype(np.float32)
+    kinds = ("Q4_0", "Q5_1", "Q8_0", "TQ1_0", "MXFP4", "BF16")
+    for number, name in enumerate(kinds):
+        kind = gguf.GGMLQuantizationType[name]
+        data = gguf.quantize(numbers, kind)
+        writer.add_tensor(f"blk.0.{number}.weight", data, raw_dtype=kind)
+    for number, name in enumerate(("Q4_K", "Q6_K", "IQ2_XS", "IQ4_XS", "IQ1_M")):
+        kind = gguf.GGMLQuantizationType[name]
+        size = gguf.GGML_QUANT_SIZES[kind][1]
+        data = np.random.default_rng(number).integers(0, 128, (4, size), np.uint8)
+        writer.add_tensor(f"blk.1.{number}.weight", data, raw_dtype=kind)
+    writer.add_tensor("output_norm.weight", numbers[0])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    (folder / "config.json").write_text("{}")
+
+
+def _nested(folder: Path) -> None:
+    from bitsandbytes.functional import quantize_4bit
+
+    codes, state = quantize_4bit(
+        torch.randn(ROWS, COLUMNS), compress_statistics=True, quant_type="nf4"
+    )
+    parts = {f"weight.{ending}": x for ending, x in state.as_dict(packed=True).items()}
+    recipe = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    _write(folder, {"weight": codes, **parts}, recipe)
+
+
+def _subclasses(folder: Path) -> None:
+    scales = {"block_size": [1, 16], "target_dtype": {"_type": "torch.dtype", "_data": "int4"}}
+    swizzled = {"block_size": 16, "is_swizzled_scales": True}
+    metadata = {
+        "tensor_names": json.dumps(["a.weight", "b.weight"]),
+        "a.weight": json.dumps(
+            {
+                "_type": "IntxUnpackedToInt8Tensor",
+                "_data": scales,
+                "_tensor_data_names": ["qdata", "scale", "zero_point"],
+            }
+        ),
+        "b.weight": json.dumps(
+            {"_type": "NVFP4Tensor", "_data": swizzled, "_tensor_data_names": ["qdata", "scale"]}
+        ),
+    }
+    tensors = {
+        "a._weight_qdata": torch.randint(-8, 8, (ROWS, COLUMNS), dtype=torch.int8),
+        "a._weight_scale": torch.rand(ROWS, 2).bfloat16(),
+        "a._weight_zero_point": torch.ones(ROWS, 2, dtype=torch.int8),
+        "b._weight_qdata": torch.randint(0, 256, (ROWS, 16), dtype=torch.uint8),
+        "b._weight_scale": torch.rand(32, 16).to(torch.float8_e4m3fn),
+    }
+    save_file(tensors, folder / "model.safetensors", metadata)
+    config = {"_type": "IntxWeightOnlyConfig", "_data": {"granularity": {"_type": "PerRow"}}}
+    settings = {"quant_method": "torchao", "quant_type": {"default": config}}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+
+
 READERS = (
     "qgate.checkpoints.opening:_configuration",
-    "qgate.checkpoints.stored:read",
+    "qgate.checkpoints.stored:read_span",
     "qgate.storage.safetensors_heads:read_head",
 )
 TARGETS = (
     Target("checkpoint of integers", _integers, _read, READERS),
     Target("checkpoint of GPTQ", _words, _read, READERS),
     Target("checkpoint of NVFP4", _blocks, _read, READERS),
-    Target("recipe of a checkpoint", lambda f: (f / "recipe.yaml").write_text(RECIPE), _read_recipe,
-           ("qgate.storage.documents:read_document",)),
-)  # fmt: skip
+    Target(
+        "checkpoint of GGUF",
+        _gguf,
+        _read,
+        (*READERS[:2], "qgate.checkpoints.gguf_files:extent"),
+        share=40,
+    ),
+    Target(
+        "checkpoint of bitsandbytes",
+        _nested,
+        _read,
+        (*READERS, "qgate.checkpoints.bnb_weights:_state"),
+    ),
+    Target(
+        "checkpoint of torchao",
+        _subclasses,
+        _read,
+        (*READERS, "qgate.checkpoints.torchao_weights:torchao_entries"),
+    ),
+    Target(
+        "recipe of a checkpoint",
+        lambda f: (f / "recipe.yaml").write_text(RECIPE),
+        _read_recipe,
+        ("qgate.storage.documents:read_document",),
+    ),
+)
