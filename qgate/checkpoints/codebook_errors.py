@@ -74,4 +74,6 @@ def _nearest(table: Tensor, groups: Tensor) -> Tensor:
     rows = groups.reshape(-1, table.shape[1])
     # |x - t|^2 less |x|^2, which is the same for all entries.
     scores = torch.addmm(table.square().sum(1), rows, table.T, alpha=-2)
-    return table[scores.argmin(1)].reshape(groups.shape)
+    # NumPy's argmin is several times faster than torch's.
+    nearest = torch.from_numpy(scores.numpy().argmin(1))
+    return table.index_select(0, nearest).reshape(groups.shape)
