@@ -27,9 +27,10 @@ def code_causes(element: str, figures: WeightFigures) -> Iterator[str]:
     if figures.outside_zero_points:
         yield f"{figures.outside_zero_points:,} zero points are no codes of the elements"
     is_sampled = figures.count > MANY_ELEMENTS and count >= MANY_SCALES
-    codes = _count_values(element)
-    if is_sampled and figures.unused_codes > UNUSED_SHARE * codes:
-        yield f"{figures.unused_codes} of {codes} codes never occur"
+    if is_sampled and figures.unused_codes:
+        codes = _count_values(element)
+        if figures.unused_codes > UNUSED_SHARE * codes:
+            yield f"{figures.unused_codes} of {codes} codes never occur"
 
 
 def _count_values(element: str) -> int:
