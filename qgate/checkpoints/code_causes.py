@@ -30,9 +30,10 @@ def code_causes(element: str, figures: WeightFigures) -> Iterator[str]:
     if element in CONVENTIONS:
         return  # code books have codes that right exporters leave out
     is_sampled = figures.count > MANY_ELEMENTS and count >= MANY_SCALES
-    codes = _count_values(element)
-    if is_sampled and figures.unused_codes > UNUSED_SHARE * codes:
-        yield f"{figures.unused_codes} of {codes} codes never occur"
+    if is_sampled and figures.unused_codes:
+        codes = _count_values(element)
+        if figures.unused_codes > UNUSED_SHARE * codes:
+            yield f"{figures.unused_codes} of {codes} codes never occur"
 
 
 def _count_values(element: str) -> int:

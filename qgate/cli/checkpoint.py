@@ -22,7 +22,7 @@ import sys
 
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
-from qgate.storage.locations import location_of
+from qgate.storage.locations import local_folder, location_of
 from qgate.text import for_terminal
 
 
@@ -58,9 +58,16 @@ def run(args: argparse.Namespace) -> int:
     if folder is not None:
         files.check_folder(folder)
     workers, blocks = workers_from(args), files.DRAWN if folder else 0
+    unfinished = None if folder is None else local_folder(folder)
     with progress("weights") as report:
         record = compare(
-            args.child, args.parent, report, args.recipe, workers=workers, blocks=blocks
+            args.child,
+            args.parent,
+            report,
+            args.recipe,
+            workers=workers,
+            unfinished=unfinished,
+            blocks=blocks,
         )
     if args.json:
         print(files.record_json(record), end="")

@@ -306,3 +306,23 @@ def test_an_interrupted_command_says_so_in_a_line(pair: Pair, tmp_path: Path) ->
     assert ended.returncode == 128 + signal.SIGINT
     assert ended.stderr.strip() == "qgate checkpoint: interrupted"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["child", "parent"]
+
+
+def test_an_interrupted_command_with_a_folder_goes_on(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = CheckpointPair.judge
+    names: list[str] = []
+
+    def judge(self: CheckpointPair, weight: StoredWeight) -> Judgement:
+        names.append(weight.name)
+        if len(names) == 9:
+            raise KeyboardInterrupt
+        return original(self, weight)
+
+    monkeypatch.setattr(CheckpointPair, "judge", judge)
+    command = ["checkpoint", pair[0], "--parent", pair[1], "--output-dir", str(tmp_path / "out")]
+    assert main(command) == 128 + signal.SIGINT
+    assert main(command) == 1
+    assert len(names) < 9 + 21
+    assert not list((tmp_path / "out").glob(".unfinished*"))
