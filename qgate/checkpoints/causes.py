@@ -226,7 +226,7 @@ def _transposed(weight: QuantizedWeight) -> QuantizedWeight | None:
     turned = weight.values().reshape(-1, columns, columns).transpose(1, 2).reshape(rows, columns)
     return replace(
         weight, elements=turned, scales=torch.ones(1, 1), tile=(rows, columns), zero_points=None,
-        scale_codes=None, unit=1.0, order=None,
+        scale_codes=None, unit=1.0, order=None, offsets=None, blocks=None,
     )  # fmt: skip
 
 
