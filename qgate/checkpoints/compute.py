@@ -43,8 +43,15 @@ def round_to(element: str, x: Tensor) -> Tensor:
         coarse = (x * 0.5).round_().mul_(2)
         magnitude = x.abs()
         return torch.where(magnitude < 2, fine, torch.where(magnitude < 4, middle, coarse))
-    dtype = torch.float8_e5m2 if element == "fp8_e5m2" else torch.float8_e4m3fn
-    return widen(x.clamp(low, high).to(dtype))
+    return widen(x.clamp(low, high).to(_FP8[element]))
+
+
+_FP8 = {
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "fp8_e5m2fnuz": torch.float8_e5m2fnuz,
+}
 
 
 def ideal_values(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,7 +61,11 @@ def ideal_values(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tenso
     """
     blocks = weight.in_tiles(parent)
     low, high = element_range(weight.element)
-    if weight.zero_points is not None:
+    if weight.element == "int32":
+        # Sums of products: their scale is that of the inputs times the weight's.
+        scales = weight.scales[:, None, :, None]
+        values = round_to(weight.element, blocks / scales) * scales
+    elif weight.zero_points is not None:
         smallest = blocks.amin((1, 3), keepdim=True).clamp(max=0)
         largest = blocks.amax((1, 3), keepdim=True).clamp(min=0)
         scales = ((largest - smallest) / (high - low)).clamp(min=torch.finfo(torch.float32).tiny)
@@ -225,7 +236,7 @@ def _scale_figures(weight: QuantizedWeight, log2_ratio: float | None) -> ScaleFi
         count=scales.numel(),
         not_finite=int((~scales.isfinite()).sum()),
         zero=int((scales == 0).sum()),
-        negative=int((scales < 0).sum()),
+        negative=0 if weight.signed_scales else int((scales < 0).sum()),
         smallest=float(finite.min()) if finite.numel() else float("nan"),
         largest=float(finite.max()) if finite.numel() else float("nan"),
         all_equal=scales.numel() > 1 and bool((scales == scales.reshape(-1)[0]).all()),

@@ -24,6 +24,7 @@ class QuantizedWeight:
     tile         rows and columns of a tile
     zero_points  one per tile, in units of elements
     scale_codes  the scales as they are stored, where they have a format of their own
+    signed_scales  negative scales are right: the largest magnitude has the code of the end
     """
 
     element: str
@@ -33,6 +34,7 @@ class QuantizedWeight:
     zero_points: Tensor | None = None
     scale_codes: Tensor | None = None
     unit: float = 1.0
+    signed_scales: bool = False
 
     def values(self) -> Tensor:
         """Return the dequantized weight in float32."""
@@ -90,7 +92,9 @@ def widen(elements: Tensor) -> Tensor:
 
 _TABLES = {
     dtype: torch.arange(256, dtype=torch.uint8).view(dtype).float()
-    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    for dtype in (
+        torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    )
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
+from qgate.checkpoints.onnx_files import open_onnx
 from qgate.checkpoints.safetensors_shards import open_shards
 from qgate.checkpoints.stored import Checkpoint
 from qgate.errors import QgateError, first_line
@@ -13,7 +14,10 @@ from qgate.storage.folders import Folder, files_in
 from qgate.storage.locations import user_location
 
 Opener = Callable[[str, Folder, list[str]], Checkpoint]
-OPENERS: Mapping[str, Opener] = {".safetensors": open_shards}
+OPENERS: Mapping[str, Opener] = {
+    ".safetensors": open_shards,
+    ".onnx": open_onnx,
+}
 """Who opens the files of a folder by their ending; of several kinds in a folder, the first."""
 CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json")
 
