@@ -7,6 +7,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from qgate.checkpoints.accounting import account, fused_scales
+from qgate.checkpoints.graph_pairs import (
+    fit_shapes,
+    leave_out_unused,
+    match_plain,
+    name_sources,
+    without_constants,
+)
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
@@ -39,6 +46,7 @@ def compare(
     if source is not None:
         _check_parent(source)
         matches = _match(stored, weights, source, recipe)
+        weights = without_constants(stored, weights, matches)
         _check_pair(child, parent or "", matches, weights)
     for number, weight in enumerate(weights):
         if progress is not None:
@@ -47,7 +55,10 @@ def compare(
         record.weights.append(judged)
         record.findings += findings
     _check_alike(record)
+    name_sources(record, stored, weights, source)
     account(record, recipe, source, matches, weights)
+    if source is not None and stored.has_graph:
+        leave_out_unused(record, source, matches)
     record.findings += fused_scales(stored, weights)
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))
     return record
@@ -109,17 +120,16 @@ def _match(
 ) -> dict[str, ParentMatch]:
     """Match weights by name, and quantized ones without a counterpart by content."""
     matches = match_by_name([weight.name for weight in weights], parent.entries)
+    matches = fit_shapes(child, parent, matches)
     taken = {name for match in matches.values() for name in match.names}
     unmatched = {w.name: w for w in weights if w.name not in matches and w.packing is not None}
-    if not unmatched:
-        return matches
+    if unmatched:
 
-    def values(name: str) -> Tensor:
-        return decode(child, unmatched[name], recipe.bits).values()
+        def values(name: str) -> Tensor:
+            return decode(child, unmatched[name], recipe.bits).values()
 
-    open_parents = {
-        name: entry.shape
-        for name, entry in parent.entries.items()
-        if name not in taken and len(entry.shape) == 2
-    }
-    return matches | match_by_content(unmatched, open_parents, values, parent.read)
+        open_parents = {
+            name: entry.shape for name, entry in parent.entries.items() if name not in taken
+        }
+        matches |= match_by_content(unmatched, open_parents, values, parent.read)
+    return matches | match_plain(child, parent, weights, matches)

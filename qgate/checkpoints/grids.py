@@ -93,7 +93,10 @@ def widen(elements: Tensor) -> Tensor:
 _TABLES = {
     dtype: torch.arange(256, dtype=torch.uint8).view(dtype).float()
     for dtype in (
-        torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
     )
 }
 

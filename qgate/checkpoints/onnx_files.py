@@ -14,7 +14,7 @@ from torch import Tensor
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.onnx_graphs import OnnxGraph, is_anonymous, logical_name
 from qgate.checkpoints.onnx_models import folder_and_name, read_graph
-from qgate.checkpoints.onnx_packings import Stored, decode_stored, find_codes
+from qgate.checkpoints.onnx_packings import Stored, StoredBits, decode_stored, find_codes
 from qgate.checkpoints.onnx_tensors import OnnxTensor
 from qgate.checkpoints.stored import Checkpoint, GraphWeight, StoredEntry
 from qgate.checkpoints.wrong_files import reading
@@ -32,14 +32,18 @@ def open_onnx(label: str, folder: Folder, names: list[str]) -> Checkpoint:
     names_taken = set(graph.tensors)
     weights: list[GraphWeight] = []
     entries: dict[str, StoredEntry] = {}
-    turned: dict[str, str] = {}
+    turned: set[str] = set()
     for stored in find_codes(graph):
         output = stored.output or stored.codes.name
         name = _new_name(graph, logical_name(stored.codes.name), output, names_taken)
         roles = _roles(graph, stored)
-        decode = partial(_decode, stored, graph.is_turned(output))
+        is_turned = graph.is_turned(output)
+        shape = _turned(stored.codes.shape) if is_turned else stored.codes.shape
+        if isinstance(stored, StoredBits):
+            shape = stored.rows, stored.columns
         parts = {role: tensor.name for role, tensor in roles.items()}
-        weights.append(GraphWeight(name, stored.packing, parts, decode))
+        decode = partial(_decode, stored, is_turned)
+        weights.append(GraphWeight(name, stored.packing, shape, parts, decode))
         for tensor in roles.values():
             entries[tensor.name] = _entry(tensor, tensor.name, tensor.shape, file)
     helpers = {name for node in graph.nodes for name in node.scales()}
@@ -52,8 +56,8 @@ def open_onnx(label: str, folder: Folder, names: list[str]) -> Checkpoint:
         originals[name] = tensor.name
         shape = tensor.shape
         if len(shape) > 1 and graph.is_turned(tensor.name):
-            turned[name] = tensor.name
-            shape = (*shape[:-2], shape[-1], shape[-2])
+            turned.add(name)
+            shape = _turned(shape)
         entries[name] = _entry(tensor, name, shape, file)
 
     def read(entry: StoredEntry) -> Tensor:
@@ -62,6 +66,11 @@ def open_onnx(label: str, folder: Folder, names: list[str]) -> Checkpoint:
         return values.transpose(-1, -2) if entry.name in turned else values
 
     return Checkpoint(label, entries, read, weights=tuple(weights))
+
+
+def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Swap the last two lengths of a shape."""
+    return (*shape[:-2], *shape[:-3:-1])
 
 
 def _new_name(graph: OnnxGraph, name: str, value: str, taken: set[str]) -> str:

@@ -57,9 +57,7 @@ class OnnxGraph:
     nodes: list[OnnxNode] = field(default_factory=list)
     tensors: dict[str, OnnxTensor] = field(default_factory=dict)
     makers: dict[str, OnnxNode] = field(default_factory=dict)
-    users: dict[str, list[tuple[OnnxNode, int]]] = field(
-        default_factory=lambda: defaultdict(list)
-    )
+    users: dict[str, list[tuple[OnnxNode, int]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, node: OnnxNode) -> None:
         self.nodes.append(node)

@@ -116,9 +116,7 @@ class _Builder:
                     self._graph.tensors[outputs[0]] = OnnxTensor(outputs[0], TYPES[1], shape, data)
         inputs = tuple(renamed.get(str(name), str(name)) for name in proto.input)
         if str(proto.op_type) != "Constant":
-            self._graph.add(
-                OnnxNode(str(proto.op_type), str(proto.name), inputs, outputs, numbers)
-            )
+            self._graph.add(OnnxNode(str(proto.op_type), str(proto.name), inputs, outputs, numbers))
 
     def _add_tensor(self, proto: Any, name: str, span: tuple[int, int] | None) -> None:
         kind = TYPES.get(int(proto.data_type))

@@ -33,6 +33,7 @@ class GraphWeight:
 
     name: str
     packing: str
+    shape: tuple[int, ...]
     parts: Mapping[str, str]
     decode: Callable[[Mapping[str, Tensor]], QuantizedWeight]
 
@@ -58,7 +59,7 @@ class Checkpoint:
 
     @property
     def has_graph(self) -> bool:
-        """Return True for a graph: it may have constants, and lacks tensors that it does not use."""
+        """Return True for a graph, which has constants, and lacks what it does not use."""
         return self.weights is not None
 
     def read(self, name: str) -> Tensor:

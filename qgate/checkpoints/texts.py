@@ -19,6 +19,7 @@ def result_lines(record: CheckpointRecord, limit: int = SHOWN) -> Iterator[str]:
     yield from _findings(record, limit)
     yield from _formats(record)
     yield from _worst(record)
+    yield from map(one_line, record.notes)
 
 
 def first_line(record: CheckpointRecord) -> str:

@@ -1,0 +1,153 @@
+"""Pairs of a graph and its parent: names that exporters make up, constants, unused tensors."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import replace
+
+from torch import Tensor
+
+from qgate.checkpoints.packings import StoredWeight, decode
+from qgate.checkpoints.pairing import ParentMatch, match_by_content
+from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
+from qgate.checkpoints.stored import Checkpoint
+from qgate.errors import QgateError
+
+EQUAL = 0.9999
+"""Least cosine of a tensor that is not quantized and its parent, which may be cast."""
+UNLIKE = 0.3
+"""Cosine of a weight and its counterpart under which another one is looked for."""
+_LAYER = re.compile(r"(.*?\.\d+)\.")
+
+
+def fit_shapes(
+    child: Checkpoint, parent: Checkpoint, matches: dict[str, ParentMatch]
+) -> dict[str, ParentMatch]:
+    """Leave out matches by name that have another shape, and mark transposed ones, in graphs."""
+    shapes = {weight.name: weight.shape for weight in child.weights or ()}
+    fitted = {}
+    for name, match in matches.items():
+        shape = shapes.get(name)
+        others = [parent.entries[other].shape for other in match.names]
+        if shape is not None and sum(map(math.prod, others)) != math.prod(shape):
+            continue
+        is_turned = (
+            shape is not None
+            and len(others) == 1
+            and len(shape) == 2
+            and others[0] == shape[::-1] != shape
+        )
+        fitted[name] = replace(match, transposed=True) if is_turned else match
+    return fitted
+
+
+def match_plain(
+    child: Checkpoint,
+    parent: Checkpoint,
+    weights: list[StoredWeight],
+    matches: dict[str, ParentMatch],
+) -> dict[str, ParentMatch]:
+    """Match tensors of a graph that are not quantized, and whose names say nothing, by content."""
+    if not child.has_graph:
+        return {}
+    unmatched = [w.name for w in weights if w.packing is None and w.name not in matches]
+    used = {name for match in matches.values() for name in match.names}
+    open_parents = {name: entry.shape for name, entry in parent.entries.items() if name not in used}
+    return match_by_content(unmatched, open_parents, child.read, parent.read, EQUAL)
+
+
+def without_constants(
+    child: Checkpoint, weights: list[StoredWeight], matches: dict[str, ParentMatch]
+) -> list[StoredWeight]:
+    """Leave out the constants of a graph: what is not quantized and has no counterpart."""
+    if not child.has_graph:
+        return weights
+    return [w for w in weights if w.packing is not None or w.name in matches]
+
+
+def leave_out_unused(
+    record: CheckpointRecord, parent: Checkpoint, matches: dict[str, ParentMatch]
+) -> None:
+    """Take back findings of modules and buffers of the parent that the graph does not compute.
+
+    A tensor of a layer of which there are others, or of a module of which there are, is missing.
+    """
+    used = {name for match in matches.values() for name in match.names}
+    modules = {_module(name) for name in used} | {_layer(name) for name in used}
+    unused = {
+        name
+        for name in record.unmatched_parents
+        if not parent.entries[name].dtype.startswith(("F", "BF"))
+        or not modules & {_module(name), _layer(name)}
+    }
+    record.findings = [finding for finding in record.findings if finding.subject not in unused]
+    if unused:
+        listed = ", ".join(sorted(unused)[:4]) + (", …" if len(unused) > 4 else "")
+        record.notes.append(f"The graph does not use {len(unused)} tensors of the parent: {listed}")
+    _name_twins(record, matches)
+
+
+def _name_twins(record: CheckpointRecord, matches: dict[str, ParentMatch]) -> None:
+    """Say of a missing tensor which of its like was written twice."""
+    children: dict[str, list[str]] = defaultdict(list)
+    for name, match in matches.items():
+        children[match.names[0]].append(name)
+    twins = [(other, names) for other, names in children.items() if len(names) > 1]
+    if len(twins) != 1:
+        return
+    other, names = twins[0]
+    words = f"it is in the parent alone; {' and '.join(names[:3])} were made from {other}"
+    record.findings = [
+        replace(f, cause=words) if f.cause == "it is in the parent alone" else f
+        for f in record.findings
+    ]
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _layer(name: str) -> str:
+    found = _LAYER.match(name)
+    return found[1] if found else _module(name)
+
+
+def name_sources(
+    record: CheckpointRecord,
+    child: Checkpoint,
+    weights: list[StoredWeight],
+    parent: Checkpoint | None,
+) -> None:
+    """Name the tensor of the parent that a weight unlike its counterpart was made from."""
+    unlike = {
+        weight.name: weight.parents
+        for weight in record.weights
+        if weight.figures is not None
+        and weight.figures.cosine is not None
+        and weight.figures.cosine < UNLIKE
+    }
+    if parent is None or not unlike:
+        return
+    by_name = {weight.name: weight for weight in weights}
+    shapes = {name: entry.shape for name, entry in parent.entries.items()}
+
+    def values(name: str) -> Tensor:
+        return decode(child, by_name[name]).values()
+
+    try:
+        sources = match_by_content(unlike, shapes, values, parent.read)
+    except QgateError:
+        return
+    words = {
+        name: f"it was made from {source.names[0]}, not from {unlike[name][0]}"
+        for name, source in sources.items()
+        if source.names != unlike[name]
+    }
+    record.findings = [
+        CheckpointFinding(f.subject, words[f.subject], f.over_ideal_db)
+        if f.subject in words and f.over_ideal_db is not None
+        else f
+        for f in record.findings
+    ]
