@@ -30,7 +30,7 @@ def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
     ideal, _ = ideal_values(weight, parent)
     least = float((ideal - parent).square().sum(dtype=torch.float64))
     allowed = least * 10 ** (EXPLAINED_DB / 10)
-    for fault in _faults(weight):
+    for fault in (*_faults(weight), *_fitted_faults(weight, parent)):
         undone = fault.undo(weight)
         if undone is None:
             continue
@@ -53,6 +53,9 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
     yield ExportFault("scales of neighboring groups are swapped", _scales_swapped)
     yield ExportFault("scales stand in the order of columns, not of rows", _scales_transposed)
     yield ExportFault("scales are swizzled in tiles of 128 x 4", _unswizzled)
+    yield ExportFault("scales stand along the wrong axis", _axes_exchanged)
+    kind = "unsigned" if weight.element.startswith("u") else "signed"
+    yield ExportFault(f"codes are read as {kind} and are not", _signs_read)
     yield ExportFault("all signs are lost or flipped", lambda w: replace(w, scales=-w.scales))
     if weight.zero_points is not None:
         for step in (1, -1):
@@ -63,6 +66,43 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
             )
         yield ExportFault("zero points are left out", lambda w: replace(w, zero_points=None))
     yield ExportFault("rows stand in another order: moved by one", lambda w: _rows_moved(w, 1))
+
+
+def _fitted_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault]:
+    """Yield faults that are undone with the help of the parent."""
+    if weight.element.startswith(("int", "uint")):
+        stored = weight.zero_points
+        is_missing = stored is None or not bool(stored.any())
+        words = f"zero points are {'missing' if is_missing else 'wrong'}"
+        yield ExportFault(words, lambda w: _zero_points_fitted(w, parent))
+
+
+def _zero_points_fitted(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight:
+    scales = weight.scales[:, None, :, None]
+    offsets = weight.in_tiles(weight.elements) - weight.in_tiles(parent) / scales
+    zeros = offsets.transpose(1, 2).flatten(2).median(-1).values.round()
+    return replace(weight, zero_points=zeros)
+
+
+def _axes_exchanged(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Move scales of rows of a square weight to its columns, and back."""
+    rows, columns = weight.elements.shape
+    if rows != columns or weight.scales.numel() < 2:
+        return None
+    zeros = None if weight.zero_points is None else weight.zero_points.T
+    return replace(weight, scales=weight.scales.T, zero_points=zeros, tile=weight.tile[::-1])
+
+
+def _signs_read(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Read unsigned integers of 8 bits as signed ones, and signed ones as unsigned with 128."""
+    if weight.element == "uint8":
+        signed = torch.where(weight.elements > 127, weight.elements - 256, weight.elements)
+        return replace(weight, element="int8", elements=signed, zero_points=None)
+    if weight.element == "int8":
+        unsigned = torch.where(weight.elements < 0, weight.elements + 256, weight.elements)
+        zeros = torch.full_like(weight.scales, 128.0)
+        return replace(weight, element="uint8", elements=unsigned, zero_points=zeros)
+    return None
 
 
 def _less(zero_points: Tensor | None, step: int) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qgate.checkpoints.packings import StoredWeight, decode
 from qgate.checkpoints.pairing import ParentMatch, match_by_content
-from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
+from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightRecord
 from qgate.checkpoints.stored import Checkpoint
 from qgate.errors import QgateError
 
@@ -19,6 +19,8 @@ EQUAL = 0.9999
 """Least cosine of a tensor that is not quantized and its parent, which may be cast."""
 UNLIKE = 0.3
 """Cosine of a weight and its counterpart under which another one is looked for."""
+UNEXPLAINED = ("codes are not the nearest", "scales are ")
+"""How causes begin that say where the error is, and not what was done wrong."""
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 
 
@@ -122,7 +124,7 @@ def name_sources(
 ) -> None:
     """Name the tensor of the parent that a weight unlike its counterpart was made from."""
     unlike = {
-        weight.name: weight.parents
+        weight.name: weight
         for weight in record.weights
         if weight.figures is not None
         and weight.figures.cosine is not None
@@ -140,14 +142,24 @@ def name_sources(
         sources = match_by_content(unlike, shapes, values, parent.read)
     except QgateError:
         return
-    words = {
-        name: f"it was made from {source.names[0]}, not from {unlike[name][0]}"
-        for name, source in sources.items()
-        if source.names != unlike[name]
-    }
+    words = {name: _source_words(unlike[name], sources.get(name)) for name in unlike}
     record.findings = [
-        CheckpointFinding(f.subject, words[f.subject], f.over_ideal_db)
-        if f.subject in words and f.over_ideal_db is not None
-        else f
-        for f in record.findings
+        replace(finding, cause=words[finding.subject])
+        if words.get(finding.subject) and _is_about_codes(finding)
+        else finding
+        for finding in record.findings
     ]
+
+
+def _is_about_codes(finding: CheckpointFinding) -> bool:
+    return finding.over_ideal_db is not None and finding.cause.startswith(UNEXPLAINED)
+
+
+def _source_words(weight: WeightRecord, source: ParentMatch | None) -> str:
+    assert weight.figures is not None
+    stored = weight.parents[0]
+    if source is None:
+        return f"its values have nothing to do with {stored}: cosine {weight.figures.cosine:.2f}"
+    if source.names == weight.parents:
+        return f"rows and columns of {stored} are exchanged" if source.transposed else ""
+    return f"it was made from {source.names[0]}, not from {stored}"

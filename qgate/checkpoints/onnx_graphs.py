@@ -23,6 +23,8 @@ _SCALES = {
     "QLinearMatMul": (1, 2, 4, 5, 6, 7),
     "QLinearConv": (1, 2, 4, 5, 6, 7),
     "QGemm": (1, 2, 4, 5, 7, 8),
+    "QLinearAdd": (1, 2, 4, 5, 6, 7),
+    "QLinearMul": (1, 2, 4, 5, 6, 7),
 }
 """Inputs of nodes that are scales or zero points."""
 

@@ -216,12 +216,26 @@ def _check_external(folder: Folder, file: str, path: str, graph: OnnxGraph) -> N
                 f"{where} is cut off: it has {stamp.size:,} of {needed:,} bytes, which {subject} "
                 f"of {path!r} needs. Download it again."
             )
+        _check_overlap(where, path, tensors)
         taken = sum(tensor.size for tensor in tensors)
         if taken > MOST_SHARED * max(stamp.size, 1):
             raise QgateError(
                 f"{path!r} is damaged: {len(tensors)} tensors take {taken:,} bytes of {where}, "
                 f"which has {stamp.size:,}."
             )
+
+
+def _check_overlap(where: str, path: str, tensors: list[OnnxTensor]) -> None:
+    """Refuse tensors that share some of their bytes; tied ones share all."""
+    end, before = 0, ""
+    spans = sorted({(tensor.source[1], tensor.source[2]): tensor.name for tensor in tensors}.items())
+    for (first, last), name in spans:
+        if first < end:
+            raise QgateError(
+                f"{path!r}: tensors {one_line(before)!r} and {one_line(name)!r} overlap in {where} "
+                f"from byte {first:,} to {min(end, last):,}: an offset is wrong. Export it again."
+            )
+        end, before = last, name
 
 
 def _by_location(graph: OnnxGraph, file: str) -> Iterator[tuple[str, list[OnnxTensor]]]:

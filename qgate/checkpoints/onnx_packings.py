@@ -162,6 +162,15 @@ def _quantized_operator(
     return pattern
 
 
+def _operands(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
+    """Sums and products of two quantized values, of which one may be a bias."""
+    for place in (0, 3):
+        codes = graph.constant(node.input(place))
+        if codes is not None:
+            zero = node.input(place + 2)
+            yield StoredCodes(f"ONNX {node.operator}", codes, (node.input(place + 1),), "", zero)
+
+
 def _integer_product(axis: int) -> Callable[[OnnxGraph, OnnxNode], Iterator[Stored]]:
     """Return the pattern of products of integers, whose scale is in a Mul that follows."""
 
@@ -228,6 +237,8 @@ _PATTERNS: Mapping[str, Callable[[OnnxGraph, OnnxNode], Iterator[Stored]]] = {
     "QLinearMatMul": _quantized_operator(3, 4, 5, -1),
     "QLinearConv": _quantized_operator(3, 4, 5, 0, (8, 1)),
     "QGemm": _quantized_operator(3, 4, 5, -1, (6, 1)),
+    "QLinearAdd": _operands,
+    "QLinearMul": _operands,
     "DynamicQuantizeMatMul": _quantized_operator(1, 2, 3, -1),
     "MatMulIntegerToFloat": _quantized_operator(1, 3, 5, -1),
     "MatMulInteger": _integer_product(-1),
@@ -293,7 +304,7 @@ def _grid(
         axis = None if axis is None else swapped.get(axis, axis)
         shape = (*shape[:-2], shape[-1], shape[-2])
     if axis is None:
-        rows, columns = (shape[0], math.prod(shape[1:])) if last > 0 else (1, math.prod(shape))
+        rows, columns = math.prod(shape[:1]), math.prod(shape[1:])
         return rows, columns, (rows, columns), (1, 1)
     if stored.block:
         rows, columns = math.prod(shape[:-1]), shape[-1]
@@ -387,7 +398,8 @@ def _decode_bits(
 def canonical(weight: QuantizedWeight) -> QuantizedWeight:
     """Return symmetric integers as signed ones without zero points, unsigned ones with theirs.
 
-    A scale of zero for a tile whose codes all stand for zero is no fault.
+    A scale of zero for a tile whose codes all stand for zero is no fault. Integers of 8 bits of
+    which 7 are used, as `reduce_range` of onnxruntime makes them, are those of 7 bits.
     """
     element, zeros = weight.element, weight.zero_points
     elements = weight.elements
@@ -402,7 +414,12 @@ def canonical(weight: QuantizedWeight) -> QuantizedWeight:
             zeros = None
     elif zeros is not None and not bool(zeros.any()):
         zeros = None
-    weight = replace(weight, zero_points=zeros)
+    element = weight.element
+    if element in ("int8", "uint8") and weight.elements.numel():
+        low, high = (int(end) for end in weight.elements.aminmax())
+        if 0 < max(-low, high) <= (64 if element == "int8" else 127):
+            element = element.replace("8", "7")
+    weight = replace(weight, element=element, zero_points=zeros)
     if bool((weight.scales == 0).any()):
         tiles = weight.in_tiles(weight.float_elements())
         centered = tiles if zeros is None else tiles - zeros[:, None, :, None]
