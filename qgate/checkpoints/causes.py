@@ -27,21 +27,33 @@ class ExportFault:
 def find_cause(weight: QuantizedWeight, parent: Tensor) -> str:
     """Name the fault without which a weight would be as an ideal quantizer makes it."""
     weight = replace(weight, elements=weight.float_elements(), unit=1.0)
-    ideal, _ = ideal_values(weight, parent)
-    least = float((ideal - parent).square().sum(dtype=torch.float64))
-    allowed = least * 10 ** (EXPLAINED_DB / 10)
+    allowed = _allowed(weight, parent)
     for fault in (*_faults(weight), *_fitted_faults(weight, parent)):
         undone = fault.undo(weight)
         if undone is None:
             continue
-        values = undone.values()
-        if float((values - parent).square().sum(dtype=torch.float64)) <= allowed:
+        is_same = _kind(undone) == _kind(weight)
+        most = allowed if is_same else _allowed(undone, parent)
+        if float((undone.values() - parent).square().sum(dtype=torch.float64)) <= most:
             return fault.words
     return ""
 
 
+def _allowed(weight: QuantizedWeight, parent: Tensor) -> float:
+    """Return the error up to which a weight is as an ideal quantizer of its format makes it."""
+    ideal, _ = ideal_values(weight, parent)
+    least = float((ideal - parent).square().sum(dtype=torch.float64))
+    return least * 10 ** (EXPLAINED_DB / 10)
+
+
+def _kind(weight: QuantizedWeight) -> tuple[str, bool, tuple[int, int]]:
+    return weight.element, weight.zero_points is None, weight.tile
+
+
 def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
-    yield ExportFault("neighboring codes are swapped (the order of nibbles)", _pairs_swapped)
+    words = "neighboring codes are swapped (the order of nibbles)"
+    yield ExportFault(words, _pairs_swapped)
+    yield ExportFault(words, _pairs_of_rows_swapped)
     for power in (1, -1, 2, -2):
         yield ExportFault(
             f"all scales are {2 ** abs(power)} times too {'high' if power > 0 else 'low'}",
@@ -51,7 +63,11 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
     yield ExportFault("every scale belongs to the group before it", lambda w: _moved(w, -1))
     yield ExportFault("every scale belongs to the group after it", lambda w: _moved(w, 1))
     yield ExportFault("scales of neighboring groups are swapped", _scales_swapped)
-    yield ExportFault("scales stand in the order of columns, not of rows", _scales_transposed)
+    for back in (False, True):
+        yield ExportFault(
+            "scales stand in the order of columns, not of rows",
+            lambda w, back=back: _scales_transposed(w, back),  # type: ignore[misc]
+        )
     yield ExportFault("scales are swizzled in tiles of 128 x 4", _unswizzled)
     yield ExportFault("scales stand along the wrong axis", _axes_exchanged)
     kind = "unsigned" if weight.element.startswith("u") else "signed"
@@ -94,15 +110,15 @@ def _axes_exchanged(weight: QuantizedWeight) -> QuantizedWeight | None:
 
 
 def _signs_read(weight: QuantizedWeight) -> QuantizedWeight | None:
-    """Read unsigned integers of 8 bits as signed ones, and signed ones as unsigned with 128."""
+    """Read unsigned integers of 8 bits as signed ones, and signed ones as unsigned less 128."""
+    codes = weight.elements
     if weight.element == "uint8":
-        signed = torch.where(weight.elements > 127, weight.elements - 256, weight.elements)
-        return replace(weight, element="int8", elements=signed, zero_points=None)
-    if weight.element == "int8":
-        unsigned = torch.where(weight.elements < 0, weight.elements + 256, weight.elements)
-        zeros = torch.full_like(weight.scales, 128.0)
-        return replace(weight, element="uint8", elements=unsigned, zero_points=zeros)
-    return None
+        signed = torch.where(codes > 127, codes - 256, codes)
+    elif weight.element == "int8":
+        signed = torch.where(codes < 0, codes + 128, codes - 128)
+    else:
+        return None
+    return replace(weight, element="int8", elements=signed, zero_points=None)
 
 
 def _less(zero_points: Tensor | None, step: int) -> Tensor | None:
@@ -115,6 +131,15 @@ def _pairs_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
         return None
     pairs = weight.elements.reshape(rows, -1, 2)
     return replace(weight, elements=pairs.flip(2).reshape(rows, columns))
+
+
+def _pairs_of_rows_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Swap codes that lie in one byte where a weight is packed along its rows."""
+    rows, columns = weight.elements.shape
+    if rows % 2:
+        return None
+    pairs = weight.elements.reshape(-1, 2, columns)
+    return replace(weight, elements=pairs.flip(1).reshape(rows, columns))
 
 
 def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
@@ -132,10 +157,12 @@ def _scales_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     return replace(weight, scales=swapped)
 
 
-def _scales_transposed(weight: QuantizedWeight) -> QuantizedWeight | None:
+def _scales_transposed(weight: QuantizedWeight, back: bool) -> QuantizedWeight | None:
     rows, columns = weight.scales.shape
     if rows < 2 or columns < 2:
         return None
+    if back:
+        return replace(weight, scales=weight.scales.T.reshape(rows, columns))
     return replace(weight, scales=weight.scales.reshape(columns, rows).T.contiguous())
 
 

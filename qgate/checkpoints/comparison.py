@@ -129,7 +129,9 @@ def _match(
             return decode(child, unmatched[name], recipe.bits).values()
 
         open_parents = {
-            name: entry.shape for name, entry in parent.entries.items() if name not in taken
+            name: entry.shape
+            for name, entry in parent.entries.items()
+            if name not in taken or child.has_graph
         }
         matches |= match_by_content(unmatched, open_parents, values, parent.read)
     return matches | match_plain(child, parent, weights, matches)

@@ -13,7 +13,6 @@ from qgate.checkpoints.packings import StoredWeight, decode
 from qgate.checkpoints.pairing import ParentMatch, match_by_content
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightRecord
 from qgate.checkpoints.stored import Checkpoint
-from qgate.errors import QgateError
 
 EQUAL = 0.9999
 """Least cosine of a tensor that is not quantized and its parent, which may be cast."""
@@ -28,7 +27,7 @@ def fit_shapes(
     child: Checkpoint, parent: Checkpoint, matches: dict[str, ParentMatch]
 ) -> dict[str, ParentMatch]:
     """Leave out matches by name that have another shape, and mark transposed ones, in graphs."""
-    shapes = {weight.name: weight.shape for weight in child.weights or ()}
+    shapes = {weight.name: weight.shape for weight in child.weights or () if weight.shape}
     fitted = {}
     for name, match in matches.items():
         shape = shapes.get(name)
@@ -138,10 +137,7 @@ def name_sources(
     def values(name: str) -> Tensor:
         return decode(child, by_name[name]).values()
 
-    try:
-        sources = match_by_content(unlike, shapes, values, parent.read)
-    except QgateError:
-        return
+    sources = match_by_content(unlike, shapes, values, parent.read)
     words = {name: _source_words(unlike[name], sources.get(name)) for name in unlike}
     record.findings = [
         replace(finding, cause=words[finding.subject])

@@ -14,7 +14,13 @@ from torch import Tensor
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.onnx_graphs import OnnxGraph, is_anonymous, logical_name
 from qgate.checkpoints.onnx_models import folder_and_name, read_graph
-from qgate.checkpoints.onnx_packings import Stored, StoredBits, decode_stored, find_codes
+from qgate.checkpoints.onnx_packings import (
+    Stored,
+    StoredBits,
+    UnreadCodes,
+    decode_stored,
+    find_codes,
+)
 from qgate.checkpoints.onnx_tensors import OnnxTensor
 from qgate.checkpoints.stored import Checkpoint, GraphWeight, StoredEntry
 from qgate.checkpoints.wrong_files import reading
@@ -41,6 +47,8 @@ def open_onnx(label: str, folder: Folder, names: list[str]) -> Checkpoint:
         shape = _turned(stored.codes.shape) if is_turned else stored.codes.shape
         if isinstance(stored, StoredBits):
             shape = stored.rows, stored.columns
+        elif isinstance(stored, UnreadCodes):
+            shape = ()
         parts = {role: tensor.name for role, tensor in roles.items()}
         decode = partial(_decode, stored, is_turned)
         weights.append(GraphWeight(name, stored.packing, shape, parts, decode))

@@ -97,7 +97,9 @@ class _Builder:
 
     def _add_node(self, proto: Any, renamed: dict[str, str], scope: str) -> None:
         numbers: dict[str, tuple[int, ...]] = {}
-        outputs = tuple(str(name) for name in proto.output)
+        written = [str(name) for name in proto.output]
+        renamed |= {name: f"{scope}/{name}" for name in written if name in self._graph.makers}
+        outputs = tuple(renamed.get(name, name) for name in written)
         for attribute in proto.attribute:
             kind, name = int(attribute.type), str(attribute.name)
             if kind == _INTEGER:
@@ -228,7 +230,9 @@ def _check_external(folder: Folder, file: str, path: str, graph: OnnxGraph) -> N
 def _check_overlap(where: str, path: str, tensors: list[OnnxTensor]) -> None:
     """Refuse tensors that share some of their bytes; tied ones share all."""
     end, before = 0, ""
-    spans = sorted({(tensor.source[1], tensor.source[2]): tensor.name for tensor in tensors}.items())
+    spans = sorted(
+        {(tensor.source[1], tensor.source[2]): tensor.name for tensor in tensors}.items()
+    )
     for (first, last), name in spans:
         if first < end:
             raise QgateError(

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qgate.errors import QgateError
+
 PREFIXES = ("model.", "language_model.", "transformer.", "module.", "base_model.", "bert.")
 FUSIONS: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -106,7 +108,10 @@ def match_by_content(
     candidates = _Candidates(parent, read_parent)
     pairs: list[tuple[float, str, ParentMatch]] = []
     for name in child:
-        values = read_child(name)
+        try:
+            values = read_child(name)
+        except QgateError:  # is a finding when the weight is judged
+            continue
         shape = tuple(values.shape)
         matches, samples = candidates.of(shape)
         if matches:

@@ -29,7 +29,10 @@ class StoredEntry:
 
 @dataclass(frozen=True)
 class GraphWeight:
-    """A quantized weight that a graph describes: its tensors by role, and what decodes these."""
+    """A quantized weight that a graph describes: its tensors by role, and what decodes these.
+
+    shape  as it is decoded; empty where its packing is not known
+    """
 
     name: str
     packing: str

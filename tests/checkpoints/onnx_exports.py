@@ -67,11 +67,17 @@ def float_model(seed: int = 0, anonymous: bool = False) -> onnx.ModelProto:
         initializers[f"{name}.bias"] = tensors[f"{name}.bias"]
         path = "/" + name.replace(".", "/")
         nodes.append(helper.make_node("MatMul", [value, weight], [f"{name}.y"], f"{path}/MatMul"))
-        nodes.append(helper.make_node("Add", [f"{name}.y", f"{name}.bias"], [f"{name}.z"], f"{path}/Add"))
+        nodes.append(
+            helper.make_node("Add", [f"{name}.y", f"{name}.bias"], [f"{name}.z"], f"{path}/Add")
+        )
         value = f"{name}.z"
     initializers |= {n: x for n, x in tensors.items() if n.startswith(("head", "conv"))}
-    nodes.append(helper.make_node("Gemm", [value, "head.weight", "head.bias"], ["y"], "/head/Gemm", transB=1))
-    nodes.append(helper.make_node("Conv", ["image", "conv.weight", "conv.bias"], ["z"], "/conv/Conv"))
+    nodes.append(
+        helper.make_node("Gemm", [value, "head.weight", "head.bias"], ["y"], "/head/Gemm", transB=1)
+    )
+    nodes.append(
+        helper.make_node("Conv", ["image", "conv.weight", "conv.bias"], ["z"], "/conv/Conv")
+    )
     return model_of(
         nodes, initializers, {"x": (None, WIDTH), "image": (None, 4, 8, 8)},
         {"y": (None, 96), "z": (None, 16, 6, 6)},
@@ -139,7 +145,9 @@ RUNTIME_EXPORTS: dict[str, Export] = {
     "dynamic": lambda a, b: quantize_dynamic(a, b, **INT8),
     "dynamic per channel": lambda a, b: quantize_dynamic(a, b, per_channel=True, **INT8),
     "dynamic unsigned": lambda a, b: quantize_dynamic(a, b, weight_type=QuantType.QUInt8),
-    "dynamic of 7 bits": lambda a, b: quantize_dynamic(a, b, per_channel=True, reduce_range=True, **INT8),
+    "dynamic of 7 bits": lambda a, b: quantize_dynamic(
+        a, b, per_channel=True, reduce_range=True, **INT8
+    ),
 }
 
 
@@ -181,7 +189,10 @@ def _bits_parts(
     name: str, weight: Array, symmetric: bool, block: int
 ) -> tuple[list[Any], dict[str, Any]]:
     packed, scales, zeros = bits_of(weight, block, symmetric)
-    parts: dict[str, Any] = {f"{name}.weight_Q4": packed, f"{name}.weight_scales": scales.reshape(-1)}
+    parts: dict[str, Any] = {
+        f"{name}.weight_Q4": packed,
+        f"{name}.weight_scales": scales.reshape(-1),
+    }
     if not symmetric:
         parts[f"{name}.weight_zero_points"] = zeros.reshape(-1)
     inputs, outputs = weight.shape
@@ -192,20 +203,17 @@ def _bits_parts(
     return [node], parts
 
 
-def dequantized_model(
-    kind: int, axis: int = 1, block: int = 0, name_of_scales: str = "weight_scale", **more: Any
-) -> onnx.ModelProto:
+def dequantized_model(kind: int, axis: int = 1, block: int = 0) -> onnx.ModelProto:
     """Return the network with DequantizeLinear of codes of a type."""
 
     def parts_of(name: str, weight: Array) -> tuple[list[Any], dict[str, Any]]:
-        codes, scales = quantized(weight, kind, axis, block)
-        parts = {
-            f"{name}.weight_quantized": helper.make_tensor(
-                f"{name}.weight_quantized", kind, weight.shape, codes.reshape(-1)
-            ),
-            f"{name}.{name_of_scales}": scales,
-        }
-        attributes = {"axis": axis} | ({"block_size": block} if block else {}) | more
+        values, scales = quantized(weight, kind, axis, block)
+        named = f"{name}.weight_quantized"
+        codes = helper.make_tensor(named, kind, weight.shape, values.reshape(-1))
+        if kind not in (TensorProto.INT16, TensorProto.INT2):  # these stay numbers of the message
+            codes = numpy_helper.from_array(numpy_helper.to_array(codes), named)
+        parts = {named: codes, f"{name}.weight_scale": scales}
+        attributes = {"axis": axis} | ({"block_size": block} if block else {})
         return [
             helper.make_node("DequantizeLinear", list(parts), [f"{name}.weight"], **attributes),
             helper.make_node("MatMul", ["@in", f"{name}.weight"], ["@out"], f"/{name}/MatMul"),
