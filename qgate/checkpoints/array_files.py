@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 import zipfile
 import zlib
@@ -17,7 +16,7 @@ from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.tensor_types import WORDS
 from qgate.checkpoints.wrong_files import check_not_pointer, file_size, reading
 from qgate.errors import QgateError, first_line
-from qgate.storage.folders import Folder
+from qgate.storage.folders import Folder, open_whole
 from qgate.text import one_line
 
 _ENDING = ".npy"
@@ -46,7 +45,7 @@ def _entries(folder: Folder, file: str) -> list[StoredEntry]:
         check_not_pointer(folder, file)
     entries = []
     try:
-        with reading(path), _opened(folder, file) as opened:
+        with reading(path), open_whole(folder, file) as opened:
             check_archive(opened, repr(path))
             with zipfile.ZipFile(opened) as archive:
                 for member in archive.infolist():
@@ -100,7 +99,7 @@ def _read(folder: Folder, entry: StoredEntry) -> Tensor:
     try:
         with (
             reading(path),
-            _opened(folder, entry.file) as opened,
+            open_whole(folder, entry.file) as opened,
             zipfile.ZipFile(opened) as archive,
             archive.open(entry.name + _ENDING) as content,
         ):
@@ -113,11 +112,6 @@ def _read(folder: Folder, entry: StoredEntry) -> Tensor:
             return torch.from_numpy(native)
     except _DAMAGES as error:
         raise _damaged(path, error) from None
-
-
-def _opened(folder: Folder, file: str) -> IO[bytes]:
-    """Open a file of this machine, or the bytes of one in a store."""
-    return folder.open(file) if folder.path is not None else io.BytesIO(folder.read(file))
 
 
 _DAMAGES = (

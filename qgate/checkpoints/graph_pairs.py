@@ -31,14 +31,14 @@ def fit_shapes(
     fitted = {}
     for name, match in matches.items():
         shape = shapes.get(name)
-        others = [parent.entries[other].shape for other in match.names]
-        if shape is not None and sum(map(math.prod, others)) != math.prod(shape):
+        stored = [parent.entries[other].shape for other in match.names]
+        if shape is not None and sum(map(math.prod, stored)) != math.prod(shape):
             continue
         is_turned = (
             shape is not None
-            and len(others) == 1
+            and len(stored) == 1
             and len(shape) == 2
-            and others[0] == shape[::-1] != shape
+            and stored[0] == shape[::-1] != shape
         )
         fitted[name] = replace(match, transposed=True) if is_turned else match
     return fitted
@@ -111,8 +111,8 @@ def _module(name: str) -> str:
 
 
 def _layer(name: str) -> str:
-    found = _LAYER.match(name)
-    return found[1] if found else _module(name)
+    layer = _LAYER.match(name)
+    return layer[1] if layer else _module(name)
 
 
 def name_sources(

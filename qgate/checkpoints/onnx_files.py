@@ -14,13 +14,8 @@ from torch import Tensor
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.onnx_graphs import OnnxGraph, is_anonymous, logical_name
 from qgate.checkpoints.onnx_models import folder_and_name, read_graph
-from qgate.checkpoints.onnx_packings import (
-    Stored,
-    StoredBits,
-    UnreadCodes,
-    decode_stored,
-    find_codes,
-)
+from qgate.checkpoints.onnx_packings import decode_stored
+from qgate.checkpoints.onnx_patterns import Stored, StoredBits, UnreadCodes, find_codes
 from qgate.checkpoints.onnx_tensors import OnnxTensor
 from qgate.checkpoints.stored import Checkpoint, GraphWeight, StoredEntry
 from qgate.checkpoints.wrong_files import reading

@@ -48,8 +48,8 @@ class OnnxNode:
 
     def scales(self) -> list[str]:
         """List its inputs that are scales or zero points of values."""
-        places = _SCALES.get(self.operator, ())
-        return [self.input(place) for place in places if self.input(place)]
+        numbers = _SCALES.get(self.operator, ())
+        return [self.input(number) for number in numbers if self.input(number)]
 
 
 @dataclass
@@ -102,16 +102,16 @@ class OnnxGraph:
         for _ in range(FARTHEST):
             step = next(
                 (
-                    (node, place)
-                    for node, place in self.used_by(name)
-                    if node.operator in PASSING or _is_product(node, place)
+                    (node, number)
+                    for node, number in self.used_by(name)
+                    if node.operator in PASSING or _is_product(node, number)
                 ),
                 None,
             )
             if step is None:
                 return None
-            node, place = step
-            if _is_product(node, place):
+            node, number = step
+            if _is_product(node, number):
                 return node, turned != _takes_columns(node)
             if node.operator == "Transpose":
                 turned = not turned
@@ -156,8 +156,8 @@ _PRODUCTS = {
 """Which input of a node is its weight, what turns it, and whether it is inputs x outputs."""
 
 
-def _is_product(node: OnnxNode, place: int) -> bool:
-    return node.operator in _PRODUCTS and _PRODUCTS[node.operator][0] == place
+def _is_product(node: OnnxNode, number: int) -> bool:
+    return node.operator in _PRODUCTS and _PRODUCTS[node.operator][0] == number
 
 
 def _takes_columns(node: OnnxNode) -> bool:

@@ -73,17 +73,17 @@ def read_onnx_head(read: Read, size: int) -> OnnxHead:
 
 
 def _tensor(message: _Message, tensor: _Field) -> tuple[bytes, tuple[int, int] | None]:
-    kept = bytearray()
+    small = bytearray()
     span = None
     for field in message.fields(tensor.content, tensor.end):
         if (field.number, field.wire) != (_RAW_DATA, _BYTES):
-            kept += message.copy(field)
+            small += message.copy(field)
         elif field.end - field.content > KEPT:
             span = field.content, field.end
         else:
             span = None
-            kept += message.copy(field)
-    return bytes(kept), span
+            small += message.copy(field)
+    return bytes(small), span
 
 
 class _Message:

@@ -13,7 +13,7 @@ from qgate.checkpoints.onnx_heads import NoModelError, OnnxHead, ShortFileError,
 from qgate.checkpoints.onnx_tensors import TYPES, OnnxTensor, OnnxType
 from qgate.checkpoints.wrong_files import check_not_pointer, cut_off, file_size, reading
 from qgate.errors import QgateError, first_line
-from qgate.storage.folders import Folder, links_outside
+from qgate.storage.folders import Folder, links_away
 from qgate.text import one_line
 
 MOST_SHARED = 16
@@ -50,15 +50,7 @@ def read_graph(folder: Folder, file: str) -> OnnxGraph:
 def _head(folder: Folder, file: str, path: str, size: int) -> OnnxHead:
     first = folder.read(file, 0, 1)
     try:
-        with folder.open(file) as opened:
-
-            def read(start: int, stop: int) -> bytes:
-                if folder.path is None:
-                    return folder.read(file, start, min(stop, size))
-                opened.seek(start)
-                return opened.read(min(stop, size) - start)
-
-            return read_onnx_head(read, size)
+        return read_onnx_head(lambda start, stop: folder.read(file, start, min(stop, size)), size)
     except ShortFileError as error:
         if first == _STARTS_WITH:
             raise cut_off(path, size, error.needed) from None
@@ -164,8 +156,8 @@ def _inline(proto: Any, kind: OnnxType) -> bytes:
 
 
 def _external(proto: Any, tensor: OnnxTensor) -> OnnxTensor:
-    told = {str(entry.key): str(entry.value) for entry in proto.external_data}
-    location = told.get("location", "")
+    described = {str(entry.key): str(entry.value) for entry in proto.external_data}
+    location = described.get("location", "")
     subject = f"tensor {one_line(tensor.name)!r}"
     path = PurePosixPath(location)
     if (
@@ -179,10 +171,10 @@ def _external(proto: Any, tensor: OnnxTensor) -> OnnxTensor:
             "that is not read"
         )
     try:
-        offset = int(told.get("offset", "0"))
-        length = int(told.get("length", tensor.size))
+        offset = int(described.get("offset", "0"))
+        length = int(described.get("length", tensor.size))
     except ValueError:
-        raise QgateError(f"{subject} has external data at no number: {told}"[:200]) from None
+        raise QgateError(f"{subject} has external data at no number: {described}"[:200]) from None
     if offset < 0 or length < 0:
         raise QgateError(f"{subject} has external data at byte {offset}, {length} long")
     return OnnxTensor(tensor.name, tensor.type, tensor.shape, (location, offset, offset + length))
@@ -210,7 +202,7 @@ def _check_external(folder: Folder, file: str, path: str, graph: OnnxGraph) -> N
                 f"{path!r} has external data in {where}, which is not there: {needed:,} bytes of "
                 f"{len(tensors)} tensors. Copy it beside the model."
             )
-        if _leaves(folder, file, inner, name):
+        if links_away(folder, file, inner, name):
             raise QgateError(f"{where} is a link out of the model's folder: that is not read.")
         if stamp.size < needed:
             check_not_pointer(inner, name)
@@ -219,10 +211,10 @@ def _check_external(folder: Folder, file: str, path: str, graph: OnnxGraph) -> N
                 f"of {path!r} needs. Download it again."
             )
         _check_overlap(where, path, tensors)
-        taken = sum(tensor.size for tensor in tensors)
-        if taken > MOST_SHARED * max(stamp.size, 1):
+        total = sum(tensor.size for tensor in tensors)
+        if total > MOST_SHARED * max(stamp.size, 1):
             raise QgateError(
-                f"{path!r} is damaged: {len(tensors)} tensors take {taken:,} bytes of {where}, "
+                f"{path!r} is damaged: {len(tensors)} tensors take {total:,} bytes of {where}, "
                 f"which has {stamp.size:,}."
             )
 
@@ -248,13 +240,3 @@ def _by_location(graph: OnnxGraph, file: str) -> Iterator[tuple[str, list[OnnxTe
         if not isinstance(tensor.source, bytes) and tensor.source[0] != file and tensor.size:
             external.setdefault(tensor.source[0], []).append(tensor)
     yield from external.items()
-
-
-def _leaves(folder: Folder, file: str, inner: Folder, name: str) -> bool:
-    """Return True for a link out of the folder, but for one to where the model's own link leads."""
-    if not links_outside(folder, inner, name):
-        return False
-    if folder.path is None or inner.path is None:
-        return True
-    home = (folder.path / file).resolve().parent
-    return not (inner.path / name).resolve().is_relative_to(home)

@@ -258,10 +258,10 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     """Group the tensors of a checkpoint into weights; those of no packing stand alone."""
     taken: set[str] = set()
     weights = []
-    for told in checkpoint.weights or ():
-        listed = {role: checkpoint.entries[name] for role, name in told.parts.items()}
-        taken |= set(told.parts.values())
-        weights.append(StoredWeight(told.name, _packing_of(told), listed))
+    for described in checkpoint.weights or ():
+        tensors = {role: checkpoint.entries[name] for role, name in described.parts.items()}
+        taken |= set(described.parts.values())
+        weights.append(StoredWeight(described.name, _packing_of(described), tensors))
     for packing in () if checkpoint.has_graph else PACKINGS:
         first = next(iter(packing.parts))
         for name in checkpoint.entries:
@@ -282,8 +282,8 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     return sorted(weights, key=lambda w: order[next(iter(w.parts.values())).name])
 
 
-def _packing_of(told: GraphWeight) -> Packing:
-    return Packing(told.packing, {}, (), lambda parts: told.decode(parts.tensors))
+def _packing_of(weight: GraphWeight) -> Packing:
+    return Packing(weight.packing, {}, (), lambda parts: weight.decode(parts.tensors))
 
 
 def _prefix(name: str, ending: str) -> tuple[str, str | None]:

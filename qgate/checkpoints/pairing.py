@@ -59,11 +59,11 @@ def match_by_name(child: Iterable[str], parent: Iterable[str]) -> dict[str, Pare
             parts = _parts_of(strip_prefix(name), bare)
             if parts:
                 matches[name] = ParentMatch(parts, "fused")
-    taken = {name for match in matches.values() for name in match.names}
+    used = {name for match in matches.values() for name in match.names}
     wrapped = {name: _wrapped(name, bare) for name in child if name not in matches}
     counts = Counter(wrapped.values())
     for name, other in wrapped.items():
-        if other and other not in taken and counts[other] == 1:
+        if other and other not in used and counts[other] == 1:
             matches[name] = ParentMatch((other,), "prefix")
     return matches
 
@@ -119,14 +119,14 @@ def match_by_content(
             likely = (cosines >= least).nonzero().reshape(-1).tolist()
             pairs += [(float(cosines[number]), name, matches[number]) for number in likely]
     pairs.sort(key=lambda pair: -pair[0])
-    found: dict[str, ParentMatch] = {}
+    best: dict[str, ParentMatch] = {}
     used: set[str] = set()
-    for again in (False, True):
+    for may_share in (False, True):
         for _, name, match in pairs:
-            if name not in found and (again or match.names[0] not in used):
-                found[name] = match
+            if name not in best and (may_share or match.names[0] not in used):
+                best[name] = match
                 used.add(match.names[0])
-    return found
+    return best
 
 
 class _Candidates:
