@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 import warnings
 import zipfile
 import zlib
@@ -117,6 +118,7 @@ def _read(folder: Folder, entry: StoredEntry) -> Tensor:
 _DAMAGES = (
     ValueError, TypeError, KeyError, EOFError, SyntaxError, RuntimeError, MemoryError,
     NotImplementedError, RecursionError, OverflowError, zipfile.BadZipFile, zlib.error,
+    tokenize.TokenError,
 )  # fmt: skip
 """What numpy and zipfile raise of a damaged archive."""
 

@@ -161,7 +161,7 @@ def _external(proto: Any, tensor: OnnxTensor) -> OnnxTensor:
     subject = f"tensor {one_line(tensor.name)!r}"
     path = PurePosixPath(location)
     if (
-        not location
+        not path.parts
         or path.is_absolute()
         or ".." in path.parts
         or any(character in location for character in "\\:\0")

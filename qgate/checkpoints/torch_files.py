@@ -68,7 +68,7 @@ def _tensors(folder: Folder, file: str) -> dict[str, Tensor]:
         check_not_pointer(folder, file)
         try:
             loaded = load_torch(torch_source(folder, file), repr(path), dense=True)
-        except (QgateError, OSError):
+        except (QgateError, PermissionError):
             raise
         except Exception as error:
             raise _unreadable(path, error) from None
