@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
-
 from qgate.checkpoints.accounting import account, fused_scales
 from qgate.checkpoints.graph_pairs import (
     fit_shapes,
@@ -14,6 +12,7 @@ from qgate.checkpoints.graph_pairs import (
     name_sources,
     without_constants,
 )
+from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
@@ -55,7 +54,7 @@ def compare(
         record.weights.append(judged)
         record.findings += findings
     _check_alike(record)
-    name_sources(record, stored, weights, source)
+    name_sources(record, stored, weights, source, recipe.bits)
     account(record, recipe, source, matches, weights)
     if source is not None and stored.has_graph:
         leave_out_unused(record, source, matches)
@@ -125,13 +124,13 @@ def _match(
     unmatched = {w.name: w for w in weights if w.name not in matches and w.packing is not None}
     if unmatched:
 
-        def values(name: str) -> Tensor:
-            return decode(child, unmatched[name], recipe.bits).values()
+        def decoded(name: str) -> QuantizedWeight:
+            return decode(child, unmatched[name], recipe.bits)
 
         open_parents = {
             name: entry.shape
             for name, entry in parent.entries.items()
             if name not in taken or child.has_graph
         }
-        matches |= match_by_content(unmatched, open_parents, values, parent.read)
+        matches |= match_by_content(unmatched, open_parents, decoded, parent.read)
     return matches | match_plain(child, parent, weights, matches)

@@ -7,8 +7,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
-from torch import Tensor
-
+from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.packings import StoredWeight, decode
 from qgate.checkpoints.pairing import ParentMatch, match_by_content
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightRecord
@@ -120,6 +119,7 @@ def name_sources(
     child: Checkpoint,
     weights: list[StoredWeight],
     parent: Checkpoint | None,
+    bits: int,
 ) -> None:
     """Name the tensor of the parent that a weight unlike its counterpart was made from."""
     unlike = {
@@ -134,10 +134,10 @@ def name_sources(
     by_name = {weight.name: weight for weight in weights}
     shapes = {name: entry.shape for name, entry in parent.entries.items()}
 
-    def values(name: str) -> Tensor:
-        return decode(child, by_name[name]).values()
+    def decoded(name: str) -> QuantizedWeight:
+        return decode(child, by_name[name], bits)
 
-    sources = match_by_content(unlike, shapes, values, parent.read)
+    sources = match_by_content(unlike, shapes, decoded, parent.read)
     words = {name: _source_words(unlike[name], sources.get(name)) for name in unlike}
     record.findings = [
         replace(finding, cause=words[finding.subject])

@@ -43,6 +43,15 @@ class QuantizedWeight:
             elements = elements - self.zero_points[:, None, :, None]
         return self.from_tiles(elements * self.scales[:, None, :, None])
 
+    def values_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the dequantized values at pairs of rows and columns."""
+        height, width = self.tile
+        elements = widen(self.elements[rows, columns]) * self.unit
+        tiles = rows // height, columns // width
+        if self.zero_points is not None:
+            elements = elements - self.zero_points[tiles]
+        return elements * self.scales[tiles]
+
     def float_elements(self) -> Tensor:
         """Return the elements in float32."""
         elements = widen(self.elements)

@@ -179,7 +179,8 @@ def canonical(weight: QuantizedWeight) -> QuantizedWeight:
         zeros = None
     element = weight.element
     if element in ("int8", "uint8") and weight.elements.numel():
-        low, high = (int(end) for end in weight.elements.aminmax())
+        stored = weight.elements if weight.elements.is_contiguous() else weight.elements.T
+        low, high = (int(end) for end in stored.aminmax())
         if 0 < max(-low, high) <= (64 if element == "int8" else 127):
             element = element.replace("8", "7")
     weight = replace(weight, element=element, zero_points=zeros)

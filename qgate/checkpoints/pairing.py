@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.grids import QuantizedWeight
 from qgate.errors import QgateError
 
 PREFIXES = ("model.", "language_model.", "transformer.", "module.", "base_model.", "bert.")
@@ -97,7 +98,7 @@ def _parts_of(name: str, bare: Mapping[str, str]) -> tuple[str, ...]:
 def match_by_content(
     child: Iterable[str],
     parent: Mapping[str, tuple[int, ...]],
-    read_child: Callable[[str], Tensor],
+    read_child: Callable[[str], Tensor | QuantizedWeight],
     read_parent: Callable[[str], Tensor],
     least: float = ALIKE,
 ) -> dict[str, ParentMatch]:
@@ -110,9 +111,10 @@ def match_by_content(
     for name in child:
         try:
             values = read_child(name)
+            elements = values if isinstance(values, Tensor) else values.elements
         except QgateError:  # is a finding when the weight is judged
             continue
-        shape = tuple(values.shape)
+        shape = tuple(elements.shape)
         matches, samples = candidates.of(shape)
         if matches:
             cosines = samples @ _normal(_sampled(values, shape))
@@ -161,10 +163,12 @@ def _orders(shape: tuple[int, ...], other: tuple[int, ...]) -> list[bool]:
     return [False] * same + [True] * may_be_transposed
 
 
-def _sampled(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return elements at fixed positions of a tensor that is looked at in a shape."""
-    count = x.numel()
+def _sampled(x: Tensor | QuantizedWeight, shape: tuple[int, ...]) -> Tensor:
+    """Return values at fixed positions of a tensor that is looked at in a shape."""
+    count = math.prod(shape)
     positions = torch.linspace(0, count - 1, min(count, SAMPLES), dtype=torch.float64).long()
+    if isinstance(x, QuantizedWeight):
+        return x.values_at(positions // shape[1], positions % shape[1])
     if x.dim() == 2 and tuple(x.shape) == shape:
         return x[positions // shape[1], positions % shape[1]].float()
     return x.reshape(-1)[positions].float()
