@@ -121,7 +121,9 @@ def _cast(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
             return
         operand = step.input(1 - number)
         output = step.outputs[0]
-        if step.operator == "Sub" and not number:
+        if step.operator == "Sub":
+            if number:
+                return
             zero = operand
         elif step.operator == "Mul" and graph.constant(operand) is not None:
             yield StoredCodes(packing, codes, (operand,), output, zero, None)

@@ -21,6 +21,7 @@ from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.texts import first_line, result_lines
 from qgate.errors import QgateError
+from qgate.storage.locations import location_of
 from tests.checkpoints import onnx_exports
 from tests.checkpoints.onnx_exports import (
     HAND_EXPORTS,
@@ -234,6 +235,29 @@ def test_external_data_is_read_in_ranges(
     assert entries["square.weight_Q4"].file == "model.onnx.data"
 
 
+def test_a_store_has_onnx_files_too(exports: dict[str, Path], parent: str, tmp_path: Path) -> None:
+    _external(tmp_path, "QDQ per channel", exports)
+    root = location_of("memory://onnx-checkpoint")
+    for path in tmp_path.iterdir():
+        location = root / path.name
+        location.parent.mkdir(parents=True, exist_ok=True)
+        location.write_bytes(path.read_bytes())
+    assert compare("memory://onnx-checkpoint", parent).findings == []
+
+
+def test_links_of_a_cache_are_followed(
+    exports: dict[str, Path], parent: str, tmp_path: Path
+) -> None:
+    """The model and its data are links to one folder, as in the cache of Hugging Face."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    _external(blobs, "4 bits", exports)
+    snapshot.mkdir()
+    for number, path in enumerate(sorted(blobs.iterdir())):
+        blob = path.rename(blobs / f"{number}")
+        (snapshot / path.name).symlink_to(blob)
+    assert compare(str(snapshot), parent).findings == []
+
+
 def test_an_offset_of_another_tensor_is_found(
     exports: dict[str, Path], parent: str, tmp_path: Path
 ) -> None:
@@ -280,6 +304,130 @@ def test_graphs_in_nodes_are_read(tmp_path: Path, parent: str) -> None:
     record = compare(str(tmp_path), parent)
     assert record.findings == []
     assert sum(bool(w.packing) for w in record.weights) == 2 * len(QUANTIZED)
+
+
+# One node at a time ------------------------------------------------------------------------------
+
+CODES = np.random.default_rng(1).integers(-100, 100, (32, 48), np.int8)
+COLUMN_SCALES = np.random.default_rng(2).random(48, np.float32)
+ZEROS = np.random.default_rng(3).integers(-9, 9, 48).astype(np.int8)
+VALUES = (CODES.astype(np.float32) - ZEROS) * COLUMN_SCALES
+PARTS = {"q": CODES, "s": COLUMN_SCALES, "z": ZEROS}
+Nodes = list[onnx.NodeProto]
+SINGLE: dict[str, Nodes] = {
+    "DynamicQuantizeMatMul": [
+        helper.make_node("DynamicQuantizeMatMul", ["x", "q", "s", "z"], ["y"], domain="com.microsoft")
+    ],
+    "MatMulIntegerToFloat": [
+        helper.make_node("MatMulIntegerToFloat", ["x", "q", "xs", "s", "", "z"], ["y"], domain="com.microsoft")
+    ],
+    "Cast, Sub and Mul": [
+        helper.make_node("Cast", ["q"], ["f"], to=1),
+        helper.make_node("Cast", ["z"], ["zf"], to=1),
+        helper.make_node("Sub", ["f", "zf"], ["d"]),
+        helper.make_node("Mul", ["s", "d"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ],
+    "through Cast and Identity": [
+        helper.make_node("Identity", ["q"], ["q2"]),
+        helper.make_node("Cast", ["s"], ["s2"], to=1),
+        helper.make_node("DequantizeLinear", ["q2", "s2", "z"], ["w"], axis=-1),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ],
+    "transposed twice": [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=1),
+        helper.make_node("Transpose", ["w"], ["t"]),
+        helper.make_node("Transpose", ["t"], ["u"]),
+        helper.make_node("MatMul", ["x", "u"], ["y"]),
+    ],
+}  # fmt: skip
+AS_STORED: dict[str, Nodes] = {
+    "transposed": [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=1),
+        helper.make_node("Transpose", ["w"], ["t"]),
+        helper.make_node("MatMul", ["x", "t"], ["y"]),
+    ],
+    "rows of a table": [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=1),
+        helper.make_node("Gather", ["w", "ids"], ["y"]),
+    ],
+    "transB": [
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=1),
+        helper.make_node("Gemm", ["x", "w"], ["y"], transB=1),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *AS_STORED])
+def test_values_and_their_order_follow_the_graph(name: str, tmp_path: Path) -> None:
+    nodes = SINGLE.get(name) or AS_STORED[name]
+    model = onnx_exports.model_of(nodes, PARTS, {"x": (None, 32)}, {"y": (None, 48)})
+    decoded = _only_weight(model, tmp_path)
+    expected = VALUES.T if name in SINGLE else VALUES
+    assert np.array_equal(decoded, expected)
+
+
+def _only_weight(model: onnx.ModelProto, folder: Path) -> Array:
+    onnx.save(model, folder / "model.onnx")
+    checkpoint = open_checkpoint(str(folder))
+    (weight,) = [w for w in find_weights(checkpoint) if w.packing]
+    return decode(checkpoint, weight).values().numpy()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_gathered_blocks_are_those_of_onnxruntime(bits: int, tmp_path: Path) -> None:
+    """GatherBlockQuantized, of the type UINT4 and of bytes with packed codes."""
+    generator = np.random.default_rng(0)
+    codes = generator.integers(0, 16, (24, 32), np.uint8)
+    scales = generator.random((24, 2), np.float32)
+    if bits == 4:
+        table = helper.make_tensor("t", TensorProto.UINT4, codes.shape, codes.reshape(-1))
+    else:
+        table = numpy_helper.from_array(codes[:, ::2] | codes[:, 1::2] << 4, "t")
+    node = helper.make_node(
+        "GatherBlockQuantized", ["t", "ids", "s"], ["y"], domain="com.microsoft", block_size=16,
+        gather_axis=0, quantize_axis=1, **({} if bits == 4 else {"bits": 4}),
+    )  # fmt: skip
+    parts = {"t": table, "s": scales, "ids": np.arange(24)}
+    model = onnx_exports.model_of([node], parts, {}, {"y": (None, None)})
+    decoded = _only_weight(model, tmp_path)
+    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {})
+    offset = 0.0 if bits == 4 else 8.0
+    assert np.array_equal(
+        decoded, (codes.astype(np.float32) - offset) * np.repeat(scales, 16, axis=1)
+    )
+    assert np.array_equal(decoded, expected)
+
+
+def test_experts_are_outputs_by_inputs(tmp_path: Path) -> None:
+    """Three axes, as products of a batch have them."""
+    generator = np.random.default_rng(0)
+    codes = generator.integers(-100, 100, (3, 32, 48)).astype(np.int8)
+    scales = generator.random(48, np.float32)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s"], ["w"], axis=2),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    parts = {"q": codes, "s": scales}
+    model = onnx_exports.model_of(nodes, parts, {"x": (3, 1, 32)}, {"y": (3, 1, 48)})
+    decoded = _only_weight(model, tmp_path)
+    expected = (codes * scales).swapaxes(1, 2)
+    assert np.array_equal(decoded, expected.reshape(3 * 48, 32))
+
+
+def test_blocks_that_end_early_are_padded(tmp_path: Path) -> None:
+    """A last block of 8 of 16."""
+    packed, scales, _ = onnx_exports.bits_of(
+        np.random.default_rng(0).standard_normal((40, 24)).astype(np.float32), 16, True
+    )
+    node = helper.make_node(
+        "MatMulNBits", ["x", "q", "s"], ["y"], domain="com.microsoft", K=40, N=24, bits=4,
+        block_size=16,
+    )  # fmt: skip
+    parts = {"q": packed, "s": scales.reshape(-1)}
+    model = onnx_exports.model_of([node], parts, {"x": (None, 40)}, {"y": (None, 24)})
+    decoded = _only_weight(model, tmp_path)
+    assert np.array_equal(decoded, _multiplied(node, {t.name: t for t in model.graph.initializer}))
 
 
 # Files that are none -----------------------------------------------------------------------------
