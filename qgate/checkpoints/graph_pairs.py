@@ -61,10 +61,11 @@ def match_plain(
 def without_constants(
     child: Checkpoint, weights: list[StoredWeight], matches: dict[str, ParentMatch]
 ) -> list[StoredWeight]:
-    """Leave out the constants of a graph: what is not quantized and has no counterpart."""
+    """Leave out the constants of a graph: what has no counterpart, but for quantized matrices."""
     if not child.has_graph:
         return weights
-    return [w for w in weights if w.packing is not None or w.name in matches]
+    matrices = {weight.name for weight in child.weights or () if len(weight.shape) != 1}
+    return [w for w in weights if w.name in matrices or w.name in matches]
 
 
 def leave_out_unused(

@@ -65,8 +65,9 @@ def find_codes(graph: OnnxGraph) -> Iterator[Stored]:
     names: set[str] = set()
     for node in graph.nodes:
         for stored in _PATTERNS.get(node.operator, _none)(graph, node):
-            if stored.codes.name not in names and stored.codes.type.element:
-                names.add(stored.codes.name)
+            codes = stored.codes
+            if codes.name not in names and codes.type.element and codes.count > 1:
+                names.add(codes.name)
                 yield stored
     for tensor in graph.tensors.values():
         used = graph.used_by(tensor.name)
@@ -76,6 +77,8 @@ def find_codes(graph: OnnxGraph) -> Iterator[Stored]:
                 yield UnreadCodes(f"ONNX {operator}", tensor, tensor.name)
 
 
+LEAST = 256
+"""Elements of a weight where nothing but its type says that it is one."""
 _DATA = ("Gather", "GatherND", "Where", "Slice", "Concat", "Reshape", "Expand", "Cast", "Equal",
          "QuantizeLinear", "DequantizeLinear")  # fmt: skip
 """Nodes whose integers are indices or masks, and not a weight."""
@@ -83,7 +86,7 @@ _DATA = ("Gather", "GatherND", "Where", "Slice", "Concat", "Reshape", "Expand", 
 
 def _may_be_weight(tensor: OnnxTensor) -> bool:
     element = tensor.type.element
-    return bool(element) and element != "int32" and len(tensor.shape) > 1 and tensor.count >= 256
+    return bool(element) and element != "int32" and len(tensor.shape) > 1 and tensor.count >= LEAST
 
 
 def _none(_graph: OnnxGraph, _node: OnnxNode) -> Iterator[Stored]:
@@ -109,7 +112,7 @@ def _dequantize(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
 def _cast(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
     """Cast of integers to floats, less a zero point, times scales."""
     codes = graph.tensors.get(node.input(0))
-    if codes is None or not codes.type.element:
+    if codes is None or not _may_be_weight(codes):
         return
     packing, zero, output = "ONNX Cast and Mul", "", node.outputs[0]
     for _ in range(4):

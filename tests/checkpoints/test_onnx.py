@@ -276,6 +276,26 @@ def test_an_offset_of_another_tensor_is_found(
         compare(str(tmp_path), parent)
 
 
+def test_constants_of_a_graph_are_no_weights(tmp_path: Path, parent: str) -> None:
+    model = HAND_EXPORTS["int8 per output"]()
+    constants = {
+        "root_q": np.array(90, np.int8),
+        "table_q": np.arange(64, dtype=np.int8),
+        "step": np.float32(0.01).reshape(()),
+        "mask": np.full((64, 64), -np.inf, np.float32),
+        "positions": np.arange(512)[None],
+    }
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(x), name) for name, x in constants.items()
+    )
+    for name in ("root", "table"):
+        node = helper.make_node("DequantizeLinear", [f"{name}_q", "step"], [name])
+        model.graph.node.append(node)
+    model.graph.node.append(helper.make_node("Add", ["y", "mask"], ["masked"]))
+    onnx.save(model, tmp_path / "model.onnx")
+    assert compare(str(tmp_path), parent).findings == []
+
+
 def test_codes_of_an_unknown_node_are_named(tmp_path: Path, parent: str) -> None:
     model = HAND_EXPORTS["4 bits"]()
     for node in model.graph.node:
