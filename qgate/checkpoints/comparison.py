@@ -54,9 +54,9 @@ def compare(
         record.weights.append(judged)
         record.findings += findings
     _check_alike(record)
-    name_sources(record, stored, weights, source, recipe.bits)
+    name_sources(record, stored, weights, source, matches, recipe.bits)
     account(record, recipe, source, matches, weights)
-    if source is not None and stored.has_graph:
+    if source is not None and (stored.has_graph or source.has_graph):
         leave_out_unused(record, source, matches)
     record.findings += fused_scales(stored, weights)
     record.findings.sort(key=lambda finding: -(finding.over_ideal_db or 0.0))

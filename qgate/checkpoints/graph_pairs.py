@@ -25,21 +25,33 @@ _LAYER = re.compile(r"(.*?\.\d+)\.")
 def fit_shapes(
     child: Checkpoint, parent: Checkpoint, matches: dict[str, ParentMatch]
 ) -> dict[str, ParentMatch]:
-    """Leave out matches by name that have another shape, and mark transposed ones, in graphs."""
-    shapes = {weight.name: weight.shape for weight in child.weights or () if weight.shape}
-    fitted = {}
+    """Leave out matches by name that have another shape, and mark transposed ones, in graphs.
+
+    Square weights are taken to be stored as most of the others are: those of GPT-2 are inputs x
+    outputs, as a graph has them.
+    """
+    if not child.has_graph:
+        return matches
+    shapes = {name: entry.shape for name, entry in child.entries.items()}
+    shapes |= {weight.name: weight.shape for weight in child.weights or ()}
+    fitted, squares, balance = {}, [], 0
     for name, match in matches.items():
-        shape = shapes.get(name)
+        shape = shapes[name]
         stored = [parent.entries[other].shape for other in match.names]
-        if shape is not None and sum(map(math.prod, stored)) != math.prod(shape):
+        if shape and sum(map(math.prod, stored)) != math.prod(shape):
             continue
-        is_turned = (
-            shape is not None
-            and len(stored) == 1
-            and len(shape) == 2
-            and stored[0] == shape[::-1] != shape
-        )
-        fitted[name] = replace(match, transposed=True) if is_turned else match
+        fitted[name] = match
+        if len(shape) != 2 or len(stored) != 1:
+            continue
+        if shape == stored[0] == shape[::-1]:
+            squares.append(name)
+        elif stored[0] == shape[::-1]:
+            fitted[name] = replace(match, transposed=True)
+            balance += 1
+        else:
+            balance -= 1
+    if balance > 0:
+        fitted |= {name: replace(fitted[name], transposed=True) for name in squares}
     return fitted
 
 
@@ -77,6 +89,8 @@ def leave_out_unused(
     """
     used = {name for match in matches.values() for name in match.names}
     modules = {_module(name) for name in used} | {_layer(name) for name in used}
+    if parent.has_graph:
+        modules.discard("")  # where constants are
     unused = {
         name
         for name in record.unmatched_parents
@@ -84,7 +98,7 @@ def leave_out_unused(
         or not modules & {_module(name), _layer(name)}
     }
     record.findings = [finding for finding in record.findings if finding.subject not in unused]
-    if unused:
+    if unused and not parent.has_graph:
         listed = ", ".join(sorted(unused)[:4]) + (", …" if len(unused) > 4 else "")
         record.notes.append(f"The graph does not use {len(unused)} tensors of the parent: {listed}")
     _name_twins(record, matches)
@@ -120,6 +134,7 @@ def name_sources(
     child: Checkpoint,
     weights: list[StoredWeight],
     parent: Checkpoint | None,
+    matches: dict[str, ParentMatch],
     bits: int,
 ) -> None:
     """Name the tensor of the parent that a weight unlike its counterpart was made from."""
@@ -139,7 +154,10 @@ def name_sources(
         return decode(child, by_name[name], bits)
 
     sources = match_by_content(unlike, shapes, decoded, parent.read)
-    words = {name: _source_words(unlike[name], sources.get(name)) for name in unlike}
+    words = {
+        name: _source_words(weight, sources.get(name), matches[name].transposed)
+        for name, weight in unlike.items()
+    }
     record.findings = [
         replace(finding, cause=words[finding.subject])
         if words.get(finding.subject) and _is_about_codes(finding)
@@ -152,11 +170,12 @@ def _is_about_codes(finding: CheckpointFinding) -> bool:
     return finding.over_ideal_db is not None and finding.cause.startswith(UNEXPLAINED)
 
 
-def _source_words(weight: WeightRecord, source: ParentMatch | None) -> str:
+def _source_words(weight: WeightRecord, source: ParentMatch | None, is_transposed: bool) -> str:
     assert weight.figures is not None
     stored = weight.parents[0]
     if source is None:
         return f"its values have nothing to do with {stored}: cosine {weight.figures.cosine:.2f}"
     if source.names == weight.parents:
-        return f"rows and columns of {stored} are exchanged" if source.transposed else ""
+        is_turned = source.transposed != is_transposed
+        return f"rows and columns of {stored} are exchanged" if is_turned else ""
     return f"it was made from {source.names[0]}, not from {stored}"

