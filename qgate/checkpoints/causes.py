@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.compute import measured, squared
-from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.grids import TALL, QuantizedWeight
 
 EXPLAINED_DB = 0.5
 """Error over the ideal one at which an undone fault counts as the cause."""
@@ -30,15 +30,26 @@ def find_cause(weight: QuantizedWeight, parent: Tensor, *, is_part: bool = False
     is_part   these are leading rows of a weight, where what moved has ends that are not here
     """
     start, stop = _inner_rows(weight) if is_part else (0, len(weight.elements))
-    least = measured(weight.rows(start, stop), parent[start:stop]).least
-    allowed = least * 10 ** (EXPLAINED_DB / 10)
-    for fault in _faults(weight):
+    source = parent[start:stop]
+    allowed = _allowed(weight.rows(start, stop), source)
+    for fault in (*_faults(weight), *_fitted_faults(weight, parent)):
         undone = fault.undo(weight)
         if undone is None:
             continue
-        if _is_within(undone.rows(start, stop), parent[start:stop], allowed):
+        inner = undone.rows(start, stop)
+        most = allowed if _kind(undone) == _kind(weight) else _allowed(inner, source)
+        if _is_within(inner, source, most):
             return fault.words
     return ""
+
+
+def _allowed(weight: QuantizedWeight, parent: Tensor) -> float:
+    """Return the error up to which a weight is as an ideal quantizer of its format makes it."""
+    return measured(weight, parent).least * float(10 ** (EXPLAINED_DB / 10))
+
+
+def _kind(weight: QuantizedWeight) -> tuple[str, bool, tuple[int, int]]:
+    return weight.element, weight.zero_points is None, weight.tile
 
 
 def _inner_rows(weight: QuantizedWeight) -> tuple[int, int]:
@@ -58,7 +69,9 @@ def _is_within(weight: QuantizedWeight, parent: Tensor, allowed: float) -> bool:
 
 
 def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
-    yield ExportFault("neighboring codes are swapped (the order of nibbles)", _pairs_swapped)
+    words = "neighboring codes are swapped (the order of nibbles)"
+    yield ExportFault(words, _pairs_swapped)
+    yield ExportFault(words, _pairs_of_rows_swapped)
     for power in (1, -1, 2, -2):
         yield ExportFault(
             f"all scales are {2 ** abs(power)} times too {'high' if power > 0 else 'low'}",
@@ -68,8 +81,15 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
     yield ExportFault("every scale belongs to the group before it", lambda w: _moved(w, -1))
     yield ExportFault("every scale belongs to the group after it", lambda w: _moved(w, 1))
     yield ExportFault("scales of neighboring groups are swapped", _scales_swapped)
-    yield ExportFault("scales stand in the order of columns, not of rows", _scales_transposed)
+    for back in (False, True):
+        yield ExportFault(
+            "scales stand in the order of columns, not of rows",
+            lambda w, back=back: _scales_transposed(w, back),  # type: ignore[misc]
+        )
     yield ExportFault("scales are swizzled in tiles of 128 x 4", _unswizzled)
+    yield ExportFault("scales stand along the wrong axis", _axes_exchanged)
+    kind = "unsigned" if weight.element.startswith("u") else "signed"
+    yield ExportFault(f"codes are read as {kind} and are not", _signs_read)
     yield ExportFault("all signs are lost or flipped", lambda w: replace(w, scales=-w.scales))
     if weight.zero_points is not None:
         for step in (1, -1):
@@ -80,6 +100,46 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
             )
         yield ExportFault("zero points are left out", lambda w: replace(w, zero_points=None))
     yield ExportFault("rows stand in another order: moved by one", lambda w: _rows_moved(w, 1))
+
+
+def _fitted_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault]:
+    """Yield faults that are undone with the help of the parent."""
+    if weight.element.startswith(("int", "uint")):
+        stored = weight.zero_points
+        is_missing = stored is None or not bool(stored.any())
+        words = f"zero points are {'missing' if is_missing else 'wrong'}"
+        yield ExportFault(words, lambda w: _zero_points_fitted(w, parent))
+
+
+def _zero_points_fitted(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight:
+    """Take the zero points that most elements of a tile tell; of a tall one, its first rows."""
+    zeros: list[Tensor] = []
+    for start, stop in weight.spans():
+        if start % weight.tile[0] and weight.tile[0] > TALL:
+            continue
+        chunk = weight.rows(start, stop)
+        values = chunk.in_tiles(parent[start:stop].float()) / chunk.scales[:, None, :, None]
+        offsets = chunk.in_tiles(chunk.elements) - values
+        zeros.append(offsets.transpose(1, 2).flatten(2).median(-1).values.round())
+    return replace(weight, zero_points=torch.cat(zeros))
+
+
+def _axes_exchanged(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Move scales of rows of a square weight to its columns, and back."""
+    rows, columns = weight.elements.shape
+    if rows != columns or weight.scales.numel() < 2:
+        return None
+    zeros = None if weight.zero_points is None else weight.zero_points.T
+    return replace(weight, scales=weight.scales.T, zero_points=zeros, tile=weight.tile[::-1])
+
+
+def _signs_read(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Read unsigned integers of 8 bits as signed ones, and signed ones as unsigned less 128."""
+    if weight.element not in ("int8", "uint8"):
+        return None
+    codes = _as_bytes(weight.elements)
+    signed = codes if weight.element == "uint8" else codes ^ 128
+    return replace(weight, element="int8", elements=signed.view(torch.int8), zero_points=None)
 
 
 def _less(zero_points: Tensor | None, step: int) -> Tensor | None:
@@ -101,6 +161,16 @@ def _as_bytes(elements: Tensor) -> Tensor:
     return elements.contiguous().view(torch.uint8) if is_byte else elements
 
 
+def _pairs_of_rows_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Swap codes that lie in one byte where a weight is packed along its rows."""
+    rows, columns = weight.elements.shape
+    if rows % 2:
+        return None
+    pairs = _as_bytes(weight.elements).reshape(-1, 2, columns)
+    swapped = pairs.flip(1).reshape(rows, columns).view(weight.elements.dtype)
+    return replace(weight, elements=swapped)
+
+
 def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
     if weight.scales.numel() < 2:
         return None
@@ -116,10 +186,12 @@ def _scales_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     return replace(weight, scales=swapped)
 
 
-def _scales_transposed(weight: QuantizedWeight) -> QuantizedWeight | None:
+def _scales_transposed(weight: QuantizedWeight, back: bool) -> QuantizedWeight | None:
     rows, columns = weight.scales.shape
     if rows < 2 or columns < 2:
         return None
+    if back:
+        return replace(weight, scales=weight.scales.T.reshape(rows, columns))
     return replace(weight, scales=weight.scales.reshape(columns, rows).T.contiguous())
 
 

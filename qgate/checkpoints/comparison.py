@@ -6,10 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from qgate.checkpoints.accounting import account, fused_scales
 from qgate.checkpoints.blocks import worst_block
+from qgate.checkpoints.graph_pairs import (
+    fit_shapes,
+    leave_out_unused,
+    match_plain,
+    name_sources,
+    without_constants,
+)
+from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
@@ -63,9 +69,24 @@ class CheckpointPair:
         rows = WeightRows(self.child, weight, self.recipe.bits)
         return worst_block(name, rows, ParentRows(self.parent, match, *rows.shape))
 
+    def name_sources(self, record: CheckpointRecord) -> None:
+        """Name the tensor of the parent that a weight unlike its counterpart was made from."""
+        if self.parent is not None:
+            bits = self.recipe.bits
+            name_sources(record, self.child, self.weights, self.parent, self.matches, bits)
+
+    def with_source(self, judgement: Judgement) -> Judgement:
+        """Name the source in the findings of one weight."""
+        weight, findings = judgement
+        record = CheckpointRecord("", None, "", [weight], list(findings))
+        self.name_sources(record)
+        return weight, record.findings
+
     def account(self, record: CheckpointRecord) -> None:
         """Add to a record what is missing, unexpected, left out, or cannot be fused."""
         account(record, self.recipe, self.parent, self.matches, self.weights)
+        if self.parent is not None and (self.child.has_graph or self.parent.has_graph):
+            leave_out_unused(record, self.parent, self.matches)
         record.findings += fused_scales(self.child, self.weights)
 
 
@@ -80,6 +101,7 @@ def open_pair(child: str, parent: str | None) -> CheckpointPair:
     if source is not None:
         _check_parent(source)
         matches = _match(stored, weights, source, recipe)
+        weights = without_constants(stored, weights, matches)
         _check_pair(child, parent or "", matches, weights)
     return CheckpointPair(stored, source, recipe, weights, matches)
 
@@ -108,6 +130,7 @@ def compare(
         record.weights.append(judged)
         record.findings += findings
     check_alike(record)
+    pair.name_sources(record)
     pair.account(record)
     worst = [pair.worst_block(weight.name) for weight, _ in worst_first(record.weights)[:blocks]]
     record.blocks = [block for block in worst if block is not None]
@@ -185,17 +208,18 @@ def _match(
 ) -> dict[str, ParentMatch]:
     """Match weights by name, and quantized ones without a counterpart by content."""
     matches = match_by_name([weight.name for weight in weights], parent.entries)
+    matches = fit_shapes(child, parent, matches)
     taken = {name for match in matches.values() for name in match.names}
     unmatched = {w.name: w for w in weights if w.name not in matches and w.packing is not None}
-    if not unmatched:
-        return matches
+    if unmatched:
 
-    def values(name: str) -> Tensor:
-        return decode(child, unmatched[name], recipe.bits).values()
+        def decoded(name: str) -> QuantizedWeight:
+            return decode(child, unmatched[name], recipe.bits)
 
-    open_parents = {
-        name: entry.shape
-        for name, entry in parent.entries.items()
-        if name not in taken and len(entry.shape) == 2
-    }
-    return matches | match_by_content(unmatched, open_parents, values, parent.read)
+        open_parents = {
+            name: entry.shape
+            for name, entry in parent.entries.items()
+            if name not in taken or child.has_graph
+        }
+        matches |= match_by_content(unmatched, open_parents, decoded, parent.read)
+    return matches | match_plain(child, parent, weights, matches)

@@ -27,6 +27,7 @@ class QuantizedWeight:
     tile         rows and columns of a tile
     zero_points  one per tile, in units of elements
     scale_codes  the scales as they are stored, where they have a format of their own
+    signed_scales  negative scales are right: the largest magnitude has the code of the end
     """
 
     element: str
@@ -36,6 +37,7 @@ class QuantizedWeight:
     zero_points: Tensor | None = None
     scale_codes: Tensor | None = None
     unit: float = 1.0
+    signed_scales: bool = False
 
     def values(self) -> Tensor:
         """Return the dequantized weight in float32."""
@@ -43,6 +45,15 @@ class QuantizedWeight:
         if self.zero_points is not None:
             elements = elements - self.zero_points[:, None, :, None]
         return self.from_tiles(elements * self.scales[:, None, :, None])
+
+    def values_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the dequantized values at pairs of rows and columns."""
+        height, width = self.tile
+        elements = widen(self.elements[rows, columns]) * self.unit
+        tiles = rows // height, columns // width
+        if self.zero_points is not None:
+            elements = elements - self.zero_points[tiles]
+        return elements * self.scales[tiles]
 
     def float_elements(self) -> Tensor:
         """Return the elements in float32."""
@@ -133,7 +144,12 @@ def widen(elements: Tensor) -> Tensor:
 
 _TABLES = {
     dtype: torch.arange(256, dtype=torch.uint8).view(dtype).float()
-    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    for dtype in (
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
+    )
 }
 
 

@@ -20,7 +20,7 @@ from qgate.checkpoints.grids import (
     from_nibbles,
     from_words,
 )
-from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.stored import Checkpoint, GraphWeight, StoredEntry
 from qgate.errors import QgateError, first_line
 
 
@@ -314,7 +314,11 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     """Group the tensors of a checkpoint into weights; those of no packing stand alone."""
     taken: set[str] = set()
     weights = []
-    for packing in PACKINGS:
+    for described in checkpoint.weights or ():
+        tensors = {role: checkpoint.entries[name] for role, name in described.parts.items()}
+        taken |= set(described.parts.values())
+        weights.append(StoredWeight(described.name, _packing_of(described), tensors))
+    for packing in () if checkpoint.has_graph else PACKINGS:
         first = next(iter(packing.parts))
         for name in checkpoint.entries:
             prefix, separator = _prefix(name, first)
@@ -332,6 +336,10 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     ]
     order = {name: number for number, name in enumerate(checkpoint.entries)}
     return sorted(weights, key=lambda w: order[next(iter(w.parts.values())).name])
+
+
+def _packing_of(weight: GraphWeight) -> Packing:
+    return Packing(weight.packing, {}, (), lambda parts: weight.decode(parts.tensors))
 
 
 def _prefix(name: str, ending: str) -> tuple[str, str | None]:

@@ -13,7 +13,7 @@ from qgate.checkpoints.compute import squared
 from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
-from qgate.checkpoints.rows import ContiguousRows
+from qgate.checkpoints.rows import ContiguousRows, MatrixColumns
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 
 STEP = 1 << 18
@@ -27,7 +27,7 @@ def judge_plain(
     entry = next(iter(weight.parts.values()))
     count = math.prod(entry.shape)
     result = WeightRecord(weight.name, "", entry.dtype, weight.size, count)
-    tensors = PlainTensors(child, entry, parent, () if match is None else match.names)
+    tensors = PlainTensors(child, entry, parent, match)
     causes = []
     if parent is not None and match is not None:
         outcome, cause = tensors.outcome()
@@ -47,7 +47,7 @@ class PlainTensors:
     child: Checkpoint
     entry: StoredEntry
     parent: Checkpoint | None
-    names: tuple[str, ...]
+    match: ParentMatch | None
     not_finite: int = 0
 
     def look(self) -> None:
@@ -97,22 +97,37 @@ class PlainTensors:
         return None if own == 0 and energy > 0 else total / (energy or 1.0)
 
     def _source_shape(self, parent: Checkpoint) -> tuple[int, ...]:
-        shapes = [parent.entries[name].shape for name in self.names]
+        assert self.match is not None
+        shapes = [parent.entries[name].shape for name in self.match.names]
         if len(shapes) == 1:
-            return shapes[0]
+            return shapes[0][::-1] if self.match.transposed else shapes[0]
         return sum(shape[0] if shape else 1 for shape in shapes), *shapes[0][1:]
 
     def _parts(self, parent: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
         """Read both, some elements at a time."""
+        assert self.match is not None
+        if self.match.transposed:
+            yield from self._turned_parts(parent, self.match.names[0])
+            return
         own = ContiguousRows(self.child, self.entry.name, 1)
         offset = 0
-        for name in self.names:
+        for name in self.match.names:
             source = ContiguousRows(parent, name, 1)
             count = math.prod(parent.entries[name].shape)
             for start in range(0, count, STEP):
                 stop = min(start + STEP, count)
                 yield own[offset + start : offset + stop], source[start:stop]
             offset += count
+
+    def _turned_parts(self, parent: Checkpoint, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Read rows of the child beside columns of the parent."""
+        rows, columns = self.entry.shape
+        own = ContiguousRows(self.child, self.entry.name, columns)
+        source = MatrixColumns(parent, name, (columns, rows))
+        step = max(1, STEP // max(1, columns))
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            yield own[start:stop], source[start:stop]
 
 
 def _not_finite(x: Tensor) -> int:

@@ -102,14 +102,14 @@ class WeightRows:
         self._by_rows = [ending for ending in packing.by_rows if ending in weight.parts]
         self._by_columns = [ending for ending in packing.by_columns if ending in weight.parts]
         self._whole: QuantizedWeight | None = None
+        self._readers: dict[str, ContiguousRows | MatrixColumns] = {}
+        self._constant: dict[str, Tensor] = {}
+        self._units: dict[str, tuple[int, int]] = {}
         if not self._by_rows and not self._by_columns:
             self._whole = decode(checkpoint, weight, bits)
             self._rows = len(self._whole.elements)
             return
         self._rows = self._count((*self._by_rows, *self._by_columns)[0])
-        self._readers: dict[str, ContiguousRows | MatrixColumns] = {}
-        self._constant: dict[str, Tensor] = {}
-        self._units: dict[str, tuple[int, int]] = {}
         for ending, entry in weight.parts.items():
             units = self._share(ending)
             if units is None:
@@ -174,8 +174,7 @@ class WeightRows:
 
     def spans(self) -> Iterator[tuple[int, int]]:
         """Split its rows into spans that can be decoded one by one."""
-        together = 1 if self._whole is not None else self._together
-        return row_spans(self.shape, self.tile[0], together)
+        return row_spans(self.shape, self.tile[0], self._together)
 
     def rows(self, start: int, stop: int) -> QuantizedWeight:
         """Read and decode rows that `spans` names."""

@@ -5,7 +5,7 @@ Only heads are read; a tensor is read when it is asked for. Nothing in a file is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,6 +14,8 @@ from qgate.storage.folders import Stamp
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from qgate.checkpoints.grids import QuantizedWeight
 
 
 Stamps = dict[str, Stamp]
@@ -35,6 +37,20 @@ class StoredEntry:
     offset: int | None = None
 
 
+@dataclass(frozen=True)
+class GraphWeight:
+    """A quantized weight that a graph describes: its tensors by role, and what decodes these.
+
+    shape  as it is decoded; empty where its packing is not known
+    """
+
+    name: str
+    packing: str
+    shape: tuple[int, ...]
+    parts: Mapping[str, str]
+    decode: Callable[[Mapping[str, Tensor]], QuantizedWeight]
+
+
 @dataclass
 class Checkpoint:
     """The tensors of one checkpoint and what its configuration says.
@@ -44,6 +60,7 @@ class Checkpoint:
     span_reader    reads elements of an entry from one number to another; without it, the tensor is
                    read whole
     stamps         the stamps that its files had when they were opened
+    weights        the quantized weights of a graph; None where names of tensors tell them
     ahead          bytes worth reading at a time, more where each request takes time
     """
 
@@ -53,12 +70,18 @@ class Checkpoint:
     configuration: dict[str, object] = field(default_factory=dict)
     span_reader: Callable[[StoredEntry, int, int], Tensor] | None = None
     stamps: Stamps = field(default_factory=dict)
+    weights: tuple[GraphWeight, ...] | None = None
     ahead: int = 2 << 20
     _last: tuple[str, Tensor] | None = field(default=None, init=False, repr=False)
 
     @cached_property
     def size(self) -> int:
         return sum(entry.size for entry in self.entries.values())
+
+    @property
+    def has_graph(self) -> bool:
+        """Return True for a graph, which has constants, and lacks what it does not use."""
+        return self.weights is not None
 
     def read(self, name: str) -> Tensor:
         """Read one tensor."""

@@ -24,6 +24,7 @@ def result_lines(record: CheckpointRecord, limit: int = SHOWN) -> Iterator[str]:
     yield from _formats(record)
     yield from _worst(record)
     yield from map(outlier_text, find_outliers(record)[:limit])
+    yield from map(one_line, record.notes)
 
 
 def first_line(record: CheckpointRecord) -> str:

@@ -5,8 +5,9 @@
   qgate checkpoint CHILD --parent PARENT --jobs 8     by eight processes
   qgate checkpoint CHILD --parent PARENT --output-dir DIR     also as a page, with tables
 
-CHILD and PARENT are folders of .safetensors shards, or single files, at paths or URLs. The recipe
-is what the child's config.json declares. No code of a checkpoint is run.
+CHILD and PARENT are folders with .safetensors, .onnx, .npz, .pt or .bin files, or single files, at
+paths or URLs. The recipe is what the child's config.json declares, of .onnx what its graph does. No
+code of a checkpoint is run. ONNX needs pip install 'pytest-qgate[checkpoints]'.
 Exit status: 0 if all is as declared, 1 if something is not, 2 if files cannot be read or are not a
 pair.
 """

@@ -107,8 +107,8 @@ def _is_empty(folder: Path) -> None:
         (_has_unknown_method, "quant_method 'eetq', which is not known; compressed-tensors, gptq"),
         (_has_odd_recipe, "declares what gptq does not have: bits is 'four'"),
         (_is_not_quantized, "holds no quantized weight and declares none"),
-        (_is_empty, r"has no \.safetensors file"),
-        (Path.exists, "is not there; give a folder with .safetensors files"),
+        (_is_empty, r"has no \.safetensors, .* file"),
+        (Path.exists, "is not there; give a folder with .safetensors, .onnx, .npz, .pt, .pth, .bin files"),
         (lambda folder: folder.write_text("x"), "is a file that is not .safetensors"),
     ],
 )  # fmt: skip

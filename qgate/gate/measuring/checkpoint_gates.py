@@ -60,6 +60,7 @@ class CheckpointSubject(Subject):
         given = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
         self.options = list(options) or given
         self._judged: dict[str, Judged] = {}
+        self._named: dict[str, Judged] = {}
 
     def origin(self) -> Origin:
         return Origin.of_checkpoint(self.name, str(torch.__version__), commit_here())
@@ -87,7 +88,9 @@ class CheckpointSubject(Subject):
         """Compare a weight with what is declared and with its parent, once."""
         if weight.name not in self._judged:
             self._judged[weight.name] = self.pair.judge(weight)
-        return self._judged[weight.name]
+        if weight.name not in self._named:
+            self._named[weight.name] = self.pair.with_source(self._judged[weight.name])
+        return self._named[weight.name]
 
     @cached_property
     def accounting(self) -> list[CheckpointFinding]:
