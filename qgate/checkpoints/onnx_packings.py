@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,10 +15,16 @@ from qgate.errors import QgateError
 
 
 def decode_stored(
-    stored: Stored, codes: Tensor, scale: Tensor | None, zero: Tensor | None, turned: bool
+    stored: Stored,
+    codes: Tensor,
+    scale: Tensor | None,
+    zero: Tensor | None,
+    shape: tuple[int, ...],
+    turned: bool,
 ) -> QuantizedWeight:
-    """Decode the codes of a weight with its scales and zero points.
+    """Decode the codes of a weight, or of some rows, with their scales and zero points.
 
+    shape    of all scales of the weight
     turned   the codes are inputs x outputs, and are returned as outputs x inputs
     """
     if isinstance(stored, UnreadCodes) or scale is None:
@@ -28,12 +34,13 @@ def decode_stored(
         )
     if isinstance(stored, StoredBits):
         return _decode_bits(stored, codes, scale.float(), zero)
-    grid = _grid(stored, tuple(codes.shape), tuple(scale.shape), turned)
     kind = stored.codes.type
     elements = codes.transpose(-1, -2) if turned and codes.dim() > 1 else codes
     scales = _shaped(stored, scale.float(), codes, turned)
     zeros = None if zero is None else _shaped(stored, zero.float(), codes, turned)
-    rows, columns, tile, tiles = grid
+    _, columns, tile, (_, across) = grid_of(stored, stored.codes.shape, shape, turned)
+    elements = elements.reshape(-1, columns)
+    tiles = -(-len(elements) // max(1, tile[0])), across
 
     def placed(x: Tensor) -> Tensor:
         if x.numel() == 1:
@@ -41,22 +48,20 @@ def decode_stored(
         x = x.reshape(-1)
         return x.repeat(math.prod(tiles) // x.numel()).reshape(tiles)
 
-    return canonical(
-        QuantizedWeight(
-            kind.element,
-            elements.reshape(rows, columns),
-            placed(scales).contiguous(),
-            tile,
-            None if zeros is None else placed(zeros).contiguous(),
-            unit=unit_of(kind),
-        )
+    return QuantizedWeight(
+        kind.element,
+        elements,
+        placed(scales).contiguous(),
+        tile,
+        None if zeros is None else placed(zeros).contiguous(),
+        unit=unit_of(kind),
     )
 
 
 Grid = tuple[int, int, tuple[int, int], tuple[int, int]]
 
 
-def _grid(
+def grid_of(
     stored: StoredCodes, shape: tuple[int, ...], scale: tuple[int, ...], turned: bool
 ) -> Grid:
     """Return rows, columns, the tile, and the number of tiles of a weight as it is returned."""
@@ -135,55 +140,60 @@ def _decode_bits(
     stored: StoredBits, codes: Tensor, scales: Tensor, zero: Tensor | None
 ) -> QuantizedWeight:
     bits, block, rows, columns = stored.bits, stored.block, stored.rows, stored.columns
+    count = stored.codes.count
     if bits not in (2, 4, 8) or block < 1 or rows < 1 or columns < 1:
         raise ValueError(f"bits {bits}, block_size {block}, {rows} x {columns}")
     blocks = -(-columns // block)
-    if codes.numel() * 8 // bits not in (rows * blocks * block, rows * columns):
-        raise ValueError(f"{codes.numel():,} bytes of {rows} x {columns}")
+    if count * 8 // bits not in (rows * blocks * block, rows * columns):
+        raise ValueError(f"{count:,} bytes of {rows} x {columns}")
+    rows = codes.numel() * rows // count
     unpacked = unpacked_codes(codes.view(torch.uint8).reshape(rows, -1), bits)
     elements = unpacked[:, :columns]
     scales = scales.reshape(rows, blocks)
     if zero is None:
-        zeros = torch.full_like(scales, float(1 << (bits - 1)))
+        zeros = None
     elif zero.dtype.is_floating_point:
         zeros = zero.float().reshape(rows, blocks)
     else:
         packed = zero.reshape(rows, -1)
         unpacked_zeros = unpacked_codes(packed.view(torch.uint8), bits)
         zeros = unpacked_zeros.float()[:, :blocks]
-    return canonical(
-        QuantizedWeight(
-            f"uint{bits}", elements, scales, (1, min(block, columns)), zeros, signed_scales=True
-        )
+    return QuantizedWeight(
+        f"uint{bits}", elements, scales, (1, min(block, columns)), zeros, signed_scales=True
     )
 
 
-def canonical(weight: QuantizedWeight) -> QuantizedWeight:
+@dataclass(frozen=True)
+class Form:
+    """The facts about a weight that all its codes and zero points tell.
+
+    is_centered  all zero points stand for the middle of the codes, so that none are needed
+    is_narrow    7 of 8 bits are used
+    """
+
+    is_centered: bool
+    is_narrow: bool
+
+
+def canonical(weight: QuantizedWeight, form: Form) -> QuantizedWeight:
     """Return symmetric integers as signed ones without zero points, unsigned ones with theirs.
 
     A scale of zero for a tile whose codes all stand for zero is no fault. Integers of 8 bits of
     which 7 are used, as `reduce_range` of onnxruntime makes them, are those of 7 bits.
     """
-    element, zeros = weight.element, weight.zero_points
-    elements = weight.elements
-    if element.startswith("uint"):
-        bits = int(element[4:])
-        middle = 1 << (bits - 1)
-        if zeros is None:
-            zeros = torch.zeros_like(weight.scales)
-        elif bits <= 8 and bool((zeros == middle).all()):
-            shifted = (elements.view(torch.uint8) ^ middle) if bits == 8 else elements - middle
-            weight = replace(weight, element=element[1:], elements=shifted.view(torch.int8))
-            zeros = None
-    elif zeros is not None and not bool(zeros.any()):
+    element, elements, zeros = weight.element, weight.elements, weight.zero_points
+    if form.is_centered:
         zeros = None
-    element = weight.element
-    if element in ("int8", "uint8") and weight.elements.numel():
-        stored = weight.elements if weight.elements.is_contiguous() else weight.elements.T
-        low, high = (int(end) for end in stored.aminmax())
-        if 0 < max(-low, high) <= (64 if element == "int8" else 127):
-            element = element.replace("8", "7")
-    weight = replace(weight, element=element, zero_points=zeros)
+        if element.startswith("uint"):
+            bits = int(element[4:])
+            middle = 1 << (bits - 1)
+            shifted = (elements.view(torch.uint8) ^ middle) if bits == 8 else elements - middle
+            element, elements = element[1:], shifted.view(torch.int8)
+    elif element.startswith("uint") and zeros is None:
+        zeros = torch.zeros_like(weight.scales)
+    if form.is_narrow:
+        element = element.replace("8", "7")
+    weight = replace(weight, element=element, elements=elements, zero_points=zeros)
     if bool((weight.scales == 0).any()):
         tiles = weight.in_tiles(weight.float_elements())
         centered = tiles if zeros is None else tiles - zeros[:, None, :, None]

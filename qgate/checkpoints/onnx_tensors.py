@@ -93,15 +93,23 @@ class OnnxTensor:
             return len(self.source)
         return self.source[2] - self.source[1]
 
-    def read(self, read: Callable[[str, int, int], bytes]) -> Tensor:
-        """Read its values; those of FLOAT4E2M1 are in units of 0.5.
+    def span(self, read: Callable[[str, int, int], bytes], first: int, last: int) -> Tensor:
+        """Read its values from one number to another; those of FLOAT4E2M1 are in units of 0.5.
 
         read   reads a range of a file
         """
-        data = self.source if isinstance(self.source, bytes) else read(*self.source)
-        if len(data) != self.size:
-            raise ValueError(f"it has {len(data):,} of {self.size:,} bytes")
-        return decode_bytes(data, self.type, self.shape)
+        bits = self.type.bits
+        start, stop = first * bits // 8, -(-last * bits // 8)
+        if isinstance(self.source, bytes):
+            data = self.source[start:stop]
+        else:
+            file, begin, _ = self.source
+            data = read(file, begin + start, begin + stop) if stop > start else b""
+        if len(data) != stop - start:
+            raise ValueError(f"it has {len(data):,} of {stop - start:,} bytes")
+        before = first - start * 8 // bits
+        values = decode_bytes(data, self.type, (before + last - first,))
+        return values[before:]
 
 
 def decode_bytes(data: bytes, kind: OnnxType, shape: tuple[int, ...]) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from qgate.checkpoints.array_files import open_arrays
 from qgate.checkpoints.onnx_files import open_onnx
 from qgate.checkpoints.safetensors_shards import open_shards
-from qgate.checkpoints.stored import Checkpoint, Stamps
+from qgate.checkpoints.stored import REMOTE_AHEAD, Checkpoint, Stamps
 from qgate.checkpoints.torch_files import open_torch
 from qgate.errors import QgateError, first_line
 from qgate.storage.access import folder_of
@@ -25,8 +25,6 @@ OPENERS: Mapping[str, Opener] = {
     ".bin": open_torch,
 }
 """Who opens the files of a folder by their ending; of several kinds in a folder, the first."""
-REMOTE_AHEAD = 32 << 20
-"""Bytes of a store to read with one request."""
 CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json")
 
 

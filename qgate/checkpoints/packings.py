@@ -69,6 +69,7 @@ class Packing:
     by_rows     endings of tensors whose rows are those of the weight, or share them out; the first
                 has as many. Only such packings are decoded a few rows at a time
     by_columns  the same for tensors whose last axis stands for the rows of the weight
+    rows        of the one weight that it is for, where the first tensor does not tell
     """
 
     name: str
@@ -77,6 +78,7 @@ class Packing:
     decode: Callable[[Parts], QuantizedWeight]
     by_rows: tuple[str, ...] = ()
     by_columns: tuple[str, ...] = ()
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -339,7 +341,15 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
 
 
 def _packing_of(weight: GraphWeight) -> Packing:
-    return Packing(weight.packing, {}, (), lambda parts: weight.decode(parts.tensors))
+    return Packing(
+        weight.packing,
+        {},
+        (),
+        lambda parts: weight.decode(parts.tensors),
+        weight.by_rows,
+        weight.by_columns,
+        weight.rows,
+    )
 
 
 def _prefix(name: str, ending: str) -> tuple[str, str | None]:

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 Stamps = dict[str, Stamp]
 """The stamps of files by name."""
+REMOTE_AHEAD = 32 << 20
+"""Bytes of a store to read with one request."""
 
 
 @dataclass(frozen=True)
 class StoredEntry:
     """One tensor of a file, as its head describes it.
 
-    offset  the byte of the file at which it begins, where its elements lie as they are
+    offset  the byte of the file at which it begins; None where it can only be read whole
     """
 
     name: str
@@ -41,7 +43,9 @@ class StoredEntry:
 class GraphWeight:
     """A quantized weight that a graph describes: its tensors by role, and what decodes these.
 
-    shape  as it is decoded; empty where its packing is not known
+    shape    as it is decoded; empty where its packing is not known
+    rows     of the weight, where it can be decoded some rows at a time
+    by_rows, by_columns  roles of the tensors whose rows, or columns, belong to rows of the weight
     """
 
     name: str
@@ -49,6 +53,9 @@ class GraphWeight:
     shape: tuple[int, ...]
     parts: Mapping[str, str]
     decode: Callable[[Mapping[str, Tensor]], QuantizedWeight]
+    rows: int = 0
+    by_rows: tuple[str, ...] = ()
+    by_columns: tuple[str, ...] = ()
 
 
 @dataclass
@@ -87,9 +94,13 @@ class Checkpoint:
         """Read one tensor."""
         return self.reader(self.entries[name])
 
+    def has_spans(self, name: str) -> bool:
+        """Return True for a tensor of which some elements can be read alone."""
+        return self.span_reader is not None and self.entries[name].offset is not None
+
     def read_span(self, name: str, first: int, last: int) -> Tensor:
         """Read the elements of a tensor from one number to another, as one row."""
-        if self.span_reader is not None:
+        if self.span_reader is not None and self.has_spans(name):
             return self.span_reader(self.entries[name], first, last)
         if self._last is None or self._last[0] != name:
             self._last = name, self.read(name).reshape(-1)

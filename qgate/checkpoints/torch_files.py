@@ -40,8 +40,10 @@ def open_torch(label: str, folder: Folder, names: list[str]) -> Checkpoint:
                 )
             size = tensor.numel() * tensor.element_size()
             stored = WORDS.get(tensor.dtype, str(tensor.dtype))
-            entries[name] = StoredEntry(name, file, stored, tuple(tensor.shape), size)
-    return Checkpoint(label, entries, shards)
+            offset = int(tensor.storage_offset()) * tensor.element_size()
+            begin = offset if tensor.is_contiguous() else None
+            entries[name] = StoredEntry(name, file, stored, tuple(tensor.shape), size, begin)
+    return Checkpoint(label, entries, shards, span_reader=shards.span)
 
 
 class TorchShards:
@@ -53,6 +55,10 @@ class TorchShards:
 
     def __call__(self, entry: StoredEntry) -> Tensor:
         return self.tensors(entry.file)[entry.name]
+
+    def span(self, entry: StoredEntry, first: int, last: int) -> Tensor:
+        """Return the elements of a tensor from one number to another, as one row."""
+        return self(entry).reshape(-1)[first:last]
 
     def tensors(self, file: str) -> dict[str, Tensor]:
         """Return the tensors of a file by name; those of a file on this machine are mapped."""
