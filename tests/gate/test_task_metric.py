@@ -84,6 +84,11 @@ def test_one_number_is_held_to_the_margin_on_both_sides(
     assert failed(measured) == (set() if passes else {"task_metric"})
 
 
+@pytest.mark.parametrize("accepted", [0.8, -0.8])
+def test_a_metric_that_changes_its_sign_is_red(accepted: float) -> None:
+    assert failed(row(figure=-accepted, accepted={"task_metric": accepted})) == {"task_metric"}
+
+
 def test_the_margin_is_that_of_the_task() -> None:
     measured = row(figure=0.81, accepted={"task_metric": 0.8})
     assert failed(measured) == {"task_metric"}
@@ -132,7 +137,12 @@ def test_the_smallest_defect_is_in_the_unit_of_the_metric() -> None:
     ]
     paired = judge([row(ACCEPTED, accepted=of_samples())], lambda _row: Limits(), True)
     (defect,) = smallest_defects(paired)
-    assert defect["size"] == pytest.approx(0.005 * sum(ACCEPTED) / len(ACCEPTED))
+    margin = 0.005 * sum(ACCEPTED) / len(ACCEPTED)
+    assert defect["size"] == pytest.approx(margin)
+    apart = [ACCEPTED[0] + 0.003, ACCEPTED[1] - 0.003, *ACCEPTED[2:]]
+    spread = judge([row(apart, accepted=of_samples())], lambda _row: Limits(), True)
+    assert spread.passed
+    assert smallest_defects(spread)[0]["size"] < 0.7 * margin
 
 
 # A model -----------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from qgate.checkpoints import compute, weights
+from qgate.checkpoints import ideal, rows
 from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.packings import Parts, StoredWeight
 from tests.campaigns.mutants.bed import Bed
 from tests.campaigns.mutants.mutant import Sow, of_checkpoint
 from tests.checkpoints.exports import parent_tensors
@@ -58,14 +59,14 @@ def _other_width(_tensors: Tensors, declared: dict[str, Any]) -> None:
 
 def _read_with_signs_lost(bed: Bed) -> None:
     def wrapped(plain: Any) -> Any:
-        def decode(checkpoint: Any, weight: Any, bits: int = 0) -> QuantizedWeight:
-            decoded: QuantizedWeight = plain(checkpoint, weight, bits)
+        def decode_parts(weight: StoredWeight, parts: Parts) -> QuantizedWeight:
+            decoded: QuantizedWeight = plain(weight, parts)
             signless = replace(decoded, elements=decoded.elements.abs())
             return signless if weight.name == f"{UP}.weight" else decoded
 
-        return decode
+        return decode_parts
 
-    bed.wrap(weights, "decode", wrapped)
+    bed.wrap(rows, "decode_parts", wrapped)
 
 
 def _ideal_of_half_the_range(bed: Bed) -> None:
@@ -76,7 +77,7 @@ def _ideal_of_half_the_range(bed: Bed) -> None:
 
         return element_range
 
-    bed.wrap(compute, "element_range", wrapped)
+    bed.wrap(ideal, "element_range", wrapped)
 
 
 MUTANTS = (
