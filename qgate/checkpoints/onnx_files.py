@@ -32,7 +32,10 @@ def open_onnx(label: str, folder: Folder, names: list[str]) -> Checkpoint:
     entries: dict[str, StoredEntry] = {}
     for stored in find_codes(graph):
         output = stored.output or stored.codes.name
-        name = _new_name(graph, logical_name(stored.codes.name), output, names_taken)
+        logical = logical_name(stored.codes.name)
+        logical = stored.codes.name if logical in names_taken else logical
+        names_taken.add(logical)
+        name = _new_name(graph, logical, output, names_taken)
         roles = _roles(graph, stored)
         is_turned = graph.is_turned(output)
         shape = _turned(stored.codes.shape) if is_turned else stored.codes.shape

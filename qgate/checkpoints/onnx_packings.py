@@ -39,7 +39,8 @@ def decode_stored(
     scales = _shaped(stored, scale.float(), codes, turned)
     zeros = None if zero is None else _shaped(stored, zero.float(), codes, turned)
     _, columns, tile, (_, across) = grid_of(stored, stored.codes.shape, shape, turned)
-    elements = elements.reshape(-1, columns)
+    # A view would keep the columns that were read while others are.
+    elements = elements.reshape(-1, columns).contiguous()
     tiles = -(-len(elements) // max(1, tile[0])), across
 
     def placed(x: Tensor) -> Tensor:

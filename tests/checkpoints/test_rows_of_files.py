@@ -14,8 +14,20 @@ import torch
 from onnx import helper
 from torch import Tensor
 
-from qgate.checkpoints import array_files, grids, onnx_decoding, rows, running
+from qgate.checkpoints import (
+    array_files,
+    comparison,
+    compute,
+    grids,
+    onnx_decoding,
+    plain,
+    rows,
+    running,
+    weights,
+)
 from qgate.checkpoints.comparison import CheckpointPair, compare
+from qgate.checkpoints.onnx_files import OnnxReader
+from qgate.checkpoints.onnx_tensors import OnnxTensor
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch
@@ -56,11 +68,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "SLAB", 1 << 10)
     monkeypatch.setattr(Checkpoint, "ahead", 1 << 9)
     monkeypatch.setattr(onnx_decoding, "STEP", 1 << 9)
+    monkeypatch.setattr(plain, "STEP", 1 << 9)
 
 
 def _opened(path: Path) -> Checkpoint:
     checkpoint = open_checkpoint(str(path))
-    checkpoint.ahead = 1 << 9
+    checkpoint.ahead = Checkpoint.ahead
     return checkpoint
 
 
@@ -87,9 +100,9 @@ def test_spans_of_a_graph_are_its_rows(
     for module in (grids, rows):
         monkeypatch.setattr(module, "TALL", tall)
     checkpoint = _opened(exports[name])
-    weights = [weight for weight in find_weights(checkpoint) if weight.packing]
-    counts = {weight.name: _check_rows(checkpoint, weight) for weight in weights}
-    matrices = [weight for weight in weights if len(weight.parts["codes"].shape) > 1]
+    quantized = [weight for weight in find_weights(checkpoint) if weight.packing]
+    counts = {weight.name: _check_rows(checkpoint, weight) for weight in quantized}
+    matrices = [weight for weight in quantized if len(weight.parts["codes"].shape) > 1]
     assert len(matrices) >= len(QUANTIZED)
     assert all(weight.packing and weight.packing.rows for weight in matrices)
     assert tall > 1 or all(counts[weight.name] > 1 for weight in matrices)
@@ -100,10 +113,28 @@ def test_spans_of_a_graph_are_its_rows(
 def test_a_graph_is_read_in_parts(
     name: str, exports: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No matrix is read at once, and the record is that of one that is."""
+    """No matrix is read at once, and the formats are those of matrices that are."""
+    for module in (grids, rows, compute, weights):
+        monkeypatch.setattr(module, "TALL", 8)
     parent = str(exports[name].parent / "parent")
+    shares: dict[str, float] = {}
+    original = OnnxReader.elements
+
+    def elements(reader: OnnxReader, tensor: OnnxTensor, first: int, last: int) -> Tensor:
+        if len(tensor.shape) > 1 and tensor.count > 2000 and not isinstance(tensor.source, bytes):
+            share = (last - first) / tensor.count
+            shares[tensor.name] = max(share, shares.get(tensor.name, 0.0))
+        return original(reader, tensor, first, last)
+
+    monkeypatch.setattr(OnnxReader, "elements", elements)
+    monkeypatch.setattr(comparison, "open_checkpoint", lambda spec: _opened(Path(spec)))
     record = compare(str(exports[name]), parent)
     assert record.findings == []
+    # Content is told by tensors that are read whole.
+    by_content = tuple(w.name for w in record.weights if w.matched == "content")
+    most = {key: x for key, x in shares.items() if not key.startswith(by_content)}
+    assert most or name == "cast and multiplied"
+    assert max(most.values(), default=0) <= 0.5
     monkeypatch.undo()
     assert [w.format for w in compare(str(exports[name]), parent).weights] == [
         w.format for w in record.weights
@@ -180,6 +211,28 @@ def test_a_plain_tensor_may_be_transposed(
     assert (record.outcome, len(findings)) == (outcome, outcome == "changed")
     record, _ = judge_plain(child, weight, parent, replace(match, transposed=False))
     assert record.outcome == "changed"
+
+
+def test_codes_and_floats_of_one_name_are_two_weights(tmp_path: Path) -> None:
+    """`w_quantized` of a product, and `w` of another one."""
+    values = np.random.default_rng(0).standard_normal((32, 48)).astype(np.float32)
+    codes, scales = onnx_exports.quantized(values, onnx.TensorProto.INT8, 1, 0)
+    parts = {"w_quantized": codes.astype(np.int8), "s": scales, "w": values}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w_quantized", "s"], ["d"], axis=1),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+        helper.make_node("MatMul", ["x", "w"], ["z"]),
+    ]
+    model = onnx_exports.model_of(
+        nodes, parts, {"x": (None, 32)}, {"y": (None, 48), "z": (None, 48)}
+    )
+    write(tmp_path / "parent", {"w": torch.from_numpy(values.T.copy())}, {})
+    pair = str(_external(tmp_path / "child", model)), str(tmp_path / "parent")
+    for workers in (1, 2):
+        record = compare(*pair, workers=workers)
+        assert record.findings == []
+        outcomes = {weight.name: weight.outcome for weight in record.weights}
+        assert outcomes == {"w_quantized": "quantized", "w": "equal"}
 
 
 # Processes and kills -----------------------------------------------------------------------------
@@ -307,6 +360,7 @@ def test_each_array_is_unpacked_a_few_times(
     monkeypatch.setattr(grids, "CHUNK", 8 * WIDTH)
     monkeypatch.setattr(Checkpoint, "ahead", 1 << 9)
     monkeypatch.setattr(array_files, "LARGE", 256)
+    monkeypatch.setattr(comparison, "open_checkpoint", lambda spec: _opened(Path(spec)))
     write(tmp_path / "parent", parent_tensors(), {})
     child = _child(tmp_path / "child")
     WRITERS[name][0](tmp_path / "child", child)
