@@ -141,15 +141,38 @@ def test_a_graph_is_read_in_parts(
     ]
 
 
-def _dequantized(codes: np.ndarray, parts: dict[str, np.ndarray], folder: Path) -> Checkpoint:
+def _dequantized(
+    codes: np.ndarray | onnx.TensorProto, parts: dict[str, np.ndarray], folder: Path
+) -> Checkpoint:
+    inputs, outputs = codes.dims if isinstance(codes, onnx.TensorProto) else codes.shape
     nodes = [
         helper.make_node("DequantizeLinear", ["q", *parts], ["w"], axis=1),
         helper.make_node("MatMul", ["x", "w"], ["y"]),
     ]
     model = onnx_exports.model_of(
-        nodes, {"q": codes, **parts}, {"x": (None, len(codes))}, {"y": (None, codes.shape[1])}
+        nodes, {"q": codes, **parts}, {"x": (None, inputs)}, {"y": (None, outputs)}
     )
     return _opened(_external(folder, model))
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", [onnx.TensorProto.INT4, onnx.TensorProto.UINT4])
+def test_rows_may_begin_inside_a_byte(kind: int, tmp_path: Path) -> None:
+    """Codes of 4 bits in rows of an odd length."""
+    codes = np.random.default_rng(0).integers(0, 8, (61, 47))
+    tensor = onnx.helper.make_tensor("q", kind, codes.shape, codes.reshape(-1))
+    tensor = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor), "q")
+    checkpoint = _dequantized(tensor, {"s": np.ones(47, np.float32)}, tmp_path)
+    assert checkpoint.has_spans("q")
+    row = torch.from_numpy(codes.reshape(-1))
+    for first in range(0, len(row) - 9, 5):
+        span = slice(first, first + 9)
+        read = checkpoint.read_span("q", span.start, span.stop)
+        assert read.tolist() == row[span].tolist()
+    (stored,) = find_weights(checkpoint)
+    assert _check_rows(checkpoint, stored) > 1
+    values = WeightRows(checkpoint, stored).rows(0, 47).values()
+    assert torch.equal(values, torch.from_numpy(codes.T).float())
 
 
 FORMS: dict[str, tuple[int, int, int, str, bool]] = {
