@@ -27,15 +27,20 @@ NESTED = ("nf4", "bnb_fp4")
 """Elements whose scales may be quantized, too."""
 LEADING = 1 << 20
 """Elements in leading rows that tell what all scales have too much."""
+Kind = tuple[str, bool, tuple[int, int]]
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 
 
 @dataclass(frozen=True)
 class ExportFault:
-    """A fault in words, and what undoes it."""
+    """A fault in words, and what undoes it.
+
+    reformats   what is undone has another format, and the ideal error of that one
+    """
 
     words: str
     undo: Change
+    reformats: bool = False
 
 
 Acceptance = Callable[[QuantizedWeight, Tensor], bool]
@@ -57,17 +62,16 @@ def find_cause(
     """
     start, stop = _inner_rows(weight) if is_part else (0, len(weight.elements))
     source = parent[start:stop]
-    bounds: dict[str, tuple[float, float]] = {}
+    bounds: dict[Kind, tuple[float, float]] = {}
     for fault in faults or (*_own_faults(weight, parent), *_faults(weight)):
         undone = fault.undo(weight)
         if undone is None:
             continue
         undone = undone.rows(start, stop)
-        if undone.element not in bounds:
-            # Other blocks have another ideal error.
-            alike = undone.element == weight.element
-            bounds[undone.element] = _bounds(weight.rows(start, stop) if alike else undone, source)
-        allowed, worst = bounds[undone.element]
+        kind = _kind(undone if fault.reformats else weight)
+        if kind not in bounds:
+            bounds[kind] = _bounds(undone if fault.reformats else weight.rows(start, stop), source)
+        allowed, worst = bounds[kind]
         error = _error_up_to(worst if accepts is not None else allowed, undone, source)
         if error <= allowed or (error <= worst and accepts is not None and accepts(undone, source)):
             return fault.words
@@ -84,7 +88,7 @@ def _bounds(weight: QuantizedWeight, parent: Tensor) -> tuple[float, float]:
 def _own_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault]:
     """Yield the faults of packings with bytes or scales of their own."""
     for words, undone in block_faults(weight):
-        yield ExportFault(words, lambda _, undone=undone: undone())  # type: ignore[misc]
+        yield ExportFault(words, lambda _, undone=undone: undone(), reformats=True)  # type: ignore[misc]
     if weight.element in NESTED:
         count = min(len(weight.elements), -(-LEADING // max(1, weight.shape[1])))
         part = weight.rows(0, count)
@@ -95,6 +99,10 @@ def _own_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault
             "offset of double quantization)",
             lambda w: replace(w, scales=w.scales + offset),
         )
+
+
+def _kind(weight: QuantizedWeight) -> Kind:
+    return weight.element, weight.zero_points is None, weight.tile
 
 
 def _inner_rows(weight: QuantizedWeight) -> tuple[int, int]:
@@ -114,7 +122,9 @@ def _error_up_to(allowed: float, weight: QuantizedWeight, parent: Tensor) -> flo
 
 
 def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
-    yield ExportFault("neighboring codes are swapped (the order of nibbles)", _pairs_swapped)
+    words = "neighboring codes are swapped (the order of nibbles)"
+    yield ExportFault(words, _pairs_swapped)
+    yield ExportFault(words, _pairs_of_rows_swapped)
     yield ExportFault("the codes of each word are in reversed order", _words_reversed)
     for power in (1, -1, 2, -2):
         yield ExportFault(
@@ -133,8 +143,15 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
                 lambda w, step=step: _keep_zeros(_moved(w, step), w),  # type: ignore[misc]
             )
     yield ExportFault("scales of neighboring groups are swapped", _scales_swapped)
-    yield ExportFault("scales stand in the order of columns, not of rows", _scales_transposed)
+    for back in (False, True):
+        yield ExportFault(
+            "scales stand in the order of columns, not of rows",
+            lambda w, back=back: _scales_transposed(w, back),  # type: ignore[misc]
+        )
     yield ExportFault("scales are swizzled in tiles of 128 x 4", _unswizzled)
+    yield ExportFault("scales stand along the wrong axis", _axes_exchanged, reformats=True)
+    kind = "unsigned" if weight.element.startswith("u") else "signed"
+    yield ExportFault(f"codes are read as {kind} and are not", _signs_read, reformats=True)
     yield ExportFault("all signs are lost or flipped", lambda w: replace(w, scales=-w.scales))
     if weight.zero_points is not None:
         for step in (1, -1):
@@ -143,9 +160,54 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
                 f"zero points are 1 too {word}",
                 lambda w, step=step: replace(w, zero_points=_less(w.zero_points, step)),  # type: ignore[misc]
             )
-        yield ExportFault("zero points are left out", lambda w: replace(w, zero_points=None))
+        yield ExportFault(
+            "zero points are left out", lambda w: replace(w, zero_points=None), reformats=True
+        )
     yield ExportFault("rows stand in another order: moved by one", lambda w: _rows_moved(w, 1))
-    yield ExportFault("every square part is transposed", _transposed)
+    is_square = weight.shape[0] == weight.shape[1]
+    words = "its rows and columns are exchanged" if is_square else "every square part is transposed"
+    yield ExportFault(words, _transposed)
+
+
+def wrong_zero_points(weight: QuantizedWeight, parent: Tensor) -> ExportFault:
+    """Return the fault of zero points that are not the ones that the parent tells."""
+    if not weight.element.startswith(("int", "uint")):
+        return ExportFault("", lambda _: None)
+    stored = weight.zero_points
+    is_missing = stored is None or not bool(stored.any())
+    words = f"zero points are {'missing' if is_missing else 'wrong'}"
+    return ExportFault(words, lambda w: _zero_points_fitted(w, parent), reformats=True)
+
+
+def _zero_points_fitted(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight:
+    """Take the zero points that most elements of a tile tell; of a tall one, its first rows."""
+    zeros: list[Tensor] = []
+    for start, stop in weight.spans():
+        if start % weight.tile[0] and weight.tile[0] > TALL:
+            continue
+        chunk = weight.rows(start, stop)
+        values = chunk.in_tiles(parent[start:stop].float()) / chunk.scales[:, None, :, None]
+        offsets = chunk.in_tiles(chunk.elements) - values
+        zeros.append(offsets.transpose(1, 2).flatten(2).median(-1).values.round())
+    return replace(weight, zero_points=torch.cat(zeros))
+
+
+def _axes_exchanged(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Move scales of rows of a square weight to its columns, and back."""
+    rows, columns = weight.elements.shape
+    if rows != columns or weight.scales.numel() < 2 or weight.element in CONVENTIONS:
+        return None
+    zeros = None if weight.zero_points is None else weight.zero_points.T
+    return replace(weight, scales=weight.scales.T, zero_points=zeros, tile=weight.tile[::-1])
+
+
+def _signs_read(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Read unsigned integers of 8 bits as signed ones, and signed ones as unsigned less 128."""
+    if weight.element not in ("int8", "uint8"):
+        return None
+    codes = _as_bytes(weight.elements)
+    signed = codes if weight.element == "uint8" else codes ^ 128
+    return replace(weight, element="int8", elements=signed.view(torch.int8), zero_points=None)
 
 
 def _less(zero_points: Tensor | None, step: int) -> Tensor | None:
@@ -177,6 +239,16 @@ def _words_reversed(weight: QuantizedWeight) -> QuantizedWeight | None:
     return replace(weight, elements=reversed_words)
 
 
+def _pairs_of_rows_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Swap codes that lie in one byte where a weight is packed along its rows."""
+    rows, columns = weight.elements.shape
+    if rows % 2:
+        return None
+    pairs = _as_bytes(weight.elements).reshape(-1, 2, columns)
+    swapped = pairs.flip(1).reshape(rows, columns).view(weight.elements.dtype)
+    return replace(weight, elements=swapped)
+
+
 def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
     if weight.scales.numel() < 2:
         return None
@@ -202,10 +274,12 @@ def _scales_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     return _with_moved_scales(weight, lambda x: x.reshape(-1, 2).flip(1).reshape(x.shape))
 
 
-def _scales_transposed(weight: QuantizedWeight) -> QuantizedWeight | None:
+def _scales_transposed(weight: QuantizedWeight, back: bool) -> QuantizedWeight | None:
     rows, columns = weight.scales.shape
     if rows < 2 or columns < 2:
         return None
+    if back:
+        return replace(weight, scales=weight.scales.T.reshape(rows, columns))
     return replace(weight, scales=weight.scales.reshape(columns, rows).T.contiguous())
 
 

@@ -6,12 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from qgate.checkpoints.accounting import account, fused_scales
 from qgate.checkpoints.blocks import worst_block
 from qgate.checkpoints.gguf_layouts import layout_notes
 from qgate.checkpoints.gguf_names import match_llama_names
+from qgate.checkpoints.graph_pairs import (
+    fit_shapes,
+    leave_out_unused,
+    match_plain,
+    name_sources,
+    without_constants,
+)
+from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.methods import settle_methods
 from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import StoredWeight, decode, find_weights
@@ -69,11 +75,26 @@ class CheckpointPair:
         source = source_rows(self.child, self.parent, weight, match, rows)
         return worst_block(name, rows, source)
 
+    def name_sources(self, record: CheckpointRecord) -> None:
+        """Name the tensor of the parent that a weight unlike its counterpart was made from."""
+        if self.parent is not None:
+            bits = self.recipe.bits
+            name_sources(record, self.child, self.weights, self.parent, self.matches, bits)
+
+    def with_source(self, judgement: Judgement) -> Judgement:
+        """Name the source in the findings of one weight."""
+        weight, findings = judgement
+        record = CheckpointRecord("", None, "", [weight], list(findings))
+        self.name_sources(record)
+        return weight, record.findings
+
     def account(self, record: CheckpointRecord) -> None:
         """Add to a record what is missing, unexpected, left out, or cannot be fused."""
         if self.parent is not None:
             record.notes += layout_notes(self.child, self.parent)
         account(record, self.recipe, self.parent, self.matches, self.weights)
+        if self.parent is not None and (self.child.has_graph or self.parent.has_graph):
+            leave_out_unused(record, self.parent, self.matches)
         record.findings += fused_scales(self.child, self.weights)
         record.findings += tied_weights(self.child)
 
@@ -93,6 +114,7 @@ def open_pair(child: str, parent: str | None, recipe_file: str | None = None) ->
     if source is not None:
         _check_parent(source)
         matches = _match(stored, weights, source, recipe)
+        weights = without_constants(stored, weights, matches)
         _check_pair(child, parent or "", matches, weights)
     return CheckpointPair(stored, source, recipe, weights, matches)
 
@@ -123,6 +145,7 @@ def compare(
         record.weights.append(judged)
         record.findings += findings
     check_alike(record)
+    pair.name_sources(record)
     settle_methods(record)
     pair.account(record)
     record.written_recipe = write_out(record, pair.recipe, pair.weights)
@@ -203,17 +226,18 @@ def _match(
     """Match weights by name, and quantized ones without a counterpart by content."""
     names = [weight.name for weight in weights]
     matches = match_by_name(names, parent.entries) | match_llama_names(child, names, parent)
+    matches = fit_shapes(child, parent, matches)
     taken = {name for match in matches.values() for name in match.names}
     unmatched = {w.name: w for w in weights if w.name not in matches and w.packing is not None}
-    if not unmatched:
-        return matches
+    if unmatched:
 
-    def values(name: str) -> Tensor:
-        return decode(child, unmatched[name], recipe.bits).values()
+        def decoded(name: str) -> QuantizedWeight:
+            return decode(child, unmatched[name], recipe.bits)
 
-    open_parents = {
-        name: entry.shape
-        for name, entry in parent.entries.items()
-        if name not in taken and len(entry.shape) == 2
-    }
-    return matches | match_by_content(unmatched, open_parents, values, parent.read)
+        open_parents = {
+            name: entry.shape
+            for name, entry in parent.entries.items()
+            if name not in taken or child.has_graph
+        }
+        matches |= match_by_content(unmatched, open_parents, decoded, parent.read)
+    return matches | match_plain(child, parent, weights, matches)

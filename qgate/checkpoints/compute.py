@@ -222,7 +222,8 @@ class Measurement:
                 its = extremes if extremes is None else extremes.columns(tiles)
                 ideal = self._add_differences(part, work, its, sums)
             if is_new:
-                self._scales.add(part.scales, ideal)
+                scales = part.scales.abs() if part.signed_scales else part.scales
+                self._scales.add(scales, ideal)
                 self._scale_codes.add(part)
         if parent is not None:
             self._rows.append(sums[0])

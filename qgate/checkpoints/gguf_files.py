@@ -13,8 +13,9 @@ from qgate.checkpoints.gguf_codebooks import NEEDS_GGUF
 from qgate.checkpoints.gguf_heads import GgufHead, GgufTensor, read_gguf_head
 from qgate.checkpoints.gguf_recipes import CONFIGURATION
 from qgate.checkpoints.gguf_weights import KINDS, UNKNOWN
-from qgate.checkpoints.safetensors_shards import DTYPES, CheckpointShards
+from qgate.checkpoints.safetensors_shards import CheckpointShards
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.tensor_types import DTYPES
 from qgate.errors import QgateError
 from qgate.storage.folders import Folder, files_in
 from qgate.text import one_line

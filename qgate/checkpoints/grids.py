@@ -30,6 +30,7 @@ class QuantizedWeight:
     order        the columns in the order of their tiles, None where tiles are neighbors
     offsets      one per tile, added to the values
     blocks       the bytes that a weight of GGUF was decoded from, and their type
+    signed_scales  negative scales are right: the largest magnitude has the code of the end
     """
 
     element: str
@@ -42,6 +43,7 @@ class QuantizedWeight:
     order: Tensor | None = None
     offsets: Tensor | None = None
     blocks: tuple[str, Tensor] | None = None
+    signed_scales: bool = False
 
     def values(self) -> Tensor:
         """Return the dequantized weight in float32."""
@@ -52,6 +54,15 @@ class QuantizedWeight:
         if self.offsets is not None:
             values += self.offsets[:, None, :, None]
         return self.from_tiles(values)
+
+    def values_at(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the dequantized values at pairs of rows and columns."""
+        height, width = self.tile
+        elements = widen(self.elements[rows, columns]) * self.unit
+        tiles = rows // height, columns // width
+        if self.zero_points is not None:
+            elements = elements - self.zero_points[tiles]
+        return elements * self.scales[tiles]
 
     def float_elements(self) -> Tensor:
         """Return the elements in float32."""
@@ -170,7 +181,12 @@ def widen(elements: Tensor) -> Tensor:
 
 _TABLES = {
     dtype: torch.arange(256, dtype=torch.uint8).view(dtype).float()
-    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    for dtype in (
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
+    )
 }
 
 

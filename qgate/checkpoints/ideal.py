@@ -114,6 +114,9 @@ def ideal_values(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tenso
 def ideal_scales(weight: QuantizedWeight, extremes: Extremes) -> tuple[Tensor, Tensor | None]:
     """Return the scales, and the zero points of a weight that has them, of an ideal quantizer."""
     low, high = element_range(weight.element)
+    if weight.element == "int32":
+        # Sums of products: their scale is that of the inputs times the weight's.
+        return torch.where(weight.scales > 0, weight.scales, 1.0), None
     if extremes.smallest is None:
         return _symmetric_scales(weight, extremes.largest, high), None
     smallest, largest = extremes.smallest.clamp(max=0), extremes.largest.clamp(min=0)

@@ -9,7 +9,14 @@ from functools import partial
 from torch import Tensor
 
 from qgate.checkpoints.accounting import FUSED
-from qgate.checkpoints.causes import LARGEST_DB, ExportFault, find_cause, wrong_groups, wrong_powers
+from qgate.checkpoints.causes import (
+    LARGEST_DB,
+    ExportFault,
+    find_cause,
+    wrong_groups,
+    wrong_powers,
+    wrong_zero_points,
+)
 from qgate.checkpoints.compared_rows import LEADING, ComparedRows
 from qgate.checkpoints.compute import SourceRows, measure, squared
 from qgate.checkpoints.findings import LIMIT_DB, error_cause
@@ -104,6 +111,7 @@ def explain_error(
         or _zero_rows(compared)
         or find_fault(parent, wrong_powers(weight, parent))
         or _find_fault(*leading, wrong_groups(leading[1]), is_part=False)
+        or find_cause(*leading, faults=(wrong_zero_points(*leading),))
     )
     return ErrorExplanation(figures, cause=error_cause(figures, explained))
 

@@ -32,7 +32,7 @@ def other_parent(weight: QuantizedWeight, rows: int, parent: Checkpoint, match: 
         if name == own or entry.shape != parent.entries[own].shape:
             continue
         if cosine(sample, _sample(parent, name, shape, count, match.heads)) >= ALIKE:
-            return f"it was made from {one_line(name)!r} of the parent, not from {one_line(own)!r}"
+            return f"it was made from {one_line(name)}, not from {one_line(own)}"
     return ""
 
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 
+from qgate.checkpoints.array_files import open_arrays
 from qgate.checkpoints.gguf_files import open_gguf
+from qgate.checkpoints.onnx_files import open_onnx
 from qgate.checkpoints.safetensors_shards import open_shards
-from qgate.checkpoints.stored import Checkpoint, Stamps
+from qgate.checkpoints.stored import REMOTE_AHEAD, Checkpoint, Stamps
+from qgate.checkpoints.torch_files import open_torch
 from qgate.errors import QgateError, first_line
 from qgate.storage.access import folder_of
 from qgate.storage.folders import Folder, files_in
 from qgate.storage.locations import user_location
 
 Opener = Callable[[str, Folder, list[str]], Checkpoint]
-OPENERS: Mapping[str, Opener] = {".safetensors": open_shards, ".gguf": open_gguf}
+OPENERS: Mapping[str, Opener] = {
+    ".safetensors": open_shards,
+    ".gguf": open_gguf,
+    ".onnx": open_onnx,
+    ".npz": open_arrays,
+    ".pt": open_torch,
+    ".pth": open_torch,
+    ".bin": open_torch,
+}
 """Who opens the files of a folder by their ending; of several kinds in a folder, the first."""
-REMOTE_AHEAD = 32 << 20
-"""Bytes of a store to read with one request."""
 CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json")
 
 

@@ -23,7 +23,7 @@ from qgate.checkpoints.grids import (
     from_words,
 )
 from qgate.checkpoints.recipes import gptq_zero_offset
-from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.stored import Checkpoint, GraphWeight, StoredEntry
 from qgate.checkpoints.torchao_weights import torchao_weights
 from qgate.checkpoints.weight_parts import CountRows
 from qgate.errors import QgateError, first_line
@@ -340,7 +340,7 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     """Group the tensors of a checkpoint into weights; those of no packing stand alone."""
     weights = list(_described_weights(checkpoint))
     taken = {entry.name for weight in weights for entry in weight.parts.values()}
-    for packing in PACKINGS:
+    for packing in () if checkpoint.has_graph else PACKINGS:
         first = next(iter(packing.parts))
         for name in checkpoint.entries:
             prefix, separator = _prefix(name, first)
@@ -362,12 +362,27 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
 
 def _described_weights(checkpoint: Checkpoint) -> Iterator[StoredWeight]:
     """Yield weights that types of tensors, heads of files or stored states describe."""
+    for graph_weight in checkpoint.weights or ():
+        entries = {role: checkpoint.entries[name] for role, name in graph_weight.parts.items()}
+        yield StoredWeight(graph_weight.name, _packing_of(graph_weight), entries)
     for finder in (block_weights, torchao_weights, weights_of_4bit):
         for weight in finder(checkpoint):
             packing = Packing(
                 weight.packing, {}, (), weight.decode, weight.by_rows, count_rows=weight.count_rows
             )
             yield StoredWeight(weight.name, packing, weight.parts)
+
+
+def _packing_of(weight: GraphWeight) -> Packing:
+    return Packing(
+        weight.packing,
+        {},
+        (),
+        lambda parts: weight.decode(parts.tensors),
+        weight.by_rows,
+        weight.by_columns,
+        (lambda _checkpoint, _parts: weight.rows) if weight.rows else None,
+    )
 
 
 def _prefix(name: str, ending: str) -> tuple[str, str | None]:

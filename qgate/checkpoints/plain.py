@@ -18,7 +18,7 @@ from qgate.checkpoints.methods import explain_change
 from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
-from qgate.checkpoints.rows import ContiguousRows, ParentRows
+from qgate.checkpoints.rows import ContiguousRows, MatrixColumns, ParentRows
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.surroundings import Surroundings
 
@@ -39,7 +39,7 @@ def judge_plain(
     entry = next(iter(weight.parts.values()))
     count = math.prod(entry.shape)
     result = WeightRecord(weight.name, "", entry.dtype, weight.size, count)
-    tensors = PlainTensors(child, entry, parent, () if match is None else match.names)
+    tensors = PlainTensors(child, entry, parent, match)
     outcome = cause = ""
     if parent is not None and match is not None:
         layouts = parent_layouts(child, parent, weight.name, match)
@@ -101,7 +101,7 @@ class PlainTensors:
     child: Checkpoint
     entry: StoredEntry
     parent: Checkpoint | None
-    names: tuple[str, ...]
+    match: ParentMatch | None
     sums: ValueSums = field(default_factory=ValueSums)
     layout: ParentLayout = field(default_factory=ParentLayout)
 
@@ -131,13 +131,13 @@ class PlainTensors:
     def compared(self) -> ComparedRows | None:
         """Return both as rows; None for what is no matrix of the parent's shape."""
         shape = self.entry.shape
-        if self.parent is None or len(shape) != 2 or self._source_shape(self.parent) != shape:
+        if self.parent is None or self.match is None or len(shape) != 2:
+            return None
+        if self._source_shape(self.parent) != shape:
             return None
         matrix = shape[0], shape[1]
         own = ContiguousRows(self.child, self.entry.name, shape[1])
-        source = self.layout.of(
-            ParentRows(self.parent, ParentMatch(self.names, ""), *matrix), shape[0]
-        )
+        source = self.layout.of(ParentRows(self.parent, self.match, *matrix), shape[0])
         return ComparedRows.of_plain(own, source, matrix)
 
     def outcome_in(self, layouts: Iterable[ParentLayout]) -> tuple[str, str]:
@@ -155,10 +155,11 @@ class PlainTensors:
     def outcome(self) -> tuple[str, str]:
         """Say what became of the parent's tensor, and what is wrong with it."""
         assert self.parent is not None
+        assert self.match is not None
         shape = self._source_shape(self.parent)
         # Of several tensors, such as experts, only the rows are told by shapes.
         count = math.prod(self.entry.shape)
-        is_stacked = len(self.names) > 1 and math.prod(shape) == count
+        is_stacked = len(self.match.names) > 1 and math.prod(shape) == count
         if self.entry.shape != shape and not is_stacked:
             self.look()
             return "changed", f"it has shape {self.entry.shape}, the parent's has {shape}"
@@ -191,16 +192,21 @@ class PlainTensors:
         return total / (energy or 1.0)
 
     def _source_shape(self, parent: Checkpoint) -> tuple[int, ...]:
-        shapes = [parent.entries[name].shape for name in self.names]
+        assert self.match is not None
+        shapes = [parent.entries[name].shape for name in self.match.names]
         if len(shapes) == 1:
-            return shapes[0]
+            return shapes[0][::-1] if self.match.transposed else shapes[0]
         return sum(shape[0] if shape else 1 for shape in shapes), *shapes[0][1:]
 
     def _parts(self, parent: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
         """Read both, some elements at a time."""
+        assert self.match is not None
+        if self.match.transposed:
+            yield from self._turned_parts(parent, self.match.names[0])
+            return
         own = ContiguousRows(self.child, self.entry.name, 1)
         offset = 0
-        for name in self.names:
+        for name in self.match.names:
             shape = parent.entries[name].shape
             count = math.prod(shape)
             # Elements one by one, or the rows that a layout may reorder.
@@ -213,6 +219,16 @@ class PlainTensors:
                 values = own[offset + start * columns : offset + stop * columns]
                 yield values, source[start:stop].reshape(values.shape)
             offset += count
+
+    def _turned_parts(self, parent: Checkpoint, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Read rows of the child beside columns of the parent."""
+        rows, columns = self.entry.shape
+        own = ContiguousRows(self.child, self.entry.name, columns)
+        source = MatrixColumns(parent, name, (columns, rows))
+        step = max(1, STEP // max(1, columns))
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            yield own[start:stop], source[start:stop]
 
 
 def tied_weights(child: Checkpoint) -> Iterator[CheckpointFinding]:
@@ -232,7 +248,8 @@ def tied_weights(child: Checkpoint) -> Iterator[CheckpointFinding]:
 
 
 def _are_equal(checkpoint: Checkpoint, first: StoredEntry, second: StoredEntry) -> bool:
-    return PlainTensors(checkpoint, first, checkpoint, (second.name,)).outcome()[0] == "equal"
+    match = ParentMatch((second.name,), "name")
+    return PlainTensors(checkpoint, first, checkpoint, match).outcome()[0] == "equal"
 
 
 def _same(x: Tensor, y: Tensor) -> bool:

@@ -27,7 +27,7 @@ class DeclaredFormat:
     def __str__(self) -> str:
         rows, columns = self.tile
         if rows is None or columns is None:
-            shared = "per tensor" if rows is None else "per row"
+            shared = "per row" if rows else "per column" if columns else "per tensor"
         else:
             shared = f"per {columns}" if rows == 1 else f"in tiles of {rows} x {columns}"
         return f"{self.element} {shared}{' with zero points' if self.has_zero_points else ''}"

@@ -39,6 +39,8 @@ class ContiguousRows:
         self._rows = count // columns if columns else 0
         row_bytes = max(1, entry.size // max(1, self._rows))
         self._step = max(1, max(ahead, checkpoint.ahead) // row_bytes)
+        if not checkpoint.has_spans(name):
+            self._step = max(1, self._rows)
         self._start, self._held = 0, torch.empty(0)
 
     def __getitem__(self, rows: slice) -> Tensor:
@@ -75,9 +77,9 @@ class MatrixColumns:
 
     def _read(self, start: int, stop: int) -> None:
         rows = ContiguousRows(self._checkpoint, self._name, self._width)
-        itemsize = self._checkpoint.entries[self._name].size // max(
-            1, math.prod(self._checkpoint.entries[self._name].shape)
-        )
+        entry = self._checkpoint.entries[self._name]
+        # Packed elements take a byte each when they are read.
+        itemsize = max(1, entry.size // max(1, math.prod(entry.shape)))
         stop = min(max(stop, start + SLAB // max(1, self._height * itemsize)), self._width)
         slab = torch.empty(0)
         self._held = torch.empty(0, 0)
@@ -104,6 +106,8 @@ class WeightRows:
         self._by_rows = [ending for ending in packing.by_rows if ending in weight.parts]
         self._by_columns = [ending for ending in packing.by_columns if ending in weight.parts]
         self._whole: QuantizedWeight | None = None
+        self._readers: dict[str, ContiguousRows | MatrixColumns] = {}
+        self._constant: dict[str, Tensor] = {}
         self._units: dict[str, tuple[int, int]] = {}
         listed = (*self._by_rows, *self._by_columns)
         self._rows = self._count(listed[0]) if listed else 0
@@ -114,8 +118,6 @@ class WeightRows:
             self._whole = decode(checkpoint, weight, bits)
             self._rows = len(self._whole.elements)
             return
-        self._readers: dict[str, ContiguousRows | MatrixColumns] = {}
-        self._constant: dict[str, Tensor] = {}
         for ending, entry in weight.parts.items():
             units = self._share(ending)
             if units is None:

@@ -155,8 +155,12 @@ def _key(
     """Return what tells a batch: its weights, and the stamps of the files they are judged by."""
     files: dict[str, object] = {}
     names = []
+    for side, checkpoint in (("child", pair.child), ("parent", pair.parent)):
+        if checkpoint is not None and checkpoint.has_graph:
+            # The graph tells what is in the other files.
+            files |= {f"{side} {file}": stamp for file, stamp in checkpoint.stamps.items()}
     for weight in pair.weights[batch.start : batch.stop]:
-        names.append(weight.name)
+        names.append((weight.name, pair.matches.get(weight.name)))
         listed = {entry.file for entry in weight.parts.values()}
         if pair.parent is not None:
             listed |= own.around(weight.name)

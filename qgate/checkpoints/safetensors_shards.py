@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from typing import Annotated, TypedDict
 
@@ -11,7 +10,9 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.tensor_types import DTYPES
 from qgate.checkpoints.torchao_weights import CONFIGURATION, TorchaoEntry, torchao_entries
+from qgate.checkpoints.wrong_files import check_not_pointer, check_shards, cut_off, reading
 from qgate.errors import QgateError, first_line
 from qgate.records.validating import Meta, validate
 from qgate.storage.folders import Folder
@@ -20,18 +21,7 @@ from qgate.storage.safetensors_heads import Head, NoHeadError, read_head
 from qgate.text import one_line
 
 FIRST = 1 << 16
-POINTER = b"version https://git-lfs"
-SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 Length = Annotated[int, Meta(ge=0)]
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
-    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-}  # fmt: skip
-"""Dtypes whose elements can be read, by their names in heads."""
 
 
 class HeadEntry(TypedDict):
@@ -45,7 +35,7 @@ class HeadEntry(TypedDict):
 def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
     """Open safetensors files of one folder as one checkpoint."""
     if len(names) > 1:
-        _check_shards(label, names)
+        check_shards(label, names)
     entries: dict[str, StoredEntry] = {}
     torchao: dict[str, TorchaoEntry] = {}
     for name in names:
@@ -108,28 +98,6 @@ def _dtype_of(entry: StoredEntry) -> torch.dtype:
     return dtype
 
 
-def _check_shards(spec: str, names: list[str]) -> None:
-    """Refuse folders in which a shard is missing, or shards of two exports lie."""
-    counts: dict[tuple[str, int], set[int]] = {}
-    for name in names:
-        if match := SHARD.fullmatch(name):
-            key = match["stem"], int(match["count"])
-            counts.setdefault(key, set()).add(int(match["number"]))
-    if len(counts) > 1:
-        listed = " and ".join(f"{stem!r} in {count} parts" for stem, count in sorted(counts))
-        raise QgateError(
-            f"{spec!r} holds shards of two exports: {listed}. Remove those of one, or name a file."
-        )
-    for (stem, count), numbers in counts.items():
-        missing = sorted(set(range(1, count + 1)) - numbers)
-        if missing:
-            first = f"{stem}-{missing[0]:05}-of-{count:05}.safetensors"
-            raise QgateError(
-                f"{spec!r} lacks {len(missing)} of {count} shards, first {first!r}. Download it "
-                "again."
-            )
-
-
 def _entries(folder: Folder, name: str, torchao: dict[str, TorchaoEntry]) -> Iterator[StoredEntry]:
     """Read the head of one shard, and check that the file is as long as it says."""
     path = str(folder.at(name))
@@ -149,19 +117,13 @@ def _entries(folder: Folder, name: str, torchao: dict[str, TorchaoEntry]) -> Ite
         offset = head.start + first
         yield StoredEntry(key, name, entry["dtype"], tuple(entry["shape"]), last - first, offset)
     if stamp is not None and stamp.size < end:
-        raise QgateError(
-            f"{path!r} is cut off: it has {stamp.size:,} of {end:,} bytes. Download it again."
-        )
+        raise cut_off(path, stamp.size, end)
 
 
 def _head(folder: Folder, name: str, path: str) -> Head:
     try:
-        return read_head(lambda start, stop: folder.read(name, start, stop), FIRST)
-    except PermissionError:
-        raise QgateError(f"{path!r} cannot be read: permission denied.") from None
+        with reading(path):
+            return read_head(lambda start, stop: folder.read(name, start, stop), FIRST)
     except (NoHeadError, ValueError, AttributeError, RecursionError):
-        if folder.read(name, 0, len(POINTER)) == POINTER:
-            raise QgateError(
-                f"{path!r} is a pointer of Git LFS, not the tensors; run `git lfs pull`."
-            ) from None
+        check_not_pointer(folder, name)
         raise QgateError(f"{path!r} is damaged or no .safetensors file.") from None

@@ -7,9 +7,10 @@
   qgate checkpoint CHILD --recipe R.yaml     beside what was meant, where the child does not say it
   qgate checkpoint A B --same                two exports of one recipe: equal, or where not
 
-CHILD and PARENT are folders of .safetensors shards, single files, or GGUF files (of a split, name
-any part), at paths or URLs. The recipe is what the child's config.json or GGUF head declares. No
-code of a checkpoint is run.
+CHILD and PARENT are folders with .safetensors, .gguf, .onnx, .npz, .pt or .bin files, or single
+files (any part of a GGUF split), at paths or URLs. The recipe is what the child's config.json, GGUF
+head or ONNX graph declares. No code of a checkpoint is run. GGUF and ONNX need pip install
+'pytest-qgate[checkpoints]'.
 Exit status: 0 if all is as declared, 1 if something is not, 2 if files cannot be read or are not a
 pair.
 """

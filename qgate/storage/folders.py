@@ -6,6 +6,7 @@ A file that is put into a folder is complete or absent.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -116,6 +117,19 @@ def links_outside(root: Folder, folder: Folder, name: str) -> bool:
     if root.path is None or folder.path is None:
         return False
     return not (folder.path / name).resolve().is_relative_to(root.path.resolve())
+
+
+def links_away(root: Folder, neighbor_name: str, folder: Folder, name: str) -> bool:
+    """Tell whether links lead from a file out of a folder, and not to where a neighbor's lead."""
+    if not links_outside(root, folder, name) or root.path is None or folder.path is None:
+        return False
+    home = (root.path / neighbor_name).resolve().parent
+    return not (folder.path / name).resolve().is_relative_to(home)
+
+
+def open_whole(folder: Folder, name: str) -> BinaryIO:
+    """Open a file to read any part of it; an object of a store is read at once."""
+    return folder.open(name) if folder.path is not None else io.BytesIO(folder.read(name))
 
 
 def files_in(folder: Folder) -> list[str]:

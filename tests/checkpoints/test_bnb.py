@@ -116,7 +116,7 @@ FAULTS = (
     BnbFault("truncated", "nf4", "4,095 bytes hold 8,190 codes", _change("weight", lambda x: x[:-1])),
     BnbFault("no nested table", "nf4-double", "nested_quant_map are not there", _lose("weight.nested_quant_map")),
     BnbFault("damaged state", "nf4", "its quant_state is damaged", _change("weight.quant_state.bitsandbytes__nf4", lambda x: x[:-5])),
-    BnbFault("another layer", "nf4", "it was made from 'model.layers.0.mlp.up_proj.weight'", _other_layer),
+    BnbFault("another layer", "nf4", "it was made from model.layers.0.mlp.up_proj.weight", _other_layer),
     BnbFault("blocks never written", "nf4", "blocks? w(as|ere) never written", lambda tensors: (
         _change("weight.absmax", lambda x: x.index_fill(0, torch.arange(2), 0.0))(tensors))),
     BnbFault("rows moved", "int8", "rows stand in another order: moved by one", lambda tensors: (

@@ -107,9 +107,9 @@ def _is_empty(folder: Path) -> None:
         (_has_unknown_method, "quant_method 'eetq', which is not known; compressed-tensors, gptq"),
         (_has_odd_recipe, "declares what gptq does not have: bits is 'four'"),
         (_is_not_quantized, "holds no quantized weight and declares none"),
-        (_is_empty, r"has no \.safetensors, \.gguf file"),
-        (Path.exists, "is not there; give a folder with .safetensors, .gguf files"),
-        (lambda folder: folder.write_text("x"), "is a file that is not .safetensors, .gguf"),
+        (_is_empty, r"has no \.safetensors, .* file"),
+        (Path.exists, "is not there; give a folder with .safetensors, .gguf, .onnx, .npz, .pt, .pth, .bin files"),
+        (lambda folder: folder.write_text("x"), "is a file that is not .safetensors"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_clear_error(

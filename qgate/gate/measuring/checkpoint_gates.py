@@ -62,6 +62,7 @@ class CheckpointSubject(Subject):
         given = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
         self.options = list(options) or given
         self._judged: dict[str, Judged] = {}
+        self._named: dict[str, Judged] = {}
 
     def origin(self) -> Origin:
         return Origin.of_checkpoint(self.name, str(torch.__version__), commit_here())
@@ -89,7 +90,9 @@ class CheckpointSubject(Subject):
         """Compare a weight with what is declared and with its parent, once."""
         if weight.name not in self._judged:
             self._judged[weight.name] = self.pair.judge(weight)
-        return self._judged[weight.name]
+        if weight.name not in self._named:
+            self._named[weight.name] = self.pair.with_source(self._judged[weight.name])
+        return self._named[weight.name]
 
     def judged_layer(self, layer: str) -> list[Judged]:
         """Judge the weights of a layer, and excuse those that undo what was done to others."""

@@ -6,6 +6,7 @@ steers them, and a finding is kept as that string.
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
@@ -85,6 +86,9 @@ def _once(name: str, data: bytes, choices: Choices) -> bytes:
             return _lines(data, choices)
         if ending == "safetensors":
             return _safetensors(data, choices)
+        if ending == "onnx":
+            mutation = importlib.import_module("tests.campaigns.fuzzing.onnx_mutation")
+            return bytes(mutation.mutated_model(data, choices))
         if ending == "npy":
             return _npy(data, choices)
         if ending in ("npz", "pt", "pth", "bin", "zip") and zipfile.is_zipfile(io.BytesIO(data)):

@@ -45,6 +45,8 @@ FOUND = (
     ("transformers checkpoint", "4a7ab04a818b70b4ce286000"),
     ("transformers checkpoint", "f637a01cbf449b3a0c67024b"),
     ("transformers checkpoint", "00716d8b7d0000b6587c2d"),
+    ("checkpoint .onnx", "000076f2000000c7"),
+    ("checkpoint .npz", "003d970000003e005500eb5ce678"),
     ("device", "1f5bee004a003e0032005900cb58000000009200b140"),
 )
 
