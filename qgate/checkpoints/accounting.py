@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from qgate.checkpoints.gguf_recipes import BLOCK, mix_cause
-from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.pairing import FUSIONS, ParentMatch
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.text import counted
 
 NOT_LINEAR = ("embed", "norm", "wte", "wpe", "router", "conv")

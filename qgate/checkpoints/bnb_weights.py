@@ -17,7 +17,7 @@ from torch import Tensor
 from qgate.checkpoints.conventions import BNB_FP4, NF4
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
-from qgate.checkpoints.weight_parts import DescribedWeight, TensorParts
+from qgate.checkpoints.weight_parts import DescribedWeight, Parts
 from qgate.errors import QgateError
 from qgate.records.validating import Meta, validate
 
@@ -105,7 +105,7 @@ def _columns(state: QuantState) -> int:
     return columns
 
 
-def decode_4bit(parts: TensorParts) -> QuantizedWeight:
+def decode_4bit(parts: Parts) -> QuantizedWeight:
     """Decode a weight from its tensors by part, or some rows of it."""
     tensors = parts.tensors
     state = _state(tensors["state"], parts.name)
@@ -165,7 +165,7 @@ def _check_table(table: Tensor, declared: str) -> None:
     raise QgateError(f"its quant_map is not that of {declared}, which its quant_state declares")
 
 
-def _largest(parts: TensorParts, state: QuantState, first: int) -> Tensor:
+def _largest(parts: Parts, state: QuantState, first: int) -> Tensor:
     """Return the largest magnitude of blocks from `first` on, which may be quantized itself."""
     stored = parts.tensors["absmax"]
     nested, table = (parts.tensors.get(ending) for ending in OPTIONAL)

@@ -20,7 +20,7 @@ from qgate.checkpoints.graph_pairs import (
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.methods import settle_methods
 from qgate.checkpoints.opening import open_again, open_checkpoint
-from qgate.checkpoints.packings import StoredWeight, decode, find_weights
+from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
 from qgate.checkpoints.plain import tied_weights
 from qgate.checkpoints.recipe_files import read_recipe_file, write_out
@@ -30,6 +30,7 @@ from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
 from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.running import judgements
 from qgate.checkpoints.stored import Checkpoint, Stamps
+from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.checkpoints.weights import Judgement, judge_weight, source_rows
 from qgate.engine import Workers, workers_of
 from qgate.errors import QgateError

@@ -27,7 +27,6 @@ from qgate.checkpoints.ideal import (
     element_range,
     ideal_scales,
     round_in_place,
-    round_to,
 )
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
 from qgate.checkpoints.scale_codes import ScaleCodeSums
@@ -369,30 +368,6 @@ def _wide(elements: Tensor) -> Tensor:
 def _squared_rows(difference: Tensor) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(difference, dim=1)
     return norms.double().square()
-
-
-def nearest_elements(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements nearest to the parent at the stored scales, and their values."""
-    scales = weight.scales[:, None, :, None]
-    usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
-    zeros = 0.0 if weight.zero_points is None else weight.zero_points[:, None, :, None]
-    offsets = torch.zeros(()) if weight.offsets is None else weight.offsets[:, None, :, None]
-    offsets = offsets.nan_to_num(0, 0, 0)
-    codes = round_to(weight.element, (weight.in_tiles(parent.float()) - offsets) / usable + zeros)
-    values = (codes - zeros) * torch.where(scales.isfinite(), scales, 0.0) + offsets
-    return weight.from_tiles(codes), weight.from_tiles(values)
-
-
-def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
-    """Return the error over that of the nearest codes at the stored scales."""
-    total = least = energy = 0.0
-    for start, stop in weight.spans():
-        chunk, source = weight.rows(start, stop), parent[start:stop].float()
-        _, nearest = nearest_elements(chunk, source)
-        total += squared(chunk.values().nan_to_num(0, 0, 0) - source)
-        least += squared(nearest - source)
-        energy += squared(source)
-    return ratio_db(total, least, energy)
 
 
 def squared(x: Tensor) -> float:

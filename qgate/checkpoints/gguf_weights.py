@@ -13,7 +13,7 @@ from qgate.checkpoints.gguf_blocks import BLOCK_TYPES, BlockType
 from qgate.checkpoints.gguf_codebooks import CODEBOOK_TYPES
 from qgate.checkpoints.grids import FP4_UNIT, QuantizedWeight
 from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.weight_parts import DescribedWeight, TensorParts
+from qgate.checkpoints.weight_parts import DescribedWeight, Parts
 from qgate.errors import QgateError
 
 KINDS: Mapping[str, BlockType] = {**BLOCK_TYPES, **CODEBOOK_TYPES}
@@ -34,7 +34,7 @@ def block_weights(checkpoint: Checkpoint) -> Iterator[DescribedWeight]:
         yield DescribedWeight(entry.name, name, parts, partial(_decode, entry.dtype), by_rows)
 
 
-def _decode(dtype: str, parts: TensorParts) -> QuantizedWeight:
+def _decode(dtype: str, parts: Parts) -> QuantizedWeight:
     if dtype not in KINDS:
         raise QgateError(f"it is stored as {dtype}, which is not known")
     weight = decode_blocks(parts.tensors["weight"], KINDS[dtype])

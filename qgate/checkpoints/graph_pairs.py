@@ -8,10 +8,11 @@ from collections import defaultdict
 from dataclasses import replace
 
 from qgate.checkpoints.grids import QuantizedWeight
-from qgate.checkpoints.packings import StoredWeight, decode
+from qgate.checkpoints.packings import decode
 from qgate.checkpoints.pairing import ParentMatch, match_by_content
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightRecord
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.weight_parts import StoredWeight
 
 EQUAL = 0.9999
 """Least cosine of a tensor that is not quantized and its parent, which may be cast."""

@@ -15,12 +15,12 @@ from qgate.checkpoints.compared_rows import ComparedRows
 from qgate.checkpoints.compute import squared
 from qgate.checkpoints.gguf_layouts import ParentLayout, parent_layouts
 from qgate.checkpoints.methods import explain_change
-from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
 from qgate.checkpoints.rows import ContiguousRows, MatrixColumns, ParentRows
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.surroundings import Surroundings
+from qgate.checkpoints.weight_parts import StoredWeight
 
 STEP = 1 << 18
 """Elements that are compared at a time."""

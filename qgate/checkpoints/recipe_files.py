@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from qgate.checkpoints.accounting import is_skipped
-from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe, RecipeGroup
 from qgate.checkpoints.record import CheckpointRecord, RecipeEntry, WrittenRecipe
+from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.errors import QgateError, unknown
 from qgate.storage.documents import read_document
 from qgate.storage.locations import user_location

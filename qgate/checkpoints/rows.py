@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.grids import CHUNK, TALL, QuantizedWeight, leading_rows, row_spans, side_of
-from qgate.checkpoints.packings import MisfitError, Parts, StoredWeight, decode, decode_parts
+from qgate.checkpoints.packings import decode, decode_parts
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.recipes import gptq_zero_offset
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.weight_parts import MisfitError, Parts, StoredWeight
 
 SAMPLE = 1 << 25
 """Elements of a large weight that are looked at for the cause of an error."""

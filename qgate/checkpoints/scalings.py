@@ -14,10 +14,11 @@ from torch import Tensor
 
 from qgate.checkpoints.compared_rows import ComparedRows
 from qgate.checkpoints.compute import SourceRows
-from qgate.checkpoints.packings import StoredWeight, find_weights
+from qgate.checkpoints.packings import find_weights
 from qgate.checkpoints.rows import ContiguousRows, WeightRows
 from qgate.checkpoints.stored import StoredEntry
 from qgate.checkpoints.surroundings import Surroundings
+from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.errors import QgateError
 
 PAIRS = (("v_proj", "o_proj"), ("up_proj", "down_proj"), ("w3", "w2"), ("fc1", "fc2"))

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.compute import PER_DB, nearest_elements, ratio_db
+from qgate.checkpoints.compute import PER_DB, ratio_db, squared
 from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.ideal import round_to
 from qgate.checkpoints.record import StepFigures
 from qgate.formats import get
 
@@ -92,6 +93,30 @@ def is_error_passed_on(figures: StepFigures, element: str) -> bool:
         and figures.left_db is not None
         and figures.left_db <= LARGEST_LEFT_DB
     )
+
+
+def nearest_elements(weight: QuantizedWeight, parent: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the elements nearest to the parent at the stored scales, and their values."""
+    scales = weight.scales[:, None, :, None]
+    usable = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
+    zeros = 0.0 if weight.zero_points is None else weight.zero_points[:, None, :, None]
+    offsets = torch.zeros(()) if weight.offsets is None else weight.offsets[:, None, :, None]
+    offsets = offsets.nan_to_num(0, 0, 0)
+    codes = round_to(weight.element, (weight.in_tiles(parent.float()) - offsets) / usable + zeros)
+    values = (codes - zeros) * torch.where(scales.isfinite(), scales, 0.0) + offsets
+    return weight.from_tiles(codes), weight.from_tiles(values)
+
+
+def over_codes_db(weight: QuantizedWeight, parent: Tensor) -> float:
+    """Return the error over that of the nearest codes at the stored scales."""
+    total = least = energy = 0.0
+    for start, stop in weight.spans():
+        chunk, source = weight.rows(start, stop), parent[start:stop].float()
+        _, nearest = nearest_elements(chunk, source)
+        total += squared(chunk.values().nan_to_num(0, 0, 0) - source)
+        least += squared(nearest - source)
+        energy += squared(source)
+    return ratio_db(total, least, energy)
 
 
 def _errors(weight: QuantizedWeight, parent: Tensor) -> _Errors:

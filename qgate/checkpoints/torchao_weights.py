@@ -23,7 +23,7 @@ from qgate.checkpoints.grids import (
     from_nibbles,
 )
 from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.weight_parts import DescribedWeight, TensorParts
+from qgate.checkpoints.weight_parts import DescribedWeight, Parts
 from qgate.errors import QgateError
 from qgate.text import one_line
 
@@ -94,7 +94,7 @@ def torchao_weights(checkpoint: Checkpoint) -> Iterator[DescribedWeight]:
             )  # fmt: skip
 
 
-def decode_torchao(entry: TorchaoEntry, parts: TensorParts) -> QuantizedWeight:
+def decode_torchao(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
     """Decode a weight from its tensors by part, or some rows of it."""
     if entry.kind not in _CLASSES:
         raise QgateError(
@@ -111,7 +111,7 @@ def _as_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x.reshape(1, -1)
 
 
-def _integers(entry: TorchaoEntry, parts: TensorParts) -> QuantizedWeight:
+def _integers(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
     elements = _as_rows(parts.tensors["qdata"])
     scales, tile = _tiles(entry, parts, elements)
     zeros = parts.tensors.get("zero_point")
@@ -127,9 +127,7 @@ def _integers(entry: TorchaoEntry, parts: TensorParts) -> QuantizedWeight:
     return QuantizedWeight(element, elements, scales, tile, zeros)
 
 
-def _tiles(
-    entry: TorchaoEntry, parts: TensorParts, elements: Tensor
-) -> tuple[Tensor, tuple[int, int]]:
+def _tiles(entry: TorchaoEntry, parts: Parts, elements: Tensor) -> tuple[Tensor, tuple[int, int]]:
     """Check that blocks have the size that the head states."""
     count, columns = elements.shape
     scales, tile = parts.fit_tile("scale", parts.tensors["scale"].float(), (count, columns))
@@ -158,7 +156,7 @@ def _is_size(stated: object) -> TypeGuard[list[int]]:
     )
 
 
-def _float8(entry: TorchaoEntry, parts: TensorParts) -> QuantizedWeight:
+def _float8(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
     elements = _as_rows(parts.tensors["qdata"])
     scales, tile = _tiles(entry, parts, elements)
     return QuantizedWeight(_fp8_name(elements), elements, scales, tile)
@@ -168,7 +166,7 @@ def _fp8_name(elements: Tensor) -> str:
     return "fp8_e5m2" if elements.dtype == torch.float8_e5m2 else "fp8_e4m3"
 
 
-def _mx(entry: TorchaoEntry, parts: TensorParts) -> QuantizedWeight:
+def _mx(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
     data = _as_rows(parts.tensors["qdata"])
     is_fp4 = data.dtype == torch.uint8
     elements = from_nibbles(data) if is_fp4 else data
@@ -178,7 +176,7 @@ def _mx(entry: TorchaoEntry, parts: TensorParts) -> QuantizedWeight:
     return QuantizedWeight(element, elements, scales, tile, scale_codes=codes, unit=unit)
 
 
-def _nvfp4(entry: TorchaoEntry, parts: TensorParts) -> QuantizedWeight:
+def _nvfp4(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
     elements = from_nibbles(_as_rows(parts.tensors["qdata"]))
     codes = _in_order(entry, parts, elements, 16)
     stored = codes.view(torch.float8_e4m3fn)
@@ -189,7 +187,7 @@ def _nvfp4(entry: TorchaoEntry, parts: TensorParts) -> QuantizedWeight:
     return QuantizedWeight("fp4_e2m1", elements, scales, tile, scale_codes=stored, unit=FP4_UNIT)
 
 
-def _in_order(entry: TorchaoEntry, parts: TensorParts, elements: Tensor, size: int) -> Tensor:
+def _in_order(entry: TorchaoEntry, parts: Parts, elements: Tensor, size: int) -> Tensor:
     """Return the codes of block scales row by row; those for tensor cores lie in 128 x 4 tiles."""
     codes = _as_rows(parts.tensors["scale"].view(torch.uint8))
     count, columns = len(elements), elements.shape[1] // size
@@ -209,7 +207,7 @@ def _in_order(entry: TorchaoEntry, parts: TensorParts, elements: Tensor, size: i
     return rows[start : start + count, :columns].contiguous()
 
 
-_Decoder = Callable[[TorchaoEntry, TensorParts], QuantizedWeight]
+_Decoder = Callable[[TorchaoEntry, Parts], QuantizedWeight]
 _CLASSES: Mapping[str, _Decoder] = {
     "Int8Tensor": _integers,
     "IntxUnpackedToInt8Tensor": _integers,

@@ -1,41 +1,92 @@
-"""Weights that types of tensors or heads of files describe, not the names of tensors."""
+"""Weights by the tensors that they are stored in, and how these are decoded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
 
+from torch import Tensor
+
+from qgate.checkpoints.grids import QuantizedWeight, fit_tile
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from qgate.checkpoints.grids import QuantizedWeight
-
-
-class TensorParts(Protocol):
-    """The tensors of one weight, or some rows of them, to be decoded.
-
-    rows    how many rows the weight has, where `tensors` are some of them; else 0
-    start   the first of these rows
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def tensors(self) -> Mapping[str, Tensor]: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def start(self) -> int: ...
-    def fit_tile(
-        self, ending: str, values: Tensor, shape: tuple[int, int]
-    ) -> tuple[Tensor, tuple[int, int]]: ...
-
+from qgate.errors import QgateError
 
 CountRows = Callable[[Checkpoint, Mapping[str, StoredEntry]], int]
 """Counts the rows of a weight whose tensors have other shapes; 0 if it has to be decoded whole."""
+
+
+class MisfitError(QgateError):
+    """Tensors that can be read do not fit together as one weight, or not with the parent's."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The tensors of one weight by ending, its name, and the bits that the recipe declares.
+
+    shapes  the shapes of its tensors in the file, of which `tensors` may be a part
+    rows    how many rows the weight has, where `tensors` are some of them
+    start   the first of these rows
+    zero_offset  by how much GPTQ stores zero points too low
+    """
+
+    name: str
+    tensors: Mapping[str, Tensor]
+    bits: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    rows: int = 0
+    start: int = 0
+    zero_offset: int = 1
+
+    def __getitem__(self, ending: str) -> Tensor:
+        return self.tensors[ending]
+
+    def get(self, *endings: str) -> Tensor | None:
+        """Return the first of these tensors that there is."""
+        return next((self.tensors[e] for e in endings if e in self.tensors), None)
+
+    def fit_tile(
+        self, ending: str, values: Tensor, shape: tuple[int, int]
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """Find the tile of these scales of elements of this shape, as `grids.fit_tile` does."""
+        rows, columns = shape
+        return fit_tile(
+            values, self.rows or rows, columns, self.name, tuple(self.shapes.get(ending, ()))
+        )
+
+
+@dataclass(frozen=True)
+class Packing:
+    """One way to store a weight.
+
+    parts       ending → dtypes it may have; the first is the tensor that names the weight
+    optional    endings that may be missing
+    decode      from the parts by ending, and facts of the configuration
+    by_rows     endings of tensors whose rows are those of the weight, or share them out; the first
+                has as many. Only such packings are decoded a few rows at a time
+    by_columns  the same for tensors whose last axis stands for the rows of the weight
+    count_rows  for tensors whose shapes do not tell the rows of the weight
+    """
+
+    name: str
+    parts: Mapping[str, tuple[str, ...]]
+    optional: tuple[str, ...]
+    decode: Callable[[Parts], QuantizedWeight]
+    by_rows: tuple[str, ...] = ()
+    by_columns: tuple[str, ...] = ()
+    count_rows: CountRows | None = None
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """One logical weight: its name in the parent's manner, its packing, and its tensors."""
+
+    name: str
+    packing: Packing | None
+    parts: Mapping[str, StoredEntry]
+
+    @property
+    def size(self) -> int:
+        return sum(entry.size for entry in self.parts.values())
 
 
 @dataclass(frozen=True)
@@ -49,6 +100,6 @@ class DescribedWeight:
     name: str
     packing: str
     parts: Mapping[str, StoredEntry]
-    decode: Callable[[TensorParts], QuantizedWeight]
+    decode: Callable[[Parts], QuantizedWeight]
     by_rows: tuple[str, ...] = ()
     count_rows: CountRows | None = None

@@ -9,8 +9,8 @@ import pytest
 
 from qgate.checkpoints import compared_rows, grids, methods, rows, running
 from qgate.checkpoints.comparison import CheckpointPair, compare
-from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.record import CheckpointRecord
+from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.checkpoints.weights import Judgement
 from tests.checkpoints.exports import parent_tensors, write
 from tests.checkpoints.gated import accept, failures, gates_of

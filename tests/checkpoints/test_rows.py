@@ -13,10 +13,11 @@ from torch import Tensor
 from qgate.checkpoints import grids, rows
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import PACKINGS, MisfitError, decode, find_weights
+from qgate.checkpoints.packings import PACKINGS, decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.rows import ParentRows, WeightRows
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.weight_parts import MisfitError
 from tests.checkpoints.exports import export, parent_tensors, write
 
 HEIGHT, WIDTH = 72, 128

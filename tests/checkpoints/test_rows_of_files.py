@@ -29,11 +29,12 @@ from qgate.checkpoints.comparison import CheckpointPair, compare
 from qgate.checkpoints.onnx_files import OnnxReader
 from qgate.checkpoints.onnx_tensors import OnnxTensor
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import StoredWeight, decode, find_weights
+from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.plain import judge_plain
 from qgate.checkpoints.rows import ParentRows, WeightRows
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.checkpoints.weights import Judgement
 from tests.checkpoints import gated, onnx_exports
 from tests.checkpoints.exports import export, parent_tensors, write

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from qgate.checkpoints import running
 from qgate.checkpoints.comparison import CheckpointPair, compare
 from qgate.checkpoints.opening import open_again, open_checkpoint
-from qgate.checkpoints.packings import StoredWeight
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.running import judgements
+from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.checkpoints.weights import Judgement
 from qgate.cli import main
 from qgate.engine import Workers

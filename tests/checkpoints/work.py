@@ -7,11 +7,12 @@ import signal
 from dataclasses import dataclass, field
 
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import StoredWeight, find_weights
+from qgate.checkpoints.packings import find_weights
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import WeightRecord
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.checkpoints.weights import Judgement
 
 

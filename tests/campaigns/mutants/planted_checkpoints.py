@@ -8,7 +8,7 @@ from typing import Any
 
 from qgate.checkpoints import ideal, rows
 from qgate.checkpoints.grids import QuantizedWeight
-from qgate.checkpoints.packings import Parts, StoredWeight
+from qgate.checkpoints.weight_parts import Parts, StoredWeight
 from tests.campaigns.mutants.bed import Bed
 from tests.campaigns.mutants.mutant import Sow, of_checkpoint
 from tests.checkpoints.exports import parent_tensors
