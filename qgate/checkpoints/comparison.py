@@ -228,7 +228,7 @@ def _match(
     names = [weight.name for weight in weights]
     matches = match_by_name(names, parent.entries) | match_llama_names(child, names, parent)
     matches = fit_shapes(child, parent, matches)
-    taken = {name for match in matches.values() for name in match.names}
+    matched = {name for match in matches.values() for name in match.names}
     unmatched = {w.name: w for w in weights if w.name not in matches and w.packing is not None}
     if unmatched:
 
@@ -238,7 +238,7 @@ def _match(
         open_parents = {
             name: entry.shape
             for name, entry in parent.entries.items()
-            if name not in taken or child.has_graph
+            if name not in matched or child.has_graph
         }
         matches |= match_by_content(unmatched, open_parents, decoded, parent.read)
     return matches | match_plain(child, parent, weights, matches)

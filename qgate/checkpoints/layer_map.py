@@ -51,7 +51,7 @@ class MapCell:
         elif not self.weights:
             text = ""
         if self.findings:
-            words = "; ".join(f"{each.subject}: {each.cause}" for each in self.findings[:3])
+            words = "; ".join(f"{cell.subject}: {cell.cause}" for cell in self.findings[:3])
         first = self.findings[0].subject if self.findings else ""
         name = first if first in anchors else self.worst[0].name if self.worst else ""
         return {

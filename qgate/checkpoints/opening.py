@@ -99,8 +99,8 @@ def _files(spec: str, folder: Folder) -> tuple[str, list[str]]:
     """List the files of the first kind that a folder has."""
     kinds = ", ".join(OPENERS)
     if folder.kind() != "folder":
-        what = f"a file that is not {kinds}" if folder.kind() == "file" else "not there"
-        raise QgateError(f"{spec!r} is {what}; give a folder with {kinds} files, or one such file.")
+        kind = f"a file that is not {kinds}" if folder.kind() == "file" else "not there"
+        raise QgateError(f"{spec!r} is {kind}; give a folder with {kinds} files, or one such file.")
     files = files_in(folder)
     for ending in OPENERS:
         names = [name for name in files if name.endswith(ending)]

@@ -262,22 +262,22 @@ PACKINGS = (
 def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     """Group the tensors of a checkpoint into weights; those of no packing stand alone."""
     weights = list(_described_weights(checkpoint))
-    taken = {entry.name for weight in weights for entry in weight.parts.values()}
+    grouped = {entry.name for weight in weights for entry in weight.parts.values()}
     for packing in () if checkpoint.has_graph else PACKINGS:
         first = next(iter(packing.parts))
         for name in checkpoint.entries:
             prefix, separator = _prefix(name, first)
-            if separator is None or name in taken:
+            if separator is None or name in grouped:
                 continue
             parts = _parts(checkpoint, packing, prefix, separator)
-            if parts is None or taken & {entry.name for entry in parts.values()}:
+            if parts is None or grouped & {entry.name for entry in parts.values()}:
                 continue
-            taken |= {entry.name for entry in parts.values()}
+            grouped |= {entry.name for entry in parts.values()}
             weights.append(StoredWeight(_logical_name(prefix, separator), packing, parts))
     weights += [
         StoredWeight(name, None, {"": entry})
         for name, entry in checkpoint.entries.items()
-        if name not in taken
+        if name not in grouped
     ]
     order = {name: number for number, name in enumerate(checkpoint.entries)}
     return sorted(weights, key=lambda w: order[next(iter(w.parts.values())).name])

@@ -92,8 +92,8 @@ def _about(record: CheckpointRecord) -> str:
 
 
 def _findings(record: CheckpointRecord) -> list[tuple[str, str]]:
-    rows = [("fail", f"{each.subject}: {each.cause}") for each in record.findings[:MOST_FINDINGS]]
-    rows += [("warn", outlier_text(each)) for each in find_outliers(record)[:10]]
+    rows = [("fail", f"{item.subject}: {item.cause}") for item in record.findings[:MOST_FINDINGS]]
+    rows += [("warn", outlier_text(item)) for item in find_outliers(record)[:10]]
     return rows or [("info", "Nothing differs from what is declared, and no weight stands out.")]
 
 

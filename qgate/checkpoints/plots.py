@@ -36,9 +36,9 @@ def scale_histogram(title: str, octaves: Octaves) -> str:
     unit = "scales" if edges.step == 1 else f"scales in {edges.step} octaves"
     y = axes.log_count_axis(max(merged), BOTTOM, TOP + 16, unit)
     bars = axes.octave_bars(edges, merged, x, y, 0.5 if len(merged) < 60 else 0.0)
-    drawn = path(bars, fill=color("blue"), data_bars="counts")
+    sheets = path(bars, fill=color("blue"), data_bars="counts")
     text = f"{counted(sum(counts), 'scale')} from 2^{low} to 2^{low + len(counts)}."
-    return axes.panel(x, y, drawn, "", title, text)
+    return axes.panel(x, y, sheets, "", title, text)
 
 
 def block_chart(block: WorstBlock) -> str:

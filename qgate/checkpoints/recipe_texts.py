@@ -54,14 +54,14 @@ def plan_texts(weights: Sequence[WeightRecord]) -> Mapping[str, str]:
 
 def _formats_text(weights: Sequence[WeightRecord]) -> str:
     counts = Counter(weight.format or "unreadable" for weight in weights)
-    (usual, _), *others = counts.most_common()
-    if not others:
+    (usual, _), *remaining = counts.most_common()
+    if not remaining:
         return usual
     parts = [usual]
-    for form, count in others:
+    for form, count in remaining:
         places = [_numbers_in(weight.name) for weight in weights if weight.format == form]
-        shown = ", ".join(places[:_MOST_LAYERS]) + (", …" if count > _MOST_LAYERS else "")
-        parts.append(f"{form} at {shown}" if any(places) else f"{form} {count} times")
+        listed = ", ".join(places[:_MOST_LAYERS]) + (", …" if count > _MOST_LAYERS else "")
+        parts.append(f"{form} at {listed}" if any(places) else f"{form} {count} times")
     return ", but ".join(parts)
 
 

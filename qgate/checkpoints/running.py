@@ -109,12 +109,12 @@ def _continued(
     parents = None if pair.parent is None else FilesByLayer(pair.parent)
     keys = {batch: _key(pair, batch, own, parents) for batch in listed}
     finished = {batch: journal.result(keys[batch]) for batch in listed if keys[batch] in journal}
-    rest = _judged(pair, [batch for batch in listed if batch not in finished], workers, step)
+    remaining = _judged(pair, [batch for batch in listed if batch not in finished], workers, step)
     for batch in listed:
         if batch in finished:
             yield from [_from_plain(entry) for entry in finished[batch]]
             continue
-        judged = [next(rest) for _ in range(batch.start, batch.stop)]
+        judged = [next(remaining) for _ in range(batch.start, batch.stop)]
         journal.record(keys[batch], [_to_plain(judgement) for judgement in judged])
         yield from judged
 

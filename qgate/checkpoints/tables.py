@@ -18,8 +18,8 @@ def ranked(record: CheckpointRecord) -> list[WeightRecord]:
     """Return all weights: quantized ones worst first, then the others as they are stored."""
     measured = [weight for weight, _ in worst_first(record.weights)]
     names = {weight.name for weight in measured}
-    others = [weight for weight in record.weights if weight.name not in names]
-    return [*measured, *sorted(others, key=lambda weight: weight.figures is None)]
+    remaining = [weight for weight in record.weights if weight.name not in names]
+    return [*measured, *sorted(remaining, key=lambda weight: weight.figures is None)]
 
 
 def weights_csv(record: CheckpointRecord) -> str:

@@ -41,8 +41,8 @@ def first_line(record: CheckpointRecord) -> str:
         )
     first = record.findings[0]
     more = len(record.findings) - 1
-    others = f"; {more} more finding{'s' * (more != 1)}" if more else ""
-    return f"{one_line(first.subject)}: {one_line(first.cause)}{others}"
+    remaining = f"; {more} more finding{'s' * (more != 1)}" if more else ""
+    return f"{one_line(first.subject)}: {one_line(first.cause)}{remaining}"
 
 
 def _findings(record: CheckpointRecord, limit: int) -> Iterator[str]:

@@ -95,12 +95,12 @@ def _stores(args: argparse.Namespace) -> list[baselines.Store]:
     for name in args.model or []:
         if name not in names:
             raise unknown(f"model with a baseline in {str(args.baselines)!r}", name, names)
-    wanted = [name for name in names if not args.model or name in args.model]
-    return [baselines.Store(args.baselines, name) for name in wanted]
+    chosen = [name for name in names if not args.model or name in args.model]
+    return [baselines.Store(args.baselines, name) for name in chosen]
 
 
 def _parts(patterns: Sequence[str] | None) -> list[str]:
-    return [part.strip() for each in patterns or [] for part in each.split(",")]
+    return [part.strip() for entry in patterns or [] for part in entry.split(",")]
 
 
 def _asked(mode: str, patterns: Sequence[str] | None) -> bool:
@@ -238,11 +238,11 @@ def _prune_unused(args: argparse.Namespace) -> int:
     removed = 0
     for store in _stores(args):
         origin, titles = store.origin(), measured.get(store.model, {})
-        wanted = {mode: keys for mode, keys in titles.items() if _asked(mode, args.mode)}
-        if origin is None or not wanted:
+        chosen = {mode: keys for mode, keys in titles.items() if _asked(mode, args.mode)}
+        if origin is None or not chosen:
             continue
         update = baselines.Update(origin)
-        for mode, keys in baselines.unused(store, wanted).items():
+        for mode, keys in baselines.unused(store, chosen).items():
             for key in keys:
                 update.drop(mode, key)
         removed += _changed(store, update, dry=args.dry_run)
@@ -327,13 +327,13 @@ def _accepted(
     recorded = store.origin() or (origin if origin.is_collected else None)
     if recorded is None:
         why = _missing(store.folder, " to accept errors against")
-        return 0, [f"{each.source} (mode {each.mode}): {why}" for each in candidates]
-    accepted = {} if accept_plan else store.accepted_of({each.mode for each in candidates})
+        return 0, [f"{entry.source} (mode {entry.mode}): {why}" for entry in candidates]
+    accepted = {} if accept_plan else store.accepted_of({entry.mode for entry in candidates})
     update, refused = baselines.update_of(recorded, candidates, accepted)
-    for commit in dict.fromkeys(each.origin.commit for each in candidates):
+    for commit in dict.fromkeys(entry.origin.commit for entry in candidates):
         print(f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")
     changed = _changed(store, update, dry=dry)
     if not changed and not refused:
-        modes = ", ".join(sorted({each.mode for each in candidates}))
+        modes = ", ".join(sorted({entry.mode for entry in candidates}))
         print(f"{store.model}: {modes}: all of it is accepted already")
     return changed, refused

@@ -123,13 +123,13 @@ def _figures(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFigur
     sample = np.repeat(np.arange(len(pairs)), [len(a) for a, _ in pairs])
     position = np.concatenate([np.arange(len(a)) for a, _ in pairs])
     ids = np.concatenate([a.ids for a, _ in pairs])
-    told = ~np.isnan(actual) & ~np.isnan(reference)
-    if not told.any():
+    counted = ~np.isnan(actual) & ~np.isnan(reference)
+    if not counted.any():
         raise QgateError(
             "no token has a log-probability from both engines: there is nothing to compare."
         )
-    finite = np.isfinite(actual) & np.isfinite(reference) & told
-    infinite = int(told.sum() - finite.sum())
+    finite = np.isfinite(actual) & np.isfinite(reference) & counted
+    infinite = int(counted.sum() - finite.sum())
     if not finite.any():
         raise QgateError("all log-probabilities of one engine are infinite.")
     difference = actual[finite] - reference[finite]
@@ -145,7 +145,7 @@ def _figures(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFigur
     return TokenFigures(
         samples=len(pairs),
         tokens=int(finite.sum()),
-        unscored=int((~told).sum()),
+        unscored=int((~counted).sum()),
         not_finite=infinite,
         equal_share=float((difference == 0).mean()),
         difference=_estimate(difference, groups),

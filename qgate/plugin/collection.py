@@ -112,12 +112,12 @@ class Cases:
         marker = self.metafunc.definition.get_closest_marker(name)
         if marker is None:
             return None
-        given = [*marker.args, *marker.kwargs.values()]
+        listed = [*marker.args, *marker.kwargs.values()]
         names = [
-            name for one in given for name in (one if isinstance(one, list | tuple) else [one])
+            name for one in listed for name in (one if isinstance(one, list | tuple) else [one])
         ]
         if not names or not all(isinstance(each, str) for each in names):
-            self.selection.refuse(f"marker {name} of {self.function} has {given}: write names.")
+            self.selection.refuse(f"marker {name} of {self.function} has {listed}: write names.")
             return None
         return names
 
@@ -173,11 +173,11 @@ class Cases:
 
         The reference is none of them: it is never compared with itself.
         """
-        wanted = self._of_marker("qgate_modes") or self.options.values["mode"]
+        chosen = self._of_marker("qgate_modes") or self.options.values["mode"]
         session = sessions_of(self.config).of_model(model)
         setup, bench = session.bench.setup, session.bench
         reference = setup.select(self.options.values["reference"], bench.model)[0]
-        modes, unfit = setup.select_fitting(",".join(wanted), bench.model)
+        modes, unfit = setup.select_fitting(",".join(chosen), bench.model)
         unfit |= {mode.name: why for mode in modes if (why := session.misfit(mode))}
         fit = [mode for mode in modes if not mode.is_reference and mode.name != reference.name]
         return [mode.name for mode in fit if mode.name not in unfit], unfit
@@ -190,19 +190,19 @@ class Cases:
 
     def _narrowed(self, layers: list[str], whose: str) -> list[str]:
         """Keep the layers that --layers selects."""
-        wanted = self.options.values["layers"]
-        if wanted == "all":
+        chosen = self.options.values["layers"]
+        if chosen == "all":
             return layers
-        if wanted in ("first", "last", "first,last"):
+        if chosen in ("first", "last", "first,last"):
             ends = {"first": layers[:1], "last": layers[-1:]}
-            return list(dict.fromkeys(name for part in wanted.split(",") for name in ends[part]))
+            return list(dict.fromkeys(name for part in chosen.split(",") for name in ends[part]))
         try:
-            matching = [name for name in layers if re.search(wanted, name)]
+            matching = [name for name in layers if re.search(chosen, name)]
         except re.error as error:
-            raise QgateError(f"--layers {wanted!r} is not a regular expression: {error}.") from None
+            raise QgateError(f"--layers {chosen!r} is not a regular expression: {error}.") from None
         if not matching:
             there = ", ".join(layers)
-            raise QgateError(f"--layers {wanted!r} matches no layer of {whose}: {there}.")
+            raise QgateError(f"--layers {chosen!r} matches no layer of {whose}: {there}.")
         return matching
 
 
@@ -339,12 +339,12 @@ def _drop_unfit(config: pytest.Config, items: list[pytest.Item], selection: Sele
         return
     selection.notes += [f"{_tests(n)}: {selection.unfit[case]}" for case, n in unfit.items()]
     selection.empty = not any(mode for model, mode in cases if (model, mode) not in unfit)
-    left = [
+    remaining = [
         item
         for item, case in zip(items, cases, strict=True)
         if case in unfit or (selection.empty and is_gate(item))
     ]
-    deselect(config, items, left)
+    deselect(config, items, remaining)
 
 
 def _case(item: pytest.Item) -> tuple[str, str]:
@@ -362,16 +362,16 @@ def _deal(
     number, of = shard
     groups = [_group(item) for item in items]
     dealt = dealt_to(groups, of)
-    left = [item for item, to in zip(items, dealt, strict=True) if to != number - 1]
-    if len(left) == len(items):
+    remaining = [item for item, to in zip(items, dealt, strict=True) if to != number - 1]
+    if len(remaining) == len(items):
         count = len(set(groups))
         raise pytest.UsageError(
             f"qgate: shard {number}/{of} is empty: what was asked for comes in {count} groups "
             f"that stay together (a mode of a model is one). Use at most {count} shards."
         )
-    mine = len(items) - len(left)
+    mine = len(items) - len(remaining)
     selection.notes.append(f"shard {number}/{of}: {mine} of {len(items)} tests")
-    deselect(config, items, left)
+    deselect(config, items, remaining)
     return {group: to + 1 for group, to in zip(groups, dealt, strict=True)}
 
 

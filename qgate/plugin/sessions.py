@@ -79,16 +79,16 @@ class Sessions:
             folder = options.dump_folder()
             if folder is None:
                 return None
-            name, shown = options.dump_name(folder), options.values["dump"]
+            name, text = options.dump_name(folder), options.values["dump"]
             if "dump" not in options.typed:
-                shown = relative_text(self.config.invocation_params.dir, shown)
-            subject = DumpSubject(folder, name, shown, options.values["dump-name"] or "")
+                text = relative_text(self.config.invocation_params.dir, text)
+            subject = DumpSubject(folder, name, text, options.values["dump-name"] or "")
             session = DumpGates(subject, policy=self._policy().for_model(name), **self._shared())
             session.check_policy()
             self.held["dump", ""] = session
             notes = subject.notes()
             more = [f"and {len(notes) - _NOTES} more notes"] if len(notes) > _NOTES else []
-            lines = [f"dump {shown}: {note}" for note in [*notes[:_NOTES], *more]]
+            lines = [f"dump {text}: {note}" for note in [*notes[:_NOTES], *more]]
             selection_of(self.config).notes += lines
         assert isinstance(session, DumpGates)
         return session
@@ -115,14 +115,14 @@ class Sessions:
 
     def _shown_checkpoint(self) -> list[tuple[str, str]]:
         """Return the options of the checkpoint as they are typed again."""
-        options, shown = self.options, []
+        options, text = self.options, []
         for name in ("checkpoint", "parent", "recipe", "checkpoint-name"):
             value = options.values[name]
             if value is not None:
                 is_path = name not in options.typed and name != "checkpoint-name"
-                here = self.config.invocation_params.dir
-                shown.append((name, relative_text(here, value) if is_path else value))
-        return shown
+                own = self.config.invocation_params.dir
+                text.append((name, relative_text(own, value) if is_path else value))
+        return text
 
     def of_subject(self, kind: SubjectKind) -> DumpGates | CheckpointGates | None:
         """Return the gates of the dump or of the checkpoint; None where the run has none."""

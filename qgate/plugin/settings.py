@@ -138,8 +138,8 @@ class RunOptions:
     @cached_property
     def baselines(self) -> Location:
         """The folder of the baselines."""
-        given = self.values["baselines"]
-        return self.home / "baselines" if given is None else location_of(given)
+        value = self.values["baselines"]
+        return self.home / "baselines" if value is None else location_of(value)
 
     @property
     def shown_baselines(self) -> str:
@@ -150,26 +150,26 @@ class RunOptions:
 
     def dump_folder(self) -> Location | None:
         """Return the folder of --dump; an error where it is none that can be read."""
-        given = self.values["dump"]
-        if given is None:
+        value = self.values["dump"]
+        if value is None:
             return None
-        place = location_below(self.config.invocation_params.dir, given)
-        option = f"{self.spelled('dump')} {given!r}"
+        location = location_below(self.config.invocation_params.dir, value)
+        option = f"{self.spelled('dump')} {value!r}"
         # A store is asked now what is there: it may not be reached, or nobody may read it.
-        kind = folder_of(place).kind()
+        kind = folder_of(location).kind()
         if kind != "folder":
             what = "is a file: name the folder" if kind == "file" else "is not there"
-            near = "" if place == location_of(given) else f" ({place})"
+            near = "" if location == location_of(value) else f" ({location})"
             raise QgateError(f"{option} {what}{near}.")
-        if not is_readable(place):
+        if not is_readable(location):
             raise QgateError(f"{option} cannot be read: permission denied.")
-        return place
+        return location
 
     def dump_name(self, folder: Location) -> str:
         """Name the accepted record of a dump: apart from a model, which may be called the same."""
-        given = self.values["dump-name"]
-        if given is not None:
-            return str(given)
+        value = self.values["dump-name"]
+        if value is not None:
+            return str(value)
         try:
             model = json.loads((folder / "dump.json").read_bytes())["header"]["model"]
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -190,23 +190,23 @@ class RunOptions:
         return self._readable("recipe")
 
     def _readable(self, name: str) -> str | None:
-        given = self.values[name]
-        if given is None:
+        value = self.values[name]
+        if value is None:
             return None
-        text = text_below(self.config.invocation_params.dir, given)
-        option, place = f"{self.spelled(name)} {given!r}", location_of(text)
-        kind = folder_of(place).kind()
+        text = text_below(self.config.invocation_params.dir, value)
+        option, location = f"{self.spelled(name)} {value!r}", location_of(text)
+        kind = folder_of(location).kind()
         if kind == "nothing":
-            raise QgateError(f"{option} is not there{f' ({place})' * (text != given)}.")
-        if kind == "folder" and not is_readable(place):
+            raise QgateError(f"{option} is not there{f' ({location})' * (text != value)}.")
+        if kind == "folder" and not is_readable(location):
             raise QgateError(f"{option} cannot be read: permission denied.")
         return text
 
     def checkpoint_name(self, child: str) -> str:
         """Name the accepted record of a checkpoint: its folder's name, or its file's."""
-        given = self.values["checkpoint-name"]
-        if given is not None:
-            return str(given)
+        value = self.values["checkpoint-name"]
+        if value is not None:
+            return str(value)
         name = last_name(child)
         name = name.removesuffix(next(filter(name.endswith, _ENDINGS), ""))
         return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.") or "unnamed"
@@ -262,9 +262,9 @@ class RunOptions:
         if name not in self._spelled:
             option = OPTIONS[name]
             first = option.kind[0] if isinstance(option.kind, tuple) else "1"
-            given = [f"--{name}" if option.kind is bool else f"--{name}={first}"]
+            value = [f"--{name}" if option.kind is bool else f"--{name}={first}"]
             try:
-                ours = vars(self.config._parser.parse_known_args(given)).get(dest(name))
+                ours = vars(self.config._parser.parse_known_args(value)).get(dest(name))
             except (pytest.UsageError, SystemExit):
                 ours = None
             self._spelled[name] = f"--{name}" if ours else f"--qgate-{name}"

@@ -34,16 +34,16 @@ def drop_unused_formats(
         return
     marked = [item for item in items if _is_marked(item)]
     used = _formats_of(config, filter(is_gate, items)) if marked else set()
-    left = [item for item in marked if parameters_of(item)["fmt"] not in used]
-    if not used or not left:
+    remaining = [item for item in marked if parameters_of(item)["fmt"] not in used]
+    if not used or not remaining:
         return
     every = lazy.formats.names()
     selection.notes.append(
-        f"{counted(len(left), 'test')} deselected: this run quantizes with "
+        f"{counted(len(remaining), 'test')} deselected: this run quantizes with "
         f"{len(used.intersection(every))} of {len(every)} formats; "
         f"{options.spelled('format')} all holds every one"
     )
-    deselect(config, items, left)
+    deselect(config, items, remaining)
 
 
 def _is_marked(item: pytest.Item) -> bool:

@@ -59,8 +59,8 @@ class CheckpointSubject(Subject):
         recipe: str | None = None,
     ) -> None:
         self.child, self.parent, self.name, self.recipe = child, parent, name, recipe
-        given = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
-        self.options = list(options) or given
+        named = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
+        self.options = list(options) or named
         self._judged: dict[str, Judged] = {}
         self._named: dict[str, Judged] = {}
 
