@@ -51,7 +51,13 @@ def check(
                 convention such as `tiles("fp8_e4m3", 128, 128)`, or a function that quantizes
     convention  words of the one convention to hold the values at; "mse" for searched scales
     """
-    return check_cast(actual, source, format, convention=convention, unpack=unpack, options=options)
+    __tracebackhide__ = True
+    try:
+        return check_cast(
+            actual, source, format, convention=convention, unpack=unpack, options=options
+        )
+    except CheckFailure as failure:
+        raise failure.with_traceback(None) from None  # what failed is a line of the test
 
 
 def check_kernel(
@@ -95,22 +101,26 @@ def check_kernel(
     if accept is not None:
         folder = Path(sys._getframe(1).f_code.co_filename).parent
         path = folder / "accepted_kernels" / f"{accept}.json" if isinstance(accept, str) else accept
-    return _check_kernel(
-        kernel,
-        arguments,
-        like=like,
-        inputs=inputs,
-        output=output,
-        convention=convention,
-        pack=pack,
-        unpack=unpack,
-        shapes=shapes,
-        relations=relations,
-        dtype=dtype,
-        device=device,
-        arithmetic=arithmetic,
-        invariant=invariant,
-        limit=limit,
-        accept=path,
-        seed=seed,
-    )
+    __tracebackhide__ = True
+    try:
+        return _check_kernel(
+            kernel,
+            arguments,
+            like=like,
+            inputs=inputs,
+            output=output,
+            convention=convention,
+            pack=pack,
+            unpack=unpack,
+            shapes=shapes,
+            relations=relations,
+            dtype=dtype,
+            device=device,
+            arithmetic=arithmetic,
+            invariant=invariant,
+            limit=limit,
+            accept=path,
+            seed=seed,
+        )
+    except CheckFailure as failure:
+        raise failure.with_traceback(None) from None

@@ -1,7 +1,8 @@
 """The README as a program: its fenced blocks, found and run.
 
-`sh` is for the two set-up commands, which CI runs; `python` runs as it stands; `console` is
-commands after `$ ` and what they print. A block in any other language is only read. In expected
+`sh` is for the two set-up commands, which CI runs; `python` runs as it stands, and is a file for
+the commands below if it begins with the comment of a name (`# test_gemm.py`); `console` is commands
+after `$ ` and what they print. A block in any other language is only read. In expected
 output, a line `…` stands for any lines and a `…` inside a line for any text.
 """
 
@@ -124,6 +125,16 @@ def run_python(block: Block) -> None:
     """Run a python block on its own; its errors carry the README's line numbers."""
     code = compile("\n" * block.line + block.text, "README.md", "exec", dont_inherit=True)
     exec(code, {"__name__": "__main__"})
+
+
+def files(page: list[Block], block: Block) -> dict[str, str]:
+    """The files that python blocks above a block show, by name."""
+    return {
+        name[1]: above.text
+        for above in page
+        if above.language == "python" and above.line < block.line
+        if (name := re.fullmatch(r"# ([\w.]+\.py)", above.first_line))
+    }
 
 
 def console_commands(block: Block) -> list[Command]:

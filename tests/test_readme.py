@@ -43,6 +43,9 @@ def test_python(block: readme.Block, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("block", in_language("console"))
 def test_console(block: readme.Block, tmp_path: Path) -> None:
+    (page,) = [found for found in (BLOCKS, *PAGES.values()) if any(it is block for it in found)]
+    for name, text in readme.files(page, block).items():
+        (tmp_path / name).write_text(text)
     readme.run_console(block, tmp_path)
 
 
@@ -152,6 +155,14 @@ def test_python_blocks_share_nothing() -> None:
     readme.run_python(first)
     with pytest.raises(NameError):
         readme.run_python(second)
+
+
+def test_python_blocks_with_a_name_are_files_for_the_commands_below() -> None:
+    text = fenced("python", "# test_a.py", "x = 1") + fenced("python", "# as it is", "x = 2")
+    console = fenced("console", "$ pytest test_a.py")
+    found = readme.blocks(text + console + fenced("python", "# test_b.py", "x = 3"))
+    assert readme.files(found, found[2]) == {"test_a.py": "# test_a.py\nx = 1\n"}
+    assert readme.files(found, found[0]) == {}
 
 
 def test_a_failing_python_block_fails_at_its_line() -> None:

@@ -88,7 +88,7 @@ def main() -> int:
 
 def stage(source: Path, *, gallery: bool) -> None:
     """Write all pages into one folder, with links that work there."""
-    shutil.copytree(ROOT / "docs", source, ignore=shutil.ignore_patterns("site"))
+    shutil.copytree(ROOT / "docs", source, ignore=shutil.ignore_patterns("site", "pictures"))
     for name in ("conf.py",):
         shutil.copyfile(HERE / name, source / name)
     for name in ("_static", "_extra"):
@@ -105,6 +105,8 @@ def stage(source: Path, *, gallery: bool) -> None:
         if gallery or page != "gallery"
     ]
     readme = relinked((ROOT / "README.md").read_text(encoding="utf-8"), "")
+    readme = readme.replace('"docs/pictures/', '"pictures/')
+    shutil.copytree(ROOT / "docs" / "pictures", source / "_extra" / "pictures")
     trees = TREE.format(caption="Guides", pages="\n".join(GUIDES))
     trees += TREE.format(caption="Reference", pages="\n".join(about))
     (source / "index.md").write_text(readme + trees, encoding="utf-8")

@@ -64,13 +64,19 @@ def _run_suites(*words: str, status: int = 0) -> None:
         raise SystemExit(f"pytest {' '.join(words)} ended with {ended_with}\n{output.getvalue()}")
 
 
+def worsened_example(page: Path) -> None:
+    """Run the example of `qgate init` with a kernel that got worse, and keep its page."""
+    with tempfile.TemporaryDirectory() as work, contextlib.chdir(work):
+        _run_qgate("init", "--suites", "layer_outputs")
+        _run_suites("--update-baselines")
+        example = Path("suites", "qgate_model.py")
+        example.write_text(example.read_text().replace(*KERNEL))
+        _run_suites("--plots", "all", status=1)
+        shutil.copyfile("qgate-out/report.html", page)
+
+
 def _gates(folder: Path) -> str:
-    _run_qgate("init", "--suites", "layer_outputs")
-    _run_suites("--update-baselines")
-    example = Path("suites", "qgate_model.py")
-    example.write_text(example.read_text().replace(*KERNEL))
-    _run_suites("--plots", "all", status=1)
-    shutil.copyfile("qgate-out/report.html", folder / "report.html")
+    worsened_example(folder / "report.html")
     about = "The report of a change that lets the kernel of the example use half of its grid: "
     section = _section(
         "A kernel that got worse", about + "`pytest suites`.", folder / "report.html"

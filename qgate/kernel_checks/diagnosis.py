@@ -56,7 +56,7 @@ def explain(
     where = "" if case.name == EXAMPLE else f" for {case.name}"
     details = [_worst(case), _size(case)]
     if len(failing) > 1:
-        also = [other.name for other in failing if other is not case]
+        also = [*dict.fromkeys(other.name for other in failing if other is not case)]
         more = f" and {len(also) - 3} more" if len(also) > 3 else ""
         agree = count - len(failing)
         details.append(

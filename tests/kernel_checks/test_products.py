@@ -15,6 +15,12 @@ TERMS = 4096
 GENERATOR = torch.Generator().manual_seed(11)
 
 
+@pytest.fixture(autouse=True)
+def same_draws() -> None:
+    """Draw the same in each test, whichever run before it."""
+    GENERATOR.manual_seed(11)
+
+
 def _draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=GENERATOR)
 
@@ -55,8 +61,12 @@ def test_a_lost_expert_is_named() -> None:
 
 
 def test_noise_is_no_lost_term_at_10000_sites() -> None:
-    """Residuals are what rounding leaves: of results to bfloat16, and of codes that flipped."""
-    alarms = 0
+    """Residuals are what rounding leaves: of results to bfloat16, and of codes that flipped.
+
+    Rounding to bfloat16 follows the magnitudes, so it exceeds a bound up to three times as often as
+    even noise: one alarm is expected of noise at the lower rate, a hundred at the higher one.
+    """
+    alarms = lower = 0
     for site in range(10_000):
         x, w = _draw(8, 32), _draw(12, 32)
         if site == 0:
@@ -65,7 +75,9 @@ def test_noise_is_no_lost_term_at_10000_sites() -> None:
         residual = y.bfloat16().double() - y if site % 2 else _draw(8, 12).double()
         t, _ = product.terms(residual, [x, w])
         alarms += bool((t.abs() > false_alarm_bound(32)).any())
-    assert alarms <= 1
+        lower += bool((t.abs() > false_alarm_bound(32, 100)).any())
+    assert alarms <= 5
+    assert 50 < lower < 300
 
 
 def test_the_terms_of_a_residual_are_its_terms_again() -> None:
