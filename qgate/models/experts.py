@@ -7,15 +7,18 @@ per expert, whose weight is a slice of the same storage.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
+Gate = Callable[[Tensor], Tensor]
+
 
 def top_experts(logits: Tensor, asked: int) -> tuple[Tensor, Tensor]:
-    """Return weights and numbers (…, asked) of the experts of each token; its weights add up to 1."""
+    """Return weights, which add up to 1, and numbers of each token's experts: (…, asked)."""
     weights, chosen = torch.softmax(logits.float(), -1).topk(asked, -1)
     return (weights / weights.sum(-1, keepdim=True)).to(logits.dtype), chosen
 
@@ -28,6 +31,10 @@ class FusedExperts(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * inner, width))
         self.down_proj = nn.Parameter(torch.empty(experts, width, inner))
 
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return silu(gate) * up
+
     def forward(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         rows, result = hidden.flatten(0, -2), torch.zeros_like(hidden.flatten(0, -2))
         chosen, weights = chosen.flatten(0, -2), weights.flatten(0, -2)
@@ -35,31 +42,29 @@ class FusedExperts(nn.Module):
             zip(self.gate_up_proj, self.down_proj, strict=True)
         ):
             token, rank = (chosen == expert).nonzero(as_tuple=True)
-            gate, up = linear(rows[token], gate_up).chunk(2, -1)
-            part = linear(silu(gate) * up, down) * weights[token, rank, None]
-            result = result.index_add(0, token, part)
+            part = linear(self._apply_gate(linear(rows[token], gate_up)), down)
+            result = result.index_add(0, token, part * weights[token, rank, None])
         return result.view_as(hidden)
 
 
 class FusedExpert(nn.Module):
-    """One expert whose gate and up projection are one layer: the gate is the first half."""
+    """One expert whose gate and up projection are one layer; `gate` joins their outputs."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: nn.Linear, down: nn.Linear, gate: Gate) -> None:
         super().__init__()
-        self.gate_up_proj, self.down_proj = _layer(gate_up), _layer(down)
+        self.gate_up_proj, self.down_proj, self._gate = gate_up, down, gate
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(silu(gate) * up)  # type: ignore[no-any-return]
+        return self.down_proj(self._gate(self.gate_up_proj(x)))  # type: ignore[no-any-return]
 
 
 class ListedExpert(nn.Module):
     """One expert with a layer for each of gate, up and down, as in Mixtral."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: nn.Linear, down: nn.Linear) -> None:
         super().__init__()
-        gate, up = gate_up.chunk(2, 0)
-        self.gate_proj, self.up_proj, self.down_proj = _layer(gate), _layer(up), _layer(down)
+        gate, up = gate_up.weight.detach().chunk(2, 0)
+        self.gate_proj, self.up_proj, self.down_proj = _layer(gate), _layer(up), down
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
@@ -103,20 +108,70 @@ class AlignedExperts(nn.Module):
 def slice_experts(network: nn.Module, *, listed: bool = False) -> list[str]:
     """Replace fused experts by modules around slices of their weights, and name where.
 
-    `listed` gives gate and up a layer each, else they stay one layer.
+    `listed` gives gate and up a layer each, else they stay one layer. Fused experts of transformers
+    are replaced where the slices compute the same.
     """
-    names = [name for name, m in network.named_modules() if isinstance(m, FusedExperts)]
+    names = [name for name, module in network.named_modules() if _is_fused(module)]
+    replaced = []
     for name in names:
-        fused = network.get_submodule(name)
-        kind = ListedExpert if listed else FusedExpert
-        pairs = zip(fused.gate_up_proj.detach(), fused.down_proj.detach(), strict=True)  # type: ignore[arg-type]
-        experts: list[nn.Module] = [kind(gate_up, down) for gate_up, down in pairs]
-        network.set_submodule(name, AlignedExperts(experts))
-    return names
+        fused: Any = network.get_submodule(name)
+        aligned = AlignedExperts(_experts_of(fused, listed))
+        if not isinstance(fused, FusedExperts) and not _agrees(fused, aligned):
+            continue
+        # What is left of it applies the gate.
+        for parameter in list(fused._parameters):
+            del fused._parameters[parameter]
+        network.set_submodule(name, aligned)
+        replaced.append(name)
+    return replaced
 
 
-def _layer(weight: Tensor) -> nn.Linear:
+def _is_fused(module: nn.Module) -> bool:
+    """Tell if a module has gate and up of all experts in one 3-D weight, and down in another."""
+    weights = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")]
+    return (
+        all(weight is not None and weight.dim() == 3 for weight in weights)
+        and hasattr(module, "_apply_gate")
+        and getattr(module, "has_gate", True)
+        and not getattr(module, "has_post_expert_norm", False)
+    )
+
+
+def _experts_of(fused: Any, listed: bool) -> list[nn.Module]:
+    turned = getattr(fused, "is_transposed", False)
+    layers = [
+        [
+            _layer(weight.T if turned else weight, None if biases is None else biases[expert])
+            for expert, weight in enumerate(getattr(fused, name).detach())
+        ]
+        for name in ("gate_up_proj", "down_proj")
+        for biases in [fused._parameters.get(f"{name}_bias")]
+    ]
+    pairs = zip(*layers, strict=True)
+    if listed:
+        return [ListedExpert(gate_up, down) for gate_up, down in pairs]
+    return [FusedExpert(gate_up, down, fused._apply_gate) for gate_up, down in pairs]
+
+
+def _agrees(fused: nn.Module, aligned: AlignedExperts) -> bool:
+    """Tell if slices give what fused experts give for a few random tokens."""
+    down: Any = getattr(aligned, "0").down_proj
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2 * aligned.count, down.out_features, generator=draw).to(down.weight)
+    chosen = torch.arange(len(x), device=x.device)[:, None] % aligned.count
+    weights = torch.rand(len(x), 1, generator=draw).to(x)
+    try:
+        with torch.no_grad():
+            expected, actual = fused(x, chosen, weights), aligned(x, chosen, weights)
+    except (RuntimeError, TypeError, IndexError):
+        return False
+    return bool((actual - expected).norm() <= 1e-4 * expected.norm())
+
+
+def _layer(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     """Return a linear layer around a weight, which stays in the storage it is in."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.detach())
     return layer

@@ -332,5 +332,10 @@ def test_a_text_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_the_tiny_models_are_all_listed() -> None:
-    assert {tiny.title for tiny in TINY} == {"tiny-mamba", "tiny-llama"}
+    assert {tiny.title for tiny in TINY} == {
+        "tiny-mamba",
+        "tiny-llama",
+        "tiny-moe",
+        "tiny-moe-list",
+    }
     assert isinstance(load("tiny-mamba", sampling=Sampling(samples=1, seqlen=4)), Model)
