@@ -1,7 +1,7 @@
 """Routing that the output of a mixture of experts shows, whatever computed it.
 
 The output of a token is the sum of its experts' outputs, each times a weight. Fitted to the outputs
-of all experts on that token, it gives the weights back: which experts a kernel asked, and how much
+of all experts on that token, it gives the weights back: which experts a kernel count, and how much
 each of them counted. Permuted experts, lost tokens and wrong weights differ there by their nature.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qgate.text import listed
 
-# Of right kernels in four formats both were within 1e-6: the room is for other conventions of scales.
+# Of right kernels in four formats both were within 1e-6; other conventions of scales need room.
 _OFF, _MANY, _LOST, _UNEXPLAINED, _ZERO = 0.1, 0.02, 0.25, 0.2, 1e-4
 
 
@@ -45,7 +45,8 @@ class MixtureOutputs:
         ridge = 1e-9 * gram.diagonal(dim1=1, dim2=2).mean(1).clamp_min(1e-30)
         gram = gram + ridge[:, None, None] * torch.eye(gram.shape[-1], dtype=gram.dtype)
         right = columns.transpose(1, 2) @ self.actual.double()[..., None]
-        return torch.linalg.solve(gram, right)[..., 0]
+        solved: Tensor = torch.linalg.solve(gram, right)
+        return solved[..., 0]
 
     def fault(self) -> MixtureFault | None:
         """Name what is wrong with the output; None where it is what the weights make of experts."""
@@ -55,10 +56,9 @@ class MixtureOutputs:
             return _named(f"{int(zero.sum())} of {len(zero)} tokens got no expert", zero, self)
         recovered, weights = self.recovered(), self.weights.double()
         of_sizes = (_other_experts, _lost_tokens, _gains) if self.is_exact else ()
-        for search in (_other_weights, _permuted, *of_sizes):
-            if (fault := search(self, recovered, weights)) is not None:
-                return fault
-        return None
+        searches: tuple[_Search, ...] = (_other_weights, _permuted, *of_sizes)
+        faults = (search(self, recovered, weights) for search in searches)
+        return next((fault for fault in faults if fault is not None), None)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,9 @@ class MixtureFault:
     words: str
     tokens: int
     of: int
+
+
+_Search = Callable[[MixtureOutputs, Tensor, Tensor], MixtureFault | None]
 
 
 def routing_changes(actual: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,17 +90,17 @@ def _named(words: str, tokens: Tensor, of: MixtureOutputs) -> MixtureFault:
 def _other_weights(of: MixtureOutputs, recovered: Tensor, weights: Tensor) -> MixtureFault | None:
     """Compare with weights that a kernel makes of the same logits by mistake."""
     chosen = weights != 0
-    asked = int(chosen.sum(-1).max())
+    count = int(chosen.sum(-1).max())
     right = _distance(recovered, weights, chosen)
-    if right <= _OFF / 2 or asked < 2:
+    if right <= _OFF / 2 or count < 2:
         return None
-    ranks = weights.argsort(-1, descending=True)[:, :asked]
+    ranks = weights.argsort(-1, descending=True)[:, :count]
     turned = weights.gather(1, ranks).flip(1)
     most = weights.amax(-1, keepdim=True)
     readings = {
         "the weights of a token's experts are exchanged": weights.scatter(1, ranks, turned),
         "only the first expert of each token counts": torch.where(weights == most, weights, 0),
-        f"each of {asked} experts has the same weight": chosen / chosen.sum(-1, keepdim=True),
+        f"each of {count} experts has the same weight": chosen / chosen.sum(-1, keepdim=True),
         "experts are added up without weights": chosen.double(),
         "experts are weighted twice": weights * weights,
     }
@@ -181,8 +184,8 @@ def _gains(of: MixtureOutputs, recovered: Tensor, weights: Tensor) -> MixtureFau
         return None
     expert = int((gains.clamp_min(1e-3).log()).abs().argmax())
     words = f"the output of expert {expert} is {float(gains[expert]):.2f} times what it should be"
-    if len(others := [n for n in wrong.nonzero().flatten().tolist() if n != expert]):
-        words += f", wrong too: experts {listed([str(n) for n in others], 8)}"
+    if len(also_wrong := [n for n in wrong.nonzero().flatten().tolist() if n != expert]):
+        words += f", wrong too: experts {listed([str(n) for n in also_wrong], 8)}"
     words += _scale_of_another(gains, of)
     tokens = (weights[:, wrong] != 0).any(-1)
     return _named(words, tokens, of)

@@ -66,9 +66,9 @@ def _group_words(
     if not bool(a.any()):
         return f"{where} are zero: no tile computes them"
     for other in range(len(w)):
-        given = x[rows].double() @ w[other].double().T
-        room = 4 * half * (given.norm() / e.norm().clamp_min(1e-300)).clamp_min(1.0)
-        if other != group and bool(((a - given).abs() <= room).all()):
+        product = x[rows].double() @ w[other].double().T
+        room = 4 * half * (product.norm() / e.norm().clamp_min(1e-300)).clamp_min(1.0)
+        if other != group and bool(((a - product).abs() <= room).all()):
             return f"{where} are multiplied by the matrix of group {other}"
     factor = float((a * e).sum() / e.square().sum())
     rounding = 2.0**-20 * e.abs().amax()

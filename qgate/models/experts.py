@@ -17,9 +17,9 @@ from torch.nn.functional import linear, silu
 Gate = Callable[[Tensor], Tensor]
 
 
-def top_experts(logits: Tensor, asked: int) -> tuple[Tensor, Tensor]:
-    """Return weights, which add up to 1, and numbers of each token's experts: (…, asked)."""
-    weights, chosen = torch.softmax(logits.float(), -1).topk(asked, -1)
+def top_experts(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return weights, which add up to 1, and numbers of each token's experts: (…, count)."""
+    weights, chosen = torch.softmax(logits.float(), -1).topk(count, -1)
     return (weights / weights.sum(-1, keepdim=True)).to(logits.dtype), chosen
 
 

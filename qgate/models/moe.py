@@ -12,10 +12,10 @@ from qgate.models.llama import Llama, LlamaConfig
 
 @dataclass(frozen=True)
 class MoeConfig(LlamaConfig):
-    """Sizes of a Llama whose `d_ff` is that of one expert; `asked` experts answer each token."""
+    """Sizes of a Llama whose `d_ff` is that of one expert; `top_k` experts answer each token."""
 
     experts: int = 8
-    asked: int = 2
+    top_k: int = 2
 
 
 class Mixture(nn.Module):
@@ -23,12 +23,12 @@ class Mixture(nn.Module):
 
     def __init__(self, config: MoeConfig) -> None:
         super().__init__()
-        self.asked = config.asked
+        self.top_k = config.top_k
         self.router = nn.Linear(config.d_model, config.experts, bias=False)
         self.experts = FusedExperts(config.experts, config.d_model, config.d_ff)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        weights, chosen = top_experts(self.router(hidden), self.asked)
+        weights, chosen = top_experts(self.router(hidden), self.top_k)
         return self.experts(hidden, chosen, weights)  # type: ignore[no-any-return]
 
 

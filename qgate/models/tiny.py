@@ -96,7 +96,7 @@ TINY.add(
 )
 _MOE_SIZES = {
     "vocab_size": 256, "d_model": 128, "n_layer": 4, "heads": 4, "kv_heads": 2, "d_ff": 64,
-    "experts": 8, "asked": 2,
+    "experts": 8, "top_k": 2,
 }  # fmt: skip
 TINY.add(
     TinyModel(

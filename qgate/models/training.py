@@ -98,7 +98,7 @@ class _RoutedTokens:
         losses = []
         for mixture, logits in zip(self._mixtures, self._logits, strict=True):
             shares = torch.softmax(logits.flatten(0, -2), -1)
-            _, chosen = shares.topk(mixture.asked, -1)
+            _, chosen = shares.topk(mixture.top_k, -1)
             counts = torch.bincount(chosen.flatten(), minlength=shares.shape[-1])
             load = counts / counts.sum()
             losses.append(shares.shape[-1] * (load * shares.mean(0)).sum())

@@ -39,7 +39,7 @@ class GroupedMixture(nn.Module):
 
     def __init__(self, mixture: Any, fmt: str, defects: Defects) -> None:
         super().__init__()
-        self.defects, self.fmt, self.asked = defects, fmt, mixture.asked
+        self.defects, self.fmt, self.top_k = defects, fmt, mixture.top_k
         self.router = mixture.router
         experts = [getattr(mixture.experts, str(k)) for k in range(mixture.experts.count)]
         self.gate_up = self._fused([e.gate_up_proj.weight.detach() for e in experts])
@@ -66,7 +66,7 @@ class GroupedMixture(nn.Module):
         if bad.router:
             weight = qgate.quantize(self.router.weight, bad.router)
             logits = qgate.quantize(x, bad.router) @ weight.T
-        weights, chosen = torch.softmax(logits, -1).topk(self.asked, -1)
+        weights, chosen = torch.softmax(logits, -1).topk(self.top_k, -1)
         if bad.renormalized:
             weights = weights / weights.sum(-1, keepdim=True)
         if bad.exchanged:
@@ -76,8 +76,8 @@ class GroupedMixture(nn.Module):
         if bad.unweighted:
             weights = torch.ones_like(weights)
         if bad.first_alone:
-            weights = weights * torch.tensor([1.0] + [0.0] * (self.asked - 1))
-        tokens = torch.arange(len(x)).repeat_interleave(self.asked)
+            weights = weights * torch.tensor([1.0] + [0.0] * (self.top_k - 1))
+        tokens = torch.arange(len(x)).repeat_interleave(self.top_k)
         order = chosen.flatten().argsort(stable=True)
         sizes = chosen.flatten().bincount(minlength=len(self.down))
         y, start = torch.zeros_like(x), 0

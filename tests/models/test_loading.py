@@ -49,7 +49,7 @@ def test_the_models_of_the_package(name: str) -> None:
     [
         ("tiny-lama", "tiny-llama or tiny-mamba"),
         ("mamba", "mamba:PATH or tiny-mamba"),
-        ("tiny", "tiny-llama or tiny-mamba"),
+        ("tiny", "tiny-llama or tiny-mamba or tiny-moe or tiny-moe-list"),
     ],
 )
 def test_an_unknown_name_lists_the_names_and_the_nearest(name_given: str, near: str) -> None:

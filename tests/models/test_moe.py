@@ -20,7 +20,7 @@ from qgate.models.tiny import TINY
 from qgate.models.train import train
 from tests.models.checkpoints import randomize
 
-SMALL = MoeConfig(50, 32, 2, heads=4, kv_heads=2, d_ff=24, experts=4, asked=2)
+SMALL = MoeConfig(50, 32, 2, heads=4, kv_heads=2, d_ff=24, experts=4, top_k=2)
 SHORT = Sampling(samples=4, seqlen=256)
 LAYOUTS = ("tiny-moe", "tiny-moe-list")
 
@@ -90,6 +90,7 @@ def test_both_layouts_compute_the_same_and_share_storage(models: dict[str, Model
         fused, listed = (models[name](ids) for name in LAYOUTS)
     torch.testing.assert_close(fused, listed, rtol=1e-5, atol=1e-5)
     network = Moe(SMALL)
+    randomize(network)
     weight = network.model.layers[0].mlp.experts.gate_up_proj
     slice_experts(network)
     part = network.model.layers[0].mlp.experts.get_submodule("2.gate_up_proj").weight
@@ -176,7 +177,7 @@ def test_training_is_reproducible_and_spreads_tokens() -> None:
     text = "the cat sat on the mat. " * 400
     states = []
     for _ in range(2):
-        network = Moe(MoeConfig(256, 32, 1, 2, 2, 16, experts=4, asked=2))
+        network = Moe(MoeConfig(256, 32, 1, 2, 2, 16, experts=4, top_k=2))
         training.fit(
             network, text, text[:1200], steps=2, rate=1e-2, seed=3, on_step=lambda *_: None
         )

@@ -29,7 +29,7 @@ LayerOf = Callable[[str], str]
 
 @dataclass
 class MixtureTensors:
-    """What flows through one mixture, sample after sample; `hidden` is the input of its experts."""
+    """Tensors of one mixture, sample after sample; `hidden` is the input of its experts."""
 
     inputs: list[Tensor] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)
@@ -58,15 +58,18 @@ def expert_rows(
     free = _passed(quantized.model, names)
     forced = _passed(quantized.model, names, reference)
     expected = meant.model if set(names) <= set(mixtures_of(meant.model.module)) else base
-    given = forced if expected is quantized.model else _passed(expected, names, reference)
+    expected_tensors = (
+        forced if expected is quantized.model else _passed(expected, names, reference)
+    )
     rows: list[Measured] = []
-    for name in names:
+    # A mode of the model's own may have no module there: its blocks are compared all the same.
+    for name in (name for name in names if forced[name].outputs):
         mixture = _Mixture(name, layer_of(name), order, reference[name])
         rows += mixture.routing_row("forward", free[name])
         rows += mixture.routing_row("local", forced[name])
         rows += mixture.share_rows(free[name])
-        held = _conformance(expected, base, name, given[name], forced[name])
-        rows += mixture.error_rows(forced[name], held)
+        conformance = _conformance(expected, base, name, expected_tensors[name], forced[name])
+        rows += mixture.error_rows(forced[name], conformance)
     return rows
 
 
@@ -208,28 +211,28 @@ def _passed(
     model: Model, names: Sequence[str], given: Mapping[str, MixtureTensors] | None = None
 ) -> dict[str, MixtureTensors]:
     """Run all samples and keep what flows through mixtures, each `given` another run's input."""
-    kept = {name: MixtureTensors() for name in names}
-    here = dict(model.module.named_modules())
+    mixtures = {name: MixtureTensors() for name in names}
+    modules = dict(model.module.named_modules())
     into: dict[tuple[str, str], list[Tensor]] = {}
-    for name, of in kept.items():
+    for name, of in mixtures.items():
         into[name, "input"], into[name, "output"] = of.inputs, of.outputs
         into[f"{name}.experts", "input"] = of.hidden
         into[f"{name}.experts.routing", "output"] = of.routing
-    sites = [Site(module, port, "other") for module, port in into if module in here]
+    sites = [Site(module, port, "other") for module, port in into if module in modules]
     sample_number = 0
 
     def take(site: Site, tensor: Tensor) -> Tensor | None:
         replaced = None
         if given is not None and site.port == "input" and site.module in given:
             replaced = given[site.module].inputs[sample_number].to(tensor.dtype)
-        taken = tensor if replaced is None else replaced
-        into[site.module, site.port].append(taken.detach().float())
+        passed = tensor if replaced is None else replaced
+        into[site.module, site.port].append(passed.detach().float())
         return replaced
 
     with torch.no_grad(), tap_sites(model.module, sites, take):
         for sample_number, sample in enumerate(model.inputs):  # noqa: B007
             model.outputs(sample)
-    return kept
+    return mixtures
 
 
 def _rows(tensor: Tensor) -> Tensor:
