@@ -27,6 +27,7 @@ class Defects:
     router: str = ""
     capacity: int = 0
     one_scale: int | None = None
+    half: int | None = None
     lost_expert: int | None = None
     first_alone: bool = False
     unweighted: bool = False
@@ -42,14 +43,19 @@ class GroupedMixture(nn.Module):
         self.defects, self.fmt, self.top_k = defects, fmt, mixture.top_k
         self.router = mixture.router
         experts = [getattr(mixture.experts, str(k)) for k in range(mixture.experts.count)]
-        self.gate_up = self._fused([e.gate_up_proj.weight.detach() for e in experts])
+        self.gate_up = self._fused([e.gate_up_proj.weight.detach() for e in experts], halves=True)
         self.down = self._fused([e.down_proj.weight.detach() for e in experts])
 
-    def _fused(self, weights: list[Tensor]) -> Tensor:
+    def _fused(self, weights: list[Tensor], halves: bool = False) -> Tensor:
         quantized = torch.stack([qgate.quantize(w, **self._options(0)) for w in weights])
         if self.defects.one_scale is not None:
             sizes = torch.stack([w.abs().amax() for w in weights])
             quantized *= (sizes[self.defects.one_scale] / sizes)[:, None, None]
+        if self.defects.half is not None and halves:
+            for weight, matrix in zip(weights, quantized, strict=True):
+                sizes = [float(half.abs().amax()) for half in weight.chunk(2)]
+                own = self.defects.half
+                matrix.chunk(2)[own].mul_(sizes[1 - own] / sizes[own])
         if self.defects.gain is not None:
             expert, gain = self.defects.gain
             quantized[expert] *= gain**0.5

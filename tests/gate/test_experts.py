@@ -47,7 +47,18 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "an expert without output": ({"lost_expert": 5}, "expert 5 leaves out"),
     "tokens beyond a capacity": ({"capacity": 20}, "tokens got no expert|leaves out .* tokens"),
     "router quantized": ({"router": "mxfp4_e2m1"}, "tokens go to other experts than the router"),
-    "one expert's scale for all": ({"one_scale": 2}, "as if all weights had the scales of expert"),
+    "one expert's scale for all": (
+        {"one_scale": 2},
+        "all weights are decoded with the scales of expert 2",
+    ),
+    "the up half's scale for the gate": (
+        {"half": 0},
+        "the gate half is decoded with the tensor scale of the up half",
+    ),
+    "the gate half's scale for up": (
+        {"half": 1},
+        "the up half is decoded with the tensor scale of the gate half",
+    ),
     "one expert off by a factor": ({"gain": (3, 1.4)}, "the output of expert 3 is 1.[3-7]"),
 }
 

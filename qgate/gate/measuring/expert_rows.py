@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from qgate.expected.mixtures import MixtureOutputs, routing_changes
 from qgate.gate.measured import Conformance, Measured
-from qgate.hooks.module_hooks import ModuleHooks
+from qgate.gate.measuring.expert_readings import wrong_readings
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model, Site
 from qgate.models.experts import AlignedExperts
 from qgate.modes import Quantized
 
-_FITTED_TOKENS, _SCALED_TOKENS = 1024, 128
+_FITTED_TOKENS, _READ_TOKENS = 1024, 128
 _ABOUT = "tokens whose weights at each expert were recovered from the output"
 LayerOf = Callable[[str], str]
 
@@ -168,43 +168,13 @@ def _conformance(
     # What a mixture adds to its experts, such as a shared one, is no business of theirs.
     added = torch.cat([_rows(tensor) for tensor in given.outputs])[: len(y)]
     added = added - torch.einsum("te,ted->td", weights, outputs)
-    by_scale = functools.partial(_gains_by_scale, experts, plain, x[:_SCALED_TOKENS])
+    readings = functools.partial(wrong_readings, experts, plain, x[:_READ_TOKENS])
     is_exact = expected is not base
-    compared = MixtureOutputs(y - added, outputs, weights, shares, by_scale, is_exact)
+    compared = MixtureOutputs(y - added, outputs, weights, shares, readings, is_exact)
     fault = compared.fault()
     if fault is None:
         return Conformance("differing_share", len(x), 0, _ABOUT)
     return Conformance("differing_share", fault.of, fault.tokens, fault.words)
-
-
-def _gains_by_scale(
-    experts: Sequence[nn.Module], plain: Sequence[nn.Module], x: Tensor
-) -> list[Tensor]:
-    """Return for each expert the gains of all experts whose weights had its scales.
-
-    A scale follows the largest weight before quantization, so that the output of each layer is off
-    by a ratio of those.
-    """
-    gains = []
-    with torch.no_grad():
-        sizes = [
-            [float(p.abs().amax()) for p in expert.parameters() if p.dim() > 1] for expert in plain
-        ]
-        right = [expert(x).double() for expert in experts]
-        for own in sizes:
-            changed = []
-            for expert, of in zip(experts, sizes, strict=True):
-                with ModuleHooks() as hooks:
-                    for layer, mine, theirs in zip(expert.children(), own, of, strict=True):
-                        hooks.add(layer, after=_multiplied(mine / theirs))
-                    changed.append(expert(x).double())
-            pairs = zip(changed, right, strict=True)
-            gains.append(torch.stack([(a * r).sum() / r.square().sum() for a, r in pairs]).cpu())
-    return gains
-
-
-def _multiplied(factor: float) -> Callable[..., Tensor]:
-    return lambda _module, _args, result: result * factor
 
 
 def _passed(
