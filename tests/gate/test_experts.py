@@ -272,6 +272,44 @@ def test_blocks_of_fused_weights_never_cross_experts(moe: Bench) -> None:
             np.testing.assert_array_equal(actual[row], numpy_mxfp4(weight[row]))
 
 
+def e4m3_grid() -> np.ndarray[Any, Any]:
+    normal = [2.0**e * (1 + m / 8) for e in range(-6, 9) for m in range(8)]
+    return np.array([m / 8 * 2.0**-6 for m in range(8)] + normal[:-1])
+
+
+INTEGERS = {bits: np.arange(2.0 ** (bits - 1)) for bits in (4, 8)}
+
+
+@pytest.mark.parametrize(
+    ("name", "grid", "group"),
+    [
+        ("experts-int8", INTEGERS[8], None),
+        ("experts-int4-weights", INTEGERS[4], 64),
+        ("experts-fp8", e4m3_grid(), None),
+        ("experts-fp8-static", e4m3_grid(), None),
+        ("experts-fp8-router", e4m3_grid(), None),
+    ],
+)
+def test_weights_of_each_expert_are_those_of_the_definition(
+    name: str, grid: np.ndarray[Any, Any], group: int | None, moe: Bench
+) -> None:
+    """Rows, or groups along them, over their largest magnitude: the nearest value of the grid."""
+    quantized = moe.quantized(moe.setup.select(name, moe.model)[0]).model.module
+    for part in (
+        "model.layers.1.mlp.experts.2.gate_up_proj",
+        "model.layers.3.mlp.experts.6.down_proj",
+    ):
+        weight = moe.model.module.get_submodule(part).weight.detach().double().numpy()
+        actual = quantized.get_submodule(part).weight.detach().numpy()
+        for row, values in zip(weight[::37], actual[::37], strict=True):
+            for start in range(0, len(row), group or len(row)):
+                span = slice(start, start + (group or len(row)))
+                scale = np.abs(row[span]).max() / grid[-1]
+                nearest = np.abs(grid - np.abs(row[span] / scale)[:, None]).argmin(1)
+                expected = np.sign(row[span]) * grid[nearest] * scale
+                np.testing.assert_allclose(values[span], expected, rtol=1e-5, atol=1e-9)
+
+
 def test_nvfp4_has_tensor_scales_of_each_expert(moe: Bench) -> None:
     mode = moe.setup.select("experts-nvfp4", moe.model)[0]
     name = "model.layers.0.mlp.experts.{}.gate_up_proj"
