@@ -101,7 +101,9 @@ class AlignedExperts(nn.Module):
         for number in range(self.count):
             own = routed[..., number, None]
             expert: Any = getattr(self, str(number))
-            result = result + own * expert(torch.where(own != 0, hidden, 0))
+            part = expert(torch.where(own != 0, hidden, 0)) * own
+            # Routers of transformers may weight in float32 where the rest is in 16 bits.
+            result = result + part.to(result.dtype)
         return result
 
 

@@ -18,10 +18,13 @@ from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.expert_rows import expert_rows, mixtures_of
 from qgate.gate.measuring.model_gates import ModelGates
-from qgate.models import Sampling
+from qgate.models import Model, Sampling
+from qgate.models.experts import slice_experts
 from qgate.modes.mode import Kernel, Mode, Rule
+from qgate.modes.setups import ModelSetup
 from tests.gate.benches import bench, session
 from tests.gate.grouped_experts import served
+from tests.models.test_moe import network_of
 
 SHORT = Sampling(samples=2, seqlen=128, calib_samples=2, calib_seqlen=256)
 MODE_OF = {
@@ -373,3 +376,18 @@ def test_a_static_rule_of_ones_own_needs_calibration_samples() -> None:
     mode = Mode("mine", "static", rules=(Rule(":input$", "int8", per="static"),))
     with pytest.raises(QgateError, match="no samples to calibrate on"):
         qgate.modes.apply(mode, model)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt-oss", "qwen2-moe"])
+def test_experts_of_transformers_have_the_same_rows(family: str) -> None:
+    network = network_of(family)
+    layers = len(slice_experts(network))
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.randint(1, 50, (1, 48), generator=draw) for _ in range(2)]
+    of = Bench(ModelSetup("mine", build=lambda: Model(network, inputs, "mine")))
+    for mode in of.setup.select("experts-fp8,experts-mxfp4,int8,bf16", of.model):
+        rows = rows_of(of, mode)
+        assert named(rows) == {}, mode.name
+        assert len([row for row in rows if row.conformance]) == layers == 2
+        shares = [row.values["token_share"] or 0 for row in rows if "token_share" in row.values]
+        assert sum(shares) == pytest.approx(layers)
