@@ -26,10 +26,19 @@ from torch import Tensor
 from qgate.expected.conventions import Convention, tiles
 from qgate.formats import Encoded
 from qgate.kernel_checks.casts import check_cast
+from qgate.kernel_checks.grouped import grouped_product
 from qgate.kernel_checks.kernels import check_kernel as _check_kernel
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 
-__all__ = ["CheckFailure", "CheckReport", "Convention", "check", "check_kernel", "tiles"]
+__all__ = [
+    "CheckFailure",
+    "CheckReport",
+    "Convention",
+    "check",
+    "check_kernel",
+    "grouped_product",
+    "tiles",
+]
 
 Function = Callable[..., Any]
 

@@ -162,6 +162,8 @@ def _home(metric: str) -> str:
     sources = METRICS.find(metric).sources
     if sources == ("checkpoint",):
         return "checkpoint"
+    if sources == ("experts",):
+        return "forward"
     return "carried" if {"task", "metric"}.isdisjoint(sources) else "task"
 
 

@@ -33,6 +33,7 @@ from qgate.kernel_checks.explanations import (
     describe_wrong_cast,
     describe_wrong_reading,
 )
+from qgate.kernel_checks.grouped import describe_groups, grouped_product
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE
 from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
@@ -113,7 +114,14 @@ def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
         return words
-    for source in (_lost_term, describe_wrong_cast, _wrong_codes, _term_weights, _lost_entry):
+    for source in (
+        _wrong_groups,
+        _lost_term,
+        describe_wrong_cast,
+        _wrong_codes,
+        _term_weights,
+        _lost_entry,
+    ):
         words = source(subject, choices, case)
         if words:
             return words
@@ -133,6 +141,14 @@ def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
         subject, choices, case.arguments, case.expected, case.wrong
     )
     return ": ".join(part for part in (places, words) if part) or scattered(case.wrong)
+
+
+def _wrong_groups(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+    """Name the groups of a grouped product that are wrong."""
+    if subject.like is not grouped_product or subject.output:
+        return ""
+    x, w, ends = subject.ideal(case.arguments, choices)
+    return describe_groups(x, w, ends, case.actual, case.expected, case.wrong)
 
 
 def _wrong_codes(subject: KernelSubject, choices: Choices, case: Failing) -> str:

@@ -59,6 +59,21 @@ for _metric in (
         name="exponent", label="Scale Exponent", direction="equal", sources=("format",),
         definition="exponent of the power of two that a sweep recommends",
     ),
+    # Of a mixture of experts. ---------------------------------------------------------------------
+    Metric(
+        name="router_flips", label="Router Flips", direction="lower", counted=True,
+        sources=("experts",),
+        definition="share of tokens that choose another set of experts than in the reference",
+    ),
+    Metric(
+        name="weight_shift", label="Weight Shift", direction="lower", sources=("experts",),
+        definition="half the sum of changes of a token's weights at all experts, mean over tokens",
+    ),
+    Metric(
+        name="token_share", label="Share of Tokens", direction="steady", counted=True,
+        sources=("experts",),
+        definition="share of all choices of all tokens that an expert got",
+    ),
     # The range of values, where neither way is better. ------------------------------------------
     Metric(
         name="log2_mean", label="Mean Magnitude (log2)", direction="steady", logarithm="log2",

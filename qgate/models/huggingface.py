@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.errors import QgateError
+from qgate.models.experts import slice_experts
 from qgate.models.huggingface_checks import (
     LoadingReport,
     cause,
@@ -71,6 +72,7 @@ def load_network(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
             raise loading_error(folder, error, read) from None
     _check_report(network, report, folder)
     check_inputs(network, folder)
+    slice_experts(network)
     configs: list[Any] = [getattr(module, "config", None) for module in network.modules()]
     for config in configs:
         if hasattr(config, "use_cache"):

@@ -79,7 +79,8 @@ def load(
 ) -> Model:
     """Load a model onto a device, and cut its samples; `name` is how results and baselines call it.
 
-    tiny-mamba, tiny-llama, mamba:PATH, hf:PATH, package.module:build, or what `build` makes.
+    tiny-mamba, tiny-llama, tiny-moe, mamba:PATH, hf:PATH, package.module:build, or what `build`
+    makes.
     """
     if name is not None:
         check_name(name, model)

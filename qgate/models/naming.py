@@ -9,7 +9,7 @@ from qgate.errors import QgateError
 
 FOLDER_SCHEMES = ("hf", "mamba")
 # Those of the models that come with qgate; a test compares them with the registry.
-TINY_NAMES = ("tiny-mamba", "tiny-llama")
+TINY_NAMES = ("tiny-mamba", "tiny-llama", "tiny-moe", "tiny-moe-list")
 
 
 def split_name(model: str) -> tuple[str, str | None]:

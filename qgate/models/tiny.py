@@ -1,4 +1,4 @@
-"""The two small trained models of this package: their sizes and weight files."""
+"""The small trained models of this package: their sizes and weight files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError
+from qgate.models.experts import slice_experts
 from qgate.models.llama import Llama, LlamaConfig
 from qgate.models.mamba.network import Mamba, MambaConfig
+from qgate.models.moe import Moe, MoeConfig
 from qgate.registry import Registry
 
 if TYPE_CHECKING:
@@ -19,40 +21,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A model that comes with its weights; `sizes` are the fields of its config."""
+    """A model that comes with its weights; `sizes` are the fields of its config.
+
+    `weights_of` is another one whose weights it has; `listed` gives its experts gate and up as
+    layers of their own.
+    """
 
     name: str
     about: str
     sizes: dict[str, Any]
     steps: int
     rate: float
+    weights_of: str = ""
+    listed: bool = False
 
     def build(self) -> nn.Module:
         """Build the network, not trained."""
         if self.name == "tiny_mamba":
             return Mamba(MambaConfig(**self.sizes))
+        if "experts" in self.sizes:
+            return Moe(MoeConfig(**self.sizes))
 
         return Llama(LlamaConfig(**self.sizes))
 
     @property
     def file(self) -> Path:
-        return Path(str(resources.files("qgate.models"))) / "data" / f"{self.title}.safetensors"
+        title = (self.weights_of or self.name).replace("_", "-")
+        return Path(str(resources.files("qgate.models"))) / "data" / f"{title}.safetensors"
 
     @property
     def title(self) -> str:
         return self.name.replace("_", "-")
 
     def load(self) -> nn.Module:
-        """Load the network with its trained weights."""
+        """Load the network with its trained weights; fused experts as a module each."""
         from safetensors.torch import load_file
 
         network = self.build()
         if not self.file.is_file():
             raise QgateError(
                 f"the weights of {self.title} are missing ({self.file.name}): install qgate again, "
-                f"or train them with `python -m qgate.models.train {self.title}`."
+                f"or train them with `python -m qgate.models.train {self.file.stem}`."
             )
         network.load_state_dict(load_file(self.file), strict=False)
+        slice_experts(network, listed=self.listed)
         return network.eval()
 
     def record(self) -> dict[str, Any]:
@@ -80,5 +92,29 @@ TINY.add(
         {"vocab_size": 256, "d_model": 128, "n_layer": 5, "heads": 4, "kv_heads": 2, "d_ff": 256},
         steps=2200,
         rate=3e-3,
+    )
+)
+_MOE_SIZES = {
+    "vocab_size": 256, "d_model": 128, "n_layer": 4, "heads": 4, "kv_heads": 2, "d_ff": 64,
+    "experts": 8, "top_k": 2,
+}  # fmt: skip
+TINY.add(
+    TinyModel(
+        "tiny_moe",
+        "byte-level mixture of experts, 4 layers of width 128, 2 of 8 experts, fused 3-D weights",
+        _MOE_SIZES,
+        steps=1000,
+        rate=3e-3,
+    )
+)
+TINY.add(
+    TinyModel(
+        "tiny_moe_list",
+        "the weights of tiny-moe, each expert with layers of its own for gate, up and down",
+        _MOE_SIZES,
+        steps=1000,
+        rate=3e-3,
+        weights_of="tiny_moe",
+        listed=True,
     )
 )

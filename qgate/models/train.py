@@ -48,6 +48,9 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
     from tqdm import tqdm
 
     tiny = TINY.get(name)
+    if tiny.weights_of:
+        trained = TINY.get(tiny.weights_of).title
+        raise QgateError(f"{tiny.title} has the weights of {trained}: train {trained}.")
     if steps is not None and steps < 1:
         raise QgateError(f"--steps {steps} is not allowed; it is a whole number from 1.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,12 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from qgate.hooks.module_hooks import ModuleHooks
+from qgate.models.experts import FusedExperts
 from qgate.models.llama import Llama
 from qgate.models.mamba.network import Mamba
+from qgate.models.moe import Mixture, Moe
 from qgate.models.text import byte_ids
 
 BATCH, TOKENS = 8, 512
 _WARM_UP = 0.04
+_BALANCE = 0.02
+"""Weight of the loss that spreads tokens over experts."""
 
 
 @dataclass
@@ -41,8 +46,9 @@ def fit(
     initialize(network, seed)
     ids = byte_ids(text)
     draw = torch.Generator().manual_seed(seed)
-    decayed = [p for p in network.parameters() if p.dim() == 2]
-    not_decayed = [p for p in network.parameters() if p.dim() != 2]
+    fused = {p for m in network.modules() if isinstance(m, FusedExperts) for p in m.parameters()}
+    decayed = [p for p in network.parameters() if p.dim() == 2 or p in fused]
+    not_decayed = [p for p in network.parameters() if p.dim() != 2 and p not in fused]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.05}, {"params": not_decayed, "weight_decay": 0.0}],
         lr=rate,
@@ -55,7 +61,8 @@ def fit(
             group["lr"] = rate * _schedule(step / steps)
         starts = torch.randint(len(ids) - TOKENS - 1, (BATCH,), generator=draw).tolist()
         batch = torch.stack([ids[start : start + TOKENS + 1] for start in starts])
-        loss = nats(network, batch)
+        with _RoutedTokens(network) as routed:
+            loss = nats(network, batch) + routed.imbalance()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -66,6 +73,36 @@ def fit(
         on_step(step, curve)
     network.eval()
     return curve
+
+
+class _RoutedTokens:
+    """The logits of all routers of one pass, and how far their tokens are from evenly spread."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._mixtures = [m for m in network.modules() if isinstance(m, Mixture)]
+        self._logits: list[Tensor] = []
+        self._hooks = ModuleHooks()
+
+    def __enter__(self) -> _RoutedTokens:
+        for mixture in self._mixtures:
+            self._hooks.add(
+                mixture.router, after=lambda _m, _a, logits: self._logits.append(logits)
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hooks.remove()
+
+    def imbalance(self) -> Tensor | float:
+        """Return the load balancing loss of the Switch Transformer, mean over the routers."""
+        losses = []
+        for mixture, logits in zip(self._mixtures, self._logits, strict=True):
+            shares = torch.softmax(logits.flatten(0, -2), -1)
+            _, chosen = shares.topk(mixture.top_k, -1)
+            counts = torch.bincount(chosen.flatten(), minlength=shares.shape[-1])
+            load = counts / counts.sum()
+            losses.append(shares.shape[-1] * (load * shares.mean(0)).sum())
+        return _BALANCE * sum(losses) / len(losses) if losses else 0.0
 
 
 def _schedule(done: float) -> float:
@@ -106,6 +143,12 @@ def initialize(network: nn.Module, seed: int) -> None:
                     math.log(1e-3), math.log(0.1), generator=draw
                 )
                 module.bias.copy_(torch.log(torch.expm1(step.exp())))
+            if isinstance(module, FusedExperts):
+                for weight, writes in ((module.gate_up_proj, False), (module.down_proj, True)):
+                    std = weight.shape[-1] ** -0.5 / 2
+                    weight.normal_(
+                        0, std / math.sqrt(2 * layers) if writes else std, generator=draw
+                    )
 
 
 def strengthen_outliers(network: nn.Module, factor: float = 16.0) -> None:
@@ -117,6 +160,9 @@ def strengthen_outliers(network: nn.Module, factor: float = 16.0) -> None:
     pairs: list[tuple[str, str]] = []
     if isinstance(network, Mamba):
         pairs = [("norm", "mixer.in_proj")]
+    elif isinstance(network, Moe):
+        pairs = [("input_layernorm", "self_attn.q_proj self_attn.k_proj self_attn.v_proj")]
+        pairs += [("post_attention_layernorm", "mlp.router mlp.experts.gate_up_proj")]
     elif isinstance(network, Llama):
         attention = "self_attn.q_proj self_attn.k_proj self_attn.v_proj"
         pairs = [("input_layernorm", attention)]
@@ -126,17 +172,26 @@ def strengthen_outliers(network: nn.Module, factor: float = 16.0) -> None:
     with torch.no_grad():
         for block in blocks:
             for written, read in pairs:
-                weights = [block.get_parameter(f"{name}.weight") for name in read.split()]
-                _rescale(block.get_parameter(f"{written}.weight"), weights, factor)
+                weights = [_weight_of(block, name) for name in read.split()]
+                _rescale(_weight_of(block, written), weights, factor)
+        for fused in (m for m in network.modules() if isinstance(m, FusedExperts)):
+            for gate_up, down in zip(fused.gate_up_proj, fused.down_proj, strict=True):
+                _rescale(gate_up.chunk(2)[1], [down], factor)
 
 
-def _rescale(written: Tensor, read: list[nn.Parameter], factor: float, channels: int = 2) -> None:
+def _weight_of(block: nn.Module, name: str) -> nn.Parameter:
+    """Return the weight of a layer, or a fused weight itself."""
+    is_fused = isinstance(block.get_submodule(name.rpartition(".")[0]), FusedExperts)
+    return block.get_parameter(name if is_fused else f"{name}.weight")
+
+
+def _rescale(written: Tensor, read: Sequence[Tensor], factor: float, channels: int = 2) -> None:
     """Enlarge the largest channels: they are rows of `written`, columns of `read`."""
     size = written.abs() if written.dim() == 1 else written.square().sum(1)
     for channel in size.topk(channels).indices.tolist():
         written[channel] *= factor
         for weight in read:
-            weight[:, channel] /= factor
+            weight[..., channel] /= factor
 
 
 def unigram_bits(train: bytes, text: bytes) -> float:

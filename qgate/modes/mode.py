@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from qgate.errors import QgateError, unknown
 from qgate.formats.settings import QuantizerSettings
 
-Per = Literal["format", "row", "group"]
+Per = Literal["format", "row", "group", "static"]
 Fits = Literal["any", "mamba", "other"]
 
 
@@ -23,7 +23,8 @@ class Rule:
              for linear layers and for convolutions that are not depthwise, or "any"
     per      which elements share a scale: "format" as the format does it (its blocks, along the
              input channels, or a plain cast), "row" one scale per output channel and per token, or
-             per sample before a convolution, "group" one per `group` features or input channels
+             per sample before a convolution, "group" one per `group` features or input channels,
+             "static" one per tensor, from the calibration samples
     options  further options of the quantizer
     """
 
@@ -141,6 +142,7 @@ class Mode:
     stands_for  of an own one: the mode whose numbers it has to have, and whose budget it gets
     convention  of an own one: "mse" if a search finds its scales
     meant       of an own one: the mode that it stands for, where that has no name of its own
+    by_name     asked for by its name alone: not one of "all"
     """
 
     name: str
@@ -156,6 +158,7 @@ class Mode:
     stands_for: str = ""
     convention: str = ""
     meant: Mode | None = None
+    by_name: bool = False
 
     def __post_init__(self) -> None:
         kinds = [bool(self.rules), self.choices is not None, self.dtype is not None, self.own]

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, unknown
+from qgate.formats import FORMATS
 from qgate.formats.quantizer import Quantizer
 from qgate.models.sites import KINDS
 from qgate.modes.mode import Mode, Rule
 from qgate.modes.plan import Plan, PlanEntry
 from qgate.modes.selection import select, select_fitting
 from qgate.modes.simulated.planning import mamba_entries
+from qgate.modes.static_inputs import calibrated_reaches
 from qgate.text import listed
 
 if TYPE_CHECKING:
@@ -106,10 +108,13 @@ def _decide(rules: Sequence[Rule], model: Model, mode: str) -> list[PlanEntry]:
         if not new:
             raise QgateError(_undecided(rule, mode, model.name, sites, bool(matching)))
         decided.update({site.name: rule for site in new})
+    static = [site for site in sites if site.name in decided and decided[site.name].per == "static"]
+    reaches = calibrated_reaches(model, static)
     return [
         entry
         for site in sites
-        if site.name in decided and (entry := _entry_of(site, decided[site.name])) is not None
+        if site.name in decided
+        and (entry := _entry_of(site, decided[site.name], reaches.get(site.name))) is not None
     ]
 
 
@@ -145,7 +150,7 @@ def _undecided(rule: Rule, mode: str, model: str, sites: list[Site], shadowed: b
     )
 
 
-def _entry_of(site: Site, rule: Rule) -> PlanEntry | None:
+def _entry_of(site: Site, rule: Rule, reach: float | None = None) -> PlanEntry | None:
     if rule.format is None:
         return None
     weight, is_conv = site.port == "weight", site.kind == "conv" and site.is_product
@@ -163,6 +168,10 @@ def _entry_of(site: Site, rule: Rule) -> PlanEntry | None:
     elif rule.per == "row":
         sharing = {"granularity": "block", "block": width, "axis": -1}
         origin = "amax of the token"
+    elif reach is not None:
+        largest = FORMATS.get(rule.format).element.bounds(narrow=True)[1]
+        sharing = {"granularity": "tensor", "scale": reach / float(largest)}
+        origin = "amax of the calibration samples"
     elif rule.per == "group":
         sharing = {"granularity": "block", "block": min(rule.group, width), "axis": along}
         origin = "amax of the group"

@@ -11,6 +11,7 @@ from torch import Tensor
 from qgate.dumps.tensor_files import read_tensors
 from qgate.errors import QgateError
 from qgate.models import Model, Sampling, load
+from qgate.models.naming import TINY_NAMES
 from qgate.modes import (
     Calibration,
     CalibrationSettings,
@@ -47,9 +48,9 @@ class ModelSetup:
     def family(self) -> str | None:
         """Return the family of modes that fit, None if the name does not tell."""
         first = self.model.partition(":")[0].strip().lower().replace("_", "-")
-        return {"tiny-mamba": "mamba", "mamba": "mamba", "tiny-llama": "other", "hf": "other"}.get(
-            first
-        )
+        mamba = first in ("tiny-mamba", "mamba")
+        is_other = first == "hf" or first in TINY_NAMES
+        return "mamba" if mamba else "other" if is_other else None
 
     def family_of(self, model: Model) -> str:
         """Return the family of modes that fit a loaded model."""

@@ -22,6 +22,7 @@ DATA = {
     "qgate/checkpoints/checkpoint.schema.json",
     "qgate/models/data/tiny-llama.safetensors",
     "qgate/models/data/tiny-mamba.safetensors",
+    "qgate/models/data/tiny-moe.safetensors",
     "qgate/results/report.schema.json",
     "qgate/results/results.schema.json",
 }

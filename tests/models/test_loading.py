@@ -49,7 +49,7 @@ def test_the_models_of_the_package(name: str) -> None:
     [
         ("tiny-lama", "tiny-llama or tiny-mamba"),
         ("mamba", "mamba:PATH or tiny-mamba"),
-        ("tiny", "tiny-llama or tiny-mamba"),
+        ("tiny", "tiny-llama or tiny-mamba or tiny-moe or tiny-moe-list"),
     ],
 )
 def test_an_unknown_name_lists_the_names_and_the_nearest(name_given: str, near: str) -> None:
@@ -332,5 +332,10 @@ def test_a_text_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_the_tiny_models_are_all_listed() -> None:
-    assert {tiny.title for tiny in TINY} == {"tiny-mamba", "tiny-llama"}
+    assert {tiny.title for tiny in TINY} == {
+        "tiny-mamba",
+        "tiny-llama",
+        "tiny-moe",
+        "tiny-moe-list",
+    }
     assert isinstance(load("tiny-mamba", sampling=Sampling(samples=1, seqlen=4)), Model)

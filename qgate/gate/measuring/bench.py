@@ -25,6 +25,7 @@ from qgate.gate.measuring.compared_sites import (
     quantized_sites,
     untouched_sites,
 )
+from qgate.gate.measuring.expert_rows import expert_rows
 from qgate.gate.measuring.holding import Holding
 from qgate.gate.measuring.ideals import IdealErrors, ideal_errors
 from qgate.gate.measuring.loaded_model import LoadedModel
@@ -93,6 +94,8 @@ class Bench(LoadedModel):
             rows += self._blocks("carried", carried, reference, layers)
             rows += self._outputs(carried, reference)
             rows += self._isolated(segments)
+            base = self.model.in_basis(quantized.model.basis)
+            rows += expert_rows(quantized, base, meant, self._order, self.layer_of)
             rows = unless_idle(rows) if self._chosen is None else rows
             self._measured[mode.name] = holding.attach(rows, self._order, self.layer_of)
         return self._measured[mode.name]

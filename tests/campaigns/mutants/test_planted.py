@@ -17,6 +17,7 @@ from tests.campaigns.mutants import (
     planted_checks,
     planted_conformance,
     planted_dumps,
+    planted_experts,
     planted_formats,
     planted_gradients,
     planted_in_place,
@@ -51,6 +52,7 @@ MUTANTS = (
     *planted_checkpoints.MUTANTS,
     *planted_conformance.MUTANTS,
     *planted_outputs.MUTANTS,
+    *planted_experts.MUTANTS,
     *planted_segments.MUTANTS,
     *planted_in_place.MUTANTS,
 )
