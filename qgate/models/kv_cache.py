@@ -60,7 +60,7 @@ class PlainCache:
         self.values = torch.cat([self.values, values], 2)
 
     def attend(self, queries: Tensor) -> Tensor:
-        """Return the context of the tokens that were written last, (batch, heads, tokens, width)."""
+        """Return the context of the tokens that were written last."""
         if self.keys is None or self.values is None:
             raise QgateError(
                 "an empty cache has nothing to attend to: write keys and values first."

@@ -10,6 +10,7 @@ from qgate.errors import QgateError, unknown
 from qgate.modes.formats import FORMAT_MODES, FP32
 from qgate.modes.mamba import MAMBA_MODES
 from qgate.modes.mode import Kernel, Mode
+from qgate.modes.served import SERVED_MODES
 from qgate.registry import Registry
 
 GROUPS = {
@@ -26,7 +27,7 @@ class DoesNotFitError(QgateError):
 
 
 _FITTING: dict[str, Registry[Mode]] = {"mamba": Registry("mode"), "other": Registry("mode")}
-for _mode in (FP32, *MAMBA_MODES, *FORMAT_MODES):
+for _mode in (FP32, *MAMBA_MODES, *FORMAT_MODES, *SERVED_MODES):
     for _family, _registry in _FITTING.items():
         if _mode.fits in ("any", _family):
             _key = _mode.name.replace("-", "_")
@@ -144,7 +145,8 @@ def _parts_of(query: str | Sequence[str]) -> list[str]:
 def _names_of(
     part: str, family: str, own: Sequence[str] | Mapping[str, Any], model: str
 ) -> list[str]:
-    every = [name for name in (*_FITTING[family].names(), *own) if name != FP32.name]
+    listed = [mode.name for mode in _FITTING[family] if not mode.by_name]
+    every = [name for name in (*listed, *own) if name != FP32.name]
     group = part.lower()
     if group == "all":
         return every
@@ -155,6 +157,8 @@ def _names_of(
     if group == "essential":
         return [*_ESSENTIAL[family], *own]
     if any(sign in part for sign in "*?["):
+        if part[0] not in "*?[":
+            every += [mode.name for mode in _FITTING[family] if mode.by_name]
         matching = [name for name in every if fnmatch.fnmatchcase(name.lower(), part.lower())]
         if not matching:
             foreign = [name.lower() for name in names() if name != FP32.name]

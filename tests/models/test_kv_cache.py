@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -76,13 +78,11 @@ def test_a_fault_of_the_cache_shows(fault: str, monkeypatch: pytest.MonkeyPatch)
         expected = made(ids)
     write, attend = PlainCache.write, PlainCache.attend
     if fault == "late":
-        late = lambda count, length, device: torch.ones(count, length).tril(length - count - 1) > 0  # noqa: E731
-        monkeypatch.setattr("qgate.models.kv_cache.causal_mask", late)
+        monkeypatch.setattr("qgate.models.kv_cache.causal_mask", _mask_of(-1))
     elif fault == "positions":
         monkeypatch.setattr(llama.Attention, "rope", lambda self, x, _start: _rope(self, x, 0))
     elif fault == "window":
-        wide = lambda count, length, device: torch.ones(count, length, dtype=torch.bool)  # noqa: E731
-        monkeypatch.setattr("qgate.models.kv_cache.causal_mask", wide)
+        monkeypatch.setattr("qgate.models.kv_cache.causal_mask", _mask_of(1))
     elif fault == "swapped":
         monkeypatch.setattr(PlainCache, "write", lambda self, k, v: write(self, v, k))
     else:
@@ -97,6 +97,15 @@ def test_a_fault_of_the_cache_shows(fault: str, monkeypatch: pytest.MonkeyPatch)
 
 
 _rope = llama.Attention.rope
+
+
+def _mask_of(later: int) -> Callable[[int, int, torch.device], Tensor]:
+    """Return masks that let each token see `later` tokens after it."""
+
+    def mask(count: int, length: int, _device: torch.device) -> Tensor:
+        return torch.ones(count, length).tril(length - count + later) > 0
+
+    return mask
 
 
 def test_a_cache_of_another_model_or_batch_is_refused() -> None:

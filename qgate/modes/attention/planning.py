@@ -1,0 +1,147 @@
+"""The plan of a mode that quantizes attention, and the network that follows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor, nn
+
+from qgate.errors import QgateError
+from qgate.formats import Quantizer
+from qgate.models.kv_cache import LayerCache
+from qgate.models.llama import Attention
+from qgate.modes.attention.casting import StoredSide, quantizer_of
+from qgate.modes.attention.choices import AttentionChoices, TensorChoice
+from qgate.modes.attention.core import AttentionCore, QuantizedCache
+from qgate.modes.plan import PlanEntry
+
+if TYPE_CHECKING:
+    from qgate.models.model import Model
+    from qgate.modes.calibration import Calibration
+
+Side = Literal["keys", "keys_before_rope", "values"]
+
+
+class CachedAttention(nn.Module):
+    """A replacement of the attention of a Llama that shares and trains its parameters."""
+
+    def __init__(self, source: Attention, core: AttentionCore) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj = source.q_proj, source.k_proj
+        self.v_proj, self.o_proj = source.v_proj, source.o_proj
+        self.per_head, self.core = source.per_head, core
+
+    def new_cache(self) -> LayerCache:
+        """Return an empty cache of this layer."""
+        return QuantizedCache(self.core)
+
+    def forward(self, hidden: Tensor, cache: LayerCache | None = None) -> Tensor:
+        q = self.per_head(self.q_proj(hidden))
+        k = self.per_head(self.k_proj(hidden))
+        v = self.per_head(self.v_proj(hidden))
+        if cache is not None:
+            cache.write(k, v)
+            context = cache.attend(q)
+        elif q.requires_grad or k.requires_grad or v.requires_grad:
+            context = self.core.whole(q, k, v)
+        else:
+            context = self.core.decode(q, k, v)
+        return self.o_proj(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def named_attentions(model: Model) -> list[tuple[str, Attention]]:
+    """List the attentions of a model whose cache can be quantized, by name."""
+    attentions = [(n, m) for n, m in model.module.named_modules() if isinstance(m, Attention)]
+    if not attentions:
+        raise QgateError(
+            f"{model.name} has no attention whose cache can be quantized: these modes are for "
+            "tiny-llama. Choose another mode."
+        )
+    return attentions
+
+
+def range_site(at: str, side: Side, head: int | None = None) -> str:
+    """Return the name of a calibrated range: of all heads, or of one."""
+    return f"{at}.cache:{side}" + ("" if head is None else f"[{head}]")
+
+
+def cache_site(at: str, side: str) -> str:
+    """Return the name of the place where a cache stores keys or values."""
+    return f"{at}.cache:{side}"
+
+
+def attention_entries(
+    choices: AttentionChoices, model: Model, calibration: Calibration | None
+) -> list[PlanEntry]:
+    """List what the caches of a model store, in the order of the layers."""
+    return [
+        entry
+        for at, source in named_attentions(model)
+        for side in ("keys", "values")
+        if (entry := _entry(at, side, source, choices, calibration)) is not None
+    ]
+
+
+def _entry(
+    at: str,
+    side: str,
+    source: Attention,
+    choices: AttentionChoices,
+    calibration: Calibration | None,
+) -> PlanEntry | None:
+    choice: TensorChoice | None = getattr(choices, side)
+    if choice is None:
+        return None
+    quantizer = _quantizer(at, side, source, choices, calibration)
+    does = [choice.words()]
+    if side == "keys":
+        does += ["before RoPE"] if choices.before_rope else []
+        does += [f"rotated by {len(quantizer.rotation)}"] if quantizer.rotation else []
+    if choices.sinks:
+        does.append(f"first {choices.sinks} tokens as they are")
+    if choices.window:
+        does.append(f"last {choices.window} tokens as they are")
+    scale = quantizer.scale if isinstance(quantizer.scale, float) else None
+    origin = "amax of its elements"
+    if choice.is_static and calibration is not None:
+        of = "each head" if choice.share == "head" else "the tensor"
+        origin = f"calibrated, largest of {calibration.samples} samples in {of}"
+    return PlanEntry(cache_site(at, side), ", ".join(does), scale, origin)
+
+
+def _quantizer(
+    at: str,
+    side: str,
+    source: Attention,
+    choices: AttentionChoices,
+    calibration: Calibration | None,
+) -> Quantizer:
+    choice: TensorChoice = getattr(choices, side)
+    is_turned = side == "keys" and choices.rotated
+    ranges = []
+    if choice.is_static:
+        assert calibration is not None
+        kind: Side = "values"
+        if side == "keys":
+            kind = "keys_before_rope" if choices.before_rope else "keys"
+        heads = range(source.kv_heads) if choice.share == "head" else [None]
+        ranges = [calibration[range_site(at, kind, head)].range for head in heads]
+    return quantizer_of(choice, source.kv_heads, source.width, ranges, is_turned)
+
+
+def cache_attentions(
+    model: Model, network: nn.Module, choices: AttentionChoices, calibration: Calibration | None
+) -> None:
+    """Replace every attention of a network that shares the parameters of a model, in place."""
+    for at, source in named_attentions(model):
+        sides = [
+            StoredSide(None, None)
+            if (choice := getattr(choices, side)) is None
+            else StoredSide(choice, _quantizer(at, side, source, choices, calibration))
+            for side in ("keys", "values")
+        ]
+        shared = network.get_submodule(at)
+        assert isinstance(shared, Attention)
+        core = AttentionCore(choices, *sides, rope=shared.rope)
+        block, _, leaf = at.rpartition(".")
+        setattr(network.get_submodule(block), leaf, CachedAttention(shared, core).eval())
