@@ -1,0 +1,156 @@
+"""Traces of a cache, held against the definition of attention over it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN
+from qgate.formats.options import Floats
+from qgate.gate.measuring.cache_traces import CacheTrace
+from qgate.modes import Calibration
+from qgate.modes.attention import definition
+from qgate.modes.attention.choices import AttentionChoices, TensorChoice
+from qgate.modes.attention.planning import Side, range_site
+
+_UNIT = ARITHMETICS["float32"]
+_STEP = 2.0**-12
+
+
+@dataclass(frozen=True)
+class CacheDefinition:
+    """What one layer of a mode is to store and to compute."""
+
+    at: str
+    choices: AttentionChoices
+    rope_base: float
+    calibration: Calibration | None
+
+    def ranges(self, side: str, heads: int) -> list[float]:
+        """Return the calibrated ranges of keys or values: one, or one per head."""
+        choice: TensorChoice | None = getattr(self.choices, side)
+        if choice is None or not choice.is_static or self.calibration is None:
+            return []
+        kind: Side = "values"
+        if side == "keys":
+            kind = "keys_before_rope" if self.choices.before_rope else "keys"
+        numbers: Sequence[int | None] = range(heads) if choice.share == "head" else [None]
+        return [self.calibration[range_site(self.at, kind, head)].range for head in numbers]
+
+    def stored(self, side: str, source: Floats, ranges: Sequence[float] | None = None) -> Floats:
+        """Return what is stored of keys or values, as float32 numbers."""
+        choice: TensorChoice | None = getattr(self.choices, side)
+        given = self.ranges(side, source.shape[1]) if ranges is None else ranges
+        is_turned = side == "keys" and self.choices.rotated
+        values = definition.stored(source, choice, given, rotated=is_turned)
+        return values.astype(np.float32).astype(np.float64)
+
+    def turned(self, x: Floats) -> Floats:
+        return definition.rotary(x, self.rope_base)
+
+
+class ExpectedTrace:
+    """What a trace has to hold, in float64."""
+
+    def __init__(self, trace: CacheTrace, of: CacheDefinition) -> None:
+        self.trace, self.of = trace, of
+        self.queries = of.turned(array(trace.queries))
+        self.keys, self.values = array(trace.keys), array(trace.values)
+        self.kept_keys = of.turned(self.keys)
+        self.kept = definition.seen_as_it_is(of.choices, trace.length)
+
+    @cached_property
+    def sources(self) -> dict[str, Floats]:
+        """What is to be cast, made of the run's own projections."""
+        keys = self.keys if self.of.choices.before_rope else self.kept_keys
+        return {"keys": keys, "values": self.values}
+
+    @cached_property
+    def stored(self) -> dict[str, Floats]:
+        """What is to be stored of the sources that the run cast."""
+        return {side: self.of.stored(side, self.cast(side)) for side in ("keys", "values")}
+
+    def cast(self, side: str) -> Floats:
+        """Return what the run cast, or what it had to where it cast something else."""
+        taken = self.trace.sources.get(side)
+        if taken is None or self.source_fault(side):
+            return self.sources[side].astype(np.float32).astype(np.float64)
+        return array(taken)
+
+    def source_fault(self, side: str) -> bool:
+        """Tell if the run cast something else than it had to, beyond float noise."""
+        taken = self.trace.sources.get(side)
+        if taken is None or taken.shape != self.sources[side].shape:
+            return True
+        return bool(row_errors(array(taken), self.sources[side]).max() > self.position_noise)
+
+    @property
+    def position_noise(self) -> float:
+        """The squared relative error that float32 angles of positions explain."""
+        return float((_UNIT * (FUNCTION_ROUNDINGS + self.trace.length)) ** 2)
+
+    def read(self, side: str) -> Floats:
+        """Return what the last query is to read of a side."""
+        is_turned = side == "keys" and self.of.choices.before_rope
+        return self.of.turned(self.stored[side]) if is_turned else self.stored[side]
+
+    def wrong_reads(self, side: str) -> np.ndarray:
+        """Return where the last query read other numbers; positions move their last bits."""
+        actual, expected = array(self.trace.read[side]), self.read(side)
+        if side == "keys" and self.of.choices.before_rope:
+            rows = row_errors(actual, expected) > self.position_noise
+            return np.broadcast_to(rows[..., None], actual.shape)
+        return np.asarray((actual != expected) & ~(np.isnan(actual) & np.isnan(expected)))
+
+    @cached_property
+    def context(self) -> Floats:
+        return self.context_of(self.read("keys"), self.read("values"), self.kept)
+
+    def context_of(self, keys: Floats, values: Floats, kept: np.ndarray, **more: float) -> Floats:
+        """Return the context over other keys, values and kept tokens."""
+        return definition.context(
+            self.queries, keys, values, self.kept_keys, self.values, kept, **more
+        )
+
+    @cached_property
+    def limit(self) -> float:
+        """The largest squared error of a token, as a share of its energy, that is float noise."""
+        rng = np.random.default_rng(0)
+
+        def moved(x: Floats) -> Floats:
+            return np.asarray(x * (1 + _STEP * rng.choice([-1.0, 1.0], x.shape)))
+
+        other = definition.context(
+            moved(self.queries), moved(self.read("keys")), moved(self.read("values")),
+            moved(self.kept_keys), moved(self.values), self.kept,
+        )  # fmt: skip
+        sensitivity = math.sqrt(float(row_errors(other, self.context).max())) / _STEP
+        growth = max(1.0, math.sqrt(max(self.trace.length, self.queries.shape[-1])) / 2)
+        noise = (MARGIN * growth + self.trace.length) * sensitivity + FUNCTION_ROUNDINGS
+        return min(1.0, (_UNIT * noise) ** 2)
+
+    def context_errors(self, expected: Floats | None = None) -> Floats:
+        """Return the squared relative error of every head of every token."""
+        assert self.trace.context is not None
+        expected = self.context if expected is None else expected
+        actual = array(self.trace.context)
+        if actual.shape != expected.shape:
+            return np.full(expected.shape[:-1], np.inf)
+        return row_errors(actual, expected)
+
+
+def row_errors(actual: Floats, expected: Floats) -> Floats:
+    """Return the squared error of each row, as a share of its energy or the usual one's."""
+    energy = np.square(expected).sum(-1)
+    scale = np.maximum(np.maximum(energy, np.median(energy)), np.finfo(np.float64).tiny)
+    return np.asarray(np.nan_to_num(np.square(actual - expected).sum(-1) / scale, nan=np.inf))
+
+
+def array(tensor: Tensor) -> Floats:
+    return np.asarray(tensor.detach().to(torch.float64).cpu().numpy())
