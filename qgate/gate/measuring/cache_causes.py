@@ -169,14 +169,12 @@ def _of_token(source: Floats, choice: TensorChoice, token: int | None) -> Floats
 def _length_words(actual: Floats, right: Floats) -> str:
     count, length = actual.shape[2], right.shape[2]
     words = f"a query reads {count} tokens where {length} were written"
-    more = count - length
-    if more > 0 and actual.shape[:2] == right.shape[:2]:
-        for token in range(length):
-            after = actual[:, :, token + more :], right[:, :, token:]
-            if np.array_equal(*after) and np.array_equal(actual[:, :, :token], right[:, :, :token]):
-                last = token - 1 + more
-                span = f"token {token - 1}" if more == 1 else f"tokens {token - more} to {last}"
-                return f"{words}: {span} twice"
+    if count <= length or actual.shape[:2] != right.shape[:2]:
+        return words
+    same = (actual[:, :, :length] == right).all((0, 1, 3))
+    first = length if same.all() else int(np.argmin(same))
+    if first and np.array_equal(actual[:, :, first], right[:, :, first - 1]):
+        words += f": token {first - 1} twice"
     return words
 
 
