@@ -64,7 +64,7 @@ class Attention(nn.Module):
 
     def per_head(self, x: Tensor) -> Tensor:
         """View (batch, tokens, features) as (batch, heads, tokens, width)."""
-        return x.unflatten(-1, (-1, self.width)).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.width)).transpose(1, 2)  # type: ignore[no-any-return]
 
     def rope(self, x: Tensor, start: int) -> Tensor:
         """Rotate tokens by position, the first of which is at `start`."""

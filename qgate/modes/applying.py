@@ -65,7 +65,8 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
     if mode.choices is not None and calibration is not None:
         simulate(module, mode.choices, calibration)
     elif mode.attention is not None:
-        cache_attentions(base, module, mode.attention, calibration)
+        ranges = {} if calibration is None else calibration.ranges()
+        cache_attentions(base, module, mode.attention, ranges)
     else:
         _install(module, base.sites(), plan.quantizers())
     return Quantized(base.with_module(module), mode, plan)

@@ -89,6 +89,10 @@ class Calibration:
             )
         return self.scales[site]
 
+    def ranges(self) -> dict[str, float]:
+        """Return the range of each site, which its scale is made from."""
+        return {site: entry.range for site, entry in self.scales.items()}
+
     def origin(self, site: str) -> str:
         """Describe the origin of a scale."""
         entry = self[site]

@@ -66,7 +66,7 @@ def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) 
     elif mode.attention is not None:
         if mode.calibrated and calibration is None:
             raise _uncalibrated(mode)
-        entries = attention_entries(mode.attention, model, calibration)
+        entries = attention_entries(mode.attention, model, *_ranges_of(calibration))
     elif mode.dtype is not None:
         entries = [PlanEntry("*", f"runs in {mode.dtype}", None, "the whole model")]
     elif mode.own:
@@ -76,6 +76,10 @@ def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) 
     missed = _out_of_reach(model) if mode.rules else ()
     basis = model.basis if mode.own else mode.basis
     return Plan(mode.name, mode.about, model.name, basis, tuple(entries), missed)
+
+
+def _ranges_of(calibration: Calibration | None) -> tuple[dict[str, float], int]:
+    return ({}, 0) if calibration is None else (calibration.ranges(), calibration.samples)
 
 
 def _uncalibrated(mode: Mode) -> QgateError:

@@ -82,7 +82,8 @@ def test_modes_are_listed_with_what_they_do(argv: list[str], capsys: Capsys) -> 
     assert table[0].split() == ["mode", "models", "basis", "=", "what", "it", "does"]
     listed = {line.split()[0] for line in table[2 : table.index("")]}
     family = {"tiny-mamba": "mamba", "tiny-llama": "other"}.get(argv[-1] if argv else "")
-    assert listed == set(names(family)) - {"fp32"}
+    by_name = {n for n in names(family) if n.startswith("kv-")}
+    assert listed == set(names(family)) - {"fp32"} - by_name
     assert max(map(len, table)) <= 150
     assert any("Q(y)" in line for line in table) == (family != "other")
 
@@ -398,6 +399,22 @@ def test_files_that_are_no_scales(workplace: Path, capsys: Capsys) -> None:
 
 
 def test_a_model_without_static_scales_is_told_so(workplace: Path, capsys: Capsys) -> None:
-    error = complaint(["calibrate", "--model", "tiny-llama", *SMALL], capsys)
-    assert "tiny-llama has no static scales to calibrate" in error
-    assert list(workplace.iterdir()) == []
+    (workplace / "own_of_cli_test.py").write_text(OWN)
+    error = complaint(["calibrate", "--model", "own_of_cli_test.py:build", *SMALL], capsys)
+    assert "own_of_cli_test.py:build has no static scales to calibrate" in error
+    assert not list(workplace.glob("*.json"))
+
+
+def test_ranges_of_a_cache_are_calibrated(workplace: Path, capsys: Capsys) -> None:
+    lines(["calibrate", "--model", "tiny-llama", *SMALL, "--calibration", "llama.json"], capsys)
+    stored = load_calibration(workplace / "llama.json")
+    leaves = [f"{side}{head}" for side in ("keys", "keys_before_rope", "values")
+              for head in ("", "[0]", "[1]")]  # fmt: skip
+    sites = {f"model.layers.{k}.self_attn.cache:{leaf}" for k in range(5) for leaf in leaves}
+    assert set(stored.scales) == sites
+    for site, reach in stored.ranges().items():
+        of_heads = [stored.ranges()[f"{site}[{head}]"] for head in (0, 1) if "[" not in site]
+        assert reach == max(of_heads, default=reach) > 0
+    (plan, *_) = lines(["show", "mode", "kv-fp8", "--model", "tiny-llama", *SMALL,
+                        "--calibration", "llama.json"], capsys)  # fmt: skip
+    assert "FP8 (E4M3), a calibrated scale per tensor" in plan

@@ -96,9 +96,7 @@ def fault(mode: str, words: str, *sites: str) -> Callable[[Plant], Plant]:
     return register
 
 
-def _changed(
-    patch: pytest.MonkeyPatch, owner: type, name: str, change: Callable[..., Any]
-) -> None:
+def _changed(patch: pytest.MonkeyPatch, owner: type, name: str, change: Callable[..., Any]) -> None:
     """Put `change(original, self, …)` in the place of a method."""
     original = getattr(owner, name)
     patch.setattr(owner, name, lambda self, *args: change(original, self, *args))
@@ -112,7 +110,9 @@ def _cast(patch: pytest.MonkeyPatch, change: Callable[[StoredSide, Tensor], Tens
     """Cast keys by a function of the cast and the tensor."""
     original, before = StoredSide.forward, AttentionCore.__init__
 
-    def init(self: AttentionCore, choices: Any, keys: Any, values: Any, *args: Any, **kw: Any) -> None:
+    def init(
+        self: AttentionCore, choices: Any, keys: Any, values: Any, *args: Any, **kw: Any
+    ) -> None:
         before(self, choices, keys, values, *args, **kw)
         keys.is_keys = True
 
@@ -188,14 +188,14 @@ def position_off_by_one(patch: pytest.MonkeyPatch) -> None:
 
 @fault("kv-fp8", "keys and values are swapped", "cache:keys", "cache:values", *WAYS)
 def swapped(patch: pytest.MonkeyPatch) -> None:
-    _changed(patch, QuantizedCache, "store", lambda f, s, k, v, *kept: f(s, v, k, *kept))
+    _changed(patch, QuantizedCache, "store", lambda f, s, k, v, *exact: f(s, v, k, *exact))
 
 
 @fault("kv-fp8", "are stored one token late", "cache:keys", *WAYS)
 def one_token_late(patch: pytest.MonkeyPatch) -> None:
-    def store(original: Any, self: QuantizedCache, k: Tensor, v: Tensor, *kept: Tensor) -> None:
+    def store(original: Any, self: QuantizedCache, k: Tensor, v: Tensor, *exact: Tensor) -> None:
         start = self.length
-        original(self, k, v, *kept)
+        original(self, k, v, *exact)
         memory = self._memory[0]
         end = self.length
         previous = memory[:, :, max(0, start - 1) : start].clone()
@@ -208,11 +208,11 @@ def one_token_late(patch: pytest.MonkeyPatch) -> None:
 
 @fault("kv-fp8", "queries do not see their own token: the cache is one token late", *WAYS)
 def read_before_written(patch: pytest.MonkeyPatch) -> None:
-    def late(_o: Any, self: Attend, q: Tensor, k: Tensor, v: Tensor, *kept: Any) -> Tensor:
+    def late(_o: Any, self: Attend, q: Tensor, k: Tensor, v: Tensor, *exact: Any) -> Tensor:
         count, length = q.shape[2], k.shape[2]
         visible = torch.ones(count, length).tril(length - count - 1) > 0
         visible[0, 0] |= length == count
-        return _ATTEND(self, q, k, v, *kept, visible=visible)
+        return _ATTEND(self, q, k, v, *exact, visible=visible)
 
     _changed(patch, Attend, "forward", late)
 
@@ -224,9 +224,9 @@ def _kept(sinks: int, window: int) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
         from dataclasses import replace
 
-        original = core_module.kept_mask
+        original = core_module.exact_mask
         patch.setattr(
-            core_module, "kept_mask",
+            core_module, "exact_mask",
             lambda c, *a: original(
                 replace(c, sinks=c.sinks + sinks, window=c.window + window), *a
             ),
@@ -287,14 +287,16 @@ def chunk_border_written_twice(patch: pytest.MonkeyPatch) -> None:
 @fault("kv-int4", "queries read the tokens of their own chunk unquantized", "cache:prefill")
 def prefill_reads_raw_tokens(patch: pytest.MonkeyPatch) -> None:
     def attend(
-        original: Any, self: AttentionCore, q: Tensor, k: Tensor, v: Tensor, *kept: Any
+        original: Any, self: AttentionCore, q: Tensor, k: Tensor, v: Tensor, *exact: Any
     ) -> Tensor:
         raw = getattr(self, "raw", None)
         if raw is None or q.shape[2] == 1 or raw[0].shape[2] != q.shape[2]:
-            return original(self, q, k, v, *kept)  # type: ignore[no-any-return]
+            return original(self, q, k, v, *exact)  # type: ignore[no-any-return]
         start = k.shape[2] - q.shape[2]
-        k, v = (torch.cat([side[:, :, :start], of], 2) for side, of in zip((k, v), raw, strict=True))
-        return original(self, q, k, v, *kept)  # type: ignore[no-any-return]
+        k, v = (
+            torch.cat([side[:, :, :start], of], 2) for side, of in zip((k, v), raw, strict=True)
+        )
+        return original(self, q, k, v, *exact)  # type: ignore[no-any-return]
 
     def write(original: Any, self: QuantizedCache, keys: Tensor, values: Tensor) -> None:
         object.__setattr__(self.core, "raw", (self.core.rope(keys, self.length), values))
@@ -306,7 +308,7 @@ def prefill_reads_raw_tokens(patch: pytest.MonkeyPatch) -> None:
 
 @fault("kv-fp8", "keys are those of another head", *WAYS)
 def wrong_group_of_queries(patch: pytest.MonkeyPatch) -> None:
-    _changed(patch, Attend, "forward", lambda f, s, q, k, v, *kept: f(s, q, k.flip(1), v, *kept))
+    _changed(patch, Attend, "forward", lambda f, s, q, k, v, *exact: f(s, q, k.flip(1), v, *exact))
 
 
 @fault("kv-fp8", "scores are not divided by the root of the width", *WAYS)

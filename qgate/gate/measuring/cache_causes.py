@@ -23,10 +23,10 @@ _MARGIN = 16.0
 
 def source_words(expected: ExpectedTrace, side: str) -> str:
     """Say what was cast in the place of keys or values."""
-    taken = expected.trace.sources.get(side)
-    if taken is None:
+    cast_tensor = expected.trace.sources.get(side)
+    if cast_tensor is None:
         return f"no {side} are cast: nothing is quantized here"
-    actual, of = array(taken), expected.of
+    actual, of = array(cast_tensor), expected.of
     if actual.shape != expected.sources[side].shape:
         return f"{actual.shape[2]} tokens of {side} are cast, {expected.trace.length} were given"
     is_before = of.choices.before_rope
@@ -36,7 +36,7 @@ def source_words(expected: ExpectedTrace, side: str) -> str:
     if side == "keys":
         meant = "before RoPE is meant" if is_before else "after RoPE is meant"
         words = f"keys are quantized {'after' if is_before else 'before'} RoPE, {meant}"
-        candidates.append((words, lambda: expected.kept_keys if is_before else expected.keys))
+        candidates.append((words, lambda: expected.exact_keys if is_before else expected.keys))
         for shift, name in ((1, "after"), (-1, "before")):
             turned = definition.rotary(expected.keys, of.rope_base, shift)
             candidates.append((f"keys are turned by the position {name} their own",
@@ -53,7 +53,7 @@ def read_words(expected: ExpectedTrace, side: str) -> str:
     actual, right = array(expected.trace.read[side]), expected.read(side)
     if actual.shape != right.shape:
         return f"{side}: {_length_words(actual, right)}"
-    wrong = expected.wrong_reads(side).any(-1)
+    wrong = np.asarray(expected.wrong_reads(side).any(-1))
     for words, make in _read_candidates(expected, side):
         other = make()
         if other is None or other.shape != actual.shape:
@@ -116,8 +116,8 @@ def _read_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
                     of.stored(side, source, [r * f for r in ranges])
                 ),
             )
-        if len(ranges) > 1 and of.calibration is not None:
-            whole = [of.calibration[range_site(of.at, "values", None)].range]
+        if len(ranges) > 1:
+            whole = [of.calibrated[range_site(of.at, "values", None)]]
             per_tensor = replace(choice, share="tensor")
             yield (
                 "have one scale for all heads",
@@ -182,8 +182,8 @@ def _places(wrong: np.ndarray) -> str:
     """Name the requests, heads and tokens that are wrong, where that is not all of them."""
     names = []
     for axis, name in enumerate(("request", "head", "token")):
-        others = tuple(other for other in range(3) if other != axis)
-        listed = np.flatnonzero(wrong.any(others))
+        other_axes = tuple(number for number in range(3) if number != axis)
+        listed = np.flatnonzero(wrong.any(other_axes))
         if len(listed) == wrong.shape[axis]:
             continue
         first, last = int(listed[0]), int(listed[-1])
@@ -215,19 +215,19 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
     choices, length = expected.of.choices, expected.trace.length
     keys, values = expected.read("keys"), expected.read("values")
 
-    def kept_as(**changed: int) -> Callable[[], Floats]:
+    def exact_with(**changed: int) -> Callable[[], Floats]:
         other = replace(choices, **changed)  # type: ignore[arg-type]
-        return lambda: expected.context_of(keys, values, definition.seen_as_it_is(other, length))
+        return lambda: expected.context_of(keys, values, definition.exact_mask(other, length))
 
     if choices.window:
         for step, words in ((-1, "one token short"), (1, "one token long")):
             text = f"the window of tokens that stay as they are is {words}"
-            yield text, kept_as(window=choices.window + step)
-        yield "no window of tokens stays as it is", kept_as(window=0)
+            yield text, exact_with(window=choices.window + step)
+        yield "no window of tokens stays as it is", exact_with(window=0)
     if choices.sinks:
-        yield "the sinks are quantized, they stay as they are", kept_as(sinks=0)
+        yield "the sinks are quantized, they stay as they are", exact_with(sinks=0)
         for step, words in ((-1, "one sink is missing"), (1, "one sink too many is kept")):
-            yield words, kept_as(sinks=choices.sinks + step)
+            yield words, exact_with(sinks=choices.sinks + step)
     inside = np.zeros((length, length), bool)
     start = 0
     for count in expected.trace.chunks:
@@ -235,7 +235,7 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
         start += count
     yield (
         "queries read the tokens of their own chunk unquantized",
-        lambda: expected.context_of(keys, values, expected.kept | inside),
+        lambda: expected.context_of(keys, values, expected.exact | inside),
     )
     yield (
         "queries read the cache unquantized",
@@ -246,31 +246,31 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
         lambda: _late(expected, 0),
     )
     yield "queries see the token after their own", lambda: _late(expected, 2)
-    yield "keys and values are swapped", lambda: expected.context_of(values, keys, expected.kept)
+    yield "keys and values are swapped", lambda: expected.context_of(values, keys, expected.exact)
     yield (
         "keys are those of another head",
-        lambda: expected.context_of(np.roll(keys, 1, 1), values, expected.kept),
+        lambda: expected.context_of(np.roll(keys, 1, 1), values, expected.exact),
     )
     yield (
         "values are those of another head",
-        lambda: expected.context_of(keys, np.roll(values, 1, 1), expected.kept),
+        lambda: expected.context_of(keys, np.roll(values, 1, 1), expected.exact),
     )
     for shift in range(1, len(keys)):
         yield (
             "keys and values are those of another request",
             lambda s=shift: expected.context_of(  # type: ignore[misc]
-                np.roll(keys, s, 0), np.roll(values, s, 0), expected.kept
+                np.roll(keys, s, 0), np.roll(values, s, 0), expected.exact
             ),
         )
     yield (
         "scores are not divided by the root of the width",
-        lambda: expected.context_of(keys, values, expected.kept, scaling=1.0),
+        lambda: expected.context_of(keys, values, expected.exact, scaling=1.0),
     )
 
 
 def _late(expected: ExpectedTrace, seen: int) -> Floats:
     """Return the context of queries that see fewer or more tokens than their own and before."""
     return definition.context(
-        expected.queries, expected.read("keys"), expected.read("values"), expected.kept_keys,
-        expected.values, expected.kept, last=seen - 1,
+        expected.queries, expected.read("keys"), expected.read("values"), expected.exact_keys,
+        expected.values, expected.exact, last=seen - 1,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN
 from qgate.formats.options import Floats
 from qgate.gate.measuring.cache_traces import CacheTrace
-from qgate.modes import Calibration
 from qgate.modes.attention import definition
 from qgate.modes.attention.choices import AttentionChoices, TensorChoice
 from qgate.modes.attention.planning import Side, range_site
@@ -25,30 +24,30 @@ _STEP = 2.0**-12
 
 @dataclass(frozen=True)
 class CacheDefinition:
-    """What one layer of a mode is to store and to compute."""
+    """Definition of one layer of a mode: what is stored, and what is computed of it."""
 
     at: str
     choices: AttentionChoices
     rope_base: float
-    calibration: Calibration | None
+    calibrated: Mapping[str, float]
 
     def ranges(self, side: str, heads: int) -> list[float]:
         """Return the calibrated ranges of keys or values: one, or one per head."""
         choice: TensorChoice | None = getattr(self.choices, side)
-        if choice is None or not choice.is_static or self.calibration is None:
+        if choice is None or not choice.is_static:
             return []
         kind: Side = "values"
         if side == "keys":
             kind = "keys_before_rope" if self.choices.before_rope else "keys"
         numbers: Sequence[int | None] = range(heads) if choice.share == "head" else [None]
-        return [self.calibration[range_site(self.at, kind, head)].range for head in numbers]
+        return [self.calibrated[range_site(self.at, kind, head)] for head in numbers]
 
     def stored(self, side: str, source: Floats, ranges: Sequence[float] | None = None) -> Floats:
         """Return what is stored of keys or values, as float32 numbers."""
         choice: TensorChoice | None = getattr(self.choices, side)
-        given = self.ranges(side, source.shape[1]) if ranges is None else ranges
+        reaches = self.ranges(side, source.shape[1]) if ranges is None else ranges
         is_turned = side == "keys" and self.choices.rotated
-        values = definition.stored(source, choice, given, rotated=is_turned)
+        values = definition.stored(source, choice, reaches, rotated=is_turned)
         return values.astype(np.float32).astype(np.float64)
 
     def turned(self, x: Floats) -> Floats:
@@ -56,39 +55,39 @@ class CacheDefinition:
 
 
 class ExpectedTrace:
-    """What a trace has to hold, in float64."""
+    """Expected tensors of a trace, in float64."""
 
     def __init__(self, trace: CacheTrace, of: CacheDefinition) -> None:
         self.trace, self.of = trace, of
         self.queries = of.turned(array(trace.queries))
         self.keys, self.values = array(trace.keys), array(trace.values)
-        self.kept_keys = of.turned(self.keys)
-        self.kept = definition.seen_as_it_is(of.choices, trace.length)
+        self.exact_keys = of.turned(self.keys)
+        self.exact = definition.exact_mask(of.choices, trace.length)
 
     @cached_property
     def sources(self) -> dict[str, Floats]:
-        """What is to be cast, made of the run's own projections."""
-        keys = self.keys if self.of.choices.before_rope else self.kept_keys
+        """Tensors that are to be cast, made of the run's own projections."""
+        keys = self.keys if self.of.choices.before_rope else self.exact_keys
         return {"keys": keys, "values": self.values}
 
     @cached_property
     def stored(self) -> dict[str, Floats]:
-        """What is to be stored of the sources that the run cast."""
+        """Tensors that are to be stored of the sources that the run cast."""
         return {side: self.of.stored(side, self.cast(side)) for side in ("keys", "values")}
 
     def cast(self, side: str) -> Floats:
         """Return what the run cast, or what it had to where it cast something else."""
-        taken = self.trace.sources.get(side)
-        if taken is None or self.source_fault(side):
+        cast_tensor = self.trace.sources.get(side)
+        if cast_tensor is None or self.source_fault(side):
             return self.sources[side].astype(np.float32).astype(np.float64)
-        return array(taken)
+        return array(cast_tensor)
 
     def source_fault(self, side: str) -> bool:
         """Tell if the run cast something else than it had to, beyond float noise."""
-        taken = self.trace.sources.get(side)
-        if taken is None or taken.shape != self.sources[side].shape:
+        cast_tensor = self.trace.sources.get(side)
+        if cast_tensor is None or cast_tensor.shape != self.sources[side].shape:
             return True
-        return bool(row_errors(array(taken), self.sources[side]).max() > self.position_noise)
+        return bool(row_errors(array(cast_tensor), self.sources[side]).max() > self.position_noise)
 
     @property
     def position_noise(self) -> float:
@@ -110,12 +109,14 @@ class ExpectedTrace:
 
     @cached_property
     def context(self) -> Floats:
-        return self.context_of(self.read("keys"), self.read("values"), self.kept)
+        return self.context_of(self.read("keys"), self.read("values"), self.exact)
 
-    def context_of(self, keys: Floats, values: Floats, kept: np.ndarray, **more: float) -> Floats:
-        """Return the context over other keys, values and kept tokens."""
+    def context_of(
+        self, keys: Floats, values: Floats, exact: np.ndarray, *, scaling: float | None = None
+    ) -> Floats:
+        """Return the context over other keys, values and exact tokens."""
         return definition.context(
-            self.queries, keys, values, self.kept_keys, self.values, kept, **more
+            self.queries, keys, values, self.exact_keys, self.values, exact, scaling
         )
 
     @cached_property
@@ -128,7 +129,7 @@ class ExpectedTrace:
 
         other = definition.context(
             moved(self.queries), moved(self.read("keys")), moved(self.read("values")),
-            moved(self.kept_keys), moved(self.values), self.kept,
+            moved(self.exact_keys), moved(self.values), self.exact,
         )  # fmt: skip
         sensitivity = math.sqrt(float(row_errors(other, self.context).max())) / _STEP
         growth = max(1.0, math.sqrt(max(self.trace.length, self.queries.shape[-1])) / 2)

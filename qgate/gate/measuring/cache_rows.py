@@ -35,11 +35,12 @@ def cache_rows(
     """Return rows of what every cache stores, and of attention over it in every way to serve."""
     choices = quantized.mode.attention
     assert choices is not None
+    ranges = {} if calibration is None else calibration.ranges()
     by_layer: dict[str, list[ExpectedTrace]] = {}
     for trace in (*served_traces(quantized, base), *run.traces.values()):
         source = base.module.get_submodule(trace.at)
         assert isinstance(source, Attention)
-        of = CacheDefinition(trace.at, choices, source.base, calibration)
+        of = CacheDefinition(trace.at, choices, source.base, ranges)
         by_layer.setdefault(trace.at, []).append(ExpectedTrace(trace, of))
     rows = []
     for at, traces in by_layer.items():
@@ -63,7 +64,7 @@ def _stored_row(
     served = next(expected for expected in traces if expected.trace.way != RUN)
     site, choice = cache_site(at, side), getattr(served.of.choices, side)
     actual, right = array(served.trace.read[side]), served.read(side)
-    reference = served.kept_keys if side == "keys" else served.values
+    reference = served.exact_keys if side == "keys" else served.values
     pair = _tokens(right if actual.shape != right.shape else actual), _tokens(reference)
     ideal = float(np.square(right - reference).sum() / np.square(reference).sum())
     row = site_errors(

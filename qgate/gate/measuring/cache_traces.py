@@ -83,7 +83,8 @@ def served_traces(quantized: Quantized, base: Model) -> Iterator[CacheTrace]:
             cache.write(earlier[1], earlier[2])
             cache.attend(earlier[0])
             cache.reset()
-            served = CacheTrace(at, way, *sides, chunks, earlier=(earlier[1], earlier[2]))
+            served = CacheTrace(at, way, sides[0], sides[1], sides[2], chunks)
+            served.earlier = earlier[1], earlier[2]
             with watched(attention.core, served):
                 served.context = _serve(cache, served)
             yield served
@@ -114,14 +115,14 @@ def watched(core: AttentionCore, trace: CacheTrace) -> Iterator[None]:
     cast: dict[str, list[Tensor]] = {"keys": [], "values": []}
     latest: dict[str, Tensor] = {}
 
-    def attended(_module: nn.Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+    def attended(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
         latest["keys"], latest["values"] = args[1], args[2]
 
     with ModuleHooks() as hooks:
         for side, parts in cast.items():
 
             def took(
-                _module: nn.Module, args: tuple[Any, ...], _kwargs: dict[str, Any],
+                _module: nn.Module, args: tuple[Any, ...], _kwargs: Any,
                 parts: list[Tensor] = parts,
             ) -> None:  # fmt: skip
                 parts.append(args[0].detach())
@@ -149,27 +150,27 @@ class RunTraces:
             yield
 
     def _watch(self, hooks: ModuleHooks, at: str, attention: CachedAttention) -> None:
-        taken: dict[str, Tensor] = {}
+        tapped: dict[str, Tensor] = {}
 
         def take(name: str) -> Any:
             def hook(_module: nn.Module, _args: Any, result: Tensor) -> None:
-                taken[name] = result
+                tapped[name] = result
 
             return hook
 
         def cast(name: str) -> Any:
             def hook(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
-                taken[name] = args[0]
+                tapped[name] = args[0]
 
             return hook
 
         def attended(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
-            taken["read keys"], taken["read values"] = args[1], args[2]
+            tapped["read keys"], tapped["read values"] = args[1], args[2]
 
         def finish(_module: nn.Module, _args: Any, _result: Any) -> None:
-            if at not in self.traces and {"q", "read keys", "keys", "context"} <= taken.keys():
-                self.traces[at] = _of_run(at, attention, taken)
-            taken.clear()
+            if at not in self.traces and {"q", "read keys", "keys", "context"} <= tapped.keys():
+                self.traces[at] = _of_run(at, attention, tapped)
+            tapped.clear()
 
         for leaf in "qkv":
             hooks.add(attention.get_submodule(f"{leaf}_proj"), None, take(leaf))
@@ -180,11 +181,11 @@ class RunTraces:
         hooks.add(attention, None, finish)
 
 
-def _of_run(at: str, attention: CachedAttention, taken: dict[str, Tensor]) -> CacheTrace:
-    rows = sorted({0, len(taken["q"]) - 1})
-    some = {name: tensor[rows].detach().clone() for name, tensor in taken.items()}
-    trace = CacheTrace(at, RUN, *(attention.per_head(some[leaf]) for leaf in "qkv"), [])
-    trace.chunks = [1] * trace.length
+def _of_run(at: str, attention: CachedAttention, tapped: dict[str, Tensor]) -> CacheTrace:
+    rows = sorted({0, len(tapped["q"]) - 1})
+    some = {name: tensor[rows].detach().clone() for name, tensor in tapped.items()}
+    q, k, v = (attention.per_head(some[leaf]) for leaf in "qkv")
+    trace = CacheTrace(at, RUN, q, k, v, [1] * q.shape[2])
     trace.sources = {side: some[side] for side in ("keys", "values")}
     trace.read = {side: some[f"read {side}"] for side in ("keys", "values")}
     trace.context = attention.per_head(some["context"])

@@ -26,7 +26,7 @@ class StoredSide(nn.Module):
         # One scale for all heads of a token: they stand side by side.
         heads = x.shape[1]
         joined = self.quantizer(x.transpose(1, 2).flatten(2))
-        return joined.unflatten(2, (heads, -1)).transpose(1, 2)
+        return joined.unflatten(2, (heads, -1)).transpose(1, 2)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return repr(self.quantizer)

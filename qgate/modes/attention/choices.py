@@ -1,4 +1,4 @@
-"""What a mode quantizes in attention: the stored keys and values."""
+"""Choices of a mode that quantizes attention: formats and shares of stored keys and values."""
 
 from __future__ import annotations
 

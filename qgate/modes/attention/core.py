@@ -16,7 +16,7 @@ from qgate.modes.attention.choices import AttentionChoices
 _FIRST_CAPACITY = 64
 
 
-def kept_mask(choices: AttentionChoices, count: int, length: int, device: torch.device) -> Tensor:
+def exact_mask(choices: AttentionChoices, count: int, length: int, device: torch.device) -> Tensor:
     """Return which of `length` tokens each of the last `count` reads as they are."""
     queries = torch.arange(length - count, length, device=device).unsqueeze(1)
     tokens = torch.arange(length, device=device)
@@ -35,30 +35,30 @@ class Attend(nn.Module):
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
-        kept_keys: Tensor | None = None,
-        kept_values: Tensor | None = None,
-        kept: Tensor | None = None,
+        exact_keys: Tensor | None = None,
+        exact_values: Tensor | None = None,
+        exact: Tensor | None = None,
         visible: Tensor | None = None,
     ) -> Tensor:
-        """Return the context; where `kept` is true a query reads the kept keys and values."""
+        """Return the context; where `exact` is true a query reads the exact keys and values."""
         batch, heads, count, width = queries.shape
         # Queries that share a head of keys stand below each other.
         grouped = queries.reshape(batch, keys.shape[1], -1, width)
         shared = heads // keys.shape[1]
         scaling = 1 / math.sqrt(width) if self.scaling is None else self.scaling
-        kept = None if kept is None else kept.repeat(shared, 1)
+        exact = None if exact is None else exact.repeat(shared, 1)
         scores = grouped @ keys.transpose(-1, -2)
-        if kept is not None and kept_keys is not None:
-            scores = torch.where(kept, grouped @ kept_keys.transpose(-1, -2), scores)
+        if exact is not None and exact_keys is not None:
+            scores = torch.where(exact, grouped @ exact_keys.transpose(-1, -2), scores)
         scores = scores * scaling
         if visible is None and count > 1:
             visible = causal_mask(count, keys.shape[2], queries.device)
         if visible is not None:
             scores = scores.masked_fill(~visible.repeat(shared, 1), -math.inf)
         weights = scores.float().softmax(-1).to(queries.dtype)
-        if kept is not None and kept_values is not None:
-            context = weights.masked_fill(kept, 0) @ values
-            context = context + weights.masked_fill(~kept, 0) @ kept_values
+        if exact is not None and exact_values is not None:
+            context = weights.masked_fill(exact, 0) @ values
+            context = context + weights.masked_fill(~exact, 0) @ exact_values
         else:
             context = weights @ values
         return context.reshape(batch, heads, count, width)
@@ -88,10 +88,10 @@ class AttentionCore(nn.Module):
     def whole(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return the context of a whole text at once, through which gradients go."""
         sources = self.sources(keys, 0)
-        stored, held = self.keys(sources), self.values(values)
-        turned = self.rope(stored, 0) if self.choices.before_rope else stored
-        kept = self.rope(keys, 0) if self.choices.keeps_some else None
-        return self._attend(self.rope(queries, 0), turned, held, kept, values)
+        stored_keys, stored_values = self.keys(sources), self.values(values)
+        turned = self.rope(stored_keys, 0) if self.choices.before_rope else stored_keys
+        exact_keys = self.rope(keys, 0) if self.choices.keeps_some else None
+        return self._attend(self.rope(queries, 0), turned, stored_values, exact_keys, values)
 
     def decode(
         self, queries: Tensor, keys: Tensor, values: Tensor, chunks: Sequence[int] | None = None
@@ -103,11 +103,13 @@ class AttentionCore(nn.Module):
         cache, length = self._own, queries.shape[2]
         cache.reset()
         turned, sources = self.rope(queries, 0), self.sources(keys, 0)
-        stored, held = self.keys(sources), self.values(values)
+        stored_keys, stored_values = self.keys(sources), self.values(values)
         context, start = [], 0
         for count in chunks or [1] * length:
             part = slice(start, start + count)
-            cache.store(*(side[:, :, part] for side in (stored, held, sources, values)))
+            cache.store(
+                *(side[:, :, part] for side in (stored_keys, stored_values, sources, values))
+            )
             context.append(cache.read(turned[:, :, part]))
             start += count
         return torch.cat(context, 2)
@@ -117,13 +119,13 @@ class AttentionCore(nn.Module):
         queries: Tensor,
         keys: Tensor,
         values: Tensor,
-        kept_keys: Tensor | None,
-        kept_values: Tensor | None,
+        exact_keys: Tensor | None,
+        exact_values: Tensor | None,
     ) -> Tensor:
         if not self.choices.keeps_some:
             return self.attend(queries, keys, values)  # type: ignore[no-any-return]
-        kept = kept_mask(self.choices, queries.shape[2], keys.shape[2], keys.device)
-        return self.attend(queries, keys, values, kept_keys, kept_values, kept)  # type: ignore[no-any-return]
+        exact = exact_mask(self.choices, queries.shape[2], keys.shape[2], keys.device)
+        return self.attend(queries, keys, values, exact_keys, exact_values, exact)  # type: ignore[no-any-return]
 
 
 class QuantizedCache:
@@ -160,22 +162,22 @@ class QuantizedCache:
 
     def store(self, *sides: Tensor) -> None:
         """Store quantized keys and values of new tokens, and what they were made of."""
-        kept = sides if self.core.choices.keeps_some else sides[:2]
-        self._reserve(kept)
+        listed = sides if self.core.choices.keeps_some else sides[:2]
+        self._reserve(listed)
         end = self._length + sides[0].shape[2]
-        for memory, side in zip(self._memory, kept, strict=True):
+        for memory, side in zip(self._memory, listed, strict=True):
             memory[:, :, self._length : end] = side
         self._length = end
 
     def read(self, queries: Tensor) -> Tensor:
         """Return the context of turned queries, those of the last tokens."""
         core = self.core
-        keys, values, *kept = (memory[:, :, : self._length] for memory in self._memory)
+        keys, values, *originals = (memory[:, :, : self._length] for memory in self._memory)
         if core.choices.before_rope:
             keys = core.rope(keys, 0)
-            kept = [core.rope(kept[0], 0), kept[1]] if kept else kept
-        kept_keys, kept_values = kept or (None, None)
-        return core._attend(queries, keys, values, kept_keys, kept_values)
+            originals = [core.rope(originals[0], 0), originals[1]] if originals else []
+        exact_keys, exact_values = originals or (None, None)
+        return core._attend(queries, keys, values, exact_keys, exact_values)
 
     def _reserve(self, sides: Sequence[Tensor]) -> None:
         """Make room for new tokens, twice as much as before."""

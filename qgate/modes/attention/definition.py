@@ -58,13 +58,13 @@ def _largest(fmt: str) -> float:
     return float(Quantizer(fmt).format.element.max)
 
 
-def seen_as_it_is(choices: AttentionChoices, tokens: int) -> np.ndarray:
+def exact_mask(choices: AttentionChoices, tokens: int) -> np.ndarray:
     """Return for each query (rows) which tokens (columns) it reads as they are."""
-    kept = np.zeros((tokens, tokens), bool)
+    exact = np.zeros((tokens, tokens), bool)
     for query in range(tokens):
         for token in range(query + 1):
-            kept[query, token] = token < choices.sinks or query - token < choices.window
-    return kept
+            exact[query, token] = token < choices.sinks or query - token < choices.window
+    return exact
 
 
 def rotary(x: Floats, base: float, start: int = 0) -> Floats:
@@ -82,15 +82,15 @@ def context(
     queries: Floats,
     keys: Floats,
     values: Floats,
-    kept_keys: Floats,
-    kept_values: Floats,
-    kept: np.ndarray,
+    exact_keys: Floats,
+    exact_values: Floats,
+    exact: np.ndarray,
     scaling: float | None = None,
     last: int = 0,
 ) -> Floats:
     """Return the context of every query over the tokens up to its own, or `last` after it.
 
-    keys and values are read from the cache, the kept ones where `kept` is true; all are turned.
+    keys and values are read from the cache, the exact ones where `exact` is true; all are turned.
     """
     heads, tokens, width = queries.shape[1:]
     shared = heads // keys.shape[1]
@@ -101,10 +101,10 @@ def context(
     for head in range(heads):
         of = head // shared
         scores = queries[:, head] @ keys[:, of].transpose(0, 2, 1)
-        scores = np.where(kept, queries[:, head] @ kept_keys[:, of].transpose(0, 2, 1), scores)
+        scores = np.where(exact, queries[:, head] @ exact_keys[:, of].transpose(0, 2, 1), scores)
         scores = np.where(later, -np.inf, scores * scaling)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights = weights / weights.sum(-1, keepdims=True)
-        result[:, head] = np.where(kept, 0, weights) @ values[:, of]
-        result[:, head] += np.where(kept, weights, 0) @ kept_values[:, of]
+        result[:, head] = np.where(exact, 0, weights) @ values[:, of]
+        result[:, head] += np.where(exact, weights, 0) @ exact_values[:, of]
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
@@ -17,9 +18,10 @@ from qgate.modes.plan import PlanEntry
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
-    from qgate.modes.calibration import Calibration
 
 Side = Literal["keys", "keys_before_rope", "values"]
+Ranges = Mapping[str, float]
+"""Calibrated largest magnitudes, by what `range_site` calls them."""
 
 
 class CachedAttention(nn.Module):
@@ -71,14 +73,14 @@ def cache_site(at: str, side: str) -> str:
 
 
 def attention_entries(
-    choices: AttentionChoices, model: Model, calibration: Calibration | None
+    choices: AttentionChoices, model: Model, ranges: Ranges, samples: int
 ) -> list[PlanEntry]:
-    """List what the caches of a model store, in the order of the layers."""
+    """List what the caches of a model store; `samples` is the number of calibrated ones."""
     return [
         entry
         for at, source in named_attentions(model)
         for side in ("keys", "values")
-        if (entry := _entry(at, side, source, choices, calibration)) is not None
+        if (entry := _entry(at, side, source, choices, ranges, samples)) is not None
     ]
 
 
@@ -87,12 +89,13 @@ def _entry(
     side: str,
     source: Attention,
     choices: AttentionChoices,
-    calibration: Calibration | None,
+    ranges: Ranges,
+    samples: int,
 ) -> PlanEntry | None:
     choice: TensorChoice | None = getattr(choices, side)
     if choice is None:
         return None
-    quantizer = _quantizer(at, side, source, choices, calibration)
+    quantizer = _quantizer(at, side, source, choices, ranges)
     does = [choice.words()]
     if side == "keys":
         does += ["before RoPE"] if choices.before_rope else []
@@ -103,9 +106,9 @@ def _entry(
         does.append(f"last {choices.window} tokens as they are")
     scale = quantizer.scale if isinstance(quantizer.scale, float) else None
     origin = "amax of its elements"
-    if choice.is_static and calibration is not None:
+    if choice.is_static:
         of = "each head" if choice.share == "head" else "the tensor"
-        origin = f"calibrated, largest of {calibration.samples} samples in {of}"
+        origin = f"calibrated, largest of {samples} samples in {of}"
     return PlanEntry(cache_site(at, side), ", ".join(does), scale, origin)
 
 
@@ -114,34 +117,33 @@ def _quantizer(
     side: str,
     source: Attention,
     choices: AttentionChoices,
-    calibration: Calibration | None,
+    ranges: Ranges,
 ) -> Quantizer:
     choice: TensorChoice = getattr(choices, side)
     is_turned = side == "keys" and choices.rotated
-    ranges = []
+    reaches = []
     if choice.is_static:
-        assert calibration is not None
         kind: Side = "values"
         if side == "keys":
             kind = "keys_before_rope" if choices.before_rope else "keys"
         heads = range(source.kv_heads) if choice.share == "head" else [None]
-        ranges = [calibration[range_site(at, kind, head)].range for head in heads]
-    return quantizer_of(choice, source.kv_heads, source.width, ranges, is_turned)
+        reaches = [ranges[range_site(at, kind, head)] for head in heads]
+    return quantizer_of(choice, source.kv_heads, source.width, reaches, is_turned)
 
 
 def cache_attentions(
-    model: Model, network: nn.Module, choices: AttentionChoices, calibration: Calibration | None
+    model: Model, network: nn.Module, choices: AttentionChoices, ranges: Ranges
 ) -> None:
     """Replace every attention of a network that shares the parameters of a model, in place."""
     for at, source in named_attentions(model):
         sides = [
             StoredSide(None, None)
             if (choice := getattr(choices, side)) is None
-            else StoredSide(choice, _quantizer(at, side, source, choices, calibration))
+            else StoredSide(choice, _quantizer(at, side, source, choices, ranges))
             for side in ("keys", "values")
         ]
         shared = network.get_submodule(at)
         assert isinstance(shared, Attention)
-        core = AttentionCore(choices, *sides, rope=shared.rope)
+        core = AttentionCore(choices, sides[0], sides[1], rope=shared.rope)
         block, _, leaf = at.rpartition(".")
         setattr(network.get_submodule(block), leaf, CachedAttention(shared, core).eval())
