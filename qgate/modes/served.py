@@ -1,4 +1,4 @@
-"""Modes of what serving quantizes beside weights and inputs: the cache of keys and values.
+"""Modes of what serving quantizes beside weights and inputs: the cache, and attention.
 
 They are asked for by name, or by a pattern that begins with a letter (`kv-*`): "all" leaves them
 out. A mode of your own is one more literal like these.
@@ -18,6 +18,18 @@ def _cache(name: str, about: str, fmt: str, share: Any, **more: Any) -> Mode:
     choices = AttentionChoices(keys=side, values=side, **more)
     return Mode(name, about, fits="other", attention=choices, by_name=True)
 
+
+def _attention(name: str, about: str, queries: TensorChoice, **more: Any) -> Mode:
+    """Return a mode that quantizes keys as its queries, and more."""
+    choices = AttentionChoices(queries=queries, keys=queries, **more)
+    return Mode(name, about, fits="other", attention=choices, by_name=True)
+
+
+_FP8 = TensorChoice("fp8_e4m3", "tensor")
+_FP8_HEAD = TensorChoice("fp8_e4m3", "head")
+_FP8_UNIT = TensorChoice("fp8_e4m3", "unit")
+_INT8 = TensorChoice("int8", "token_head")
+_MXFP8 = TensorChoice("mxfp8_e4m3", "format")
 
 SERVED_MODES = (
     _cache("kv-fp8", "cache in FP8 (E4M3), a calibrated scale per tensor", "fp8_e4m3", "tensor"),
@@ -42,5 +54,21 @@ SERVED_MODES = (
     _cache(
         "kv-nvfp4", "cache in NVFP4, a float32 scale per token and head, but for 4 sinks and the "
         "last 32 tokens", "nvfp4_row", "format", sinks=4, window=32,
+    ),
+    _attention(
+        "attn-fp8", "Q, K and V in FP8 (E4M3), a calibrated scale per tensor; P in FP8 of 0 to 1",
+        _FP8, values=_FP8, weights=_FP8_UNIT,
+    ),
+    _attention(
+        "attn-fp8-head", "as attn-fp8, a calibrated scale per head; the output in FP8 per token",
+        _FP8_HEAD, values=_FP8_HEAD, weights=_FP8_UNIT, output=TensorChoice("fp8_e4m3", "token"),
+    ),
+    _attention(
+        "attn-int8", "Q and K in INT8 per token and head, P in INT8 of 0 to 1; V as it is",
+        _INT8, weights=TensorChoice("int8", "unit"),
+    ),
+    _attention(
+        "attn-mxfp8", "Q, K, V, P and the output in MXFP8, P in blocks along the tokens",
+        _MXFP8, values=_MXFP8, weights=_MXFP8, output=_MXFP8,
     ),
 )  # fmt: skip

@@ -10,13 +10,14 @@ import numpy as np
 from qgate.formats import Quantizer
 from qgate.formats.definition import quantize
 from qgate.formats.options import Floats
+from qgate.gate.measuring.attention_causes import value_words
 from qgate.gate.measuring.cache_checks import ExpectedTrace, array, row_errors
 from qgate.modes.attention import definition
 from qgate.modes.attention.choices import TensorChoice
 from qgate.modes.attention.planning import range_site
 
 Candidate = tuple[str, Callable[[], Floats | None]]
-_OTHER = {"keys": "values", "values": "keys"}
+_OTHER = {"keys": "values", "values": "keys", "queries": "keys"}
 _MARGIN = 16.0
 """Times the noise of the definition up to which another context is called the run's."""
 
@@ -33,6 +34,9 @@ def source_words(expected: ExpectedTrace, side: str) -> str:
     candidates: list[Candidate] = [
         (f"{_OTHER[side]} are cast in the place of {side}", lambda: expected.sources[_OTHER[side]])
     ]
+    if side == "queries":
+        words = "queries are quantized before RoPE, after RoPE is meant"
+        candidates.append((words, lambda: array(expected.trace.queries)))
     if side == "keys":
         meant = "before RoPE is meant" if is_before else "after RoPE is meant"
         words = f"keys are quantized {'after' if is_before else 'before'} RoPE, {meant}"
@@ -43,7 +47,9 @@ def source_words(expected: ExpectedTrace, side: str) -> str:
                                lambda turned=turned: turned))  # type: ignore[misc]  # fmt: skip
     for words, make in candidates:
         other = make()
-        if other is not None and row_errors(actual, other).max() <= expected.position_noise:
+        if other is None or other.shape != actual.shape:
+            continue
+        if row_errors(actual, other).max() <= expected.position_noise:
             return words
     return f"the {side} that are cast are not those of the projection"
 
@@ -75,7 +81,7 @@ def _read_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
 
     right = expected.read(side)
     yield (
-        "and values are swapped" if side == "keys" else "and keys are swapped",
+        f"and {_OTHER[side]} are swapped",
         lambda: expected.read(_OTHER[side]),
     )
     yield "are not quantized", lambda: turned(source)
@@ -202,6 +208,8 @@ def context_words(expected: ExpectedTrace) -> str:
     if not np.isfinite(errors).all():
         return "the context has another shape, or values that are not finite"
     wrong = errors > expected.limit
+    if expected.of.choices.weights is not None:
+        return value_words(expected)
     for words, make in _context_candidates(expected):
         other = make()
         if other is not None and bool(
@@ -270,7 +278,5 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
 
 def _late(expected: ExpectedTrace, seen: int) -> Floats:
     """Return the context of queries that see fewer or more tokens than their own and before."""
-    return definition.context(
-        expected.queries, expected.read("keys"), expected.read("values"), expected.exact_keys,
-        expected.values, expected.exact, last=seen - 1,
-    )  # fmt: skip
+    sides = expected.read("keys"), expected.read("values")
+    return expected.context_of(*sides, expected.exact, last=seen - 1)

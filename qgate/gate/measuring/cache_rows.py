@@ -6,11 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from qgate.formats.options import Floats
 from qgate.gate.measured import Conformance, Measured
+from qgate.gate.measuring.attention_rows import stage_rows, tokens_of
 from qgate.gate.measuring.cache_causes import context_words, read_words, source_words
 from qgate.gate.measuring.cache_checks import CacheDefinition, ExpectedTrace, array
 from qgate.gate.measuring.cache_traces import RUN, RunTraces, served_traces
@@ -20,8 +18,6 @@ from qgate.models import Model
 from qgate.models.llama import Attention
 from qgate.modes import Calibration, Quantized
 from qgate.modes.attention.planning import cache_site
-
-_SIDES = ("keys", "values")
 
 
 def cache_rows(
@@ -45,11 +41,13 @@ def cache_rows(
     rows = []
     for at, traces in by_layer.items():
         stored = order.get(f"{at}.v_proj:output", 0)
-        for side in _SIDES:
-            if getattr(choices, side) is not None:
+        for side in ("queries", "keys", "values"):
+            if side in choices.chosen:
                 rows.append(_stored_row(at, side, traces, stored, layer_of))
-        for expected in traces:
-            rows.append(_context_row(expected, order.get(f"{at}.o_proj:input", 0), layer_of))
+        last = order.get(f"{at}.o_proj:input", 0)
+        if choices.is_computed:
+            rows += stage_rows(at, traces, last, layer_of)
+        rows += [_context_row(expected, last, layer_of) for expected in traces]
     return rows
 
 
@@ -64,19 +62,14 @@ def _stored_row(
     served = next(expected for expected in traces if expected.trace.way != RUN)
     site, choice = cache_site(at, side), getattr(served.of.choices, side)
     actual, right = array(served.trace.read[side]), served.read(side)
-    reference = served.exact_keys if side == "keys" else served.values
-    pair = _tokens(right if actual.shape != right.shape else actual), _tokens(reference)
+    reference = {"queries": served.turned, "keys": served.exact_keys}.get(side, served.values)
+    pair = tokens_of(right if actual.shape != right.shape else actual), tokens_of(reference)
     ideal = float(np.square(right - reference).sum() / np.square(reference).sum())
     row = site_errors(
         site, layer_of(site), "local", order, [pair], beyond=massive_from([pair[1]]), ideal=ideal,
         quantizer=choice.words(),
     )  # fmt: skip
     return replace(row, conformance=(_conformance(side, traces),))
-
-
-def _tokens(heads: Floats) -> Tensor:
-    """Return (batch, heads, tokens, width) as float32 tokens of channels."""
-    return torch.from_numpy(heads).float().transpose(1, 2).flatten(2)
 
 
 def _conformance(side: str, traces: Sequence[ExpectedTrace]) -> Conformance:

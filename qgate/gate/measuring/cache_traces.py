@@ -7,8 +7,8 @@ taken as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,8 @@ class CacheTrace:
 
     queries, keys, values   as the projections gave them, (batch, heads, tokens, width)
     sources                 what was cast, keys and values
-    read                    keys and values that the last query read
+    read                    keys and values that the last query read, and what every query asked
+    squares                 scores, weights and cast weights, (batch, heads, queries, tokens)
     context                 of every token
     earlier                 keys and values of the request that the cache served before
     """
@@ -49,6 +50,7 @@ class CacheTrace:
     chunks: list[int]
     sources: dict[str, Tensor] = field(default_factory=dict)
     read: dict[str, Tensor] = field(default_factory=dict)
+    squares: dict[str, Tensor] = field(default_factory=dict)
     context: Tensor | None = None
     earlier: tuple[Tensor, Tensor] | None = None
 
@@ -110,28 +112,79 @@ def _serve(cache: QuantizedCache, trace: CacheTrace) -> Tensor:
 
 
 @contextmanager
-def watched(core: AttentionCore, trace: CacheTrace) -> Iterator[None]:
-    """Take what is cast, and what the last query reads."""
-    cast: dict[str, list[Tensor]] = {"keys": [], "values": []}
-    latest: dict[str, Tensor] = {}
-
-    def attended(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
-        latest["keys"], latest["values"] = args[1], args[2]
-
+def watched(
+    core: AttentionCore, trace: CacheTrace, rows: Sequence[int] | None = None
+) -> Iterator[None]:
+    """Take what is cast and what queries read; of `rows` of the batch, if they are given."""
+    tapped = TappedCore(core, rows)
     with ModuleHooks() as hooks:
-        for side, parts in cast.items():
-
-            def took(
-                _module: nn.Module, args: tuple[Any, ...], _kwargs: Any,
-                parts: list[Tensor] = parts,
-            ) -> None:  # fmt: skip
-                parts.append(args[0].detach())
-
-            hooks.add(getattr(core, side), took)
-        hooks.add(core.attend, attended)
+        tapped.watch(hooks)
         yield
-        trace.sources = {side: torch.cat(parts, 2) for side, parts in cast.items() if parts}
-        trace.read = {side: tensor.detach().clone() for side, tensor in latest.items()}
+    tapped.fill(trace)
+
+
+class TappedCore:
+    """Tensors of one attention, taken at its casts and where its queries read."""
+
+    def __init__(self, core: AttentionCore, rows: Sequence[int] | None = None) -> None:
+        self.core, self.rows = core, rows
+        self.parts: dict[str, list[Tensor]] = {}
+        self.latest: dict[str, Tensor] = {}
+
+    def watch(self, hooks: ModuleHooks) -> None:
+        """Add the hooks; those in softmax only where more than the cache is quantized."""
+        for side in ("keys", "values", "queries", "output"):
+            self._tap_input(hooks, self.core.get_submodule(side), side)
+        hooks.add(self.core.attend, self._attended)
+        if self.core.choices.is_computed:
+            self._tap_input(hooks, self.core.attend.softmax, "scores")
+            self._tap_input(hooks, self.core.attend.weights, "weights")
+            hooks.add(self.core.attend.weights, None, self._weighed)
+
+    def fill(self, trace: CacheTrace) -> None:
+        """Put what was taken into a trace."""
+        squares = ("scores", "weights", "cast weights")
+        for name, parts in self.parts.items():
+            if name not in squares:
+                (trace.read if name == "asked" else trace.sources)[
+                    "queries" if name == "asked" else name
+                ] = torch.cat(parts, 2)
+            else:
+                trace.squares[name] = _square(parts, trace.queries.shape[1], trace.length)
+        trace.read |= {side: self._some(tensor).clone() for side, tensor in self.latest.items()}
+
+    def clear(self) -> None:
+        self.parts, self.latest = {}, {}
+
+    def _some(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        return tensor if self.rows is None else tensor[list(self.rows)]
+
+    def _tap_input(self, hooks: ModuleHooks, module: nn.Module, name: str) -> None:
+        def took(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+            self.parts.setdefault(name, []).append(self._some(args[0]))
+
+        hooks.add(module, took)
+
+    def _attended(self, _module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+        self.parts.setdefault("asked", []).append(self._some(args[0]))
+        self.latest = {"keys": args[1], "values": args[2]}
+
+    def _weighed(self, _module: nn.Module, _args: Any, result: Tensor) -> None:
+        self.parts.setdefault("cast weights", []).append(self._some(result))
+
+
+def _square(parts: Sequence[Tensor], heads: int, length: int) -> Tensor:
+    """Put (batch, key heads, queries of the heads that share one, tokens) of each call in place."""
+    whole = parts[0].new_zeros((len(parts[0]), heads, length, length))
+    start = 0
+    for part in parts:
+        shared = heads // part.shape[1]
+        count, tokens = part.shape[2] // shared, min(part.shape[3], length)
+        rows = part.reshape(len(part), heads, count, part.shape[3])
+        whole[:, :, start : start + count, :tokens] = rows[..., :tokens]
+        start += count
+    return whole
 
 
 class RunTraces:
@@ -144,49 +197,40 @@ class RunTraces:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Take the tensors of the first pass inside."""
-        with ModuleHooks() as hooks:
+        with ExitStack() as stack:
             for at, attention in self.attentions.items():
-                self._watch(hooks, at, attention)
+                self._watch(stack.enter_context(ModuleHooks()), at, attention)
             yield
 
     def _watch(self, hooks: ModuleHooks, at: str, attention: CachedAttention) -> None:
-        tapped: dict[str, Tensor] = {}
+        tapped = TappedCore(attention.core)
+        projected: dict[str, Tensor] = {}
+
+        def begin(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+            tapped.rows = sorted({0, len(args[0]) - 1})
 
         def take(name: str) -> Any:
             def hook(_module: nn.Module, _args: Any, result: Tensor) -> None:
-                tapped[name] = result
+                projected[name] = result.detach()[tapped.rows]
 
             return hook
 
-        def cast(name: str) -> Any:
-            def hook(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
-                tapped[name] = args[0]
-
-            return hook
-
-        def attended(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
-            tapped["read keys"], tapped["read values"] = args[1], args[2]
+        def output(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+            projected["context"] = args[0].detach()[tapped.rows]
 
         def finish(_module: nn.Module, _args: Any, _result: Any) -> None:
-            if at not in self.traces and {"q", "read keys", "keys", "context"} <= tapped.keys():
-                self.traces[at] = _of_run(at, attention, tapped)
+            if at not in self.traces and {"q", "k", "v", "context"} <= projected.keys():
+                heads = {name: attention.per_head(x) for name, x in projected.items()}
+                q, k, v = (heads[leaf] for leaf in "qkv")
+                trace = CacheTrace(at, RUN, q, k, v, [1] * q.shape[2], context=heads["context"])
+                tapped.fill(trace)
+                self.traces[at] = trace
+                # One pass is enough: the hooks would slow down the others.
+                hooks.remove()
             tapped.clear()
 
+        hooks.add(attention, begin, finish)
         for leaf in "qkv":
             hooks.add(attention.get_submodule(f"{leaf}_proj"), None, take(leaf))
-        for side in ("keys", "values"):
-            hooks.add(attention.core.get_submodule(side), cast(side))
-        hooks.add(attention.core.attend, attended)
-        hooks.add(attention.o_proj, cast("context"))
-        hooks.add(attention, None, finish)
-
-
-def _of_run(at: str, attention: CachedAttention, tapped: dict[str, Tensor]) -> CacheTrace:
-    rows = sorted({0, len(tapped["q"]) - 1})
-    some = {name: tensor[rows].detach().clone() for name, tensor in tapped.items()}
-    q, k, v = (attention.per_head(some[leaf]) for leaf in "qkv")
-    trace = CacheTrace(at, RUN, q, k, v, [1] * q.shape[2])
-    trace.sources = {side: some[side] for side in ("keys", "values")}
-    trace.read = {side: some[f"read {side}"] for side in ("keys", "values")}
-    trace.context = attention.per_head(some["context"])
-    return trace
+        tapped.watch(hooks)
+        hooks.add(attention.o_proj, output)

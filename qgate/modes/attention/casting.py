@@ -1,4 +1,4 @@
-"""Casts of keys and values to what the cache stores."""
+"""Casts of the tensors of attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qgate.modes.attention.choices import TensorChoice
 
 
 class StoredSide(nn.Module):
-    """The cast of new tokens, (batch, heads, tokens, width), to what the cache stores."""
+    """The cast of one tensor, (batch, heads, tokens, width), such as keys that are stored."""
 
     def __init__(self, choice: TensorChoice | None, quantizer: Quantizer | None) -> None:
         super().__init__()
@@ -40,6 +40,9 @@ def quantizer_of(
     if rotated:
         # The largest power of two that divides the width: 32 of 96.
         options["rotation"] = [1] * (width & -width)
+    if choice.share == "unit":
+        scale = 1 / largest_value(choice.format)
+        return Quantizer(choice.format, scale=scale, saturated_grad="pass", **options)
     if choice.is_static:
         scales = [reach / largest_value(choice.format) for reach in ranges]
         if choice.share == "tensor":

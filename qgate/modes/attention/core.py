@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,9 +26,11 @@ def exact_mask(choices: AttentionChoices, count: int, length: int, device: torch
 class Attend(nn.Module):
     """Softmax attention of the last tokens over what the cache holds."""
 
-    def __init__(self, scaling: float | None = None) -> None:
+    def __init__(self, weights: StoredSide, scaling: float | None = None) -> None:
         super().__init__()
         self.scaling = scaling
+        self.softmax = nn.Softmax(-1)
+        self.weights = weights
 
     def forward(
         self,
@@ -55,7 +57,7 @@ class Attend(nn.Module):
             visible = causal_mask(count, keys.shape[2], queries.device)
         if visible is not None:
             scores = scores.masked_fill(~visible.repeat(shared, 1), -math.inf)
-        weights = scores.float().softmax(-1).to(queries.dtype)
+        weights = self.weights(self.softmax(scores.float()).to(queries.dtype))
         if exact is not None and exact_values is not None:
             context = weights.masked_fill(exact, 0) @ values
             context = context + weights.masked_fill(~exact, 0) @ exact_values
@@ -70,15 +72,15 @@ class AttentionCore(nn.Module):
     def __init__(
         self,
         choices: AttentionChoices,
-        keys: StoredSide,
-        values: StoredSide,
-        rope: Rope | None = None,
+        sides: Mapping[str, StoredSide],
+        rope: Rope,
         scaling: float | None = None,
     ) -> None:
         super().__init__()
-        self.choices, self.keys, self.values = choices, keys, values
-        self.attend = Attend(scaling)
-        self.rope: Callable[[Tensor, int], Tensor] = rope or (lambda x, _start: x)
+        self.choices, self.rope = choices, rope
+        self.keys, self.values = sides["keys"], sides["values"]
+        self.queries, self.output = sides["queries"], sides["output"]
+        self.attend = Attend(sides["weights"], scaling)
         self._own = QuantizedCache(self)
 
     def sources(self, keys: Tensor, start: int) -> Tensor:
@@ -91,7 +93,8 @@ class AttentionCore(nn.Module):
         stored_keys, stored_values = self.keys(sources), self.values(values)
         turned = self.rope(stored_keys, 0) if self.choices.before_rope else stored_keys
         exact_keys = self.rope(keys, 0) if self.choices.keeps_some else None
-        return self._attend(self.rope(queries, 0), turned, stored_values, exact_keys, values)
+        asked = self.queries(self.rope(queries, 0))
+        return self.output(self._attend(asked, turned, stored_values, exact_keys, values))  # type: ignore[no-any-return]
 
     def decode(
         self, queries: Tensor, keys: Tensor, values: Tensor, chunks: Sequence[int] | None = None
@@ -102,7 +105,7 @@ class AttentionCore(nn.Module):
         """
         cache, length = self._own, queries.shape[2]
         cache.reset()
-        turned, sources = self.rope(queries, 0), self.sources(keys, 0)
+        turned, sources = self.queries(self.rope(queries, 0)), self.sources(keys, 0)
         stored_keys, stored_values = self.keys(sources), self.values(values)
         context, start = [], 0
         for count in chunks or [1] * length:
@@ -112,7 +115,7 @@ class AttentionCore(nn.Module):
             )
             context.append(cache.read(turned[:, :, part]))
             start += count
-        return torch.cat(context, 2)
+        return self.output(torch.cat(context, 2))  # type: ignore[no-any-return]
 
     def _attend(
         self,
@@ -158,7 +161,8 @@ class QuantizedCache:
 
     def attend(self, queries: Tensor) -> Tensor:
         """Return the context of queries without positions, those of the last tokens."""
-        return self.read(self.core.rope(queries, self.length - queries.shape[2]))
+        turned = self.core.queries(self.core.rope(queries, self.length - queries.shape[2]))
+        return self.core.output(self.read(turned))  # type: ignore[no-any-return]
 
     def store(self, *sides: Tensor) -> None:
         """Store quantized keys and values of new tokens, and what they were made of."""

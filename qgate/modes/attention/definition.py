@@ -23,11 +23,15 @@ def stored(
     *,
     rotated: bool = False,
 ) -> Floats:
-    """Return what a cache stores of keys or values; `ranges` are one, or one per head."""
+    """Return one side of attention, quantized; `ranges` are calibrated, one or one per head."""
     if choice is None:
         return source
     batch, heads, tokens, width = source.shape
     options = dict(choice.options)
+    if choice.share == "unit":
+        return quantize(
+            source, Quantizer(choice.format, scale=1 / _largest(choice.format), **options)
+        )
     if rotated:
         power = 1
         while width % (2 * power) == 0:
@@ -78,33 +82,47 @@ def rotary(x: Floats, base: float, start: int = 0) -> Floats:
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
 
 
-def context(
+def scores(
     queries: Floats,
     keys: Floats,
-    values: Floats,
     exact_keys: Floats,
-    exact_values: Floats,
     exact: np.ndarray,
     scaling: float | None = None,
     last: int = 0,
 ) -> Floats:
-    """Return the context of every query over the tokens up to its own, or `last` after it.
+    """Return what softmax reads, (batch, heads, queries, tokens); -inf of tokens not yet seen.
 
-    keys and values are read from the cache, the exact ones where `exact` is true; all are turned.
+    A query sees the tokens up to its own, or `last` after it. keys are read from the cache, the
+    exact ones where `exact` is true; all are turned.
     """
-    heads, tokens, width = queries.shape[1:]
+    batch, heads, tokens, width = queries.shape
     shared = heads // keys.shape[1]
     scaling = width**-0.5 if scaling is None else scaling
-    result = np.empty(queries.shape)
     later = np.triu(np.ones((tokens, tokens), bool), 1 + last)
     later[0, 0] = False
+    result = np.empty((batch, heads, tokens, tokens))
     for head in range(heads):
         of = head // shared
-        scores = queries[:, head] @ keys[:, of].transpose(0, 2, 1)
-        scores = np.where(exact, queries[:, head] @ exact_keys[:, of].transpose(0, 2, 1), scores)
-        scores = np.where(later, -np.inf, scores * scaling)
-        weights = np.exp(scores - scores.max(-1, keepdims=True))
-        weights = weights / weights.sum(-1, keepdims=True)
-        result[:, head] = np.where(exact, 0, weights) @ values[:, of]
-        result[:, head] += np.where(exact, weights, 0) @ exact_values[:, of]
+        products = queries[:, head] @ keys[:, of].transpose(0, 2, 1)
+        originals = queries[:, head] @ exact_keys[:, of].transpose(0, 2, 1)
+        products = np.where(exact, originals, products)
+        result[:, head] = np.where(later, -np.inf, products * scaling)
+    return result
+
+
+def softmax(scores: Floats) -> Floats:
+    """Return weights that add up to 1 along the tokens."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(weights / weights.sum(-1, keepdims=True))
+
+
+def context(weights: Floats, values: Floats, exact_values: Floats, exact: np.ndarray) -> Floats:
+    """Return the weighed values of every query, the exact ones where it reads them."""
+    batch, heads, tokens, _ = weights.shape
+    shared = heads // values.shape[1]
+    result = np.empty((batch, heads, tokens, values.shape[-1]))
+    for head in range(heads):
+        of = head // shared
+        result[:, head] = np.where(exact, 0, weights[:, head]) @ values[:, of]
+        result[:, head] += np.where(exact, weights[:, head], 0) @ exact_values[:, of]
     return result

@@ -12,14 +12,14 @@ from qgate.formats import Quantizer
 from qgate.models.kv_cache import LayerCache
 from qgate.models.llama import Attention
 from qgate.modes.attention.casting import StoredSide, quantizer_of
-from qgate.modes.attention.choices import AttentionChoices, TensorChoice
+from qgate.modes.attention.choices import SIDES, AttentionChoices
 from qgate.modes.attention.core import AttentionCore, QuantizedCache
 from qgate.modes.plan import PlanEntry
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
 
-Side = Literal["keys", "keys_before_rope", "values"]
+Side = Literal["queries", "keys", "keys_before_rope", "values"]
 Ranges = Mapping[str, float]
 """Calibrated largest magnitudes, by what `range_site` calls them."""
 
@@ -68,8 +68,8 @@ def range_site(at: str, side: Side, head: int | None = None) -> str:
 
 
 def cache_site(at: str, side: str) -> str:
-    """Return the name of the place where a cache stores keys or values."""
-    return f"{at}.cache:{side}"
+    """Return the name of the place where keys or values are stored, or others are computed."""
+    return f"{at}.{'cache' if side in ('keys', 'values') else 'attention'}:{side}"
 
 
 def attention_entries(
@@ -79,8 +79,8 @@ def attention_entries(
     return [
         entry
         for at, source in named_attentions(model)
-        for side in ("keys", "values")
-        if (entry := _entry(at, side, source, choices, ranges, samples)) is not None
+        for side in choices.chosen
+        for entry in [_entry(at, side, source, choices, ranges, samples)]
     ]
 
 
@@ -91,21 +91,21 @@ def _entry(
     choices: AttentionChoices,
     ranges: Ranges,
     samples: int,
-) -> PlanEntry | None:
-    choice: TensorChoice | None = getattr(choices, side)
-    if choice is None:
-        return None
+) -> PlanEntry:
+    choice = choices.chosen[side]
     quantizer = _quantizer(at, side, source, choices, ranges)
     does = [choice.words()]
     if side == "keys":
         does += ["before RoPE"] if choices.before_rope else []
         does += [f"rotated by {len(quantizer.rotation)}"] if quantizer.rotation else []
-    if choices.sinks:
+    if choices.sinks and side in ("keys", "values"):
         does.append(f"first {choices.sinks} tokens as they are")
-    if choices.window:
+    if choices.window and side in ("keys", "values"):
         does.append(f"last {choices.window} tokens as they are")
     scale = quantizer.scale if isinstance(quantizer.scale, float) else None
     origin = "amax of its elements"
+    if choice.share == "unit":
+        origin = "1 at its largest value"
     if choice.is_static:
         of = "each head" if choice.share == "head" else "the tensor"
         origin = f"calibrated, largest of {samples} samples in {of}"
@@ -119,16 +119,22 @@ def _quantizer(
     choices: AttentionChoices,
     ranges: Ranges,
 ) -> Quantizer:
-    choice: TensorChoice = getattr(choices, side)
+    choice = choices.chosen[side]
     is_turned = side == "keys" and choices.rotated
+    count = source.heads if side in ("queries", "output") else source.kv_heads
     reaches = []
     if choice.is_static:
-        kind: Side = "values"
-        if side == "keys":
-            kind = "keys_before_rope" if choices.before_rope else "keys"
-        heads = range(source.kv_heads) if choice.share == "head" else [None]
+        kind = ranged_side(side, choices)
+        heads = range(count) if choice.share == "head" else [None]
         reaches = [ranges[range_site(at, kind, head)] for head in heads]
-    return quantizer_of(choice, source.kv_heads, source.width, reaches, is_turned)
+    return quantizer_of(choice, count, source.width, reaches, is_turned)
+
+
+def ranged_side(side: str, choices: AttentionChoices) -> Side:
+    """Return the calibrated tensor whose range the scales of a side are made from."""
+    if side == "keys":
+        return "keys_before_rope" if choices.before_rope else "keys"
+    return "queries" if side == "queries" else "values"
 
 
 def cache_attentions(
@@ -136,14 +142,11 @@ def cache_attentions(
 ) -> None:
     """Replace every attention of a network that shares the parameters of a model, in place."""
     for at, source in named_attentions(model):
-        sides = [
-            StoredSide(None, None)
-            if (choice := getattr(choices, side)) is None
-            else StoredSide(choice, _quantizer(at, side, source, choices, ranges))
-            for side in ("keys", "values")
-        ]
+        sides = {side: StoredSide(None, None) for side in SIDES}
+        for side, choice in choices.chosen.items():
+            sides[side] = StoredSide(choice, _quantizer(at, side, source, choices, ranges))
         shared = network.get_submodule(at)
         assert isinstance(shared, Attention)
-        core = AttentionCore(choices, sides[0], sides[1], rope=shared.rope)
+        core = AttentionCore(choices, sides, shared.rope)
         block, _, leaf = at.rpartition(".")
         setattr(network.get_submodule(block), leaf, CachedAttention(shared, core).eval())

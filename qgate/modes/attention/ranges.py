@@ -1,4 +1,4 @@
-"""Ranges of keys and values that static scales of a cache are made from."""
+"""Ranges of queries, keys and values that static scales of attention are made from."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ def cache_ranges(
         source = attentions[at]
         heads = source.per_head(tensor.detach().float())
         sides: dict[Side, Tensor] = {"values": heads}
+        if leaf == "q_proj":
+            sides = {"queries": source.rope(heads, 0)}
         if leaf == "k_proj":
             sides = {"keys_before_rope": heads, "keys": source.rope(heads, 0)}
         for side, values in sides.items():
@@ -40,7 +42,7 @@ def cache_ranges(
             before = ranges.get(range_site(at, side))
             ranges[range_site(at, side)] = largest if before is None else largest.maximum(before)
 
-    names = {f"{at}.{leaf}" for at in attentions for leaf in ("k_proj", "v_proj")}
+    names = {f"{at}.{leaf}" for at in attentions for leaf in ("q_proj", "k_proj", "v_proj")}
     sites = [site for site in model.sites() if site.module in names and site.port == "output"]
     with torch.no_grad(), tap_sites(model.module, sites, take):
         for batch in batches:
