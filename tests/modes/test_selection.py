@@ -44,7 +44,9 @@ def test_one_name_may_be_two_modes() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_groups(family: str) -> None:
-    every = [name for name in names(family) if name != "fp32" and not name.startswith("kv-")]
+    every = [
+        name for name in names(family) if name != "fp32" and not find_mode(name, family).by_name
+    ]
     assert chosen("all", family) == every
     assert chosen("quant_only", family) == [n for n in every if n not in ("fp16", "bf16")]
     assert chosen("fp_only", family) == ["fp32", "fp16"]

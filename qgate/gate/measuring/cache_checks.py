@@ -187,8 +187,8 @@ class ExpectedTrace:
 
     @cached_property
     def _moved_scores(self) -> Floats:
-        sides = (self.read("queries"), self.read("keys"), self.exact_keys)
-        return definition.scores(*map(_moved, sides), self.exact)  # type: ignore[arg-type]
+        queries, keys = _moved(self.read("queries")), _moved(self.read("keys"))
+        return definition.scores(queries, keys, _moved(self.exact_keys), self.exact)
 
     def _limit(self, moved: Floats, right: Floats) -> float:
         sensitivity = math.sqrt(float(row_errors(moved, right).max())) / _STEP

@@ -57,7 +57,7 @@ class Attend(nn.Module):
             visible = causal_mask(count, keys.shape[2], queries.device)
         if visible is not None:
             scores = scores.masked_fill(~visible.repeat(shared, 1), -math.inf)
-        weights = self.weights(self.softmax(scores.float()).to(queries.dtype))
+        weights: Tensor = self.weights(self.softmax(scores.float()).to(queries.dtype))
         if exact is not None and exact_values is not None:
             context = weights.masked_fill(exact, 0) @ values
             context = context + weights.masked_fill(~exact, 0) @ exact_values
