@@ -14,8 +14,8 @@ from qgate._version import __version__
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
 from qgate.models.model import inputs_hash
-from qgate.modes.attention.planning import named_attentions
 from qgate.modes.attention.ranges import cache_ranges
+from qgate.modes.attention.sources import named_attentions
 from qgate.storage.files import replacing
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from qgate.gate.measuring.cache_traces import RUN, RunTraces, served_traces
 from qgate.gate.measuring.conformance import METRIC
 from qgate.gate.measuring.site_errors import massive_from, site_errors
 from qgate.models import Model
-from qgate.models.llama import Attention
 from qgate.modes import Calibration, Quantized
 from qgate.modes.attention.planning import cache_site
+from qgate.modes.attention.sources import source_of
 
 
 def cache_rows(
@@ -34,8 +34,8 @@ def cache_rows(
     ranges = {} if calibration is None else calibration.ranges()
     by_layer: dict[str, list[ExpectedTrace]] = {}
     for trace in (*served_traces(quantized, base), *run.traces.values()):
-        source = base.module.get_submodule(trace.at)
-        assert isinstance(source, Attention)
+        source = source_of(base.module.get_submodule(trace.at))
+        assert source is not None
         of = CacheDefinition(trace.at, choices, source.base, ranges)
         by_layer.setdefault(trace.at, []).append(ExpectedTrace(trace, of))
     rows = []

@@ -229,7 +229,9 @@ class RunTraces:
                 hooks.remove()
             tapped.clear()
 
-        hooks.add(attention, begin, finish)
+        hooks.add(attention, None, finish)
+        # The arguments of an attention may be named; those of its projections are not.
+        hooks.add(attention.q_proj, begin)
         for leaf in "qkv":
             hooks.add(attention.get_submodule(f"{leaf}_proj"), None, take(leaf))
         tapped.watch(hooks)

@@ -14,6 +14,7 @@ from qgate.models.llama import Attention
 from qgate.modes.attention.casting import StoredSide, quantizer_of
 from qgate.modes.attention.choices import SIDES, AttentionChoices
 from qgate.modes.attention.core import AttentionCore, QuantizedCache
+from qgate.modes.attention.sources import AttentionSource, named_attentions, source_of
 from qgate.modes.plan import PlanEntry
 
 if TYPE_CHECKING:
@@ -25,12 +26,13 @@ Ranges = Mapping[str, float]
 
 
 class CachedAttention(nn.Module):
-    """A replacement of the attention of a Llama that shares and trains its parameters."""
+    """A replacement of an attention that shares and trains its parameters."""
 
-    def __init__(self, source: Attention, core: AttentionCore) -> None:
+    def __init__(self, source: AttentionSource, core: AttentionCore) -> None:
         super().__init__()
-        self.q_proj, self.k_proj = source.q_proj, source.k_proj
-        self.v_proj, self.o_proj = source.v_proj, source.o_proj
+        module = source.module
+        self.q_proj, self.k_proj = module.q_proj, module.k_proj
+        self.v_proj, self.o_proj = module.v_proj, module.o_proj
         self.per_head, self.core = source.per_head, core
 
     def new_cache(self) -> LayerCache:
@@ -51,15 +53,17 @@ class CachedAttention(nn.Module):
         return self.o_proj(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-def named_attentions(model: Model) -> list[tuple[str, Attention]]:
-    """List the attentions of a model whose cache can be quantized, by name."""
-    attentions = [(n, m) for n, m in model.module.named_modules() if isinstance(m, Attention)]
-    if not attentions:
-        raise QgateError(
-            f"{model.name} has no attention whose cache can be quantized: these modes are for "
-            "tiny-llama. Choose another mode."
-        )
-    return attentions
+class CachedDecoderAttention(CachedAttention):
+    """The same in a decoder of transformers, which passes masks and positions of whole texts."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_more: object
+    ) -> tuple[Tensor, None]:
+        if attention_mask is not None and attention_mask.dim() == 2:
+            raise QgateError(
+                "modes of the cache take texts without padding: leave attention_mask out."
+            )
+        return super().forward(hidden_states), None
 
 
 def range_site(at: str, side: Side, head: int | None = None) -> str:
@@ -87,7 +91,7 @@ def attention_entries(
 def _entry(
     at: str,
     side: str,
-    source: Attention,
+    source: AttentionSource,
     choices: AttentionChoices,
     ranges: Ranges,
     samples: int,
@@ -115,7 +119,7 @@ def _entry(
 def _quantizer(
     at: str,
     side: str,
-    source: Attention,
+    source: AttentionSource,
     choices: AttentionChoices,
     ranges: Ranges,
 ) -> Quantizer:
@@ -145,8 +149,10 @@ def cache_attentions(
         sides = {side: StoredSide(None, None) for side in SIDES}
         for side, choice in choices.chosen.items():
             sides[side] = StoredSide(choice, _quantizer(at, side, source, choices, ranges))
-        shared = network.get_submodule(at)
-        assert isinstance(shared, Attention)
+        shared = source_of(network.get_submodule(at))
+        assert shared is not None
         core = AttentionCore(choices, sides, shared.rope)
         block, _, leaf = at.rpartition(".")
-        setattr(network.get_submodule(block), leaf, CachedAttention(shared, core).eval())
+        is_own = isinstance(shared.module, Attention)
+        made = (CachedAttention if is_own else CachedDecoderAttention)(shared, core)
+        setattr(network.get_submodule(block), leaf, made.eval())

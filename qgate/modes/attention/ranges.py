@@ -10,7 +10,8 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
-from qgate.modes.attention.planning import Side, named_attentions, range_site
+from qgate.modes.attention.planning import Side, range_site
+from qgate.modes.attention.sources import named_attentions
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
