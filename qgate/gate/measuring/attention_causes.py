@@ -58,8 +58,8 @@ def _factor_words(expected: ExpectedTrace, factors: Floats) -> str:
             listed.append((f"the scale of the {side} is 1, or forgotten", 1 / scale))
             listed.append((f"the scale of the {side} is applied twice", scale))
     if scales["queries"] is not None and scales["keys"] is not None:
-        both = scales["queries"] * scales["keys"]
-        listed.append(("the scales of queries and keys are 1, or forgotten", 1 / both))
+        product = scales["queries"] * scales["keys"]
+        listed.append(("the scales of queries and keys are 1, or forgotten", 1 / product))
         ratio = scales["keys"] / scales["queries"]
         listed.append(("the queries have the scale of the keys", ratio))
         listed.append(("the keys have the scale of the queries", 1 / ratio))

@@ -69,15 +69,15 @@ def _output_row(
     words = [
         choices.chosen[side].words() for side in ("values", "output") if side in choices.chosen
     ]
-    held: tuple[Conformance, ...] = ()
+    figures: tuple[Conformance, ...] = ()
     if choices.output is not None:
         assert served.trace.context is not None
         actual, right = array(served.trace.context), served.of.stored("output", right)
-        held = (_held_output(traces),)
+        figures = (_held_output(traces),)
     row = _local(
         cache_site(at, "output"), (actual, right, exact), ", ".join(words), order, layer_of
     )
-    return replace(row, conformance=held)
+    return replace(row, conformance=figures)
 
 
 def tokens_of(heads: Floats) -> Tensor:

@@ -93,8 +93,8 @@ class AttentionCore(nn.Module):
         stored_keys, stored_values = self.keys(sources), self.values(values)
         turned = self.rope(stored_keys, 0) if self.choices.before_rope else stored_keys
         exact_keys = self.rope(keys, 0) if self.choices.keeps_some else None
-        asked = self.queries(self.rope(queries, 0))
-        return self.output(self._attend(asked, turned, stored_values, exact_keys, values))  # type: ignore[no-any-return]
+        turned_queries = self.queries(self.rope(queries, 0))
+        return self.output(self._attend(turned_queries, turned, stored_values, exact_keys, values))  # type: ignore[no-any-return]
 
     def decode(
         self, queries: Tensor, keys: Tensor, values: Tensor, chunks: Sequence[int] | None = None

@@ -154,5 +154,5 @@ def cache_attentions(
         core = AttentionCore(choices, sides, shared.rope)
         block, _, leaf = at.rpartition(".")
         is_own = isinstance(shared.module, Attention)
-        made = (CachedAttention if is_own else CachedDecoderAttention)(shared, core)
-        setattr(network.get_submodule(block), leaf, made.eval())
+        replacement = (CachedAttention if is_own else CachedDecoderAttention)(shared, core)
+        setattr(network.get_submodule(block), leaf, replacement.eval())
