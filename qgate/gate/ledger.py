@@ -266,6 +266,8 @@ class Ledger:
                 )
         if self._update is None:
             self._update = Update(self.origin(calibrated=self.subject.is_calibrated))
+        if decision.calibrated and self._update.origin.calibration is None:
+            self._update.origin = self.origin(calibrated=True)
         for key, value in decision.values.items():
             self._update.set_accepted(decision.title, key, value)
         for key in decision.drops:

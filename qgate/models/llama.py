@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
+
+from qgate.errors import QgateError
+from qgate.models.kv_cache import LayerCache, PlainCache, cached_tokens
 
 
 @dataclass(frozen=True)
@@ -58,19 +62,31 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, config.kv_heads * self.width, bias=False)
         self.o_proj = nn.Linear(config.heads * self.width, config.d_model, bias=False)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        batch, tokens, _ = hidden.shape
+    def per_head(self, x: Tensor) -> Tensor:
+        """View (batch, tokens, features) as (batch, heads, tokens, width)."""
+        return x.unflatten(-1, (-1, self.width)).transpose(1, 2)  # type: ignore[no-any-return]
 
-        def per_head(x: Tensor) -> Tensor:
-            return x.view(batch, tokens, -1, self.width).transpose(1, 2)
+    def rope(self, x: Tensor, start: int) -> Tensor:
+        """Rotate tokens by position, the first of which is at `start`."""
+        cos, sin = rotary(start + x.shape[2], self.width, self.base, x.device)
+        return rotate(x, cos[start:], sin[start:])
 
-        cos, sin = rotary(tokens, self.width, self.base, hidden.device)
-        q = rotate(per_head(self.q_proj(hidden)), cos, sin)
-        k = rotate(per_head(self.k_proj(hidden)), cos, sin)
-        v = per_head(self.v_proj(hidden))
-        shared = self.heads // self.kv_heads
-        k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
-        context = scaled_dot_product_attention(q, k, v, is_causal=True)
+    def new_cache(self) -> LayerCache:
+        """Return an empty cache of this layer."""
+        return PlainCache(self.rope)
+
+    def forward(self, hidden: Tensor, cache: LayerCache | None = None) -> Tensor:
+        q = self.per_head(self.q_proj(hidden))
+        k = self.per_head(self.k_proj(hidden))
+        v = self.per_head(self.v_proj(hidden))
+        if cache is not None:
+            cache.write(k, v)
+            context = cache.attend(q)
+        else:
+            q, k = self.rope(q, 0), self.rope(k, 0)
+            shared = self.heads // self.kv_heads
+            k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+            context = scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
@@ -93,8 +109,11 @@ class LlamaBlock(nn.Module):
         self.post_attention_layernorm = LlamaNorm(config.d_model, config.eps)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden))
+    def forward(self, hidden: Tensor, cache: LayerCache | None = None) -> Tensor:
+        normed = self.input_layernorm(hidden)
+        hidden = hidden + (
+            self.self_attn(normed) if cache is None else self.self_attn(normed, cache)
+        )
         return hidden + self.mlp(self.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
 
 
@@ -105,15 +124,18 @@ class LlamaBackbone(nn.Module):
         self.layers = nn.ModuleList(LlamaBlock(config) for _ in range(config.n_layer))
         self.norm = LlamaNorm(config.d_model, config.eps)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, cache: Sequence[LayerCache] | None = None) -> Tensor:
         hidden = self.embed_tokens(ids)
-        for layer in self.layers:
-            hidden = layer(hidden)
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden) if cache is None else layer(hidden, cache[number])
         return self.norm(hidden)  # type: ignore[no-any-return]
 
 
 class Llama(nn.Module):
-    """A language model: token ids (batch, tokens) to logits; the head is tied."""
+    """A language model: token ids (batch, tokens) to logits; the head is tied.
+
+    With a cache the ids are those of the tokens that follow the ones it holds.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -122,5 +144,17 @@ class Llama(nn.Module):
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.lm_head(self.model(ids))  # type: ignore[no-any-return]
+    def new_cache(self) -> list[LayerCache]:
+        """Return an empty cache, which `forward` writes and reads."""
+        return [layer.self_attn.new_cache() for layer in self.model.layers]  # type: ignore[union-attr, operator]
+
+    def forward(self, ids: Tensor, cache: Sequence[LayerCache] | None = None) -> Tensor:
+        if cache is None:
+            return self.lm_head(self.model(ids))  # type: ignore[no-any-return]
+        if len(cache) != self.config.n_layer:
+            raise QgateError(
+                f"a cache of {len(cache)} layers does not fit a model of {self.config.n_layer}: "
+                "make it by network.new_cache()."
+            )
+        cached_tokens(cache)
+        return self.lm_head(self.model(ids, cache))  # type: ignore[no-any-return]

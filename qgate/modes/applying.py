@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
 from qgate.models.fingerprints import fingerprint
+from qgate.modes.attention.planning import cache_attentions
 from qgate.modes.mode import Mode
 from qgate.modes.plan import Plan
 from qgate.modes.resolving import make_plan
@@ -63,6 +64,9 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
     module = sharing_copy(base.module)
     if mode.choices is not None and calibration is not None:
         simulate(module, mode.choices, calibration)
+    elif mode.attention is not None:
+        ranges = {} if calibration is None else calibration.ranges()
+        cache_attentions(base, module, mode.attention, ranges)
     else:
         _install(module, base.sites(), plan.quantizers())
     return Quantized(base.with_module(module), mode, plan)

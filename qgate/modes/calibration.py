@@ -1,4 +1,4 @@
-"""Static scales of a Mamba model, measured on prompts, in a JSON file that names their origin."""
+"""Static scales of a model, measured on prompts, in a JSON file that names their origin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from qgate._version import __version__
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
 from qgate.models.model import inputs_hash
+from qgate.modes.attention.ranges import cache_ranges
+from qgate.modes.attention.sources import named_attentions
 from qgate.storage.files import replacing
 
 if TYPE_CHECKING:
@@ -86,6 +88,10 @@ class Calibration:
                 f"{', '.join(self.scales)}."
             )
         return self.scales[site]
+
+    def ranges(self) -> dict[str, float]:
+        """Return the range of each site, which its scale is made from."""
+        return {site: entry.range for site, entry in self.scales.items()}
 
     def origin(self, site: str) -> str:
         """Describe the origin of a scale."""
@@ -191,15 +197,15 @@ def measure(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Calibration:
-    """Run the folded and rotated FP32 model on the calibration samples and observe its sites."""
+    """Run the FP32 model on the calibration samples and observe its sites.
+
+    A Mamba model is folded and rotated; of others the ranges of keys and values are observed.
+    """
     import numpy
     import torch
 
     if "rotated" not in (model.basis, *model.bases):
-        raise QgateError(
-            f"{model.name} has no static scales to calibrate: only Mamba models have modes with "
-            "such scales."
-        )
+        return _measure_caches(model, settings, progress)
     samples = model.calibration_samples()
     turned = model.in_basis("rotated")
     sites = [site for site in turned.sites() if _observer(site)]
@@ -225,6 +231,41 @@ def measure(
         inputs_hash(samples),
         len(samples),
         "rotated",
+        {"qgate": __version__, "torch": torch.__version__, "numpy": numpy.__version__},
+    )
+
+
+def _measure_caches(
+    model: Model, settings: CalibrationSettings, progress: Callable[[int, int], None] | None
+) -> Calibration:
+    import numpy
+    import torch
+
+    try:
+        named_attentions(model)
+    except QgateError:
+        raise QgateError(
+            f"{model.name} has no static scales to calibrate: only Mamba models, and attention "
+            "whose cache can be quantized, have modes with such scales."
+        ) from None
+    samples = model.calibration_samples()
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress:
+            progress(done, len(samples))
+
+    ranges = cache_ranges(model, _batches(samples), advance)
+    return Calibration(
+        {site: SiteScale(reach / 127, "minmax", reach) for site, reach in ranges.items()},
+        settings,
+        model.name,
+        model.weights_hash(),
+        inputs_hash(samples),
+        len(samples),
+        model.basis,
         {"qgate": __version__, "torch": torch.__version__, "numpy": numpy.__version__},
     )
 

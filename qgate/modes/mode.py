@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from qgate.errors import QgateError, unknown
 from qgate.formats.settings import QuantizerSettings
+from qgate.modes.attention.choices import AttentionChoices
 
 Per = Literal["format", "row", "group", "static"]
 Fits = Literal["any", "mamba", "other"]
@@ -135,6 +136,7 @@ class Mode:
     fits      "mamba", "other" (than Mamba) or "any" model
     rules     ordered; the first that finds a site decides it
     choices   of a quantized Mamba block
+    attention  of quantized attention: its cache of keys and values
     dtype     the whole model runs in this dtype
     equals    modes it equals by design, teacher forced, at most up to ties or the order of sums
     causal    later tokens change nothing before them, and a sample is the same in any batch
@@ -151,6 +153,7 @@ class Mode:
     fits: Fits = "any"
     rules: tuple[Rule, ...] = ()
     choices: MambaChoices | None = None
+    attention: AttentionChoices | None = None
     dtype: str | None = None
     equals: tuple[str, ...] = ()
     causal: bool = True
@@ -161,10 +164,11 @@ class Mode:
     by_name: bool = False
 
     def __post_init__(self) -> None:
-        kinds = [bool(self.rules), self.choices is not None, self.dtype is not None, self.own]
-        if sum(kinds) > 1:
+        parts = (self.rules, self.choices, self.attention, self.dtype, self.own)
+        if sum(map(bool, parts)) > 1:
             raise QgateError(
-                f"mode {self.name!r} has more than one of rules, choices, dtype and own; it is one."
+                f"mode {self.name!r} has more than one of rules, choices, attention, dtype and "
+                "own; it is one."
             )
         if self.choices is not None and (self.basis, self.fits) != ("rotated", "mamba"):
             raise QgateError(
@@ -183,7 +187,7 @@ class Mode:
 
     @property
     def is_reference(self) -> bool:
-        return not (self.rules or self.choices or self.dtype or self.own)
+        return not (self.rules or self.choices or self.attention or self.dtype or self.own)
 
     @property
     def formats(self) -> frozenset[str]:
@@ -193,6 +197,8 @@ class Mode:
         named = {rule.format for rule in self.rules} | {_FORMATS_OF_DTYPES.get(self.dtype or "")}
         if self.choices is not None:
             named.add("int8")
+        if self.attention is not None:
+            named |= self.attention.formats
         return frozenset(name for name in named if name is not None)
 
     @property
@@ -203,4 +209,4 @@ class Mode:
     @property
     def calibrated(self) -> bool:
         """True if it needs scales that a calibration measured."""
-        return self.choices is not None
+        return self.choices is not None or (self.attention is not None and self.attention.is_static)

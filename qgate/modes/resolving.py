@@ -10,6 +10,7 @@ from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS
 from qgate.formats.quantizer import Quantizer
 from qgate.models.sites import KINDS
+from qgate.modes.attention.planning import attention_entries
 from qgate.modes.mode import Mode, Rule
 from qgate.modes.plan import Plan, PlanEntry
 from qgate.modes.selection import select, select_fitting
@@ -62,11 +63,12 @@ def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) 
         raise QgateError(f"mode {mode.name!r} does not fit {model.name}: it is for {kind}.")
     if mode.choices is not None:
         if calibration is None:
-            raise QgateError(
-                f"mode {mode.name!r} has static scales: give it a calibration "
-                "(qgate.modes.calibrated(model, settings), or `qgate calibrate`)."
-            )
+            raise _uncalibrated(mode)
         entries = mamba_entries(mode.choices, model, calibration)
+    elif mode.attention is not None:
+        if mode.calibrated and calibration is None:
+            raise _uncalibrated(mode)
+        entries = attention_entries(mode.attention, model, *_ranges_of(calibration))
     elif mode.dtype is not None:
         entries = [PlanEntry("*", f"runs in {mode.dtype}", None, "the whole model")]
     elif mode.own:
@@ -76,6 +78,17 @@ def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) 
     missed = _out_of_reach(model) if mode.rules else ()
     basis = model.basis if mode.own else mode.basis
     return Plan(mode.name, mode.about, model.name, basis, tuple(entries), missed)
+
+
+def _ranges_of(calibration: Calibration | None) -> tuple[dict[str, float], int]:
+    return ({}, 0) if calibration is None else (calibration.ranges(), calibration.samples)
+
+
+def _uncalibrated(mode: Mode) -> QgateError:
+    return QgateError(
+        f"mode {mode.name!r} has static scales: give it a calibration "
+        "(qgate.modes.calibrated(model, settings), or `qgate calibrate`)."
+    )
 
 
 def _out_of_reach(model: Model) -> tuple[str, ...]:

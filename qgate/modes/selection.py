@@ -11,6 +11,7 @@ from qgate.modes.experts import EXPERT_MODES
 from qgate.modes.formats import FORMAT_MODES, FP32
 from qgate.modes.mamba import MAMBA_MODES
 from qgate.modes.mode import Kernel, Mode
+from qgate.modes.served import SERVED_MODES
 from qgate.registry import Registry
 
 GROUPS = {
@@ -27,7 +28,7 @@ class DoesNotFitError(QgateError):
 
 
 _FITTING: dict[str, Registry[Mode]] = {"mamba": Registry("mode"), "other": Registry("mode")}
-for _mode in (FP32, *MAMBA_MODES, *FORMAT_MODES, *EXPERT_MODES):
+for _mode in (FP32, *MAMBA_MODES, *FORMAT_MODES, *EXPERT_MODES, *SERVED_MODES):
     for _family, _registry in _FITTING.items():
         if _mode.fits in ("any", _family):
             _key = _mode.name.replace("-", "_")

@@ -82,7 +82,7 @@ def test_modes_are_listed_with_what_they_do(argv: list[str], capsys: Capsys) -> 
     assert table[0].split() == ["mode", "models", "basis", "=", "what", "it", "does"]
     listed = {line.split()[0] for line in table[2 : table.index("")]}
     family = {"tiny-mamba": "mamba", "tiny-llama": "other"}.get(argv[-1] if argv else "")
-    by_name = {name for name in names("other") if find_mode(name, "other").by_name}
+    by_name = {name for name in names(family) if find_mode(name, "other").by_name}
     assert listed == set(names(family)) - {"fp32"} - by_name
     assert max(map(len, table)) <= 150
     assert any("Q(y)" in line for line in table) == (family != "other")
@@ -399,6 +399,23 @@ def test_files_that_are_no_scales(workplace: Path, capsys: Capsys) -> None:
 
 
 def test_a_model_without_static_scales_is_told_so(workplace: Path, capsys: Capsys) -> None:
-    error = complaint(["calibrate", "--model", "tiny-llama", *SMALL], capsys)
-    assert "tiny-llama has no static scales to calibrate" in error
-    assert list(workplace.iterdir()) == []
+    (workplace / "own_of_cli_test.py").write_text(OWN)
+    error = complaint(["calibrate", "--model", "own_of_cli_test.py:build", *SMALL], capsys)
+    assert "own_of_cli_test.py:build has no static scales to calibrate" in error
+    assert not list(workplace.glob("*.json"))
+
+
+def test_ranges_of_a_cache_are_calibrated(workplace: Path, capsys: Capsys) -> None:
+    lines(["calibrate", "--model", "tiny-llama", *SMALL, "--calibration", "llama.json"], capsys)
+    stored = load_calibration(workplace / "llama.json")
+    heads = {"queries": 4, "keys": 2, "keys_before_rope": 2, "values": 2}
+    leaves = [f"{side}{head}" for side, count in heads.items()
+              for head in ("", *(f"[{k}]" for k in range(count)))]  # fmt: skip
+    sites = {f"model.layers.{k}.self_attn.cache:{leaf}" for k in range(5) for leaf in leaves}
+    assert set(stored.scales) == sites
+    for site, reach in stored.ranges().items():
+        of_heads = [r for name, r in stored.ranges().items() if name.startswith(f"{site}[")]
+        assert reach == max(of_heads, default=reach) > 0
+    (plan, *_) = lines(["show", "mode", "kv-fp8", "--model", "tiny-llama", *SMALL,
+                        "--calibration", "llama.json"], capsys)  # fmt: skip
+    assert "FP8 (E4M3), a calibrated scale per tensor" in plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -43,8 +44,9 @@ def test_one_name_may_be_two_modes() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_groups(family: str) -> None:
-    listed = (name for name in names(family) if name != "fp32")
-    every = [name for name in listed if not find_mode(name, family).by_name]
+    every = [
+        name for name in names(family) if name != "fp32" and not find_mode(name, family).by_name
+    ]
     assert chosen("all", family) == every
     assert chosen("quant_only", family) == [n for n in every if n not in ("fp16", "bf16")]
     assert chosen("fp_only", family) == ["fp32", "fp16"]
@@ -77,6 +79,20 @@ def test_lists_keep_the_order_and_name_each_mode_once() -> None:
 )
 def test_patterns(pattern: str, family: str, expected: list[str]) -> None:
     assert chosen(pattern, family) == expected
+
+
+def test_modes_that_are_asked_for_by_name_are_in_no_group() -> None:
+    cached = chosen("kv-*", "other")
+    assert cached[0] == "kv-fp8"
+    assert all(find_mode(name, "other").by_name for name in cached)
+    assert chosen("kv-fp8, kv_int4", "other") == ["kv-fp8", "kv-int4"]
+    for wanted in (*GROUPS, "*", "*fp8*", "?v-fp8", "[k]v-*"):
+        with contextlib.suppress(QgateError):
+            assert not {*cached} & {*chosen(wanted, "other")}
+    with pytest.raises(QgateError, match="does not fit this model: it is for models other than"):
+        select("kv-fp8", "mamba")
+    with pytest.raises(QgateError, match="matches no mode that fits this model"):
+        select("kv-*", "mamba")
 
 
 def test_a_pattern_never_means_the_reference() -> None:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from qgate.capture import Capture
 from qgate.gate.measured import Measured, Scope
+from qgate.gate.measuring.cache_rows import cache_rows
+from qgate.gate.measuring.cache_traces import RunTraces
 from qgate.gate.measuring.call_arguments import arguments_of
 from qgate.gate.measuring.canary import BROKEN, HEALTHY, quantized_outputs
 from qgate.gate.measuring.compared_sites import (
@@ -80,7 +82,8 @@ class Bench(LoadedModel):
             segments = self.segments(quantized)
             scales, meant = self._scales(mode), self._meant(quantized)
             holding = Holding(quantized, self.model, scales, meant)
-            with holding.watch():
+            caches = RunTraces(quantized)
+            with holding.watch(), caches.watch():
                 carried = outer_tensors(quantized.model, inputs, None, together, segments.watch)
             self._keep_logits(mode, carried)
             rows = self.site_errors(quantized)
@@ -96,6 +99,8 @@ class Bench(LoadedModel):
             rows += self._isolated(segments)
             base = self.model.in_basis(quantized.model.basis)
             rows += expert_rows(quantized, base, meant, self._order, self.layer_of)
+            if mode.attention is not None:
+                rows += cache_rows(quantized, base, scales, caches, self._order, self.layer_of)
             rows = unless_idle(rows) if self._chosen is None else rows
             self._measured[mode.name] = holding.attach(rows, self._order, self.layer_of)
         return self._measured[mode.name]

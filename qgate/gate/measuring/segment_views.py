@@ -96,6 +96,11 @@ def _rules(quantized: Quantized, base: Model, meant: Quantized) -> SegmentView:
     planned = set(quantized.plan.quantizers())
     sites = [site for site in base.sites() if site.port not in ("weight", "state")]
     silent: set[str] = set()
+    if mode.attention is not None:
+        # Held by the definition of attention over the cache, which FP32 code does not have.
+        silent = {
+            f"{entry.site.rpartition('.')[0]}.o_proj:input" for entry in quantized.plan.entries
+        }
     if mode.own and not quantized.model.sites():
         left_out["*"] = (
             f"mode {mode.name} has no module of the reference: its outputs are held by their "

@@ -1,0 +1,238 @@
+"""Traces of attention over a quantized cache: what was written, what the last query read.
+
+The same keys and values of the reference are served three ways, each by a cache that served another
+request before: token by token, as one prefill, and as prefill in chunks. A trace of the free run is
+taken as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qgate.gate.measuring.passes import flow
+from qgate.gate.measuring.segments import several
+from qgate.hooks import ModuleHooks
+from qgate.models import Model
+from qgate.models.rows import is_text
+from qgate.modes import Quantized
+from qgate.modes.attention.core import AttentionCore, QuantizedCache
+from qgate.modes.attention.planning import CachedAttention
+
+TOKENS = 77
+"""Tokens of each request: beyond the first capacity of a cache, and no multiple of a chunk."""
+_CHUNKS = (16, 32, 1, 16)
+RUN = "the free run"
+
+
+@dataclass
+class CacheTrace:
+    """One layer and one way to serve it.
+
+    queries, keys, values   as the projections gave them, (batch, heads, tokens, width)
+    sources                 what was cast, keys and values
+    read                    keys and values that the last query read, and what every query asked
+    squares                 scores, weights and cast weights, (batch, heads, queries, tokens)
+    context                 of every token
+    earlier                 keys and values of the request that the cache served before
+    """
+
+    at: str
+    way: str
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    chunks: list[int]
+    sources: dict[str, Tensor] = field(default_factory=dict)
+    read: dict[str, Tensor] = field(default_factory=dict)
+    squares: dict[str, Tensor] = field(default_factory=dict)
+    context: Tensor | None = None
+    earlier: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def length(self) -> int:
+        return self.queries.shape[2]
+
+
+def attentions_of(quantized: Quantized) -> dict[str, CachedAttention]:
+    """Return the attentions of a mode by name."""
+    modules = quantized.model.module.named_modules()
+    return {name: module for name, module in modules if isinstance(module, CachedAttention)}
+
+
+@torch.no_grad()
+def served_traces(quantized: Quantized, base: Model) -> Iterator[CacheTrace]:
+    """Serve the reference's queries, keys and values in every way, layer by layer."""
+    requests = several(base.inputs)
+    requests = requests[:, :TOKENS] if is_text(requests) else requests
+    attentions = attentions_of(quantized)
+    names = {f"{at}.{leaf}_proj" for at in attentions for leaf in "qkv"}
+    sites = [site for site in base.sites() if site.module in names and site.port == "output"]
+    flowing = flow(base, sites, requests)
+    for at, attention in attentions.items():
+        sides = [attention.per_head(flowing[f"{at}.{leaf}_proj:output"]) for leaf in "qkv"]
+        cache = QuantizedCache(attention.core)
+        length = sides[0].shape[2]
+        # Another request: the same texts, one row further and backwards.
+        earlier = [side.roll(1, 0).flip(2) for side in sides]
+        for way, chunks in ways(length).items():
+            cache.reset()
+            cache.write(earlier[1], earlier[2])
+            cache.attend(earlier[0])
+            cache.reset()
+            served = CacheTrace(at, way, sides[0], sides[1], sides[2], chunks)
+            served.earlier = earlier[1], earlier[2]
+            with watched(attention.core, served):
+                served.context = _serve(cache, served)
+            yield served
+
+
+def ways(length: int) -> dict[str, list[int]]:
+    """Return the numbers of tokens that each way of serving writes at once."""
+    chunks: list[int] = []
+    while sum(chunks) < length:
+        chunks.append(min(_CHUNKS[len(chunks) % len(_CHUNKS)], length - sum(chunks)))
+    return {"decode": [1] * length, "prefill": [length], "chunked_prefill": chunks}
+
+
+def _serve(cache: QuantizedCache, trace: CacheTrace) -> Tensor:
+    """Write and attend, chunk by chunk."""
+    start, context = 0, []
+    for count in trace.chunks:
+        part = slice(start, start + count)
+        cache.write(trace.keys[:, :, part], trace.values[:, :, part])
+        context.append(cache.attend(trace.queries[:, :, part]))
+        start += count
+    return torch.cat(context, 2)
+
+
+@contextmanager
+def watched(
+    core: AttentionCore, trace: CacheTrace, rows: Sequence[int] | None = None
+) -> Iterator[None]:
+    """Take what is cast and what queries read; of `rows` of the batch, if they are given."""
+    tapped = TappedCore(core, rows)
+    with ModuleHooks() as hooks:
+        tapped.watch(hooks)
+        yield
+    tapped.fill(trace)
+
+
+class TappedCore:
+    """Tensors of one attention, taken at its casts and where its queries read."""
+
+    def __init__(self, core: AttentionCore, rows: Sequence[int] | None = None) -> None:
+        self.core, self.rows = core, rows
+        self.parts: dict[str, list[Tensor]] = {}
+        self.latest: dict[str, Tensor] = {}
+
+    def watch(self, hooks: ModuleHooks) -> None:
+        """Add the hooks; those in softmax only where more than the cache is quantized."""
+        for side in ("keys", "values", "queries", "output"):
+            self._tap_input(hooks, self.core.get_submodule(side), side)
+        hooks.add(self.core.attend, self._attended)
+        if self.core.choices.is_computed:
+            self._tap_input(hooks, self.core.attend.softmax, "scores")
+            self._tap_input(hooks, self.core.attend.weights, "weights")
+            hooks.add(self.core.attend.weights, None, self._weighed)
+
+    def fill(self, trace: CacheTrace) -> None:
+        """Put what was taken into a trace."""
+        squares = ("scores", "weights", "cast weights")
+        for name, parts in self.parts.items():
+            if name not in squares:
+                (trace.read if name == "asked" else trace.sources)[
+                    "queries" if name == "asked" else name
+                ] = torch.cat(parts, 2)
+            else:
+                trace.squares[name] = _square(parts, trace.queries.shape[1], trace.length)
+        trace.read |= {side: self._some(tensor).clone() for side, tensor in self.latest.items()}
+
+    def clear(self) -> None:
+        self.parts, self.latest = {}, {}
+
+    def _some(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        return tensor if self.rows is None else tensor[list(self.rows)]
+
+    def _tap_input(self, hooks: ModuleHooks, module: nn.Module, name: str) -> None:
+        def took(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+            self.parts.setdefault(name, []).append(self._some(args[0]))
+
+        hooks.add(module, took)
+
+    def _attended(self, _module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+        self.parts.setdefault("asked", []).append(self._some(args[0]))
+        self.latest = {"keys": args[1], "values": args[2]}
+
+    def _weighed(self, _module: nn.Module, _args: Any, result: Tensor) -> None:
+        self.parts.setdefault("cast weights", []).append(self._some(result))
+
+
+def _square(parts: Sequence[Tensor], heads: int, length: int) -> Tensor:
+    """Put (batch, key heads, queries of the heads that share one, tokens) of each call in place."""
+    whole = parts[0].new_zeros((len(parts[0]), heads, length, length))
+    start = 0
+    for part in parts:
+        shared = heads // part.shape[1]
+        count, tokens = part.shape[2] // shared, min(part.shape[3], length)
+        rows = part.reshape(len(part), heads, count, part.shape[3])
+        whole[:, :, start : start + count, :tokens] = rows[..., :tokens]
+        start += count
+    return whole
+
+
+class RunTraces:
+    """Traces of the first pass of a free run: its first and its last sample."""
+
+    def __init__(self, quantized: Quantized) -> None:
+        self.attentions = attentions_of(quantized)
+        self.traces: dict[str, CacheTrace] = {}
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Take the tensors of the first pass inside."""
+        with ExitStack() as stack:
+            for at, attention in self.attentions.items():
+                self._watch(stack.enter_context(ModuleHooks()), at, attention)
+            yield
+
+    def _watch(self, hooks: ModuleHooks, at: str, attention: CachedAttention) -> None:
+        tapped = TappedCore(attention.core)
+        projected: dict[str, Tensor] = {}
+
+        def begin(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+            tapped.rows = sorted({0, len(args[0]) - 1})
+
+        def take(name: str) -> Any:
+            def hook(_module: nn.Module, _args: Any, result: Tensor) -> None:
+                projected[name] = result.detach()[tapped.rows]
+
+            return hook
+
+        def output(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+            projected["context"] = args[0].detach()[tapped.rows]
+
+        def finish(_module: nn.Module, _args: Any, _result: Any) -> None:
+            if at not in self.traces and {"q", "k", "v", "context"} <= projected.keys():
+                heads = {name: attention.per_head(x) for name, x in projected.items()}
+                q, k, v = (heads[leaf] for leaf in "qkv")
+                trace = CacheTrace(at, RUN, q, k, v, [1] * q.shape[2], context=heads["context"])
+                tapped.fill(trace)
+                self.traces[at] = trace
+                # One pass is enough: the hooks would slow down the others.
+                hooks.remove()
+            tapped.clear()
+
+        hooks.add(attention, None, finish)
+        # The arguments of an attention may be named; those of its projections are not.
+        hooks.add(attention.q_proj, begin)
+        for leaf in "qkv":
+            hooks.add(attention.get_submodule(f"{leaf}_proj"), None, take(leaf))
+        tapped.watch(hooks)
+        hooks.add(attention.o_proj, output)

@@ -1,0 +1,203 @@
+"""Attention over a quantized cache: tokens are stored one by one, and every query reads them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from qgate.errors import QgateError
+from qgate.models.kv_cache import Rope, causal_mask
+from qgate.modes.attention.casting import StoredSide
+from qgate.modes.attention.choices import AttentionChoices
+
+_FIRST_CAPACITY = 64
+
+
+def exact_mask(choices: AttentionChoices, count: int, length: int, device: torch.device) -> Tensor:
+    """Return which of `length` tokens each of the last `count` reads as they are."""
+    queries = torch.arange(length - count, length, device=device).unsqueeze(1)
+    tokens = torch.arange(length, device=device)
+    return (tokens < choices.sinks) | (tokens > queries - choices.window)
+
+
+class Attend(nn.Module):
+    """Softmax attention of the last tokens over what the cache holds."""
+
+    def __init__(self, weights: StoredSide, scaling: float | None = None) -> None:
+        super().__init__()
+        self.scaling = scaling
+        self.softmax = nn.Softmax(-1)
+        self.weights = weights
+
+    def forward(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        exact_keys: Tensor | None = None,
+        exact_values: Tensor | None = None,
+        exact: Tensor | None = None,
+        visible: Tensor | None = None,
+    ) -> Tensor:
+        """Return the context; where `exact` is true a query reads the exact keys and values."""
+        batch, heads, count, width = queries.shape
+        # Queries that share a head of keys stand below each other.
+        grouped = queries.reshape(batch, keys.shape[1], -1, width)
+        shared = heads // keys.shape[1]
+        scaling = 1 / math.sqrt(width) if self.scaling is None else self.scaling
+        exact = None if exact is None else exact.repeat(shared, 1)
+        scores = grouped @ keys.transpose(-1, -2)
+        if exact is not None and exact_keys is not None:
+            scores = torch.where(exact, grouped @ exact_keys.transpose(-1, -2), scores)
+        scores = scores * scaling
+        if visible is None and count > 1:
+            visible = causal_mask(count, keys.shape[2], queries.device)
+        if visible is not None:
+            scores = scores.masked_fill(~visible.repeat(shared, 1), -math.inf)
+        weights: Tensor = self.weights(self.softmax(scores.float()).to(queries.dtype))
+        if exact is not None and exact_values is not None:
+            context = weights.masked_fill(exact, 0) @ values
+            context = context + weights.masked_fill(~exact, 0) @ exact_values
+        else:
+            context = weights @ values
+        return context.reshape(batch, heads, count, width)
+
+
+class AttentionCore(nn.Module):
+    """The quantized part of one attention: casts of keys and values, and what reads them."""
+
+    def __init__(
+        self,
+        choices: AttentionChoices,
+        sides: Mapping[str, StoredSide],
+        rope: Rope,
+        scaling: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.choices, self.rope = choices, rope
+        self.keys, self.values = sides["keys"], sides["values"]
+        self.queries, self.output = sides["queries"], sides["output"]
+        self.attend = Attend(sides["weights"], scaling)
+        self._own = QuantizedCache(self)
+
+    def sources(self, keys: Tensor, start: int) -> Tensor:
+        """Return what is quantized of keys without positions: turned ones, or they themselves."""
+        return keys if self.choices.before_rope else self.rope(keys, start)
+
+    def whole(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Return the context of a whole text at once, through which gradients go."""
+        sources = self.sources(keys, 0)
+        stored_keys, stored_values = self.keys(sources), self.values(values)
+        turned = self.rope(stored_keys, 0) if self.choices.before_rope else stored_keys
+        exact_keys = self.rope(keys, 0) if self.choices.keeps_some else None
+        turned_queries = self.queries(self.rope(queries, 0))
+        return self.output(self._attend(turned_queries, turned, stored_values, exact_keys, values))  # type: ignore[no-any-return]
+
+    def decode(
+        self, queries: Tensor, keys: Tensor, values: Tensor, chunks: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the context of a text that the cache takes token by token, or in chunks.
+
+        Casts see each token by itself, so that those of a whole text are made at once.
+        """
+        cache, length = self._own, queries.shape[2]
+        cache.reset()
+        turned, sources = self.queries(self.rope(queries, 0)), self.sources(keys, 0)
+        stored_keys, stored_values = self.keys(sources), self.values(values)
+        context, start = [], 0
+        for count in chunks or [1] * length:
+            part = slice(start, start + count)
+            cache.store(
+                *(side[:, :, part] for side in (stored_keys, stored_values, sources, values))
+            )
+            context.append(cache.read(turned[:, :, part]))
+            start += count
+        return self.output(torch.cat(context, 2))  # type: ignore[no-any-return]
+
+    def _attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        exact_keys: Tensor | None,
+        exact_values: Tensor | None,
+    ) -> Tensor:
+        if not self.choices.keeps_some:
+            return self.attend(queries, keys, values)  # type: ignore[no-any-return]
+        exact = exact_mask(self.choices, queries.shape[2], keys.shape[2], keys.device)
+        return self.attend(queries, keys, values, exact_keys, exact_values, exact)  # type: ignore[no-any-return]
+
+
+class QuantizedCache:
+    """Keys and values of one attention as a mode stores them, in memory that is used again.
+
+    Tokens that stay as they are for a while are kept beside their quantized ones.
+    """
+
+    def __init__(self, core: AttentionCore) -> None:
+        self._core = [core]
+        self._length = 0
+        self._memory: list[Tensor] = []
+
+    @property
+    def core(self) -> AttentionCore:
+        return self._core[0]
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    def reset(self) -> None:
+        """Forget all tokens; the memory is written again by the next ones."""
+        self._length = 0
+
+    def write(self, keys: Tensor, values: Tensor) -> None:
+        """Quantize the keys, without positions, and the values of new tokens, and store them."""
+        sources = self.core.sources(keys, self.length)
+        self.store(self.core.keys(sources), self.core.values(values), sources, values)
+
+    def attend(self, queries: Tensor) -> Tensor:
+        """Return the context of queries without positions, those of the last tokens."""
+        turned = self.core.queries(self.core.rope(queries, self.length - queries.shape[2]))
+        return self.core.output(self.read(turned))  # type: ignore[no-any-return]
+
+    def store(self, *sides: Tensor) -> None:
+        """Store quantized keys and values of new tokens, and what they were made of."""
+        listed = sides if self.core.choices.keeps_some else sides[:2]
+        self._reserve(listed)
+        end = self._length + sides[0].shape[2]
+        for memory, side in zip(self._memory, listed, strict=True):
+            memory[:, :, self._length : end] = side
+        self._length = end
+
+    def read(self, queries: Tensor) -> Tensor:
+        """Return the context of turned queries, those of the last tokens."""
+        core = self.core
+        keys, values, *originals = (memory[:, :, : self._length] for memory in self._memory)
+        if core.choices.before_rope:
+            keys = core.rope(keys, 0)
+            originals = [core.rope(originals[0], 0), originals[1]] if originals else []
+        exact_keys, exact_values = originals or (None, None)
+        return core._attend(queries, keys, values, exact_keys, exact_values)
+
+    def _reserve(self, sides: Sequence[Tensor]) -> None:
+        """Make room for new tokens, twice as much as before."""
+        first, needed = sides[0], self._length + sides[0].shape[2]
+        if self._memory and self._length and len(first) != len(self._memory[0]):
+            raise QgateError(
+                f"a cache of {len(self._memory[0])} sequences cannot take tokens of {len(first)}: "
+                "give each batch a cache of its own."
+            )
+        fits = self._memory and len(first) == len(self._memory[0])
+        if fits and needed <= self._memory[0].shape[2] and first.dtype == self._memory[0].dtype:
+            return
+        capacity = max(_FIRST_CAPACITY, 2 * needed)
+        memory = [
+            side.new_zeros((len(side), side.shape[1], capacity, side.shape[3])) for side in sides
+        ]
+        for new, old in zip(memory, self._memory, strict=False):
+            new[:, :, : self._length] = old[:, :, : self._length] if self._length else 0
+        self._memory = memory

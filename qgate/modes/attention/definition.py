@@ -1,0 +1,128 @@
+"""The readable definition of attention over a quantized cache, in plain numpy and float64.
+
+No code under test runs here: formats are those of `qgate.formats.definition`, and a query's context
+is written out from what it may see. Arrays are (batch, heads, tokens, width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from qgate.formats import Quantizer
+from qgate.formats.definition import quantize
+from qgate.formats.options import Floats
+from qgate.modes.attention.choices import AttentionChoices, TensorChoice
+
+
+def stored(
+    source: Floats,
+    choice: TensorChoice | None,
+    ranges: Sequence[float] = (),
+    *,
+    rotated: bool = False,
+) -> Floats:
+    """Return one side of attention, quantized; `ranges` are calibrated, one or one per head."""
+    if choice is None:
+        return source
+    batch, heads, tokens, width = source.shape
+    options = dict(choice.options)
+    if choice.share == "unit":
+        return quantize(
+            source, Quantizer(choice.format, scale=1 / _largest(choice.format), **options)
+        )
+    if rotated:
+        power = 1
+        while width % (2 * power) == 0:
+            power *= 2
+        options["rotation"] = [1] * power
+    if choice.is_static:
+        top = _largest(choice.format)
+        scales = [ranges[0] / top] if choice.share == "tensor" else [r / top for r in ranges]
+        if choice.share == "head":
+            scales = [float(np.float32(scale)) for scale in scales]
+        of_heads = [Quantizer(choice.format, scale=scales[h % len(scales)], **options)
+                    for h in range(heads)]  # fmt: skip
+        return np.stack([quantize(source[:, h], q) for h, q in enumerate(of_heads)], 1)
+    if choice.share == "format":
+        return quantize(source, Quantizer(choice.format, axis=-1, **options))
+    if choice.share == "token":
+        whole = Quantizer(
+            choice.format, granularity="block", block=heads * width, axis=-1, **options
+        )
+        rows = source.transpose(0, 2, 1, 3).reshape(batch, tokens, heads * width)
+        return quantize(rows, whole).reshape(batch, tokens, heads, width).transpose(0, 2, 1, 3)
+    block = width if choice.share == "token_head" else min(choice.group, width)
+    q = Quantizer(choice.format, granularity="block", block=block, axis=-1, **options)
+    return quantize(source, q)
+
+
+def _largest(fmt: str) -> float:
+    return float(Quantizer(fmt).format.element.max)
+
+
+def exact_mask(choices: AttentionChoices, tokens: int) -> np.ndarray:
+    """Return for each query (rows) which tokens (columns) it reads as they are."""
+    exact = np.zeros((tokens, tokens), bool)
+    for query in range(tokens):
+        for token in range(query + 1):
+            exact[query, token] = token < choices.sinks or query - token < choices.window
+    return exact
+
+
+def rotary(x: Floats, base: float, start: int = 0) -> Floats:
+    """Turn (…, tokens, width) by position: pairs of a channel and the one half a head later."""
+    tokens, width = x.shape[-2:]
+    half = width // 2
+    speeds = base ** (-np.arange(half) / half)
+    angles = (start + np.arange(tokens))[:, None] * speeds[None, :]
+    cos, sin = np.cos(angles), np.sin(angles)
+    low, high = x[..., :half], x[..., half:]
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
+
+
+def scores(
+    queries: Floats,
+    keys: Floats,
+    exact_keys: Floats,
+    exact: np.ndarray,
+    scaling: float | None = None,
+    last: int = 0,
+) -> Floats:
+    """Return what softmax reads, (batch, heads, queries, tokens); -inf of tokens not yet seen.
+
+    A query sees the tokens up to its own, or `last` after it. keys are read from the cache, the
+    exact ones where `exact` is true; all are turned.
+    """
+    batch, heads, tokens, width = queries.shape
+    shared = heads // keys.shape[1]
+    scaling = width**-0.5 if scaling is None else scaling
+    later = np.triu(np.ones((tokens, tokens), bool), 1 + last)
+    later[0, 0] = False
+    result = np.empty((batch, heads, tokens, tokens))
+    for head in range(heads):
+        of = head // shared
+        products = queries[:, head] @ keys[:, of].transpose(0, 2, 1)
+        originals = queries[:, head] @ exact_keys[:, of].transpose(0, 2, 1)
+        products = np.where(exact, originals, products)
+        result[:, head] = np.where(later, -np.inf, products * scaling)
+    return result
+
+
+def softmax(scores: Floats) -> Floats:
+    """Return weights that add up to 1 along the tokens."""
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(weights / weights.sum(-1, keepdims=True))
+
+
+def context(weights: Floats, values: Floats, exact_values: Floats, exact: np.ndarray) -> Floats:
+    """Return the weighed values of every query, the exact ones where it reads them."""
+    batch, heads, tokens, _ = weights.shape
+    shared = heads // values.shape[1]
+    result = np.empty((batch, heads, tokens, values.shape[-1]))
+    for head in range(heads):
+        of = head // shared
+        result[:, head] = np.where(exact, 0, weights[:, head]) @ values[:, of]
+        result[:, head] += np.where(exact, weights[:, head], 0) @ exact_values[:, of]
+    return result

@@ -1,0 +1,158 @@
+"""The plan of a mode that quantizes attention, and the network that follows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor, nn
+
+from qgate.errors import QgateError
+from qgate.formats import Quantizer
+from qgate.models.kv_cache import LayerCache
+from qgate.models.llama import Attention
+from qgate.modes.attention.casting import StoredSide, quantizer_of
+from qgate.modes.attention.choices import SIDES, AttentionChoices
+from qgate.modes.attention.core import AttentionCore, QuantizedCache
+from qgate.modes.attention.sources import AttentionSource, named_attentions, source_of
+from qgate.modes.plan import PlanEntry
+
+if TYPE_CHECKING:
+    from qgate.models.model import Model
+
+Side = Literal["queries", "keys", "keys_before_rope", "values"]
+Ranges = Mapping[str, float]
+"""Calibrated largest magnitudes, by what `range_site` calls them."""
+
+
+class CachedAttention(nn.Module):
+    """A replacement of an attention that shares and trains its parameters."""
+
+    def __init__(self, source: AttentionSource, core: AttentionCore) -> None:
+        super().__init__()
+        module = source.module
+        self.q_proj, self.k_proj = module.q_proj, module.k_proj
+        self.v_proj, self.o_proj = module.v_proj, module.o_proj
+        self.per_head, self.core = source.per_head, core
+
+    def new_cache(self) -> LayerCache:
+        """Return an empty cache of this layer."""
+        return QuantizedCache(self.core)
+
+    def forward(self, hidden: Tensor, cache: LayerCache | None = None) -> Tensor:
+        q = self.per_head(self.q_proj(hidden))
+        k = self.per_head(self.k_proj(hidden))
+        v = self.per_head(self.v_proj(hidden))
+        if cache is not None:
+            cache.write(k, v)
+            context = cache.attend(q)
+        elif q.requires_grad or k.requires_grad or v.requires_grad:
+            context = self.core.whole(q, k, v)
+        else:
+            context = self.core.decode(q, k, v)
+        return self.o_proj(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class CachedDecoderAttention(CachedAttention):
+    """The same in a decoder of transformers, which passes masks and positions of whole texts."""
+
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_more: object
+    ) -> tuple[Tensor, None]:
+        if attention_mask is not None and attention_mask.dim() == 2:
+            raise QgateError(
+                "modes of the cache take texts without padding: leave attention_mask out."
+            )
+        return super().forward(hidden_states), None
+
+
+def range_site(at: str, side: Side, head: int | None = None) -> str:
+    """Return the name of a calibrated range: of all heads, or of one."""
+    return f"{at}.cache:{side}" + ("" if head is None else f"[{head}]")
+
+
+def cache_site(at: str, side: str) -> str:
+    """Return the name of the place where keys or values are stored, or others are computed."""
+    return f"{at}.{'cache' if side in ('keys', 'values') else 'attention'}:{side}"
+
+
+def attention_entries(
+    choices: AttentionChoices, model: Model, ranges: Ranges, samples: int
+) -> list[PlanEntry]:
+    """List what the caches of a model store; `samples` is the number of calibrated ones."""
+    return [
+        entry
+        for at, source in named_attentions(model)
+        for side in choices.chosen
+        for entry in [_entry(at, side, source, choices, ranges, samples)]
+    ]
+
+
+def _entry(
+    at: str,
+    side: str,
+    source: AttentionSource,
+    choices: AttentionChoices,
+    ranges: Ranges,
+    samples: int,
+) -> PlanEntry:
+    choice = choices.chosen[side]
+    quantizer = _quantizer(at, side, source, choices, ranges)
+    does = [choice.words()]
+    if side == "keys":
+        does += ["before RoPE"] if choices.before_rope else []
+        does += [f"rotated by {len(quantizer.rotation)}"] if quantizer.rotation else []
+    if choices.sinks and side in ("keys", "values"):
+        does.append(f"first {choices.sinks} tokens as they are")
+    if choices.window and side in ("keys", "values"):
+        does.append(f"last {choices.window} tokens as they are")
+    scale = quantizer.scale if isinstance(quantizer.scale, float) else None
+    origin = "amax of its elements"
+    if choice.share == "unit":
+        origin = "1 at its largest value"
+    if choice.is_static:
+        of = "each head" if choice.share == "head" else "the tensor"
+        origin = f"calibrated, largest of {samples} samples in {of}"
+    return PlanEntry(cache_site(at, side), ", ".join(does), scale, origin)
+
+
+def _quantizer(
+    at: str,
+    side: str,
+    source: AttentionSource,
+    choices: AttentionChoices,
+    ranges: Ranges,
+) -> Quantizer:
+    choice = choices.chosen[side]
+    is_turned = side == "keys" and choices.rotated
+    count = source.heads if side in ("queries", "output") else source.kv_heads
+    reaches = []
+    if choice.is_static:
+        kind = ranged_side(side, choices)
+        heads = range(count) if choice.share == "head" else [None]
+        reaches = [ranges[range_site(at, kind, head)] for head in heads]
+    return quantizer_of(choice, count, source.width, reaches, is_turned)
+
+
+def ranged_side(side: str, choices: AttentionChoices) -> Side:
+    """Return the calibrated tensor whose range the scales of a side are made from."""
+    if side == "keys":
+        return "keys_before_rope" if choices.before_rope else "keys"
+    return "queries" if side == "queries" else "values"
+
+
+def cache_attentions(
+    model: Model, network: nn.Module, choices: AttentionChoices, ranges: Ranges
+) -> None:
+    """Replace every attention of a network that shares the parameters of a model, in place."""
+    for at, source in named_attentions(model):
+        sides = {side: StoredSide(None, None) for side in SIDES}
+        for side, choice in choices.chosen.items():
+            sides[side] = StoredSide(choice, _quantizer(at, side, source, choices, ranges))
+        shared = source_of(network.get_submodule(at))
+        assert shared is not None
+        core = AttentionCore(choices, sides, shared.rope)
+        block, _, leaf = at.rpartition(".")
+        is_own = isinstance(shared.module, Attention)
+        replacement = (CachedAttention if is_own else CachedDecoderAttention)(shared, core)
+        setattr(network.get_submodule(block), leaf, replacement.eval())

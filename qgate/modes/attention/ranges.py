@@ -1,0 +1,61 @@
+"""Ranges of queries, keys and values that static scales of attention are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+from qgate.hooks.tapping import tap_sites
+from qgate.modes.attention.planning import Side, range_site
+from qgate.modes.attention.sources import named_attentions
+
+if TYPE_CHECKING:
+    from qgate.models.model import Model
+    from qgate.models.sites import Site
+
+_LEAST = 1e-5
+
+
+def cache_ranges(
+    model: Model,
+    batches: Iterator[Tensor],
+    progress: Callable[[int], None] = lambda _count: None,
+) -> dict[str, float]:
+    """Run the FP32 model and return the largest magnitudes of what its caches would store."""
+    attentions = dict(named_attentions(model))
+    ranges: dict[str, Tensor] = {}
+
+    def take(site: Site, tensor: Tensor) -> None:
+        at, _, leaf = site.module.rpartition(".")
+        source = attentions[at]
+        heads = source.per_head(tensor.detach().float())
+        sides: dict[Side, Tensor] = {"values": heads}
+        if leaf == "q_proj":
+            sides = {"queries": source.rope(heads, 0)}
+        if leaf == "k_proj":
+            sides = {"keys_before_rope": heads, "keys": source.rope(heads, 0)}
+        for side, values in sides.items():
+            largest = values.abs().amax((0, 2, 3))
+            before = ranges.get(range_site(at, side))
+            ranges[range_site(at, side)] = largest if before is None else largest.maximum(before)
+
+    names = {f"{at}.{leaf}" for at in attentions for leaf in ("q_proj", "k_proj", "v_proj")}
+    sites = [site for site in model.sites() if site.module in names and site.port == "output"]
+    with torch.no_grad(), tap_sites(model.module, sites, take):
+        for batch in batches:
+            model(batch)
+            progress(len(batch))
+    return dict(_named(ranges))
+
+
+def _named(ranges: dict[str, Tensor]) -> Iterator[tuple[str, float]]:
+    for site, per_head in ranges.items():
+        reaches: Sequence[float] = per_head.clamp_min(_LEAST).tolist()
+        if not torch.isfinite(per_head).all():
+            raise QgateError(f"{site} cannot be calibrated: its range is {max(reaches)}.")
+        yield site, max(reaches)
+        yield from ((f"{site}[{head}]", reach) for head, reach in enumerate(reaches))
