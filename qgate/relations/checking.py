@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from qgate.errors import QgateError, unknown
@@ -13,6 +14,7 @@ from qgate.modes import CalibrationSettings, Mode, apply, calibrated, modes_of
 from qgate.relations.compute import ModelRelations, checked_relations
 from qgate.relations.kernels import OF_KERNELS, KernelRelations
 from qgate.relations.record import RELATIONS, RelationFailure, RelationReport
+from qgate.relations.restarts import Rebuilding
 
 
 def check_model(
@@ -33,7 +35,12 @@ def check_model(
     calibration = calibrated(subject, CalibrationSettings()) if selected.calibrated else None
     quantized = apply(selected, subject, calibration)
     base = subject.in_basis(quantized.model.basis)
-    report = ModelRelations(quantized, base, bitwise=bitwise, rebuild=rebuild).check(chosen)
+    rebuilding = None
+    if rebuild is not None:
+        threads = torch.get_num_threads()
+        rebuilding = Rebuilding(rebuild, selected, calibration, threads)
+    relations_of_model = ModelRelations(quantized, base, bitwise=bitwise, rebuilding=rebuilding)
+    report = relations_of_model.check(chosen)
     return _passed(report)
 
 

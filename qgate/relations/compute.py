@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +12,22 @@ from torch import Tensor
 from qgate.capture.next_tokens import predicts_next_tokens
 from qgate.errors import QgateError, unknown
 from qgate.expected.noise import ARITHMETICS
-from qgate.models import Model, Site
-from qgate.models.sites import sites_of
+from qgate.models import Model
 from qgate.modes import Quantized
 from qgate.relations.causes import explain
 from qgate.relations.noise import FloatNoise, measure_noise, token_errors
 from qgate.relations.parts import part_results
 from qgate.relations.record import EXACT, RELATIONS, Disagreement, RelationReport
-from qgate.relations.recording import FedRun, Pass, Recording, record
+from qgate.relations.recording import FedRun, Pass, Recording, leaf_sites, record
+from qgate.relations.restarts import (
+    LARGEST,
+    Rebuilding,
+    digests,
+    digests_elsewhere,
+    parameter_bytes,
+)
 from qgate.relations.ways import Way, WholeRows, rows_of, ways_of
+from qgate.text import one_line
 
 _BEFORE = 3
 """Sites before a disagreement that its words name."""
@@ -51,14 +59,14 @@ class ModelRelations:
         base: Model,
         *,
         bitwise: bool = False,
-        rebuild: Callable[[], Model] | None = None,
+        rebuilding: Rebuilding | None = None,
     ) -> None:
         self.quantized, self.base, self.bitwise = quantized, base, bitwise
         self.model = quantized.model
-        self.rebuild = rebuild
+        self.rebuilding = rebuilding
         self.report = RelationReport(f"{base.name} in {quantized.mode.name}")
         self.rows: WholeRows = rows_of(base)
-        self.sites = _leaf_sites(self.model)
+        self.sites = leaf_sites(self.model)
         self._recording: Recording | None = None
         self._noise: FloatNoise | None = None
 
@@ -83,7 +91,7 @@ class ModelRelations:
             unit = 0.0 if dtype is None else ARITHMETICS[dtype]
             whole = self.rows.whole
             self._noise = measure_noise(
-                self.base, _leaf_sites(self.base), whole.sample, whole.rows, whole.tokens, unit
+                self.base, leaf_sites(self.base), whole.sample, whole.rows, whole.tokens, unit
             )
         return self._noise
 
@@ -92,6 +100,8 @@ class ModelRelations:
         for way in self._ways():
             if way.relation in chosen:
                 self._compare(way)
+        if self.rebuilding is not None and {"restart", "process"} & chosen:
+            self._compare_rebuilt(self.rebuilding, chosen)
         if {"split K", "split N"} & chosen:
             self._compare_parts(chosen)
         order = list(self.recording.tensors)
@@ -121,10 +131,11 @@ class ModelRelations:
     def _limit(self, site: str, relation: str) -> float:
         return 0.0 if self.bitwise or relation in EXACT else self.noise.limit(site)
 
-    def _compare(self, way: Way) -> None:
+    def _compare(self, way: Way, model: Model | None = None) -> None:
         """Run a way; note the first site in the order of the model that disagrees."""
         judge = _Judge(lambda site: self._limit(site, way.relation))
-        run = FedRun(self.model, self.sites, self.recording, judge, force=way.relation not in EXACT)
+        model, is_fed = model or self.model, way.relation not in EXACT
+        run = FedRun(model, leaf_sites(model), self.recording, judge, force=is_fed)
         try:
             run.run(way.calls())
         except QgateError as error:
@@ -143,6 +154,42 @@ class ModelRelations:
         for site, listed in judge.errors.items():
             worst = max(float(errors.max()) for errors, _ in listed)
             self.report.errors[site] = max(worst, self.report.errors.get(site, 0.0))
+
+    def _compare_rebuilt(self, rebuilding: Rebuilding, chosen: frozenset[str]) -> None:
+        """Compare a run of the mode built anew, here and in another process."""
+        size = parameter_bytes(self.base)
+        if size > LARGEST:
+            self.report.left_out["restart, process"] = f"{size / 2**30:.0f} GiB are built once"
+            return
+        if "restart" in chosen:
+            way = Way("restart", "when the mode is built again", lambda: iter([self.rows.whole]))
+            self._compare(way, rebuilding.quantized().model)
+        if "process" not in chosen:
+            return
+        try:
+            elsewhere = digests_elsewhere(rebuilding)
+        except Exception as error:  # of whatever cannot be sent, or made, there
+            self.report.left_out["process"] = f"{type(error).__name__}: {one_line(error)}"
+            return
+        here = digests(self.recording.tensors)
+        differing = [site for site in here if here[site] != elsewhere.get(site, "")]
+        if not differing:
+            self.report.agreed["process"] = self.report.agreed.get("process", 0) + 1
+            return
+        site, count = differing[0], len(differing)
+        self.report.disagreements.append(
+            Disagreement(
+                relation="process",
+                way="in another process",
+                site=site,
+                after=(),
+                wrong=count,
+                compared=len(here),
+                where=f"{count} of {len(here)} sites",
+                error=math.nan,
+                limit=0.0,
+            )
+        )
 
     def _compare_parts(self, chosen: frozenset[str]) -> None:
         """Compare linear layers in parts with the whole of them."""
@@ -206,11 +253,6 @@ class ModelRelations:
             limit=limit,
             cause=explain(self.quantized, site, way.relation, self.recording),
         )
-
-
-def _leaf_sites(model: Model) -> list[Site]:
-    """List all ports where activations flow, those of modules that a mode put in too."""
-    return [s for s in sites_of(model.module, model.layers) if s.port not in ("weight", "state")]
 
 
 def _where(places: Sequence[tuple[int, int, int, int]], tokens: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 RELATIONS = {
@@ -51,7 +52,8 @@ class Disagreement:
 
     def __str__(self) -> str:
         if self.relation in EXACT or not self.limit:
-            size = f"other bits ({self.error:.2g} off)"
+            size = "other bits"
+            size += "" if math.isnan(self.error) else f" ({self.error:.2g} off)"
         else:
             size = f"{self.error:.2g} off (float noise {self.limit:.1g})"
         text = (

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model, Site
+from qgate.models.sites import sites_of
 
 ROWS, FLAT = -1, -2
 """Layouts beside the dimension of tokens: none has tokens, or rows and tokens are one dimension."""
@@ -188,3 +189,8 @@ class FedRun:
         assert target is not None
         target[row, token] = self._change(expected).to(target.dtype)
         return replaced
+
+
+def leaf_sites(model: Model) -> list[Site]:
+    """List all ports where activations flow, those of modules that a mode put in too."""
+    return [s for s in sites_of(model.module, model.layers) if s.port not in ("weight", "state")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 import pytest
@@ -194,3 +195,47 @@ def test_the_report_has_what_was_compared() -> None:
     assert "layers.1.attention.o_proj:input" in report.sites
     assert report.sites["logits"] == 4 * 133 * VOCABULARY
     assert str(report).splitlines()[0].startswith("small in int8: 4 ways to compute the same")
+
+
+def build_small() -> qgate.Model:
+    """Return one and the same model in every process."""
+    return small_model(seed=2)
+
+
+BUILT: list[int] = []
+
+
+def build_otherwise() -> qgate.Model:
+    """Return a model that is another one each time, as one that depends on what ran before."""
+    BUILT.append(1)
+    return small_model(seed=2 if len(BUILT) % 2 else 3)
+
+
+def build_by_process() -> qgate.Model:
+    """Return a model whose bits depend on the process, as those of an address or a hash do."""
+    model = small_model(seed=2)
+    with torch.no_grad():
+        model.module.layers[1].up.weight[0, 0] += 1e-6 * (os.getpid() % 9973 + 1)
+    return model
+
+
+def test_a_restart_and_another_process_give_the_same_bits() -> None:
+    relations = ["restart", "process"]
+    report = check_relations(build_small(), mode="mxfp4", relations=relations, rebuild=build_small)
+    assert report.agreed == {"restart": 1, "process": 1}
+    with pytest.raises(RelationFailure, match=r"restart: embedding:output is other bits"):
+        check_relations(
+            build_otherwise(), mode="mxfp4", relations=["restart"], rebuild=build_otherwise
+        )
+    failure = r"process: layers\.1\.up:output is other bits in another process"
+    with pytest.raises(RelationFailure, match=failure):
+        check_relations(
+            build_by_process(), mode="fp32", relations=relations, rebuild=build_by_process
+        )
+
+
+def test_what_cannot_go_to_another_process_is_said() -> None:
+    model = small_model()
+    report = check_relations(model, relations=["restart", "process"], rebuild=lambda: model)
+    assert report.agreed == {"restart": 1}
+    assert "pickle" in report.left_out["process"]
