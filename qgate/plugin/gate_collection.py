@@ -31,6 +31,7 @@ _DESELECTING = {
     "splits": "--splits",
 }
 _USES_GATE = re.compile(r"\bdef \w+\([^)]*\b(?:gate|dump_gate|checkpoint_gate|activation_gate)\b")
+_USES_GATE = re.compile(r"\bdef \w+\([^)]*\b(?:gate|dump_gate|activation_gate|relation_gate)\b")
 
 
 @dataclass

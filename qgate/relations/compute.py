@@ -95,6 +95,10 @@ class ModelRelations:
             )
         return self._noise
 
+    @noise.setter
+    def noise(self, noise: FloatNoise) -> None:
+        self._noise = noise
+
     def check(self, chosen: frozenset[str] = frozenset(RELATIONS)) -> RelationReport:
         """Compare all ways of the relations asked for; the report has what disagrees."""
         for way in self._ways():

@@ -50,17 +50,19 @@ class Disagreement:
     limit: float
     cause: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def words(self) -> str:
+        """Return by how much which tokens differ, and what is known of the cause."""
         if self.relation in EXACT or not self.limit:
             size = "other bits"
             size += "" if math.isnan(self.error) else f" ({self.error:.2g} off)"
         else:
             size = f"{self.error:.2g} off (float noise {self.limit:.1g})"
-        text = (
-            f"{self.relation}: {self.site} is {size} {self.way}, at {self.where} "
-            f"({self.wrong} of {self.compared})"
-        )
+        text = f"{size} {self.way}, at {self.where} ({self.wrong} of {self.compared})"
         return f"{text}; {self.cause}" if self.cause else text
+
+    def __str__(self) -> str:
+        return f"{self.relation}: {self.site} is {self.words}"
 
 
 @dataclass
