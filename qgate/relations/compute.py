@@ -145,6 +145,11 @@ class ModelRelations:
         except QgateError as error:
             self.report.left_out[f"{way.relation} {way.words}"] = f"refused: {error}"
             return
+        if run.missing:
+            where = f"{way.relation}, {len(run.missing)} sites such as {min(run.missing)}"
+            self.report.left_out[where] = "tensors there have no place for each row and token"
+        if not judge.values:
+            return
         for site, values in judge.values.items():
             self.report.sites[site] = self.report.sites.get(site, 0) + values
         wrong = [site for site in self.recording.tensors if site in judge.errors]
@@ -237,7 +242,7 @@ class ModelRelations:
             wrong += int(bad.sum())
             worst = max(worst, float(errors.max()))
             if len(errors) == sum(span.length for span in call.spans):
-                row, token, source_row, source_token = (i[bad] for i in call.indices())
+                row, token, source_row, source_token = (i[bad] for i in call.indices)
                 places += zip(
                     source_row.tolist(),
                     source_token.tolist(),

@@ -7,8 +7,10 @@ code that noise turned changes nothing behind it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -42,7 +44,26 @@ class Pass:
     tokens: int
     spans: tuple[Span, ...] = ()
 
-    def indices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    @cached_property
+    def place(self) -> tuple[list[int], int, int] | None:
+        """Return recorded rows, first token and tokens, where all of the call are such a part."""
+        starts = {(span.start, span.source_start, span.length) for span in self.spans}
+        if len(starts) != 1 or [span.row for span in self.spans] != list(range(self.rows)):
+            return None
+        start, source_start, length = starts.pop()
+        rows = [span.source_row for span in self.spans]
+        return (rows, source_start, length) if start == 0 and length == self.tokens else None
+
+    @cached_property
+    def whole_rows(self) -> tuple[Tensor, ...]:
+        """Return the rows without padding, here and in the recording; each has one token."""
+        whole = [span for span in self.spans if span.length == self.tokens]
+        rows = torch.tensor([[span.row, span.source_row] for span in whole], dtype=torch.int64)
+        row, source_row = rows.reshape(-1, 2).unbind(1)
+        return row, torch.zeros_like(row), source_row, torch.zeros_like(row)
+
+    @cached_property
+    def indices(self) -> tuple[Tensor, ...]:
         """Return row and token of each compared token, here and in the recording."""
         parts: list[list[Tensor]] = [[], [], [], []]
         for span in self.spans:
@@ -51,7 +72,7 @@ class Pass:
             parts[1].append(span.start + steps)
             parts[2].append(torch.full_like(steps, span.source_row))
             parts[3].append(span.source_start + steps)
-        return tuple(torch.cat(part) for part in parts)  # type: ignore[return-value]
+        return tuple(torch.cat(part) for part in parts)
 
 
 @dataclass
@@ -130,64 +151,68 @@ class FedRun:
         judge: Judge,
         *,
         force: bool = True,
-        change: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+        change: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.model, self.recording, self._judge = model, recording, judge
         self._sites = [site for site in sites if site.name in recording.tensors]
         self._force, self._change = force, change
         self.missing: set[str] = set()
+        self._call: Pass | None = None
+        self._counts: dict[str, int] = {}
 
     def run(self, calls: Iterator[Pass]) -> None:
         """Make calls one after the other; those without spans are not compared."""
-        with torch.no_grad():
+        with (
+            torch.no_grad(),
+            tap_sites(self.model.module, self._sites, self._take, first=True, lenient=True),
+        ):
             for call in calls:
-                if call.spans:
-                    self._compare(call)
-                else:
-                    self.model.outputs(call.sample)
+                self._call, self._counts = (call if call.spans else None), {}
+                outputs = self.model.outputs(call.sample)
+                if not call.spans:
+                    continue
+                for name, tensor in outputs.items():
+                    if name in self.recording.tensors:
+                        self._at(name, 0, tensor, call)
 
-    def _compare(self, call: Pass) -> None:
-        counts: dict[str, int] = {}
-        indices = call.indices()
+    def _take(self, site: Site, tensor: Tensor) -> Tensor | None:
+        if self._call is None:
+            return None
+        number = self._counts[site.name] = self._counts.get(site.name, -1) + 1
+        return self._at(site.name, number, tensor, self._call)
 
-        def take(site: Site, tensor: Tensor) -> Tensor | None:
-            number = counts[site.name] = counts.get(site.name, -1) + 1
-            return self._at(site.name, number, tensor, call, indices)
-
-        with tap_sites(self.model.module, self._sites, take, first=True, lenient=True):
-            outputs = self.model.outputs(call.sample)
-        for name, tensor in outputs.items():
-            if name in self.recording.tensors:
-                self._at(name, 0, tensor, call, indices)
-
-    def _at(
-        self, site: str, number: int, tensor: Tensor, call: Pass, indices: tuple[Tensor, ...]
-    ) -> Tensor | None:
+    def _at(self, site: str, number: int, tensor: Tensor, call: Pass) -> Tensor | None:
         """Compare a tensor with the recorded one; return it with what was recorded in place."""
-        recorded = self.recording.tensors[site]
-        layout = self.recording.layouts[site]
-        if number >= len(recorded):
-            self.missing.add(site)
+        listed, layout = self.recording.tensors[site], self.recording.layouts[site]
+        if layout == ROWS and call.tokens != self.recording.tokens:
             return None
-        row, token, source_row, source_token = indices
-        if layout == ROWS:
-            if call.tokens != self.recording.tokens:
-                return None
-            firsts = token == 0
-            row, token, source_row = row[firsts], token[firsts], source_row[firsts]
-            source_token = token
         viewed = grid_view(tensor, layout, call.rows, call.tokens)
-        if viewed is None or viewed.shape[2:] != recorded[number].shape[2:]:
+        recorded = listed[number] if number < len(listed) else None
+        if recorded is None or viewed is None or viewed.shape[2:] != recorded.shape[2:]:
             self.missing.add(site)
+            if ":" not in site and recorded is not None:
+                # An output of another shape is no output of these tokens.
+                expected = recorded[:1, :1].flatten(0, 1)
+                self._judge(site, torch.full_like(expected, math.nan), expected, call)
             return None
-        expected = recorded[number][source_row, source_token]
+        place = call.place
+        if place is not None and layout in (1, FLAT) and not self._change:
+            rows, start, length = place
+            expected = recorded[rows, start : start + length]
+            self._judge(site, viewed.flatten(0, 1), expected.flatten(0, 1), call)
+            return expected.reshape(tensor.shape).to(tensor.dtype) if self._force else None
+        row, token, source_row, source_token = call.whole_rows if layout == ROWS else call.indices
+        if not len(row):
+            return None
+        expected = recorded[source_row, source_token]
         self._judge(site, viewed[row, token], expected, call)
         if not self._force:
             return None
         replaced = tensor.clone()
         target = grid_view(replaced, layout, call.rows, call.tokens)
         assert target is not None
-        target[row, token] = self._change(expected).to(target.dtype)
+        values = expected if self._change is None else self._change(expected)
+        target[row, token] = values.to(target.dtype)
         return replaced
 
 

@@ -20,6 +20,7 @@ ROWS = 3
 """Rows of different text; one more shares its beginning with the first."""
 TILES = (16, 32, 64, 128)
 _CHUNKS = (16, 17, 48, 64)
+_STEPS, _NEAR = 24, 3
 _NO_MASK = "the model takes no attention_mask: where padding is cannot be said"
 _NO_ORDER = "later tokens change earlier outputs: no prefix stands for itself"
 _NO_TOKENS = "the samples are no token ids"
@@ -208,14 +209,19 @@ def _with_cache(rows: TextRows, calls: TextCalls) -> Iterator[Way]:
     odd = [0, 1, 31, 33, 64, 127]
     odd = [start for start in odd if start < rows.tokens]
     yield Way("chunked", f"in chunks from tokens {odd}", _pieces(rows, calls, every, odd))
-    steps = range(rows.tokens)
+    steps = [start for start in range(rows.tokens) if _is_stepped(start)]
     yield Way("stepwise", "token by token", _pieces(rows, calls, every, steps))
-    half = rows.tokens // 2
-    later = [0, *range(half, rows.tokens)]
+    half = rows.tokens // 2 + 1
+    later = [0, *range(half, min(half + _STEPS, rows.tokens))]
     words = f"token by token after a prefill of {half}"
     yield Way("stepwise", words, _pieces(rows, calls, [0], later))
     yield Way("warm prefix", "behind a prefix computed once", lambda: _warm(rows, calls))
     yield Way("reused cache", "in turn with another request", lambda: _in_turn(rows, calls))
+
+
+def _is_stepped(start: int) -> bool:
+    """Tell if a token is a call of its own: the first ones, and those about borders of tiles."""
+    return start < _STEPS or any(-_NEAR <= start - tile <= _NEAR for tile in TILES)
 
 
 def _pieces(
