@@ -75,4 +75,5 @@ def other_rows_in(first_row: Callable[[float], Tensor]) -> str:
 
 def _row_of(module: nn.Module, x: Tensor, factor: float) -> Tensor:
     result = module(torch.cat([x[:1], x[1:2] * factor]))
-    return result[0] if isinstance(result, Tensor) else x.new_zeros(())
+    tensor: Tensor = result if isinstance(result, Tensor) else result[0]
+    return tensor[0]

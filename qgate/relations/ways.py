@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qgate.models import Model
-from qgate.models.rows import map_tensors, row_count, token_ids
+from qgate.models.rows import MASK, map_tensors, row_count, token_ids
 from qgate.relations.caches import NO_CACHE, CachedRequest, TextCalls
 from qgate.relations.recording import Pass, Span
 
@@ -22,6 +22,8 @@ TILES = (16, 32, 64, 128)
 _CHUNKS = (16, 17, 48, 64)
 _STEPS, _NEAR = 24, 3
 _NO_MASK = "the model takes no attention_mask: where padding is cannot be said"
+_NO_POSITIONS = "later tokens change earlier outputs, and positions are the model's own"
+_PADDING = 29
 _NO_ORDER = "later tokens change earlier outputs: no prefix stands for itself"
 _NO_TOKENS = "the samples are no token ids"
 _TOO_SHORT = "a sample has {} tokens: too few to cut"
@@ -128,11 +130,17 @@ def ways_of(
         left_out["padded, prefix, chunked, stepwise"] = _TOO_SHORT.format(rows.tokens)
         return
     if is_causal or calls.has_mask:
-        yield Way("padded right", "with padding behind it", lambda: _padded(rows, calls, False))
+        padded = _padded if is_causal else _padded_whole
+        words = "with padding behind it"
+        yield Way("padded right", words, lambda: padded(rows, calls, is_left=False))
     else:
         left_out["padded right"] = _NO_MASK
-    if calls.has_mask:
-        yield Way("padded left", "with padding before it", lambda: _padded(rows, calls, True))
+    if not is_causal:
+        left_out["padded left"] = _NO_POSITIONS
+    elif calls.has_mask:
+        yield Way(
+            "padded left", "with padding before it", lambda: _padded(rows, calls, is_left=True)
+        )
     else:
         left_out["padded left"] = _NO_MASK
     if not is_causal:
@@ -180,7 +188,21 @@ def _cut(rows: TextRows, length: int) -> Callable[[], Iterator[Pass]]:
     return calls
 
 
-def _padded(rows: TextRows, calls: TextCalls, is_left: bool) -> Iterator[Pass]:
+def _padded_whole(rows: TextRows, calls: TextCalls, *, is_left: bool) -> Iterator[Pass]:  # noqa: ARG001
+    """Put padding behind whole rows: a part of one stands for itself only if later tokens do not.
+
+    Positions are left to the model, which may count them from another number than zero.
+    """
+    assert rows.spare is not None
+    padding = rows.spare[: rows.rows, : max(1, min(_PADDING, rows.tokens))]
+    ids = torch.cat([rows.sample, padding], 1)
+    mask = torch.ones_like(ids)
+    mask[:, rows.tokens :] = 0
+    spans = tuple(Span(row, 0, row, 0, rows.tokens) for row in range(rows.rows))
+    yield Pass({calls.names[0]: ids, MASK: mask}, rows.rows, ids.shape[1], spans)
+
+
+def _padded(rows: TextRows, calls: TextCalls, *, is_left: bool) -> Iterator[Pass]:
     """Pad rows of several lengths with other text to the longest one."""
     assert rows.spare is not None
     tokens = rows.tokens

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import qgate
 from qgate.errors import QgateError
+from qgate.models import Sampling
 from qgate.modes import Mode, Rule, apply, modes_of
 from qgate.relations.compute import ModelRelations
 from qgate.relations.record import RELATIONS
@@ -239,3 +240,11 @@ def test_what_cannot_go_to_another_process_is_said() -> None:
     report = check_relations(model, relations=["restart", "process"], rebuild=lambda: model)
     assert report.agreed == {"restart": 1}
     assert "pickle" in report.left_out["process"]
+
+
+def test_a_dynamic_cast_of_a_mixer_is_named() -> None:
+    model = qgate.models.load("tiny-mamba", sampling=Sampling(calib_samples=2, calib_seqlen=64))
+    words = r"alone: backbone\.layers\.0\.mixer\.conv_cast:output .* a dynamic scale per tensor"
+    with pytest.raises(RelationFailure, match=words):
+        check_relations(model, mode="3", relations=["alone"])
+    assert check_relations(model, mode="2-1", relations=["alone"]).agreed == {"alone": 4}
