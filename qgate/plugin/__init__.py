@@ -69,8 +69,6 @@ __all__ = [
 ]
 
 _MARKERS = (
-    "qgate: a gate of qgate (all tests that use `gate`, `dump_gate`, `checkpoint_gate` or "
-    "`activation_gate` have it)",
     "qgate: a gate of qgate (all tests that use a fixture of qgate whose name ends in `gate`)",
     "qgate_modes(names): modes of this test, whatever --mode says",
     "qgate_formats(names): formats of this test where --format does not say others",

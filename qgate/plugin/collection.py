@@ -227,7 +227,6 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     unreached = gates.unreached(items)
     for fixture in _SUBJECTS:
         deselect(config, items, _without_subject(config, items, fixture))
-    deselect(config, items, _unfit_for_dump(config, items))
     deselect(config, items, unasked_relations(config, items))
     _check_home(options, items, selection)
     if selection.refused:
@@ -266,9 +265,6 @@ def _fits(config: pytest.Config, item: pytest.Item) -> bool:
             return session is not None and _lacking(config, item) is None
     if has_fixture(item, "relation_gate") and not asks_for_relations(config, item):
         return False
-    if has_fixture(item, "dump_gate"):
-        session = sessions_of(config).of_dump()
-        return session is not None and _lacking(session, item) is None
     return model_and_mode(item) not in selection_of(config).unfit
 
 

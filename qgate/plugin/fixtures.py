@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from qgate.results.schema import LooserLimit
 
 # The fixtures that judge: tests that use one are gates.
-GATES = ("gate", "dump_gate", "checkpoint_gate", "activation_gate")
-GATES = ("gate", "dump_gate", "activation_gate", "relation_gate")
+GATES = ("gate", "dump_gate", "checkpoint_gate", "activation_gate", "relation_gate")
 # What the gates of a test decided, with their sessions.
 OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()
 # Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.

@@ -180,8 +180,8 @@ class ModelRelations:
         except Exception as error:  # of whatever cannot be sent, or made, there
             self.report.left_out["process"] = f"{type(error).__name__}: {one_line(error)}"
             return
-        here = digests(self.recording.tensors)
-        differing = [site for site in here if here[site] != elsewhere.get(site, "")]
+        own_digests = digests(self.recording.tensors)
+        differing = [site for site in own_digests if own_digests[site] != elsewhere.get(site, "")]
         if not differing:
             self.report.agreed["process"] = self.report.agreed.get("process", 0) + 1
             return
@@ -193,8 +193,8 @@ class ModelRelations:
                 site=site,
                 after=(),
                 wrong=count,
-                compared=len(here),
-                where=f"{count} of {len(here)} sites",
+                compared=len(own_digests),
+                where=f"{count} of {len(own_digests)} sites",
                 error=math.nan,
                 limit=0.0,
             )

@@ -45,7 +45,7 @@ class Pass:
     spans: tuple[Span, ...] = ()
 
     @cached_property
-    def place(self) -> tuple[list[int], int, int] | None:
+    def part(self) -> tuple[list[int], int, int] | None:
         """Return recorded rows, first token and tokens, where all of the call are such a part."""
         starts = {(span.start, span.source_start, span.length) for span in self.spans}
         if len(starts) != 1 or [span.row for span in self.spans] != list(range(self.rows)):
@@ -195,9 +195,9 @@ class FedRun:
                 expected = recorded[:1, :1].flatten(0, 1)
                 self._judge(site, torch.full_like(expected, math.nan), expected, call)
             return None
-        place = call.place
-        if place is not None and layout in (1, FLAT) and not self._change:
-            rows, start, length = place
+        part = call.part
+        if part is not None and layout in (1, FLAT) and not self._change:
+            rows, start, length = part
             expected = recorded[rows, start : start + length]
             self._judge(site, viewed.flatten(0, 1), expected.flatten(0, 1), call)
             return expected.reshape(tensor.shape).to(tensor.dtype) if self._force else None
