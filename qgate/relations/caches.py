@@ -50,6 +50,11 @@ class TextCalls:
         return self._makes_cache or PAST in self.names
 
     @property
+    def promises_order(self) -> bool:
+        """Tell if the network says that no token depends on later ones, whatever it does."""
+        return self._makes_cache or type(self.network).__name__.endswith("ForCausalLM")
+
+    @property
     def _makes_cache(self) -> bool:
         return callable(getattr(self.network, "new_cache", None)) and "cache" in self.names
 

@@ -14,6 +14,7 @@ from qgate.errors import QgateError, unknown
 from qgate.expected.noise import ARITHMETICS
 from qgate.models import Model
 from qgate.modes import Quantized
+from qgate.relations.caches import TextCalls
 from qgate.relations.causes import explain
 from qgate.relations.noise import FloatNoise, measure_noise, token_errors
 from qgate.relations.parts import part_results
@@ -130,7 +131,7 @@ class ModelRelations:
     @property
     def _is_causal(self) -> bool:
         """Tell if the model as it is promises that later tokens change nothing before them."""
-        return predicts_next_tokens(self.base)
+        return TextCalls.of(self.base).promises_order or predicts_next_tokens(self.base)
 
     def _limit(self, site: str, relation: str) -> float:
         return 0.0 if self.bitwise or relation in EXACT else self.noise.limit(site)

@@ -37,6 +37,7 @@ FAULTS = (
     ("window at borders", "chunked", "layers.0.attention.o_proj:input", f"tokens {WINDOW - 1} to"),
     ("stale cache", "reused cache", "places:output", "in turn with another request"),
     ("cache shared by rows", "chunked", "layers.0.attention.o_proj:input", "at rows 1, 2, 3"),
+    ("future seen", "prefix", "layers.0.attention.o_proj:input", "as the first 1 of its tokens"),
     ("future seen", "padded right", "layers.0.attention.o_proj:input", "with padding behind it"),
     ("other tile", "prefix", "layers.0.attention.o_proj:input", "the first 33 of its tokens"),
     ("random numbers", "repeat", "layers.0:input", "it draws random numbers"),
