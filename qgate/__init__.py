@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from qgate.modes.mode import Mode, Rule
     from qgate.sweeps.compute import Sweep, sweep
     from qgate.sweeps.underflow import watch_underflow
+    from qgate.testing import check_relations
 
 __all__ = [
     "Encoded",
@@ -35,6 +36,7 @@ __all__ = [
     "activations",
     "analysis",
     "capture",
+    "check_relations",
     "checkpoints",
     "collect",
     "collect_from_environment",
@@ -53,6 +55,7 @@ _HOME = {
     "Mode": "qgate.modes.mode",
     "Model": "qgate.models.model",
     "Rule": "qgate.modes.mode",
+    "check_relations": "qgate.testing",
     "activations": "qgate.activation_stats.compute",
     "collect": "qgate.collecting.starting",
     "collect_from_environment": "qgate.collecting.starting",

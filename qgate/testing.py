@@ -1,6 +1,6 @@
-"""Checks for anybody's test: one of a cast, one of a kernel.
+"""Checks for anybody's test: of a cast, of a kernel, and of what must be the same twice.
 
-    from qgate.testing import check, check_kernel
+    from qgate.testing import check, check_kernel, check_relations
 
     def test_cast():
         check(my_quantize(x), x, format="mxfp8")
@@ -21,21 +21,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from qgate.errors import QgateError
 from qgate.expected.conventions import Convention, tiles
 from qgate.formats import Encoded
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.grouped import grouped_product
 from qgate.kernel_checks.kernels import check_kernel as _check_kernel
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.models import Model
+from qgate.modes import Mode
+from qgate.relations.checking import check_kernel as _relate_kernel
+from qgate.relations.checking import check_model as _relate_model
+from qgate.relations.record import RelationFailure, RelationReport
 
 __all__ = [
     "CheckFailure",
     "CheckReport",
     "Convention",
+    "RelationFailure",
+    "RelationReport",
     "check",
     "check_kernel",
+    "check_relations",
     "grouped_product",
     "tiles",
 ]
@@ -133,3 +142,45 @@ def check_kernel(
         )
     except CheckFailure as failure:
         raise failure.with_traceback(None) from None
+
+
+def check_relations(
+    subject: Model | nn.Module | Function,
+    *arguments: Any,
+    like: Function | None = None,
+    mode: str | Mode = "fp32",
+    inputs: dict[int, Any] | None = None,
+    relations: Sequence[str] | None = None,
+    bitwise: bool = False,
+    rebuild: Callable[[], Model] | None = None,
+    arithmetic: str = "float32",
+    seed: int = 0,
+) -> RelationReport:
+    """Check that ways to compute the same agree, bit for bit or to float noise.
+
+    subject     a `qgate.Model`; a module, with samples as `arguments`; or, with `like`, a kernel
+                that is called with `arguments`
+    like        the reference of a kernel: the same function of unquantized tensors
+    mode        the mode that a model is compared in, a name or a `qgate.Mode`
+    inputs      position → format of each argument that a kernel quantizes, as in `check_kernel`
+    relations   which relations to check (all): see docs/relations.md
+    bitwise     True if rows must have the same bits however they are computed
+    rebuild     function without arguments that makes the model anew, in this process and in another
+    arithmetic  what a kernel's sums are computed in, as in `check_kernel`
+
+    A verdict is an AssertionError (RelationFailure) whose first line names the relation, the site
+    and the tokens.
+    """
+    if like is not None:
+        return _relate_kernel(
+            subject, arguments, like=like, inputs=inputs, relations=relations,
+            arithmetic=arithmetic, bitwise=bitwise, seed=seed,
+        )  # fmt: skip
+    if not isinstance(subject, Model | nn.Module):
+        raise QgateError(
+            f"{getattr(subject, '__name__', subject)!r} is no model; of a kernel give like= with "
+            "the same function of unquantized tensors."
+        )
+    return _relate_model(
+        subject, arguments, mode=mode, relations=relations, bitwise=bitwise, rebuild=rebuild
+    )

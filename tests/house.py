@@ -26,7 +26,7 @@ FLOORS = {
         9: "plugin cli audit",
         8: "page analysis testing",
         7: "drawing gate engines",
-        6: "comparing collecting sweeps activation_stats kernel_checks checkpoints audits",
+        6: "comparing collecting sweeps activation_stats kernel_checks checkpoints audits relations",
         5: "summaries modes causes",
         4: "capture scales dumps expected",
         3: "formats stats models results baselines engine charts",

@@ -81,6 +81,9 @@ class GateSession:
     With `across_weights` relative errors are held against a baseline of other weights.
     """
 
+    accepts = True
+    """True if what its gates measure is compared with accepted errors."""
+
     def __init__(
         self,
         subject: Subject,
@@ -208,7 +211,7 @@ class GateSession:
                 Verdict(verdict.measured, in_order),
                 mode.name,
                 label=label,
-                baseline=short_path(Path.cwd(), ledger.file(title)),
+                baseline=short_path(Path.cwd(), ledger.file(title)) if self.accepts else "",
                 command=accept_command,
                 report=self.report,
                 diagnoses=diagnoses,

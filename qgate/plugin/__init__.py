@@ -36,6 +36,8 @@ from qgate.plugin.fixtures import (
     model,
     qgate_check,
     qgate_check_kernel,
+    qgate_check_relations,
+    relation_gate,
 )
 from qgate.plugin.gate_collection import FileHooks, gates_of, has_fixture
 from qgate.plugin.holding_back import hold_back
@@ -62,11 +64,12 @@ __all__ = [
     "model",
     "qgate_check",
     "qgate_check_kernel",
+    "qgate_check_relations",
+    "relation_gate",
 ]
 
 _MARKERS = (
-    "qgate: a gate of qgate (all tests that use `gate`, `dump_gate`, `checkpoint_gate` or "
-    "`activation_gate` have it)",
+    "qgate: a gate of qgate (all tests that use a fixture of qgate whose name ends in `gate`)",
     "qgate_modes(names): modes of this test, whatever --mode says",
     "qgate_formats(names): formats of this test where --format does not say others",
     "qgate_used_formats: leave out formats that no gate of the run quantizes with",

@@ -28,6 +28,7 @@ from qgate.plugin.gate_collection import (
     suite_of,
 )
 from qgate.plugin.lacking import LackingSuites
+from qgate.plugin.relation_suites import asks_for_relations, unasked_relations
 from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, home_above, options_of
 from qgate.plugin.shared_sessions import sessions_of
@@ -226,6 +227,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     unreached = gates.unreached(items)
     for fixture in _SUBJECTS:
         deselect(config, items, _without_subject(config, items, fixture))
+    deselect(config, items, unasked_relations(config, items))
     _check_home(options, items, selection)
     if selection.refused:
         if hasattr(config, "workerinput"):
@@ -261,6 +263,8 @@ def _fits(config: pytest.Config, item: pytest.Item) -> bool:
         if has_fixture(item, fixture):
             session = sessions_of(config).of_subject(kind)
             return session is not None and _lacking(config, item) is None
+    if has_fixture(item, "relation_gate") and not asks_for_relations(config, item):
+        return False
     return model_and_mode(item) not in selection_of(config).unfit
 
 

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from qgate.kernel_checks.record import CheckReport
     from qgate.models import Model
     from qgate.modes import Mode
+    from qgate.relations.record import RelationReport
     from qgate.results.schema import LooserLimit
 
 # The fixtures that judge: tests that use one are gates.
-GATES = ("gate", "dump_gate", "checkpoint_gate", "activation_gate")
+GATES = ("gate", "dump_gate", "checkpoint_gate", "activation_gate", "relation_gate")
 # What the gates of a test decided, with their sessions.
 OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()
 # Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.
@@ -124,6 +125,14 @@ def activation_gate(request: pytest.FixtureRequest, model: Model) -> ActivationG
 
 
 @pytest.fixture
+def relation_gate(request: pytest.FixtureRequest, model: Model) -> RelationGate:  # noqa: ARG001
+    """Holds a model in a mode against itself, computed in other ways; needs no baseline."""
+    name = parameters_of(request.node)["model"]
+    session = sessions_of(request.config).of_relations(name)
+    return _ready(request.node, session, lambda: RelationGate(request.node, session))
+
+
+@pytest.fixture
 def qgate_check() -> Callable[..., CheckReport]:
     """Checks a cast: `qgate.testing.check`."""
     return lazy.testing.check
@@ -133,6 +142,12 @@ def qgate_check() -> Callable[..., CheckReport]:
 def qgate_check_kernel() -> Callable[..., CheckReport]:
     """Checks a kernel: `qgate.testing.check_kernel`."""
     return lazy.testing.check_kernel
+
+
+@pytest.fixture
+def qgate_check_relations() -> Callable[..., RelationReport]:
+    """Checks what must be the same twice: `qgate.testing.check_relations`."""
+    return lazy.testing.check_relations
 
 
 def _ready(item: pytest.Item, session: GateSession, make: Callable[[], G]) -> G:
@@ -280,3 +295,11 @@ class ActivationGate(SuiteGate):
     def layer(self, layer: str) -> None:
         """Gate the magnitudes and outliers of a layer's tensors."""
         self._decide("activations", layer)
+
+
+class RelationGate(SuiteGate):
+    """The gate of one test over a model's relations: `relation_gate.mode(mode)`."""
+
+    def mode(self, mode: str) -> None:
+        """Gate that a mode gives the same however its tokens are computed."""
+        self._decide("relations", mode=mode)

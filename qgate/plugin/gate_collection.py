@@ -30,7 +30,9 @@ _DESELECTING = {
     "deselect": "--deselect",
     "splits": "--splits",
 }
-_USES_GATE = re.compile(r"\bdef \w+\([^)]*\b(?:gate|dump_gate|checkpoint_gate|activation_gate)\b")
+_USES_GATE = re.compile(
+    r"\bdef \w+\([^)]*\b(?:gate|dump_gate|checkpoint_gate|activation_gate|relation_gate)\b"
+)
 
 
 @dataclass

@@ -136,6 +136,16 @@ OPTIONS = {
         "baseline",
         kind=bool,
     ),
+    "relations": Option(
+        "also run the suite of relations, which runs by itself where its file is named",
+        False,
+        kind=bool,
+    ),
+    "bitwise": Option(
+        "hold relations at the same bits, as batch-invariant kernels claim, not at float noise",
+        False,
+        kind=bool,
+    ),
     "device": Option("auto (default), cpu, cuda or cuda:N", "auto", metavar="D"),
     "samples": Option("texts evaluated (10)", 10, metavar="N", kind=int),
     "seqlen": Option("tokens of each (512)", 512, metavar="N", kind=int),

@@ -21,6 +21,7 @@ from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.checkpoint_gates import CheckpointGates, CheckpointSubject
 from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
 from qgate.gate.measuring.model_gates import ModelGates
+from qgate.gate.measuring.relation_gates import RelationGates
 from qgate.models import Sampling
 from qgate.modes import CalibrationSettings
 from qgate.modes.setups import ModelSetup, with_tokens
@@ -69,6 +70,18 @@ class Sessions:
             session = ActivationGates(bench, policy=policy, **self._shared())
             self.held["activations", name] = session
         assert isinstance(session, ActivationGates)
+        return session
+
+    def of_relations(self, name: str) -> RelationGates:
+        """Return the gates of a model's relations, which share the model itself."""
+        session = self.held.get(("relations", name))
+        if session is None:
+            bench = self.of_model(name).bench
+            policy = self._policy().for_model(bench.model.name)
+            bitwise = self.options.values["bitwise"]
+            session = RelationGates(bench, policy=policy, bitwise=bitwise, **self._shared())
+            self.held["relations", name] = session
+        assert isinstance(session, RelationGates)
         return session
 
     def of_dump(self) -> DumpGates | None:

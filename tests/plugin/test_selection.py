@@ -142,12 +142,13 @@ def test_what_a_failure_repeats_is_every_option_about_the_run(pytester: pytest.P
 
     values = {int: "7", float: "0.5"}
     given = {
-        name: values.get(option.kind, "first")
+        name: "" if option.kind is bool else f" {values.get(option.kind, 'first')}"
         for name, option in OPTIONS.items()
         if option.about == "run"
     }
     assert len(given) >= 10
     others = ["--mode=2-1", "--plots=none", "--no-report", "--update-which=all"]
-    config = pytester.parseconfig(*(f"--{name}={text}" for name, text in given.items()), *others)
+    typed = [f"--{name}{text}".replace(" ", "=") for name, text in given.items()]
+    config = pytester.parseconfig(*typed, *others)
     options = options_of(config).command().partition(" --")[2].split(" --")
-    assert options == [f"{name} {text}" for name, text in given.items()]
+    assert options == [f"{name}{text}" for name, text in given.items()]

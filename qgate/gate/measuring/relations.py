@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from qgate.causes.outputs import describe, scattered
 from qgate.expected.derived import CutAxis, DerivedInput, derive
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, Expected
+from qgate.expected.shared_scales import mixes
 from qgate.formats import Quantizer
 from qgate.gate.measured import Conformance
 from qgate.hooks import ModuleHooks
@@ -237,19 +238,3 @@ def _axis(arguments: Sequence[Any], dim: int, samples: int, *, is_causal: bool) 
     if length < 2 or len(along) != len(batched):
         return None
     return CutAxis(tuple((position, dim) for position in along), length, dim, is_causal)
-
-
-def mixes(q: Quantizer, dims: int, dim: int) -> bool:
-    """Tell if elements at several places along a dimension share a scale made from them."""
-    if q.format.kind == "block" and q.format.needs_amax and not q.format.by_rows:
-        return True
-    if q.rotation is not None and dim == q.rotation_axis % dims:
-        return True
-    if q.granularity is None or q.scale is not None:
-        return False
-    if q.granularity == "tensor":
-        return True
-    if q.tile is not None:
-        return dim >= dims - 2
-    same = q.axis_of(dims) == dim
-    return same if q.granularity == "block" else not same

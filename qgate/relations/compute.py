@@ -1,0 +1,292 @@
+"""Relations of a model: every way to compute its tokens, compared site by site with one run."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from qgate.capture.next_tokens import predicts_next_tokens
+from qgate.errors import QgateError, unknown
+from qgate.expected.noise import ARITHMETICS
+from qgate.models import Model
+from qgate.modes import Quantized
+from qgate.relations.caches import TextCalls
+from qgate.relations.causes import explain
+from qgate.relations.noise import FloatNoise, measure_noise, token_errors
+from qgate.relations.parts import part_results
+from qgate.relations.record import EXACT, RELATIONS, Disagreement, RelationReport
+from qgate.relations.recording import FedRun, Pass, Recording, leaf_sites, record
+from qgate.relations.restarts import (
+    LARGEST,
+    Rebuilding,
+    digests,
+    digests_elsewhere,
+    parameter_bytes,
+)
+from qgate.relations.ways import Way, WholeRows, rows_of, ways_of
+from qgate.text import one_line
+
+_BEFORE = 3
+"""Sites before a disagreement that its words name."""
+
+
+@dataclass
+class _Judge:
+    """Comparison of one way: which sites and tokens differ by more than noise."""
+
+    limit_of: Callable[[str], float]
+    values: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    errors: dict[str, list[tuple[Tensor, Pass]]] = field(default_factory=lambda: defaultdict(list))
+
+    def __call__(self, site: str, actual: Tensor, expected: Tensor, call: Pass) -> None:
+        self.values[site] += actual.numel()
+        self.errors[site].append((token_errors(actual, expected), call))
+
+    def wrong(self, site: str) -> bool:
+        limit = self.limit_of(site)
+        return any(not bool((errors <= limit).all()) for errors, _ in self.errors[site])
+
+
+class ModelRelations:
+    """Relations of a model in a mode; `base` is the model as it is, in the same basis."""
+
+    def __init__(
+        self,
+        quantized: Quantized,
+        base: Model,
+        *,
+        bitwise: bool = False,
+        rebuilding: Rebuilding | None = None,
+    ) -> None:
+        self.quantized, self.base, self.bitwise = quantized, base, bitwise
+        self.model = quantized.model
+        self.rebuilding = rebuilding
+        self.report = RelationReport(f"{base.name} in {quantized.mode.name}")
+        self.rows: WholeRows = rows_of(base)
+        self.sites = leaf_sites(self.model)
+        self._recording: Recording | None = None
+        self._noise: FloatNoise | None = None
+
+    @property
+    def recording(self) -> Recording:
+        """Return the run of all rows at once, which every way is compared with."""
+        if self._recording is None:
+            whole = self.rows.whole
+            self._recording = record(self.model, self.sites, whole.sample, whole.rows, whole.tokens)
+            if not self._recording.tensors:
+                raise QgateError(
+                    f"{self.base.name} has no tensor with {whole.rows} rows: its relations cannot "
+                    "be compared. Let its samples and outputs have one entry per row in front."
+                )
+        return self._recording
+
+    @property
+    def noise(self) -> FloatNoise:
+        """Return the limits of float noise, measured on the model as it is."""
+        if self._noise is None:
+            dtype = self.quantized.mode.dtype
+            unit = 0.0 if dtype is None else ARITHMETICS[dtype]
+            whole = self.rows.whole
+            self._noise = measure_noise(
+                self.base, leaf_sites(self.base), whole.sample, whole.rows, whole.tokens, unit
+            )
+        return self._noise
+
+    @noise.setter
+    def noise(self, noise: FloatNoise) -> None:
+        self._noise = noise
+
+    def check(self, chosen: frozenset[str] = frozenset(RELATIONS)) -> RelationReport:
+        """Compare all ways of the relations asked for; the report has what disagrees."""
+        for way in self._ways():
+            if way.relation in chosen:
+                self._compare(way)
+        if self.rebuilding is not None and {"restart", "process"} & chosen:
+            self._compare_rebuilt(self.rebuilding, chosen)
+        if {"split K", "split N"} & chosen:
+            self._compare_parts(chosen)
+        order = list(self.recording.tensors)
+        self.report.sites = {site: self.report.sites.get(site, 0) for site in order}
+        self.report.limits = {site: self._limit(site, "") for site in order}
+        if not self.report.agreed and not self.report.disagreements:
+            raise QgateError(
+                f"no relation of {self.base.name} could be asked: "
+                f"{'; '.join(f'{k}: {v}' for k, v in self.report.left_out.items()) or 'none asked'}"
+            )
+        return self.report
+
+    def _ways(self) -> Iterator[Way]:
+        whole = self.rows.whole
+        for number in (2, 3):
+            yield Way("repeat", f"in call {number} of the same input", lambda: iter([whole]))
+        some = self.rows.some([0])
+        other = Pass(some.sample, some.rows, some.tokens)
+        yield Way("after others", "after another request", lambda: iter([other, whole]))
+        yield from ways_of(self.model, self.rows, self._is_causal, self.report.left_out)
+
+    @property
+    def _is_causal(self) -> bool:
+        """Tell if the model as it is promises that later tokens change nothing before them."""
+        return TextCalls.of(self.base).promises_order or predicts_next_tokens(self.base)
+
+    def _limit(self, site: str, relation: str) -> float:
+        return 0.0 if self.bitwise or relation in EXACT else self.noise.limit(site)
+
+    def _compare(self, way: Way, model: Model | None = None) -> None:
+        """Run a way; note the first site in the order of the model that disagrees."""
+        judge = _Judge(lambda site: self._limit(site, way.relation))
+        model, is_fed = model or self.model, way.relation not in EXACT
+        run = FedRun(model, leaf_sites(model), self.recording, judge, force=is_fed)
+        try:
+            run.run(way.calls())
+        except QgateError as error:
+            self.report.left_out[f"{way.relation} {way.words}"] = f"refused: {error}"
+            return
+        if run.missing:
+            where = f"{way.relation}, {len(run.missing)} sites such as {min(run.missing)}"
+            self.report.left_out[where] = "tensors there have no place for each row and token"
+        if not judge.values:
+            return
+        for site, values in judge.values.items():
+            self.report.sites[site] = self.report.sites.get(site, 0) + values
+        wrong = [site for site in self.recording.tensors if site in judge.errors]
+        wrong = [site for site in wrong if judge.wrong(site)]
+        if wrong:
+            # Behind the first other bits of a call that nothing fed, all others follow from them.
+            named = wrong[:1] if way.relation in EXACT else wrong
+            self.report.disagreements += [self._disagreement(way, s, judge) for s in named]
+            return
+        self.report.agreed[way.relation] = self.report.agreed.get(way.relation, 0) + 1
+        for site, listed in judge.errors.items():
+            worst = max(float(errors.max()) for errors, _ in listed)
+            self.report.errors[site] = max(worst, self.report.errors.get(site, 0.0))
+
+    def _compare_rebuilt(self, rebuilding: Rebuilding, chosen: frozenset[str]) -> None:
+        """Compare a run of the mode built anew, here and in another process."""
+        size = parameter_bytes(self.base)
+        if size > LARGEST:
+            self.report.left_out["restart, process"] = f"{size / 2**30:.0f} GiB are built once"
+            return
+        if "restart" in chosen:
+            way = Way("restart", "when the mode is built again", lambda: iter([self.rows.whole]))
+            self._compare(way, rebuilding.quantized().model)
+        if "process" not in chosen:
+            return
+        try:
+            elsewhere = digests_elsewhere(rebuilding)
+        except Exception as error:  # of whatever cannot be sent, or made, there
+            self.report.left_out["process"] = f"{type(error).__name__}: {one_line(error)}"
+            return
+        own_digests = digests(self.recording.tensors)
+        differing = [site for site in own_digests if own_digests[site] != elsewhere.get(site, "")]
+        if not differing:
+            self.report.agreed["process"] = self.report.agreed.get("process", 0) + 1
+            return
+        site, count = differing[0], len(differing)
+        self.report.disagreements.append(
+            Disagreement(
+                relation="process",
+                way="in another process",
+                site=site,
+                after=(),
+                wrong=count,
+                compared=len(own_digests),
+                where=f"{count} of {len(own_digests)} sites",
+                error=math.nan,
+                limit=0.0,
+            )
+        )
+
+    def _compare_parts(self, chosen: frozenset[str]) -> None:
+        """Compare linear layers in parts with the whole of them."""
+        for part in part_results(self.quantized, self.recording, self.report.left_out):
+            if part.relation not in chosen:
+                continue
+            # Two sums of parts are two sums in another order.
+            limit = 0.0 if part.is_own else 2 * self.noise.limit(part.site)
+            errors = token_errors(part.actual, part.expected)
+            wrong = ~(errors <= limit)
+            if part.site in self.recording.tensors:
+                values = part.actual.numel()
+                self.report.sites[part.site] = self.report.sites.get(part.site, 0) + values
+            if not bool(wrong.any()):
+                self.report.agreed[part.relation] = self.report.agreed.get(part.relation, 0) + 1
+                continue
+            first = int(wrong.nonzero()[0])
+            self.report.disagreements.append(
+                Disagreement(
+                    part.relation,
+                    part.words,
+                    part.site,
+                    (),
+                    int(wrong.sum()),
+                    len(errors),
+                    f"the values from row {first} on",
+                    float(errors.max()),
+                    limit,
+                )
+            )
+
+    def _disagreement(self, way: Way, site: str, judge: _Judge) -> Disagreement:
+        limit = self._limit(site, way.relation)
+        order = list(self.recording.tensors)
+        before = tuple(order[max(0, order.index(site) - _BEFORE) : order.index(site)])
+        wrong, compared, worst = 0, 0, 0.0
+        places: list[tuple[int, int, int, int]] = []
+        for errors, call in judge.errors[site]:
+            bad = ~(errors <= limit)
+            compared += len(errors)
+            wrong += int(bad.sum())
+            worst = max(worst, float(errors.max()))
+            if len(errors) == sum(span.length for span in call.spans):
+                row, token, source_row, source_token = (i[bad] for i in call.indices)
+                places += zip(
+                    source_row.tolist(),
+                    source_token.tolist(),
+                    token.tolist(),
+                    row.tolist(),
+                    strict=True,
+                )
+        return Disagreement(
+            relation=way.relation,
+            way=way.words,
+            site=site,
+            after=before,
+            wrong=wrong,
+            compared=compared,
+            where=_where(places, self.rows.tokens),
+            error=worst,
+            limit=limit,
+            cause=explain(self.quantized, site, way.relation, self.recording),
+        )
+
+
+def _where(places: Sequence[tuple[int, int, int, int]], tokens: int) -> str:
+    """Write rows and tokens, each as a range."""
+    if not places:
+        return "whole rows"
+    rows = sorted({row for row, *_ in places})
+    words = f"row {rows[0]}" if len(rows) == 1 else f"rows {', '.join(map(str, rows))}"
+    if tokens == 1:
+        return words
+    listed = sorted({token for _, token, *_ in places})
+    first, last = listed[0], listed[-1]
+    if first == last:
+        return f"{words}, token {first}"
+    are_all = len(listed) == last - first + 1
+    return f"{words}, {'' if are_all else f'{len(listed)} of '}tokens {first} to {last}"
+
+
+def checked_relations(relations: Sequence[str] | None) -> frozenset[str]:
+    """Return the relations asked for; all of them by default."""
+    if relations is None:
+        return frozenset(RELATIONS)
+    listed = [relations] if isinstance(relations, str) else list(relations)
+    for relation in listed:
+        if relation not in RELATIONS:
+            raise unknown("relation", relation, RELATIONS)
+    return frozenset(listed)

@@ -1,0 +1,115 @@
+"""`suites/test_relations.py`: when it runs, what it says, and that it needs no baseline."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qgate.relations import compute
+from tests.plugin.conftest import SUITES
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
+Gates = Callable[..., pytest.RunResult]
+MODEL = """
+import torch
+from torch import nn
+import qgate
+from qgate.modes import Mode, Rule
+
+class Leaking(nn.Linear):
+    def forward(self, x):
+        return super().forward(x + 1e-3 * x.mean(0, keepdim=True))
+
+def network(kind):
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(16, 24), nn.ReLU(), kind(24, 16)) for _ in range(3)]
+    return nn.Sequential(*layers)
+
+def build():
+    samples = list(torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(1)))
+    return qgate.Model(network(nn.Linear), samples, name="mine")
+
+def leaking():
+    samples = list(torch.randn(4, 1, 16, generator=torch.Generator().manual_seed(1)))
+    return qgate.Model(network(Leaking), samples, name="mine")
+"""
+
+
+@pytest.fixture
+def gates(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gates:
+    """The suite of relations beside another one, in a project without baselines."""
+    monkeypatch.setenv("COLUMNS", "250")
+    monkeypatch.delenv("CI", raising=False)
+    # A process that imports torch takes seconds: tests/relations has those.
+    monkeypatch.setattr(compute, "LARGEST", 0)
+    (pytester.path / "suites").mkdir()
+    for name in ("test_relations.py", "test_canary.py"):
+        shutil.copy(SUITES / name, pytester.path / "suites")
+    pytester.makepyprojecttoml("[tool.pytest.ini_options]\naddopts = ['-p', 'no:cacheprovider']")
+    (pytester.path / "mine.py").write_text(MODEL)
+
+    def run(*options: str, build: str = "build") -> pytest.RunResult:
+        return pytester.runpytest_inprocess(f"--model=mine.py:{build}", *options)
+
+    return run
+
+
+def test_it_runs_where_it_is_asked_for(gates: Gates) -> None:
+    result = gates("suites", "--mode=int8")
+    result.assert_outcomes(passed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*suite of relations left out: give --relations*"])
+    result.stdout.fnmatch_lines(["gates held: 1 of 1"])
+    gates("suites", "--mode=int8", "--relations").assert_outcomes(passed=2)
+    gates("suites/test_relations.py", "--mode=int8,mxfp4").assert_outcomes(passed=2)
+    node = "suites/test_relations.py::test_relations"
+    gates(node, "--mode=int8").assert_outcomes(passed=1)
+
+
+def test_a_setting_of_the_project_asks_for_it(gates: Gates, pytester: pytest.Pytester) -> None:
+    (pytester.path / "qgate.toml").write_text("relations = true\n")
+    gates("suites", "--mode=int8").assert_outcomes(passed=2)
+
+
+def test_a_failure_names_relation_site_and_rows(gates: Gates) -> None:
+    result = gates("suites/test_relations.py", "--mode=int8", build="leaking")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        [
+            "0.2:output (mode int8) breaks 'alone': * off (float noise *) as row 0 alone, at row 0*",
+            "*--update-baselines cannot accept this*",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*baseline  *")
+
+
+def test_it_needs_no_baseline_and_writes_none(gates: Gates, pytester: pytest.Pytester) -> None:
+    gates("suites/test_relations.py", "--mode=int8", "--update-baselines").assert_outcomes(passed=1)
+    assert not list(Path(pytester.path).glob("baselines/**/*.txt"))
+    (pytester.path / "baselines").mkdir(exist_ok=True)
+    gates("suites/test_relations.py", "--mode=int8").assert_outcomes(passed=1)
+
+
+def test_it_holds_beside_a_baseline_of_other_weights(
+    gates: Gates, pytester: pytest.Pytester
+) -> None:
+    recorded = gates("suites/test_canary.py", "--update-baselines")
+    assert recorded.ret == pytest.ExitCode.OK
+    mine = pytester.path / "mine.py"
+    mine.write_text(MODEL.replace("manual_seed(0)", "manual_seed(7)"))
+    gates("suites/test_relations.py", "--mode=int8").assert_outcomes(passed=1)
+
+
+def test_bits_can_be_asked_for(gates: Gates) -> None:
+    result = gates("suites", "--mode=int8", "--bitwise", build="leaking")
+    assert result.parseoutcomes()["failed"] == 1
+    result.stdout.fnmatch_lines(["*breaks 'alone': other bits*"])
+
+
+def test_a_run_of_it_alone_is_whole_in_ci(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    result = gates("suites/test_relations.py", "--mode=int8")
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["gates held: 1 of 1"])
