@@ -33,7 +33,7 @@ def reasons(record: EnginesRecord, limits: EngineLimits) -> list[str]:
 def _reasons(record: EnginesRecord, limits: EngineLimits) -> Iterator[str]:
     figures = record.figures
     if figures.not_finite:
-        yield f"{figures.not_finite:,} tokens have an infinite log-probability in one engine alone"
+        yield f"{figures.not_finite:,} tokens have a log-probability that is not finite in one engine"
     kl = figures.kl or figures.k3
     name = "KL" if figures.kl is not None else "k3"
     if limits.kl is not None and not kl.mean <= limits.kl:

@@ -121,6 +121,7 @@ class EnginesRecord:
     """The comparison of two engines on the same tokens.
 
     first_site  the first tensor that differs while the inputs of its module agree
+    causes      faults that explain the difference of the logits, in words
     beyond      each limit given that is exceeded, in words
     """
 
@@ -131,6 +132,7 @@ class EnginesRecord:
     first_site: SiteDifference | None = None
     sites_compared: int = 0
     sites_differing: int = 0
+    causes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)
 

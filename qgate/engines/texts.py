@@ -6,7 +6,14 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
-from qgate.engines.record import EnginesRecord, Estimate, Spread, TokenFigures, WeightComparison
+from qgate.engines.record import (
+    EnginesRecord,
+    Estimate,
+    Spread,
+    TokenFigures,
+    WeightComparison,
+    WeightDifference,
+)
 from qgate.text import one_line
 from qgate.text.numbers import brief, percent
 
@@ -27,6 +34,7 @@ def result_lines(record: EnginesRecord, limit: int = 10) -> Iterator[str]:
     """Say what differs, by how much, from where on, and at which tokens."""
     yield headline(record)
     yield from (one_line(reason) for reason in record.beyond[1:])
+    yield from (one_line(cause) for cause in record.causes)
     yield ""
     yield tabulate(_rows(record.figures), tablefmt="plain", disable_numparse=True)
     if record.weights is not None:
@@ -96,11 +104,23 @@ def _weights(weights: WeightComparison, limit: int) -> Iterator[str]:
     for difference in weights.differences[:limit]:
         if difference.relation == "rounded":
             continue
-        size = difference.relative_error
-        words = "differs" if size is None else f"relative error {brief(size)}"
-        relation = words if difference.relation == "differs" else f"in {difference.relation}"
-        relation = "shapes differ" if difference.relation == "shape" else relation
-        yield f"  {one_line(difference.name)}: {relation}"
+        yield f"  {one_line(difference.name)}: {_relation(difference)}"
+
+
+def _relation(difference: WeightDifference) -> str:
+    if difference.relation == "shape":
+        return "shapes differ"
+    if difference.relation != "differs":
+        return f"in {difference.relation}"
+    size = difference.relative_error
+    return "differs" if size is None else f"relative error {brief(size)}"
+
+
+def difference_text(difference: WeightDifference) -> str:
+    """Say of a weight what is wrong with it, and then by how much."""
+    if difference.relation.endswith(" alone"):
+        return f"the weight is in the {difference.relation.removesuffix(' alone')} engine alone"
+    return f"the weight is not that of the other engine: {_relation(difference)}"
 
 
 def _sites(record: EnginesRecord) -> str:
@@ -139,6 +159,21 @@ def _carriers(figures: TokenFigures, limit: int) -> Iterator[str]:
             f"sample {one_line(worst.sample)} carries {percent(worst.share)} of k3 in "
             f"{worst.tokens:,} tokens"
         )
+
+
+def carrier_text(figures: TokenFigures) -> str:
+    """Name the token or the sample that carries more than half of the difference, if one does."""
+    if figures.carriers and figures.carriers[0].share > 0.5:
+        first = figures.carriers[0]
+        values = " instead of ".join(_apart(first.actual, first.reference))
+        return (
+            f"token {first.position} of sample {first.sample} carries {percent(first.share)} of "
+            f"the difference (log-probability {values})"
+        )
+    worst = figures.worst_samples[0] if figures.worst_samples else None
+    if worst is not None and figures.samples > 1 and worst.share > 0.5:
+        return f"sample {worst.sample} carries {percent(worst.share)} of the difference"
+    return ""
 
 
 def _apart(x: float, y: float) -> tuple[str, str]:

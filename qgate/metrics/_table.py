@@ -24,6 +24,7 @@ Source = Literal[
     "dump",
     "activations",
     "checkpoint",
+    "engines",
 ]
 
 

@@ -22,6 +22,7 @@ from qgate.plugin.fixtures import (
     GATES,
     CheckpointGate,
     DumpGate,
+    EngineGate,
     Gate,
     activation_gate,
     checkpoint_gate,
@@ -29,6 +30,8 @@ from qgate.plugin.fixtures import (
     device,
     dump_gate,
     dump_layer,
+    engine_gate,
+    engine_part,
     fmt,
     gate,
     layer,
@@ -48,6 +51,7 @@ from qgate.plugin.shared_sessions import check_sample_files
 __all__ = [
     "CheckpointGate",
     "DumpGate",
+    "EngineGate",
     "Gate",
     "activation_gate",
     "checkpoint_gate",
@@ -55,6 +59,8 @@ __all__ = [
     "device",
     "dump_gate",
     "dump_layer",
+    "engine_gate",
+    "engine_part",
     "fmt",
     "gate",
     "layer",
@@ -65,8 +71,8 @@ __all__ = [
 ]
 
 _MARKERS = (
-    "qgate: a gate of qgate (all tests that use `gate`, `dump_gate`, `checkpoint_gate` or "
-    "`activation_gate` have it)",
+    "qgate: a gate of qgate (all tests that use `gate`, `dump_gate`, `checkpoint_gate`, "
+    "`engine_gate` or `activation_gate` have it)",
     "qgate_modes(names): modes of this test, whatever --mode says",
     "qgate_formats(names): formats of this test where --format does not say others",
     "qgate_used_formats: leave out formats that no gate of the run quantizes with",

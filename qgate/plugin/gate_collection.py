@@ -19,6 +19,8 @@ import pytest
 from qgate.models.naming import shown_name
 
 if TYPE_CHECKING:
+    from qgate.plugin.sessions import SubjectKind
+
     Place = tuple[str, str, str]
 
 # Options of pytest and its plugins that deselect, and how a command spells them.
@@ -30,7 +32,15 @@ _DESELECTING = {
     "deselect": "--deselect",
     "splits": "--splits",
 }
-_USES_GATE = re.compile(r"\bdef \w+\([^)]*\b(?:gate|dump_gate|checkpoint_gate|activation_gate)\b")
+_USES_GATE = re.compile(
+    r"\bdef \w+\([^)]*\b(?:gate|dump_gate|checkpoint_gate|engine_gate|activation_gate)\b"
+)
+
+
+# What the fixture of a subject's layers, or of its parts, is a fixture of.
+SUBJECT_LAYERS: Mapping[str, SubjectKind] = {
+    "dump_layer": "dump", "checkpoint_layer": "checkpoint", "engine_part": "engines",
+}  # fmt: skip
 
 
 @dataclass
@@ -149,7 +159,7 @@ def place_of(item: pytest.Item) -> tuple[str, str, str]:
     parameters = parameters_of(item)
     names = [
         next((value for name in keys if isinstance(value := parameters.get(name), str)), "")
-        for keys in (("model",), ("mode", "fmt"), ("layer", "dump_layer", "checkpoint_layer"))
+        for keys in (("model",), ("mode", "fmt"), ("layer", *SUBJECT_LAYERS))
     ]
     return shown_name(names[0]), names[1], names[2] or suite_of(item.path)
 

@@ -20,10 +20,12 @@ from qgate.gate.measuring.activation_gates import ActivationGates
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.checkpoint_gates import CheckpointGates, CheckpointSubject
 from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
+from qgate.gate.measuring.engine_gates import EngineGates, EngineSubject
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.models import Sampling
 from qgate.modes import CalibrationSettings
 from qgate.modes.setups import ModelSetup, with_tokens
+from qgate.plugin.options import OPTIONS, PathPair
 from qgate.plugin.runs import SESSIONS, selection_of
 from qgate.plugin.settings import options_of
 from qgate.storage.locations import relative_text
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 _NOTES = 6
-SubjectKind = Literal["dump", "checkpoint"]
+SubjectKind = Literal["dump", "checkpoint", "engines"]
 
 
 class Sessions:
@@ -102,7 +104,8 @@ class Sessions:
             if child is None:
                 return None
             name = options.checkpoint_name(child)
-            subject = CheckpointSubject(child, options.parent(), name, self._shown_checkpoint())
+            shown = self._shown("checkpoint", "parent", "checkpoint-name")
+            subject = CheckpointSubject(child, options.parent(), name, shown)
             policy = self._policy().for_model(name)
             session = CheckpointGates(subject, policy=policy, **self._shared())
             session.check_policy()
@@ -111,20 +114,46 @@ class Sessions:
         assert isinstance(session, CheckpointGates)
         return session
 
-    def _shown_checkpoint(self) -> list[tuple[str, str]]:
-        """Return the options of the checkpoint as they are typed again."""
+    def of_engines(self) -> EngineGates | None:
+        """Return the gates of two engines; None where the run has none."""
+        session = self.held.get(("engines", ""))
+        if session is None:
+            options = self.options
+            engines = options.engines()
+            if engines is None:
+                return None
+            name = options.engines_name(engines[0])
+            weights, head = options.engines_weights(), options.values["engines-logits"] or ""
+            shown = self._shown("engines", "engines-name", "engines-weights", "engines-logits")
+            subject = EngineSubject(*engines, name, weights, head, shown)
+            policy = self._policy().for_model(name)
+            session = EngineGates(subject, policy=policy, **self._shared())
+            session.check_policy()
+            session.check_accepted()
+            self.held["engines", ""] = session
+            selection_of(self.config).notes += [f"engines: {note}" for note in session.notes()]
+        assert isinstance(session, EngineGates)
+        return session
+
+    def _shown(self, *names: str) -> list[tuple[str, ...]]:
+        """Return options of the subject as they are typed again: paths of a file from here."""
         options, shown = self.options, []
-        for name in ("checkpoint", "parent", "checkpoint-name"):
+        for name in names:
             value = options.values[name]
             if value is not None:
-                is_path = name not in options.typed and name != "checkpoint-name"
-                here = self.config.invocation_params.dir
-                shown.append((name, relative_text(here, value) if is_path else value))
+                values = value if isinstance(value, list) else [value]
+                if OPTIONS[name].kind in (Path, PathPair) and name not in options.typed:
+                    here = self.config.invocation_params.dir
+                    values = [relative_text(here, text) for text in values]
+                shown.append((name, *values))
         return shown
 
-    def of_subject(self, kind: SubjectKind) -> DumpGates | CheckpointGates | None:
-        """Return the gates of the dump or of the checkpoint; None where the run has none."""
-        return self.of_dump() if kind == "dump" else self.of_checkpoint()
+    def of_subject(self, kind: SubjectKind) -> DumpGates | CheckpointGates | EngineGates | None:
+        """Return the gates of the dump, the checkpoint or the engines; None without them."""
+        sessions = {
+            "dump": self.of_dump, "checkpoint": self.of_checkpoint, "engines": self.of_engines,
+        }  # fmt: skip
+        return sessions[kind]()
 
     def _policy(self) -> Policy:
         return Policy.from_table(self.options.limits)
