@@ -38,10 +38,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qgate.checkpoints import compare, files, texts
+    from qgate.storage.output import check_folder
 
     folder = None if args.output_dir is None else location_of(args.output_dir)
     if folder is not None:
-        files.check_folder(folder)
+        check_folder(folder)
     workers, blocks = workers_from(args), files.DRAWN if folder else 0
     with progress("weights") as report:
         record = compare(args.child, args.parent, report, workers=workers, blocks=blocks)

@@ -56,11 +56,11 @@ def _logits(pairs: Sequence[Pair]) -> tuple[Tensor, Tensor] | None:
     """Return some rows of both, each less its mean, which changes no probability."""
     rows: list[tuple[Tensor, Tensor]] = []
     count = 0
-    each = max(8, ROWS // max(1, len(pairs)))
+    most = max(8, ROWS // max(1, len(pairs)))
     for a, r in pairs:
         if a.logits is None or r.logits is None or len(a) < 2:
             continue
-        stop = min(len(a), 1 + each)
+        stop = min(len(a), 1 + most)
         x, y = a.logits(1, stop).double(), r.logits(1, stop).double()
         if x.shape != y.shape:
             return None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from qgate.comparing.dump_comparison import compare_dumps
 from qgate.dumps import Dump
 from qgate.engines.causes import find_causes
-from qgate.engines.compute import figures_of, values_of
+from qgate.engines.compute import TokenValues, figures_of, values_of
 from qgate.engines.findings import EngineLimits, reasons
 from qgate.engines.opening import EnginePair, open_pair
+from qgate.engines.profile import position_profile, worst_samples
 from qgate.engines.record import EnginesRecord, SiteDifference
-from qgate.engines.scored import EngineRun
+from qgate.engines.scored import EngineRun, Pair
 from qgate.engines.weights import (
     MatchedWeights,
     checkpoint_weights,
@@ -19,6 +21,15 @@ from qgate.engines.weights import (
     match_weights,
 )
 from qgate.errors import QgateError
+
+
+@dataclass(frozen=True)
+class EngineComparison:
+    """The record of a comparison, and the values of all tokens that it is of."""
+
+    record: EnginesRecord
+    samples: list[Pair]
+    values: list[TokenValues]
 
 
 def compare_engines(
@@ -38,6 +49,25 @@ def compare_engines(
     limits              figures above which the comparison fails
     progress            called with the number of samples done, and of all
     """
+    return compare_tokens(
+        actual, reference, head=head, weights=weights, limits=limits, progress=progress
+    ).record
+
+
+def compare_tokens(
+    actual: str,
+    reference: str,
+    *,
+    head: str = "",
+    weights: tuple[str, str] | None = None,
+    limits: EngineLimits | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    most_drawn: int = 0,
+) -> EngineComparison:
+    """Compare two engines as `compare_engines` does, and keep the values of all tokens.
+
+    most_drawn  samples whose differences the record keeps, token by token
+    """
     pair = open_pair(actual, reference, head)
     a, r = pair.actual, pair.reference
     values = values_of(pair.samples, progress)
@@ -52,7 +82,9 @@ def compare_engines(
         _add_sites(record, a.dump, r.dump)
     record.notes += _notes(a, r, record)
     record.beyond = reasons(record, limits or EngineLimits())
-    return record
+    record.profile = position_profile(values)
+    record.drawn = worst_samples(pair.samples, values, most_drawn)
+    return EngineComparison(record, pair.samples, values)
 
 
 def matched_weights(

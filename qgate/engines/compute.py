@@ -27,6 +27,8 @@ FEW_SAMPLES = 4
 """Number of samples below which the interval is taken over runs of tokens."""
 RUN = 32
 LISTED = 10
+_MOST_NATS = 300.0
+"""Difference of log-probabilities whose ratio is as good as infinite; sums of it are finite."""
 
 
 @dataclass
@@ -55,9 +57,12 @@ class TokenValues:
     @property
     def k3(self) -> FloatArray:
         """Return what each token adds to the estimate of the KL."""
-        difference = self.difference
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.expm1(difference) - difference
+        return _k3(self.difference)
+
+
+def _k3(difference: FloatArray) -> FloatArray:
+    terms: FloatArray = np.expm1(np.minimum(difference, _MOST_NATS)) - difference
+    return terms
 
 
 def token_figures(
@@ -159,9 +164,10 @@ def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFig
     if not finite.any():
         raise QgateError("all log-probabilities of one engine are NaN or infinite.")
     difference = actual[finite] - reference[finite]
-    k3 = np.expm1(difference) - difference
+    k3 = _k3(difference)
     groups = _groups(sample[finite], position[finite])
-    kl_told = finite & ~np.isnan(kl)
+    kl_told = finite & np.isfinite(kl)
+    infinite += int((finite & np.isinf(kl)).sum())
     flips_told = ~np.isnan(same_best)
     order = np.argsort(-k3, kind="stable")
     total = float(k3.sum())
@@ -206,7 +212,7 @@ def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFig
 
 
 def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    return math.exp(min(value, _MOST_NATS))
 
 
 def _groups(sample: IntArray, position: IntArray) -> IntArray:

@@ -64,8 +64,8 @@ class Measured:
     ideal                relative_mse of an ideal quantizer of the declared format on this tensor;
                          None where nothing is quantized here
     quantizer            name of that format
-    floor                measured noise floor, a relative MSE, or of shares; of an isolated error its
-                         limit
+    floor                measured noise floor of relative and counted metrics; of an isolated error
+                         its limit
     grain                what one element is of a share that counts elements
     accepted             the accepted errors, by metric; None where there are none yet
     texts                metrics that are a text, such as what quantizes the site

@@ -27,7 +27,8 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(Check))
 # Options that say what a run is about; a gate is run again with those it was run with.
 _ABOUT = (
     "mode", "model", "format", "layers", "dump", "dump-name", "checkpoint", "parent",
-    "checkpoint-name", "engines", "engines-name", "engines-weights", "engines-logits", "reference", "baselines", "device",
+    "checkpoint-name", "engines", "engines-name", "engines-weights", "engines-logits",
+    "reference", "baselines", "device",
     "samples", "seqlen", "calib-samples", "calib-seqlen", "percentile-alpha", "calibration",
 )  # fmt: skip
 

@@ -20,6 +20,7 @@ from qgate.models.naming import check_names, shown_name
 from qgate.plugin import lazy
 from qgate.plugin.gate_collection import (
     SUBJECT_LAYERS,
+    SubjectKind,
     deselect,
     deselecting_options,
     gates_of,
@@ -37,7 +38,6 @@ from qgate.plugin.used_formats import drop_unused_formats
 
 if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession
-    from qgate.plugin.sessions import SubjectKind
 
 _REFUSED = "refused"
 # What gates by a fixture are about, its plural, and what the option of that name takes.

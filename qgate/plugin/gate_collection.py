@@ -12,15 +12,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from qgate.models.naming import shown_name
 
 if TYPE_CHECKING:
-    from qgate.plugin.sessions import SubjectKind
-
     Place = tuple[str, str, str]
 
 # Options of pytest and its plugins that deselect, and how a command spells them.
@@ -37,6 +35,7 @@ _USES_GATE = re.compile(
 )
 
 
+SubjectKind = Literal["dump", "checkpoint", "engines"]
 # What the fixture of a subject's layers, or of its parts, is a fixture of.
 SUBJECT_LAYERS: Mapping[str, SubjectKind] = {
     "dump_layer": "dump", "checkpoint_layer": "checkpoint", "engine_part": "engines",

@@ -6,7 +6,7 @@ import os
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.models import Sampling
 from qgate.modes import CalibrationSettings
 from qgate.modes.setups import ModelSetup, with_tokens
+from qgate.plugin.gate_collection import SubjectKind
 from qgate.plugin.options import OPTIONS, PathPair
 from qgate.plugin.runs import SESSIONS, selection_of
 from qgate.plugin.settings import options_of
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 _NOTES = 6
-SubjectKind = Literal["dump", "checkpoint", "engines"]
 
 
 class Sessions:
@@ -104,8 +104,8 @@ class Sessions:
             if child is None:
                 return None
             name = options.checkpoint_name(child)
-            shown = self._shown("checkpoint", "parent", "checkpoint-name")
-            subject = CheckpointSubject(child, options.parent(), name, shown)
+            typed = self._typed_again("checkpoint", "parent", "checkpoint-name")
+            subject = CheckpointSubject(child, options.parent(), name, typed)
             policy = self._policy().for_model(name)
             session = CheckpointGates(subject, policy=policy, **self._shared())
             session.check_policy()
@@ -124,8 +124,8 @@ class Sessions:
                 return None
             name = options.engines_name(engines[0])
             weights, head = options.engines_weights(), options.values["engines-logits"] or ""
-            shown = self._shown("engines", "engines-name", "engines-weights", "engines-logits")
-            subject = EngineSubject(*engines, name, weights, head, shown)
+            names = "engines", "engines-name", "engines-weights", "engines-logits"
+            subject = EngineSubject(*engines, name, weights, head, self._typed_again(*names))
             policy = self._policy().for_model(name)
             session = EngineGates(subject, policy=policy, **self._shared())
             session.check_policy()
@@ -135,18 +135,19 @@ class Sessions:
         assert isinstance(session, EngineGates)
         return session
 
-    def _shown(self, *names: str) -> list[tuple[str, ...]]:
+    def _typed_again(self, *names: str) -> list[tuple[str, ...]]:
         """Return options of the subject as they are typed again: paths of a file from here."""
-        options, shown = self.options, []
+        options = self.options
+        typed: list[tuple[str, ...]] = []
         for name in names:
             value = options.values[name]
             if value is not None:
                 values = value if isinstance(value, list) else [value]
                 if OPTIONS[name].kind in (Path, PathPair) and name not in options.typed:
-                    here = self.config.invocation_params.dir
-                    values = [relative_text(here, text) for text in values]
-                shown.append((name, *values))
-        return shown
+                    directory = self.config.invocation_params.dir
+                    values = [relative_text(directory, text) for text in values]
+                typed.append((name, *values))
+        return typed
 
     def of_subject(self, kind: SubjectKind) -> DumpGates | CheckpointGates | EngineGates | None:
         """Return the gates of the dump, the checkpoint or the engines; None without them."""

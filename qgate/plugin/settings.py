@@ -198,15 +198,15 @@ class RunOptions:
         return self._readable_pair("engines-weights")
 
     def _readable_pair(self, name: str) -> tuple[str, str] | None:
-        given = self.values[name]
-        if given is None:
+        value = self.values[name]
+        if value is None:
             return None
-        first, second = (self._readable_text(name, text) for text in given)
+        first, second = (self._readable_text(name, text) for text in value)
         return first, second
 
     def _readable(self, name: str) -> str | None:
-        given = self.values[name]
-        return None if given is None else self._readable_text(name, given)
+        value = self.values[name]
+        return None if value is None else self._readable_text(name, value)
 
     def _readable_text(self, name: str, given: str) -> str:
         text = text_below(self.config.invocation_params.dir, given)

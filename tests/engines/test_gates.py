@@ -92,7 +92,7 @@ def test_engines_that_are_equal_all_at_once_are_not_what_was_accepted(
     assert "nothing differs any more" in text.partition("\n")[0]
 
 
-def test_worse_figures_may_be_accepted_and_then_pass(pair: Path, tmp_path: Path) -> None:
+def test_worse_figures_may_be_accepted_and_then_pass(tmp_path: Path) -> None:
     engines, accepted = logits_pair(tmp_path, one_token), tmp_path / "baselines"
     assert accept(logits_pair(tmp_path / "first"), accepted) == []
     assert "if intended: pytest" in failures(gates_of(engines, accepted))[0]
@@ -248,3 +248,13 @@ def test_accepted_parts_that_nothing_tells_now_are_an_error(dumps: Path, tmp_pat
     alone = str(runs.write_npz(tmp_path / "alone.npz", runs.Scored(ids, logits)))
     with pytest.raises(QgateError, match="has sites, and nothing tells them now: give dumps of"):
         gates_of((alone, alone), dumps / "baselines").check_accepted()
+
+
+def test_a_token_that_one_engine_rules_out_is_not_finite(tmp_path: Path) -> None:
+    def rule_out(logits: torch.Tensor) -> torch.Tensor:
+        own = runs.scored(samples=8).ids[3, 11]
+        logits[3, 10, (own + 1) % logits.shape[-1]] = -torch.inf
+        return logits
+
+    (text,) = accept(logits_pair(tmp_path, rule_out), tmp_path / "baselines")
+    assert "1 NaN or infinite in actual" in text

@@ -7,6 +7,7 @@ than rounding are findings, which no update of the accepted figures accepts.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -198,7 +199,7 @@ class EngineGates(GateSession):
         """Judge how far apart the probabilities are: over all tokens, a sample, and a token."""
         figures, units = self.subject.figures, self.subject.units
         divergence = "kl" if units.is_kl else "k3"
-        shown: dict[str, float | None] = {
+        values: dict[str, float | None] = {
             "compared_tokens": float(figures.tokens),
             "k3": figures.k3.mean,
             "equal_share": figures.equal_share,
@@ -210,7 +211,7 @@ class EngineGates(GateSession):
             _row(
                 ALL,
                 0,
-                shown,
+                values,
                 nonfinite=figures.not_finite,
                 floor=max(_NOISE, mean_noise(before[ALL], means)),
                 parts=_unit_parts(divergence, means),
@@ -286,7 +287,7 @@ class EngineGates(GateSession):
         grouped: dict[str, list[PairErrors]] = {}
         for pair in self.subject.sites.pairs:
             if pair.kind != "summary":
-                grouped.setdefault(pair.title, []).append(pair)
+                grouped.setdefault(_site_of(pair.title), []).append(pair)
         if not grouped:
             raise QgateError(
                 f"no module of {self.subject.name} has values in both dumps: nothing is compared."
@@ -302,13 +303,20 @@ class EngineGates(GateSession):
         first = self.subject.sites.first if mode.name == SITES else None
         if first is None or first.origin != "local":
             return {}
-        return {(first.title, SCOPE): "it is the first that differs while the inputs agree"}
+        return {
+            (_site_of(first.title), SCOPE): "it is the first that differs while the inputs agree"
+        }
 
     def _judge(self, suite: str, mode: Mode, rows: Sequence[Measured]) -> Outcome:
         notes = {"engines": f"{self.subject.actual} and {self.subject.reference}"}
         return self.judge(
             suite, mode, rows, _LAYER, notes, title=mode.name, label=SCOPE, whole=[_LAYER]
         )
+
+
+def _site_of(title: str) -> str:
+    """Return the title of a tensor without the call that it is of: all calls are one site."""
+    return re.sub(r", (?:iteration|sample|micro-batch|call) \d+", "", title)
 
 
 def _site_row(site: str, order: int, pairs: Sequence[PairErrors]) -> Measured:
