@@ -83,7 +83,7 @@ def compare_tokens(
     record.notes += _notes(a, r, record)
     record.beyond = reasons(record, limits or EngineLimits())
     record.profile = position_profile(values)
-    record.drawn = worst_samples(pair.samples, values, most_drawn)
+    record.sample_lines = worst_samples(pair.samples, values, most_drawn)
     return EngineComparison(record, pair.samples, values)
 
 

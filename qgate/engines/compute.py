@@ -154,13 +154,13 @@ def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFig
     sample = np.repeat(np.arange(len(pairs)), [len(a) for a, _ in pairs])
     position = np.concatenate([np.arange(len(a)) for a, _ in pairs])
     ids = np.concatenate([a.ids for a, _ in pairs])
-    told = ~np.isnan(actual) & ~np.isnan(reference)
-    if not told.any():
+    is_scored = ~np.isnan(actual) & ~np.isnan(reference)
+    if not is_scored.any():
         raise QgateError(
             "no token has a log-probability from both engines: there is nothing to compare."
         )
-    finite = np.isfinite(actual) & np.isfinite(reference) & told
-    infinite = int(told.sum() - finite.sum())
+    finite = np.isfinite(actual) & np.isfinite(reference) & is_scored
+    infinite = int(is_scored.sum() - finite.sum())
     if not finite.any():
         raise QgateError("all log-probabilities of one engine are NaN or infinite.")
     difference = actual[finite] - reference[finite]
@@ -177,7 +177,7 @@ def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFig
     return TokenFigures(
         samples=len(pairs),
         tokens=int(finite.sum()),
-        unscored=int((~told).sum()),
+        unscored=int((~is_scored).sum()),
         not_finite=infinite,
         equal_share=float((difference == 0).mean()),
         difference=_estimate(difference, groups),

@@ -32,7 +32,7 @@ def page(record: EnginesRecord, files: Sequence[str]) -> str:
     """Render the page; `files` are beside it."""
     figures, weights = record.figures, record.weights
     first = headline(record)
-    samples = [sample_chart(sample) for sample in record.drawn]
+    samples = [sample_chart(sample) for sample in record.sample_lines]
     links = [
         ("figures", "Figures", 0),
         ("positions", "Along the samples", len(samples)),

@@ -21,8 +21,8 @@ def profile_chart(profile: PositionProfile) -> str:
     count, step = len(profile.mean), profile.step
     x = numbered_axis(lines.colored, count, _WIDTH, "position", _FIRST, step)
     y = axes.logarithmic(lines.values, BOTTOM, TOP, "size of the difference (nats)")
-    each = f", each over {step:,} positions" if step > 1 else ""
-    text = f"Differences of log-probabilities at {count:,} places{each}."
+    pace = f", each over {step:,} positions" if step > 1 else ""
+    text = f"Differences of log-probabilities at {count:,} places{pace}."
     body = line_chart(lines, x, y, (), width=_WIDTH)
     return document(_WIDTH, _HEIGHT, "all samples, by position", text, body)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from qgate.engines.compute import TokenValues
 from qgate.engines.record import PositionProfile, SampleDifferences, TokenRow
-from qgate.engines.scored import FloatArray, Pair
+from qgate.engines.scored import BoolArray, FloatArray, Pair
 
 MOST_VALUES = 160
 """Values of one line; of more tokens each stands for several."""
@@ -33,7 +33,7 @@ def position_profile(values: Sequence[TokenValues]) -> PositionProfile:
     return PositionProfile(step, _present(means, present), _present(largest, present))
 
 
-def _present(values: FloatArray, present: FloatArray) -> tuple[float | None, ...]:
+def _present(values: FloatArray, present: BoolArray) -> tuple[float | None, ...]:
     return tuple(
         float(value) if has else None for value, has in zip(values, present.tolist(), strict=True)
     )
@@ -69,11 +69,13 @@ def token_rows(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> Iterator
     for (sample, _), value in zip(pairs, values, strict=True):
         columns = (value.actual, value.reference, value.difference, value.k3, value.kl)
         for at, token in enumerate(sample.ids.tolist()):
-            numbers = [float(column[at]) for column in columns]
-            if all(map(math.isnan, numbers[:2])):
+            actual, reference, difference, k3, kl = (_finite(column[at]) for column in columns)
+            if np.isnan(value.actual[at]) and np.isnan(value.reference[at]):
                 continue
-            finite = [number if math.isfinite(number) else None for number in numbers]
             same = float(value.same_best[at])
-            yield TokenRow(
-                sample.name, at, token, *finite, None if math.isnan(same) else bool(same)
-            )
+            same_best = None if math.isnan(same) else bool(same)
+            yield TokenRow(sample.name, at, token, actual, reference, difference, k3, kl, same_best)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

@@ -175,7 +175,7 @@ class EnginesRecord:
     causes      faults that explain the difference of the logits, in words
     beyond      each limit given that is exceeded, in words
     profile     differences along the positions of samples
-    drawn       the samples that carry most of the difference, where they were asked for
+    sample_lines  differences along the samples that carry most, where they were asked for
     kind        name and version of this kind of record
     """
 
@@ -190,7 +190,7 @@ class EnginesRecord:
     notes: list[str] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)
     profile: PositionProfile | None = None
-    drawn: list[SampleDifferences] = field(default_factory=list)
+    sample_lines: list[SampleDifferences] = field(default_factory=list)
     kind: str = KIND
 
     def to_dict(self) -> dict[str, object]:

@@ -52,5 +52,5 @@ def hostile() -> EnginesRecord:
         notes=list(HOSTILE),
         beyond=list(HOSTILE),
         profile=PositionProfile(7, tuple(abs(v) if v else v for v in values), values),
-        drawn=[SampleDifferences(name, 3, 0.5, values) for name in HOSTILE[:8]],
+        sample_lines=[SampleDifferences(name, 3, 0.5, values) for name in HOSTILE[:8]],
     )

@@ -45,7 +45,7 @@ def test_the_command_writes_page_record_and_tokens(tmp_path: Path, capsys: Captu
     assert text.count('<svg class="plot"') == 1 + files.DRAWN
     record = json.loads((out / "engines.json").read_text(encoding="utf-8"))
     assert record["kind"] == "qgate engines 1"
-    assert record["drawn"][0]["sample"] == "2"
+    assert record["sample_lines"][0]["sample"] == "2"
     assert main([*command, "--output-dir", str(out), "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["figures"] == record["figures"]

@@ -54,11 +54,11 @@ class CheckpointSubject(Subject):
         child: str,
         parent: str | None,
         name: str,
-        options: Sequence[tuple[str, str]] = (),
+        options: Sequence[tuple[str, ...]] = (),
     ) -> None:
         self.child, self.parent, self.name = child, parent, name
-        given = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
-        self.options = list(options) or given
+        default = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
+        self.options = list(options) or default
         self._judged: dict[str, Judged] = {}
 
     def origin(self) -> Origin:

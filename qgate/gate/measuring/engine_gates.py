@@ -186,6 +186,10 @@ class EngineGates(GateSession):
         }
         return [why for part, why in whys.items() if part not in self.subject.parts]
 
+    def layers(self, suite: str) -> list[str]:  # noqa: ARG002
+        """List the parts that there is something to compare for."""
+        return self.subject.parts
+
     # The gates ------------------------------------------------------------------------------------
 
     def part(self, suite: str, part: str) -> Outcome:
