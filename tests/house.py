@@ -23,9 +23,10 @@ from pathlib import Path
 FLOORS = {
     room: floor
     for floor, rooms in {
-        9: "plugin cli audit",
-        8: "page analysis testing",
-        7: "drawing gate engines",
+        10: "plugin cli audit",
+        9: "page analysis testing",
+        8: "gate",
+        7: "drawing engines",
         6: "comparing collecting sweeps activation_stats kernel_checks checkpoints audits relations",
         5: "summaries modes causes",
         4: "capture scales dumps expected",

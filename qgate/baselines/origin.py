@@ -16,6 +16,8 @@ COLLECTED = "collected"
 samples of qgate's have to fit them."""
 CHECKPOINT = "checkpoint"
 """Stands in the place of the samples of a checkpoint, which is not run."""
+ENGINES = "engines"
+"""Begins what stands in the place of the samples of two engines: their tokens."""
 
 
 class Key(NamedTuple):
@@ -79,6 +81,11 @@ class Origin:
         """Return the origin of a checkpoint's figures, under the name of its accepted record."""
         return cls(name, COLLECTED, CHECKPOINT, None, 1, 1, 0, "cpu", torch, commit)
 
+    @classmethod
+    def of_engines(cls, name: str, tokens: str, torch: str, commit: str | None) -> Origin:
+        """Return the origin of two engines' figures over tokens, under the name of their record."""
+        return cls(name, COLLECTED, f"{ENGINES} {tokens}", None, 1, 1, 0, "cpu", torch, commit)
+
     @property
     def is_collected(self) -> bool:
         """Tell if it is of no model: then there are no references."""
@@ -86,10 +93,17 @@ class Origin:
 
     @property
     def kind(self) -> str:
-        """Return what it is of: a model, a dump or a checkpoint."""
+        """Return what it is of: a model, a dump, a checkpoint or engines."""
         if not self.is_collected:
             return "model"
+        if self.inputs.startswith(f"{ENGINES} "):
+            return ENGINES
         return "checkpoint" if self.inputs == CHECKPOINT else "dump"
+
+    @property
+    def noun(self) -> str:
+        """Return its kind as a sentence has it."""
+        return "two engines" if self.kind == ENGINES else f"a {self.kind}"
 
     def _check(self, name: str, good: bool, form: str) -> None:
         if not good:

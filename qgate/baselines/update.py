@@ -169,7 +169,8 @@ def _manifest(update: Update, manifest: Manifest | None) -> Manifest | None:
         bases = {basis: records_of(tensors) for basis, tensors in update.references.items()}
         return Manifest(now, bases)
     other = differences(manifest.origin, now, REFERENCE_FIELDS)
-    if other and not update.references:
+    is_replaced = now.is_collected and now.kind == manifest.origin.kind
+    if other and not (update.references or is_replaced):
         raise QgateError(
             f"nothing was accepted: {'; '.join(other)}. Record the references again, with "
             "--update-baselines."

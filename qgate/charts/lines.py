@@ -184,6 +184,20 @@ def position_axis(count: int, colored: Sequence[Line], width: float) -> Axis:
     return Axis("linear", -air, max(count - 1, 0) + air, axes.LEFT, width - names - 2)
 
 
+def numbered_axis(
+    lines: Sequence[Line], count: int, width: float, label: str, first: int = 0, step: int = 1
+) -> Axis:
+    """Make an axis of `count` positions that stand for numbers from `first` on, `step` apart."""
+    x = position_axis(count, lines, width)
+    pace = max(1, int(axes.round_step(count * step, 8)))
+    start = -(-first // pace) * pace
+    numbered = range(start, first + count * step, pace)
+    ticks = [((at - first) / step, f"{at:,}") for at in numbered]
+    fits = sum(text_width(text) + 8 for _, text in ticks) < x.end - x.start
+    chosen = tuple(ticks if fits else ticks[::2])
+    return Axis("linear", x.low, x.high, x.start, x.end, chosen, label)
+
+
 def line_chart(
     lines: ColoredLines, x: Axis, y: Axis, entries: Sequence[tuple[str, str]],
     *, width: float, over: str = "", nothing: str = "",

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from qgate.checkpoints.page import page
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.tables import findings_csv, weights_csv
-from qgate.errors import QgateError
-from qgate.storage.access import folder_of, write_text
-from qgate.storage.locations import check_writable
+from qgate.storage.output import write_all
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -25,13 +23,6 @@ def record_json(record: CheckpointRecord) -> str:
     return json.dumps(record.to_dict(), indent=1, allow_nan=False) + "\n"
 
 
-def check_folder(folder: Location) -> None:
-    """Refuse a folder that cannot be written to, before anything is compared."""
-    check_writable(folder)
-    if folder_of(folder).kind() == "file":
-        raise QgateError(f"--output-dir {str(folder)!r} is a file; name a folder.")
-
-
 def write_files(folder: Location, record: CheckpointRecord) -> Location:
     """Write all files into a folder, the page last, and return the page."""
     files = {
@@ -39,8 +30,4 @@ def write_files(folder: Location, record: CheckpointRecord) -> Location:
         "weights.csv": weights_csv(record),
         "findings.csv": findings_csv(record),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        write_text(folder / name, text)
-    write_text(folder / PAGE, page(record, list(files)))
-    return folder / PAGE
+    return write_all(folder, {**files, PAGE: page(record, list(files))})

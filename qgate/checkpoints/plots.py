@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from qgate.charts import axes
 from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
-from qgate.charts.lines import Line, color_lines, line_chart, position_axis
-from qgate.charts.svg import color, cut_to_width, document, path, text_width
+from qgate.charts.lines import Line, color_lines, line_chart, numbered_axis
+from qgate.charts.svg import color, cut_to_width, document, path
 from qgate.checkpoints.record import WorstBlock
 from qgate.text import brief, counted, decibels
 
@@ -47,8 +47,7 @@ def block_chart(block: WorstBlock) -> str:
     values = lines.values or [0.0]
     low, high = min(values), max(values)
     air = _AIR * (high - low) or 1.0
-    x = position_axis(len(block.values), lines.colored, _WIDTH)
-    x = axes.Axis("linear", x.low, x.high, x.start, x.end, _columns(block, x), "column")
+    x = numbered_axis(lines.colored, len(block.values), _WIDTH, "column", block.column)
     y = axes.linear(low - air, high + air, BOTTOM, TOP, "", 5)
     scale = "not finite" if block.scale is None else brief(block.scale)
     error = "not finite" if not block.error else decibels(10 * math.log10(block.error))
@@ -56,14 +55,3 @@ def block_chart(block: WorstBlock) -> str:
     text = f"Scale {scale}; error of the block over its energy {error}."
     body = line_chart(lines, x, y, [("", text)], width=_WIDTH)
     return document(_WIDTH, _HEIGHT, title, text, body)
-
-
-def _columns(block: WorstBlock, x: axes.Axis) -> axes.Ticks:
-    count = len(block.values)
-    step = max(1, int(axes.round_step(count, 8)))
-    first = -(-block.column // step) * step
-    numbers = range(first, block.column + count, step)
-    ticks = [(float(number - block.column), f"{number}") for number in numbers]
-    room = x.end - x.start
-    wide = sum(text_width(text) + 8 for _, text in ticks)
-    return tuple(ticks if wide < room else ticks[::2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import yaml
 
@@ -46,22 +46,27 @@ def fold_numbers(name: str) -> str:
 
 def plan_texts(weights: Sequence[WeightRecord]) -> Mapping[str, str]:
     """Return the format of each weight by its folded name; of several, how many have which."""
-    grouped: dict[str, list[WeightRecord]] = {}
-    for weight in weights:
-        grouped.setdefault(fold_numbers(weight.name), []).append(weight)
-    return {name: _formats_text(members) for name, members in grouped.items()}
+    return fold_texts((weight.name, weight.format or "unreadable") for weight in weights)
 
 
-def _formats_text(weights: Sequence[WeightRecord]) -> str:
-    counts = Counter(weight.format or "unreadable" for weight in weights)
+def fold_texts(texts: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the text of each name by its folded name; of several, which are the remaining."""
+    grouped: dict[str, list[tuple[str, str]]] = {}
+    for name, text in texts:
+        grouped.setdefault(fold_numbers(name), []).append((name, text))
+    return {name: _joined(members) for name, members in grouped.items()}
+
+
+def _joined(texts: Sequence[tuple[str, str]]) -> str:
+    counts = Counter(text for _, text in texts)
     (usual, _), *remaining = counts.most_common()
     if not remaining:
         return usual
     parts = [usual]
-    for form, count in remaining:
-        places = [_numbers_in(weight.name) for weight in weights if weight.format == form]
+    for other, count in remaining:
+        places = [_numbers_in(name) for name, text in texts if text == other]
         listed = ", ".join(places[:_MOST_LAYERS]) + (", …" if count > _MOST_LAYERS else "")
-        parts.append(f"{form} at {listed}" if any(places) else f"{form} {count} times")
+        parts.append(f"{other} at {listed}" if any(places) else f"{other} {count} times")
     return ", but ".join(parts)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from qgate.checkpoints.recipes import DeclaredFormat
+from qgate.records.plain_data import plain_data
 from qgate.text import one_line, shortened
 
 KIND = "qgate checkpoint 1"
@@ -174,9 +173,9 @@ class CheckpointRecord:
     kind: str = KIND
     written_recipe: WrittenRecipe = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the record as plain data; numbers that are not finite are None."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
+        return plain_data(self)
 
     def __repr__(self) -> str:
         return "\n".join(self._summary())
@@ -208,11 +207,3 @@ def worst_first(weights: Sequence[WeightRecord]) -> list[tuple[WeightRecord, flo
         if weight.figures is not None and weight.figures.over_ideal_db is not None
     ]
     return sorted(measured, key=lambda pair: -pair[1])
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value

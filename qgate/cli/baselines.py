@@ -143,7 +143,7 @@ def _described(store: baselines.Store) -> str:
     )
     lines = [
         f"{of.model}  ({store.folder})",
-        f"  {f'numbers of a {of.kind}' if of.is_collected else source}",
+        f"  {f'numbers of {of.noun}' if of.is_collected else source}",
         f"  recorded on {of.device} with torch {of.torch}, commit {(of.commit or 'unknown')[:12]}; "
         f"file of {age}",
     ]

@@ -47,6 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qgate.checkpoints import compare, files, texts
     from qgate.errors import QgateError
+    from qgate.storage.output import check_folder
 
     if args.same:
         return _compare_exports(args)
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         )
     folder = None if args.output_dir is None else location_of(args.output_dir)
     if folder is not None:
-        files.check_folder(folder)
+        check_folder(folder)
     workers, blocks = workers_from(args), files.DRAWN if folder else 0
     unfinished = None if folder is None else local_folder(folder)
     with progress("weights") as report:

@@ -2,6 +2,7 @@
 
   qgate engines A B                          per-token differences, KL, flips, and where they begin
   qgate engines A B --max-kl 1e-3 --same-weights --weights CKPT_A CKPT_B
+  qgate engines A B --output-dir DIR         also as a page, with all tokens
 
 A and B are dumps of `qgate.collect` with the embedding and the head among their sites; .npz,
 .safetensors or .pt files of token ids with logits or log-probabilities; or JSON lines as vLLM,
@@ -13,10 +14,12 @@ or are not of the same tokens.
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 
 from qgate.cli._progress import progress
 from qgate.cli._workers import from_one
+from qgate.storage.locations import location_of
+from qgate.text import for_terminal
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +35,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-flips", type=_from_zero, metavar="SHARE",
         help="fail above this share of other most likely tokens, from 0 to 1")  # fmt: skip
     add("--logits", default="", metavar="MODULE", help="the module of dumps that gives logits")
+    add("--output-dir", metavar="DIR",
+        help="write a page, engines.json and tokens.csv there; a folder or a URL")  # fmt: skip
     add("--json", action="store_true", help="print all figures as JSON")
     add("--limit", type=from_one, default=10, metavar="N", help="tokens and weights to list (10)")
 
@@ -47,19 +52,30 @@ def _from_zero(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.engines.comparison import compare_engines
+    from qgate.engines import files
+    from qgate.engines.comparison import compare_tokens
     from qgate.engines.findings import EngineLimits
+    from qgate.engines.profile import token_rows
     from qgate.engines.texts import result_lines
+    from qgate.storage.output import check_folder
+
+    folder = None if args.output_dir is None else location_of(args.output_dir)
+    if folder is not None:
+        check_folder(folder)
 
     limits = EngineLimits(args.max_kl, args.max_logprob, args.max_flips, args.same_weights)
     weights = None if args.weights is None else (args.weights[0], args.weights[1])
     with progress("samples") as report:
-        record = compare_engines(
+        comparison = compare_tokens(
             args.actual, args.reference, head=args.logits, weights=weights, limits=limits,
-            progress=report,
+            progress=report, most_drawn=files.DRAWN if folder else 0,
         )  # fmt: skip
+    record = comparison.record
     if args.json:
-        print(json.dumps(record.to_dict(), indent=1))
+        print(files.record_json(record), end="")
     else:
         print("\n".join(result_lines(record, args.limit)))
+    if folder is not None:
+        page = files.write_files(folder, record, token_rows(comparison.samples, comparison.values))
+        print(f"page: {for_terminal(str(page))}", file=sys.stderr if args.json else sys.stdout)
     return int(bool(record.beyond))

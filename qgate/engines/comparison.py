@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from qgate.comparing.dump_comparison import compare_dumps
 from qgate.dumps import Dump
-from qgate.engines.compute import token_figures
+from qgate.engines.causes import find_causes
+from qgate.engines.compute import TokenValues, figures_of, values_of
 from qgate.engines.findings import EngineLimits, reasons
-from qgate.engines.opening import open_run
+from qgate.engines.opening import EnginePair, open_pair
+from qgate.engines.profile import position_profile, worst_samples
 from qgate.engines.record import EnginesRecord, SiteDifference
-from qgate.engines.scored import EngineRun, align
-from qgate.engines.weights import checkpoint_weights, compare_weights, dump_weights
+from qgate.engines.scored import EngineRun, Pair
+from qgate.engines.weights import (
+    MatchedWeights,
+    checkpoint_weights,
+    dump_weights,
+    match_weights,
+)
 from qgate.errors import QgateError
+
+
+@dataclass(frozen=True)
+class EngineComparison:
+    """The record of a comparison, and the values of all tokens that it is of."""
+
+    record: EnginesRecord
+    samples: list[Pair]
+    values: list[TokenValues]
 
 
 def compare_engines(
@@ -32,22 +49,54 @@ def compare_engines(
     limits              figures above which the comparison fails
     progress            called with the number of samples done, and of all
     """
-    a, r = open_run(actual, head), open_run(reference, head)
-    figures = token_figures(align(a, r), progress)
-    record = EnginesRecord(actual, reference, figures)
-    if weights is not None:
-        record.weights = compare_weights(*(checkpoint_weights(spec) for spec in weights))
+    return compare_tokens(
+        actual, reference, head=head, weights=weights, limits=limits, progress=progress
+    ).record
+
+
+def compare_tokens(
+    actual: str,
+    reference: str,
+    *,
+    head: str = "",
+    weights: tuple[str, str] | None = None,
+    limits: EngineLimits | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    most_drawn: int = 0,
+) -> EngineComparison:
+    """Compare two engines as `compare_engines` does, and keep the values of all tokens.
+
+    most_drawn  samples whose differences the record keeps, token by token
+    """
+    pair = open_pair(actual, reference, head)
+    a, r = pair.actual, pair.reference
+    values = values_of(pair.samples, progress)
+    record = EnginesRecord(actual, reference, figures_of(pair.samples, values))
+    record.causes = find_causes(pair.samples)
+    matched = matched_weights(pair, weights)
+    if matched is not None:
+        record.weights = matched.comparison()
     elif a.dump is not None and r.dump is not None:
-        of_dumps = dump_weights(a.dump), dump_weights(r.dump)
-        if all(of_dumps):
-            record.weights = compare_weights(*of_dumps)
-        else:
-            record.notes.append("the dumps hold no weights: whether they are the same is not known")
+        record.notes.append("the dumps hold no weights: whether they are the same is not known")
     if a.dump is not None and r.dump is not None:
         _add_sites(record, a.dump, r.dump)
     record.notes += _notes(a, r, record)
     record.beyond = reasons(record, limits or EngineLimits())
-    return record
+    record.profile = position_profile(values)
+    record.sample_lines = worst_samples(pair.samples, values, most_drawn)
+    return EngineComparison(record, pair.samples, values)
+
+
+def matched_weights(
+    pair: EnginePair, weights: tuple[str, str] | None = None
+) -> MatchedWeights | None:
+    """Compare the weights of checkpoints, else those in the dumps; return None without any."""
+    if weights is not None:
+        return match_weights(*(checkpoint_weights(spec) for spec in weights))
+    if pair.actual.dump is None or pair.reference.dump is None:
+        return None
+    of_dumps = dump_weights(pair.actual.dump), dump_weights(pair.reference.dump)
+    return match_weights(*of_dumps) if all(of_dumps) else None
 
 
 def _add_sites(record: EnginesRecord, actual: Dump, reference: Dump) -> None:

@@ -17,7 +17,7 @@ from qgate.engines.record import (
     Spread,
     TokenFigures,
 )
-from qgate.engines.scored import MISSING, FloatArray, IntArray, ScoredSample
+from qgate.engines.scored import MISSING, BoolArray, FloatArray, IntArray, Pair, ScoredSample
 from qgate.errors import QgateError
 from qgate.metrics.intervals import grouped_interval
 
@@ -27,7 +27,8 @@ FEW_SAMPLES = 4
 """Number of samples below which the interval is taken over runs of tokens."""
 RUN = 32
 LISTED = 10
-Pair = tuple[ScoredSample, ScoredSample]
+_MOST_NATS = 300.0
+"""Difference of log-probabilities whose ratio is as good as infinite; sums of it are finite."""
 
 
 @dataclass
@@ -42,17 +43,45 @@ class TokenValues:
     kl: FloatArray
     same_best: FloatArray
 
+    @property
+    def finite(self) -> BoolArray:
+        """Tell which tokens have a finite log-probability of both."""
+        return np.isfinite(self.actual) & np.isfinite(self.reference)
+
+    @property
+    def difference(self) -> FloatArray:
+        """Return the log-probabilities of the actual engine less those of the reference."""
+        with np.errstate(invalid="ignore"):
+            return self.actual - self.reference
+
+    @property
+    def k3(self) -> FloatArray:
+        """Return what each token adds to the estimate of the KL."""
+        return _k3(self.difference)
+
+
+def _k3(difference: FloatArray) -> FloatArray:
+    terms: FloatArray = np.expm1(np.minimum(difference, _MOST_NATS)) - difference
+    return terms
+
 
 def token_figures(
     pairs: Sequence[Pair], progress: Callable[[int, int], None] | None = None
 ) -> TokenFigures:
     """Compare all tokens that both engines scored."""
+    return figures_of(pairs, values_of(pairs, progress))
+
+
+def values_of(
+    pairs: Sequence[Pair], progress: Callable[[int, int], None] | None = None
+) -> list[TokenValues]:
+    """Return the values of all tokens, sample by sample."""
     values = []
     for number, pair in enumerate(pairs):
         if progress is not None:
             progress(number, len(pairs))
         values.append(token_values(*pair))
-    return _figures(pairs, values)
+    return values
 
 
 def token_values(a: ScoredSample, r: ScoredSample) -> TokenValues:
@@ -84,7 +113,8 @@ def _add_logits(a: ScoredSample, r: ScoredSample, values: TokenValues) -> None:
             _check_ids(sample, ids[start:stop], logits.shape[-1])
             logs[name] = torch.log_softmax(logits.double(), -1)
             own = logs[name].gather(1, ids[start:stop, None])[:, 0]
-            getattr(values, name)[start:stop] = own.numpy()
+            # NaN stands for what an engine does not give, and these it gave.
+            getattr(values, name)[start:stop] = own.where(~own.isnan(), torch.inf).numpy()
             best_tokens[name][start:stop] = logs[name].argmax(-1).numpy()
         if len(logs) == 2:
             values.kl[start:stop] = _kl(logs["reference"], logs["actual"]).numpy()
@@ -115,7 +145,8 @@ def _kl(reference: Tensor, actual: Tensor) -> Tensor:
     return torch.where(p > 0, p * (reference - actual), 0.0).sum(-1)
 
 
-def _figures(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFigures:
+def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFigures:
+    """Return the figures over all tokens."""
     actual, reference, kl, same_best = (
         np.concatenate([getattr(v, name) for v in values])
         for name in ("actual", "reference", "kl", "same_best")
@@ -123,19 +154,20 @@ def _figures(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFigur
     sample = np.repeat(np.arange(len(pairs)), [len(a) for a, _ in pairs])
     position = np.concatenate([np.arange(len(a)) for a, _ in pairs])
     ids = np.concatenate([a.ids for a, _ in pairs])
-    counted = ~np.isnan(actual) & ~np.isnan(reference)
-    if not counted.any():
+    is_scored = ~np.isnan(actual) & ~np.isnan(reference)
+    if not is_scored.any():
         raise QgateError(
             "no token has a log-probability from both engines: there is nothing to compare."
         )
-    finite = np.isfinite(actual) & np.isfinite(reference) & counted
-    infinite = int(counted.sum() - finite.sum())
+    finite = np.isfinite(actual) & np.isfinite(reference) & is_scored
+    infinite = int(is_scored.sum() - finite.sum())
     if not finite.any():
-        raise QgateError("all log-probabilities of one engine are infinite.")
+        raise QgateError("all log-probabilities of one engine are NaN or infinite.")
     difference = actual[finite] - reference[finite]
-    k3 = np.expm1(difference) - difference
+    k3 = _k3(difference)
     groups = _groups(sample[finite], position[finite])
-    kl_told = finite & ~np.isnan(kl)
+    kl_told = finite & np.isfinite(kl)
+    infinite += int((finite & np.isinf(kl)).sum())
     flips_told = ~np.isnan(same_best)
     order = np.argsort(-k3, kind="stable")
     total = float(k3.sum())
@@ -145,7 +177,7 @@ def _figures(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFigur
     return TokenFigures(
         samples=len(pairs),
         tokens=int(finite.sum()),
-        unscored=int((~counted).sum()),
+        unscored=int((~is_scored).sum()),
         not_finite=infinite,
         equal_share=float((difference == 0).mean()),
         difference=_estimate(difference, groups),
@@ -180,7 +212,7 @@ def _figures(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFigur
 
 
 def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    return math.exp(min(value, _MOST_NATS))
 
 
 def _groups(sample: IntArray, position: IntArray) -> IntArray:

@@ -33,7 +33,7 @@ def reasons(record: EnginesRecord, limits: EngineLimits) -> list[str]:
 def _reasons(record: EnginesRecord, limits: EngineLimits) -> Iterator[str]:
     figures = record.figures
     if figures.not_finite:
-        yield f"{figures.not_finite:,} tokens have an infinite log-probability in one engine alone"
+        yield f"{figures.not_finite:,} log-probabilities are not finite in one of the engines"
     kl = figures.kl or figures.k3
     name = "KL" if figures.kl is not None else "k3"
     if limits.kl is not None and not kl.mean <= limits.kl:
@@ -54,4 +54,6 @@ def _reasons(record: EnginesRecord, limits: EngineLimits) -> Iterator[str]:
             yield "equal weights are asked for, and no weights were given: name them by --weights"
         elif record.weights.differing:
             first = record.weights.differences[0]
-            yield f"{record.weights.differing:,} weights differ, {first.name} first"
+            count = record.weights.differing
+            verb = "weight differs" if count == 1 else "weights differ"
+            yield f"{count:,} {verb}, {first.name} first"

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from qgate.dumps import Dump
 from qgate.engines import logit_files, logprob_lines
 from qgate.engines.dump_runs import read_dump_run
-from qgate.engines.scored import EngineRun
+from qgate.engines.scored import EngineRun, Pair, align
 from qgate.errors import QgateError
 from qgate.storage.access import folder_of
 from qgate.storage.locations import user_location
+
+
+@dataclass(frozen=True)
+class EnginePair:
+    """Two engines that scored the same tokens, with their samples side by side."""
+
+    actual: EngineRun
+    reference: EngineRun
+    samples: list[Pair]
+
+
+def open_pair(actual: str, reference: str, head: str = "") -> EnginePair:
+    """Open both engines; an error where they did not score the same tokens."""
+    a, r = open_run(actual, head), open_run(reference, head)
+    return EnginePair(a, r, align(a, r))
 
 
 def open_run(spec: str, head: str = "") -> EngineRun:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from qgate.records.plain_data import plain_data
+
+KIND = "qgate engines 1"
 
 
 @dataclass(frozen=True)
@@ -49,14 +54,59 @@ class CarryingSample:
     share: float
 
 
+class TokenRow(NamedTuple):
+    """Values of one token; None where an engine gives none, or a value is not finite.
+
+    same_best  whether both have the same most likely token there
+    """
+
+    sample: str
+    position: int
+    token: int
+    actual: float | None
+    reference: float | None
+    difference: float | None
+    k3: float | None
+    kl: float | None
+    same_best: bool | None
+
+
+@dataclass(frozen=True)
+class PositionProfile:
+    """Sizes of the differences of log-probabilities along the positions of all samples.
+
+    step     positions that one value stands for, from position 1 on
+    mean     of the tokens there; None without any
+    largest  of the tokens there
+    """
+
+    step: int
+    mean: tuple[float | None, ...]
+    largest: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class SampleDifferences:
+    """Differences of log-probabilities along one sample, from position 1 on.
+
+    step         tokens that one value stands for: that of them with the largest magnitude
+    share        of the sum of k3 over all tokens
+    """
+
+    sample: str
+    step: int
+    share: float
+    differences: tuple[float | None, ...]
+
+
 @dataclass(frozen=True)
 class SiteDifference:
     """A tensor at which the engines' modules differ."""
 
     site: str
     origin: str
-    relative_mse: float
-    max_abs: float
+    relative_mse: float | None
+    max_abs: float | None
 
 
 @dataclass(frozen=True)
@@ -94,6 +144,7 @@ class TokenFigures:
     kl               KL(reference, actual) over the whole vocabulary, where there are logits
     ratios           smallest and largest probability ratio of a token
     flips            share of positions with another most likely token; None where not told
+    not_finite       tokens whose log-probability or KL is NaN or infinite; figures leave them out
     """
 
     samples: int
@@ -121,7 +172,11 @@ class EnginesRecord:
     """The comparison of two engines on the same tokens.
 
     first_site  the first tensor that differs while the inputs of its module agree
+    causes      faults that explain the difference of the logits, in words
     beyond      each limit given that is exceeded, in words
+    profile     differences along the positions of samples
+    sample_lines  differences along the samples that carry most, where they were asked for
+    kind        name and version of this kind of record
     """
 
     actual: str
@@ -131,9 +186,13 @@ class EnginesRecord:
     first_site: SiteDifference | None = None
     sites_compared: int = 0
     sites_differing: int = 0
+    causes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)
+    profile: PositionProfile | None = None
+    sample_lines: list[SampleDifferences] = field(default_factory=list)
+    kind: str = KIND
 
     def to_dict(self) -> dict[str, object]:
-        """Return the record as plain data."""
-        return asdict(self)
+        """Return the record as plain data; numbers that are not finite are None."""
+        return plain_data(self)

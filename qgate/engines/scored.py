@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 LogitRows = Callable[[int, int], "Tensor"]
 """Reads the logits that predict the tokens from one position up to another, one row per token."""
 MISSING = -1
@@ -44,6 +45,9 @@ class ScoredSample:
         return len(self.ids)
 
 
+Pair = tuple[ScoredSample, ScoredSample]
+
+
 @dataclass(frozen=True)
 class EngineRun:
     """Samples of one engine, with its dump where there is one.
@@ -65,7 +69,7 @@ def scored(
     return ScoredSample(name, ids, logprobs, np.full(len(ids), MISSING, np.int64), logits)
 
 
-def align(actual: EngineRun, reference: EngineRun) -> list[tuple[ScoredSample, ScoredSample]]:
+def align(actual: EngineRun, reference: EngineRun) -> list[Pair]:
     """Pair the samples of two engines: by name if both have the same names, else by order.
 
     Samples of other tokens are refused: differences between them would mean nothing.

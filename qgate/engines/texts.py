@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tabulate import tabulate
 
-from qgate.engines.record import EnginesRecord, Estimate, Spread, TokenFigures, WeightComparison
+from qgate.engines.record import (
+    EnginesRecord,
+    Estimate,
+    Spread,
+    TokenFigures,
+    WeightComparison,
+    WeightDifference,
+)
 from qgate.text import one_line
 from qgate.text.numbers import brief, percent
 
@@ -27,14 +35,15 @@ def result_lines(record: EnginesRecord, limit: int = 10) -> Iterator[str]:
     """Say what differs, by how much, from where on, and at which tokens."""
     yield headline(record)
     yield from (one_line(reason) for reason in record.beyond[1:])
+    yield from (one_line(cause) for cause in record.causes)
     yield ""
-    yield tabulate(_rows(record.figures), tablefmt="plain", disable_numparse=True)
+    yield tabulate(figure_rows(record.figures), tablefmt="plain", disable_numparse=True)
     if record.weights is not None:
         yield ""
         yield from _weights(record.weights, limit)
     if record.sites_compared:
         yield ""
-        yield _sites(record)
+        yield site_text(record)
     yield from _carriers(record.figures, limit)
     yield from (f"note: {one_line(note)}" for note in record.notes)
 
@@ -52,7 +61,8 @@ def _spread(value: Spread) -> str:
     )
 
 
-def _rows(figures: TokenFigures) -> Iterator[tuple[str, str]]:
+def figure_rows(figures: TokenFigures) -> Iterator[tuple[str, str]]:
+    """Yield the figures with their names."""
     counted = f"{figures.tokens:,} of {figures.samples:,} samples"
     if figures.unscored:
         counted += f"; {figures.unscored:,} without a log-probability from both"
@@ -82,7 +92,8 @@ def _hundred(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _weights(weights: WeightComparison, limit: int) -> Iterator[str]:
+def weights_text(weights: WeightComparison) -> str:
+    """Count the weights that are equal, rounded, or differ."""
     total = weights.equal + weights.rounded + weights.differing
     parts = [f"{weights.equal:,} of {total:,} weights are equal"]
     if weights.rounded:
@@ -92,18 +103,36 @@ def _weights(weights: WeightComparison, limit: int) -> Iterator[str]:
         parts.append(f"{weights.rounded:,} are equal but for rounding ({dtypes})")
     if weights.differing:
         parts.append(f"{weights.differing:,} differ{'s' * (weights.differing == 1)}")
-    yield "; ".join(parts)
+    return "; ".join(parts)
+
+
+def _weights(weights: WeightComparison, limit: int) -> Iterator[str]:
+    yield weights_text(weights)
     for difference in weights.differences[:limit]:
         if difference.relation == "rounded":
             continue
-        size = difference.relative_error
-        words = "differs" if size is None else f"relative error {brief(size)}"
-        relation = words if difference.relation == "differs" else f"in {difference.relation}"
-        relation = "shapes differ" if difference.relation == "shape" else relation
-        yield f"  {one_line(difference.name)}: {relation}"
+        yield f"  {one_line(difference.name)}: {weight_relation(difference)}"
 
 
-def _sites(record: EnginesRecord) -> str:
+def weight_relation(difference: WeightDifference) -> str:
+    """Say how a weight differs from the other engine's."""
+    if difference.relation == "shape":
+        return "shapes differ"
+    if difference.relation != "differs":
+        return f"in {difference.relation}"
+    size = difference.relative_error
+    return "differs" if size is None else f"relative error {brief(size)}"
+
+
+def difference_text(difference: WeightDifference) -> str:
+    """Say of a weight what is wrong with it, and then by how much."""
+    if difference.relation.endswith(" alone"):
+        return f"the weight is in the {difference.relation.removesuffix(' alone')} engine alone"
+    return f"the weight is not that of the other engine: {weight_relation(difference)}"
+
+
+def site_text(record: EnginesRecord) -> str:
+    """Say how many tensors differ, and where that begins."""
     counts = f"{record.sites_differing:,} of {record.sites_compared:,} tensors differ"
     first = record.first_site
     if first is None:
@@ -116,7 +145,9 @@ def _sites(record: EnginesRecord) -> str:
         begins = "the modules before it were not collected"
     else:
         begins = "no inputs of its module were collected"
-    size = f"relative MSE {brief(first.relative_mse)}"
+    size = "not comparable"
+    if first.relative_mse is not None and math.isfinite(first.relative_mse):
+        size = f"relative MSE {brief(first.relative_mse)}"
     return f"{counts}; they begin to differ at {one_line(first.site)} ({size}), and {begins}"
 
 
@@ -126,7 +157,7 @@ def _carriers(figures: TokenFigures, limit: int) -> Iterator[str]:
     yield ""
     rows = [
         [
-            one_line(c.sample), c.position, c.token, *_apart(c.actual, c.reference),
+            one_line(c.sample), c.position, c.token, *values_apart(c.actual, c.reference),
             percent(c.share),
         ]
         for c in figures.carriers[:limit]
@@ -141,7 +172,22 @@ def _carriers(figures: TokenFigures, limit: int) -> Iterator[str]:
         )
 
 
-def _apart(x: float, y: float) -> tuple[str, str]:
+def carrier_text(figures: TokenFigures) -> str:
+    """Name the token or the sample that carries more than half of the difference, if one does."""
+    if figures.carriers and figures.carriers[0].share > 0.5:
+        first = figures.carriers[0]
+        values = " instead of ".join(values_apart(first.actual, first.reference))
+        return (
+            f"token {first.position} of sample {first.sample} carries {percent(first.share)} of "
+            f"the difference (log-probability {values})"
+        )
+    worst = figures.worst_samples[0] if figures.worst_samples else None
+    if worst is not None and figures.samples > 1 and worst.share > 0.5:
+        return f"sample {worst.sample} carries {percent(worst.share)} of the difference"
+    return ""
+
+
+def values_apart(x: float, y: float) -> tuple[str, str]:
     """Write two numbers with as many digits as it takes to see that they differ."""
     texts = ("", "")
     for digits in range(3, 17):

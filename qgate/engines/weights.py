@@ -45,9 +45,35 @@ def checkpoint_weights(spec: str) -> dict[str, WeightEntry]:
     }
 
 
+@dataclass(frozen=True)
+class MatchedWeights:
+    """Names of the weights that both engines have, and all differences, those of one side last."""
+
+    names: tuple[str, ...]
+    differences: tuple[WeightDifference, ...]
+
+    def comparison(self) -> WeightComparison:
+        """Count the differences, and list the first of them."""
+        rounded = sum(difference.relation == "rounded" for difference in self.differences)
+        alone = sum(difference.relation.endswith(" alone") for difference in self.differences)
+        return WeightComparison(
+            equal=len(self.names) - len(self.differences) + alone,
+            rounded=rounded,
+            differing=len(self.differences) - rounded,
+            differences=self.differences[:LISTED],
+        )
+
+
 def compare_weights(
     actual: Mapping[str, WeightEntry], reference: Mapping[str, WeightEntry]
 ) -> WeightComparison:
+    """Count the weights of two engines that are equal, rounded, or differ."""
+    return match_weights(actual, reference).comparison()
+
+
+def match_weights(
+    actual: Mapping[str, WeightEntry], reference: Mapping[str, WeightEntry]
+) -> MatchedWeights:
     """Compare the weights of two engines by name, with or without prefixes such as `model.`."""
     matches = {
         name: match.names[0]
@@ -67,14 +93,8 @@ def compare_weights(
     alone = [WeightDifference(n, "actual alone", ("", "")) for n in actual if n not in matches]
     used = set(matches.values())
     alone += [WeightDifference(n, "reference alone", ("", "")) for n in reference if n not in used]
-    rounded = sum(difference.relation == "rounded" for difference in differences)
     ordered = sorted(differences, key=lambda d: (d.relation == "rounded", -(d.relative_error or 0)))
-    return WeightComparison(
-        equal=len(matches) - len(differences),
-        rounded=rounded,
-        differing=len(differences) - rounded + len(alone),
-        differences=tuple([*ordered, *alone][:LISTED]),
-    )
+    return MatchedWeights(tuple(matches), (*ordered, *alone))
 
 
 def _difference(name: str, actual: WeightEntry, reference: WeightEntry) -> WeightDifference | None:

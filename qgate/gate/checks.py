@@ -262,7 +262,8 @@ def _samples(measured: Measured, limits: Limits, device_matches: bool) -> Iterat
             why = _missing(measured) if accepted or not measured.accepted else NO_SAMPLES
             yield check(measured, name, "missing", False, value=now[number], reason=why)
     paired = {number: value for number, value in now.items() if value is not None}
-    if not accepted or accepted.keys() != paired.keys() or not all(map(is_finite, now.values())):
+    is_paired = accepted and accepted.keys() == paired.keys() and measured.scope != "engines"
+    if not (is_paired and all(map(is_finite, now.values()))):
         return
     change = paired_change(accepted, paired)
     limit = limits.task_limit(device_matches)
@@ -312,7 +313,7 @@ def _regression(
     tolerance = limits.tolerance(device_matches, metric)
     size, goal = (abs(value), abs(accepted)) if metric.signed else (value, accepted)
     slack = metric.slack(tolerance, goal) + limits.atol
-    if metric.relative:
+    if metric.relative or metric.counted:
         slack += measured.floor
     if metric.counted:
         slack += limits.counted_slack(device_matches, measured.grain)

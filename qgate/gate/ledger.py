@@ -125,16 +125,16 @@ class Ledger:
     def check(self) -> None:
         """Refuse to compare with a baseline of something else; an update replaces it instead.
 
-        One of a dump or a checkpoint never takes the place of one of a model, nor the other way
-        round.
+        One of a dump, a checkpoint or two engines never takes the place of one of a model, nor the
+        other way round.
         """
         recorded = self.recorded
         if recorded is not None and recorded.kind != self._origin.kind:
-            # A dump or a checkpoint has a name of its own by an option, a model has not.
+            # All but a model have names of their own by options.
             kinds = [kind for kind in (self._origin.kind, recorded.kind) if kind != "model"]
             raise QgateError(
-                f"the baseline {str(self.store.folder)!r} is of a {recorded.kind}, and what is "
-                f"measured is a {self._origin.kind}: give the {kinds[0]} another name "
+                f"the baseline {str(self.store.folder)!r} is of {recorded.noun}, and what is "
+                f"measured is {self._origin.noun}: give the {kinds[0]} another name "
                 f"(--{kinds[0]}-name)."
             )
         misfits = self._obstacles(recorded) if self.updating in (None, "new") else []

@@ -11,7 +11,7 @@ from qgate.errors import QgateError, unknown
 from qgate.metrics import METRICS, PARTS, Metric, sample_number
 
 Scope = Literal[
-    "local", "carried", "isolated", "forward", "backward", "task", "sweep", "checkpoint"
+    "local", "carried", "isolated", "forward", "backward", "task", "sweep", "checkpoint", "engines"
 ]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
@@ -26,6 +26,7 @@ _GATED: Mapping[Scope, tuple[str, ...]] = {
     "task": tuple(metric.name for metric in METRICS.of("task")),
     "sweep": ("relative_mse",),
     "checkpoint": (),
+    "engines": (),
 }
 
 
@@ -63,7 +64,8 @@ class Measured:
     ideal                relative_mse of an ideal quantizer of the declared format on this tensor;
                          None where nothing is quantized here
     quantizer            name of that format
-    floor                measured noise floor, a relative MSE; of an isolated error its limit
+    floor                measured noise floor of relative and counted metrics; of an isolated error
+                         its limit
     grain                what one element is of a share that counts elements
     accepted             the accepted errors, by metric; None where there are none yet
     texts                metrics that are a text, such as what quantizes the site

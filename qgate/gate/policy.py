@@ -17,7 +17,7 @@ absolute bounds metric by metric.
     reason = "the first layer amplifies"
 
 An absolute bound is about the carried error, about the task for a task metric, or about the
-checkpoint for a metric of checkpoints, unless its rule names scopes.
+checkpoint or the engines for metrics of these, unless its rule names scopes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Setting:
         return {
             bound.metric: bound
             for bound in self.absolute
-            if scope in self.scopes or (not self.scopes and scope == _home(bound.metric))
+            if scope in self.scopes or (not self.scopes and scope in _homes(bound.metric))
         }
 
     @property
@@ -158,13 +158,14 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _home(metric: str) -> str:
+def _homes(metric: str) -> tuple[str, ...]:
+    """Return the scopes that a limit of a metric is about where none is named."""
     sources = METRICS.find(metric).sources
-    if sources == ("checkpoint",):
-        return "checkpoint"
+    if sources and {*sources} <= {"checkpoint", "engines"}:
+        return sources
     if sources == ("experts",):
-        return "forward"
-    return "carried" if {"task", "metric"}.isdisjoint(sources) else "task"
+        return ("forward",)
+    return ("carried",) if {"task", "metric"}.isdisjoint(sources) else ("task",)
 
 
 @dataclass(frozen=True)
@@ -240,8 +241,20 @@ class Policy:
         return Limits(**values, absolute=absolute, sources=sources, other_weights=other_weights)
 
     def limits_of(self, mode: str, other_weights: bool = False) -> Callable[[Measured], Limits]:
-        """Return the function that `judge` asks, for one mode."""
-        return lambda row: self.limits_for(row.site, mode, row.scope, other_weights)
+        """Return the function that `judge` asks, for one mode.
+
+        Of engines each row is about metrics of its own, and limits of others are for other rows.
+        """
+
+        def limits(row: Measured) -> Limits:
+            all_limits = self.limits_for(row.site, mode, row.scope, other_weights)
+            if row.scope != "engines":
+                return all_limits
+            own = {name: all_limits.absolute[name] for name in all_limits.absolute
+                   if name in row.values}  # fmt: skip
+            return replace(all_limits, absolute=own)
+
+        return limits
 
     def check_sites(self, sites: Iterable[str]) -> None:
         """Refuse a rule or marker whose expression matches none of all sites."""
@@ -280,8 +293,9 @@ class Policy:
                 if bound.metric not in met:
                     scopes = ", ".join(dict.fromkeys(row.scope for row in rows)) or "nothing"
                     return (
-                        f"{setting.source}: {bound} is about scope {_home(bound.metric)}, and mode "
-                        f"{mode} was measured in {scopes}"
+                        f"{setting.source}: {bound} is about scope "
+                        f"{' or '.join(_homes(bound.metric))}, and mode {mode} was measured in "
+                        f"{scopes}"
                     )
         return ""
 

@@ -271,8 +271,8 @@ class GateSession:
 
     def _options(self, *selecting: tuple[str, str]) -> str:
         return " ".join(
-            f"{self.spelled(name)} {shlex.quote(value)}"
-            for name, value in (*self.subject.options, *selecting)
+            f"{self.spelled(name)} {shlex.join(values)}"
+            for name, *values in (*self.subject.options, *selecting)
         )
 
     def update_command(self, *selecting: tuple[str, str]) -> str:

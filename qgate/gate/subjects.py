@@ -1,4 +1,4 @@
-"""Subjects of gates: a model, its activations, or a dump, as their baseline knows them."""
+"""Subjects of gates, as their baseline knows them: a model, its activations, a dump, a pair."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from qgate.results.coverage import ModeScope
 class Subject:
     """Name of a baseline, layers of its sites, and origin of its numbers.
 
-    options        options that measure it again, with their values
+    options        options that measure it again, each with its values
     bases          the bases that references are kept in; none where only numbers are kept
     is_calibrated  some of its accepted errors depend on a calibration
     """
 
     name: str
     device: str = "cpu"
-    options: Sequence[tuple[str, str]] = ()
+    options: Sequence[tuple[str, ...]] = ()
     bases: Sequence[str] = ()
     is_calibrated: bool = False
 

@@ -295,6 +295,8 @@ def _verb(earlier: EarlierCause) -> str:
 
 def _enters(verdict: Verdict) -> str:
     entry = verdict.entry
+    if entry is not None and entry.scope == "engines":
+        return ""
     if entry is not None:
         return f"the error enters at {entry.site}, the first whose {entry.scope} error is out"
     if not any(check.scope == "carried" for check in verdict.failed):

@@ -126,7 +126,11 @@ def _parts(verdict: Verdict, broken: set[tuple[str, str]]) -> Iterator[EntryChan
 
 def _samples(verdict: Verdict, broken: set[tuple[str, str]]) -> Iterator[EntryChange]:
     """Return figures of single samples, which are accepted together."""
-    moved = {(check.site, check.scope) for check in verdict.failed if check.metric == TASK_CHANGE}
+    moved = {
+        (check.site, check.scope)
+        for check in verdict.failed
+        if check.metric == TASK_CHANGE or check.scope == "engines"
+    }
     for measured in verdict.measured:
         if measured.key in broken:
             continue
@@ -155,7 +159,7 @@ def hint(failed: tuple[Check, ...]) -> str:
     advice = {
         "nonfinite": "find what overflows or divides by zero",
         "conformance": "fix the quantizer or the module: it gives other values than it has to",
-        "finding": "mend the export, or allow it by a rule of limits that says why",
+        "finding": "mend what it names, or allow it by a rule of limits that says why",
         "isolated": "find what differs from FP32 code there",
         "absolute": f"fix the mode or change the limit ({sources.get('absolute', 'its suite')})",
         "budget": f"fix the quantizer or raise budget_db ({sources.get('budget', 'default')})",

@@ -46,12 +46,12 @@ class Verdict:
         """Return the failure where the error enters: against no accepted value if there is any.
 
         Local and isolated errors are made at their sites, so the first one in the order of the
-        model is the cause.
+        model is the cause; of two engines it is the first beyond what was accepted.
         """
         own = [
             check
             for check in self.failed
-            if check.scope in ("local", "isolated")
+            if check.scope in ("local", "isolated", "engines")
             and check.kind not in ("missing", "absent", "nothing")
         ]
         return min(own, key=lambda c: (needs_accepted(vars(c)), *c.position), default=None)

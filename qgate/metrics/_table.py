@@ -25,6 +25,7 @@ Source = Literal[
     "activations",
     "checkpoint",
     "experts",
+    "engines",
 ]
 
 

@@ -112,8 +112,10 @@ for _metric in (
     ),
     # Weights of a quantized checkpoint beside its parent's. --------------------------------------
     Metric(
-        name="findings", label="Findings", direction="lower", sources=("checkpoint",),
-        definition="what is not as the recipe of a checkpoint declares, counted",
+        name="findings", label="Findings", direction="lower",
+        sources=("checkpoint", "engines"),
+        definition="what is not as the recipe of a checkpoint declares, or not the weight of the "
+        "other engine, counted",
     ),
     Metric(
         name="over_ideal_db", label="Over Ideal", unit="dB", direction="steady",
@@ -124,6 +126,35 @@ for _metric in (
     Metric(
         name="bits_per_weight", label="Bits per Weight", unit="bit", direction="steady",
         sources=("checkpoint",), definition="size of the files' tensors over all parameters",
+    ),
+    # Two engines on the same tokens. -------------------------------------------------------------
+    Metric(
+        name="kl", label="KL of Engines", unit="nat", direction="lower", relative=True,
+        sources=("engines",),
+        definition="mean over tokens of KL(reference | actual) over the whole vocabulary",
+    ),
+    Metric(
+        name="k3", label="k3 of Engines", unit="nat", direction="lower", relative=True,
+        sources=("engines",),
+        definition="mean over tokens of exp(d) - 1 - d, where d is the difference of "
+        "log-probabilities",
+    ),
+    Metric(
+        name="largest_logprob", label="Largest Difference of a Log-Probability", unit="nat",
+        direction="lower", relative=True, sources=("engines",),
+        definition="largest magnitude of the difference of a token's log-probabilities",
+    ),
+    Metric(
+        name="flips_share", label="Top-1 Flips", direction="lower", counted=True,
+        sources=("engines",), definition="share of positions with another most likely token",
+    ),
+    Metric(
+        name="equal_share", label="Equal Tokens", direction="higher", bounded=True,
+        sources=("engines",), definition="share of tokens with equal log-probabilities",
+    ),
+    Metric(
+        name="compared_tokens", label="Compared Tokens", direction="equal", sources=("engines",),
+        definition="tokens with a log-probability of both engines",
     ),
 ):  # fmt: skip
     METRICS.add(_metric)

@@ -27,9 +27,14 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(Check))
 # Options that say what a run is about; a gate is run again with those it was run with.
 _ABOUT = (
     "mode", "model", "format", "layers", "dump", "dump-name", "checkpoint", "parent",
-    "recipe", "checkpoint-name", "reference", "baselines", "device",
+    "recipe", "checkpoint-name", "engines", "engines-name", "engines-weights", "engines-logits",
+    "reference", "baselines", "device",
     "samples", "seqlen", "calib-samples", "calib-seqlen", "percentile-alpha", "calibration",
 )  # fmt: skip
+
+
+# Those of them that take two values.
+_PAIRS = ("engines", "engines-weights")
 
 
 def verdict_of(gate: RecordedGate, run: Run) -> str:
@@ -252,13 +257,14 @@ def accept_command(run: Run, gate: RecordedGate) -> tuple[str, str]:
 
 def _options(command: Iterable[object]) -> list[str]:
     options: list[str] = []
-    takes_value = False
+    awaited = 0
     for word in map(str, command):
         name, equals, _ = word.partition("=")
-        if takes_value:
+        option = name[2:].removeprefix("qgate-")
+        if awaited:
             options.append(word)
-            takes_value = False
-        elif word.startswith("--") and name[2:].removeprefix("qgate-") in _ABOUT:
+            awaited -= 1
+        elif word.startswith("--") and option in _ABOUT:
             options.append(word)
-            takes_value = not equals
+            awaited = 0 if equals else 1 + (option in _PAIRS)
     return options

@@ -27,7 +27,7 @@ MOST_FAILED = 40
 # Where a test is that holds several layers at once, such as that of the reference.
 EVERYWHERE = "all layers"
 # What stands for a cell of the heat map, the most telling scope first.
-_SCOPES = ("carried", "local", "sweep", "forward", "backward", "task", "checkpoint")
+_SCOPES = ("carried", "local", "sweep", "forward", "backward", "task", "checkpoint", "engines")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,8 @@ from qgate.errors import QgateError
 from qgate.models.naming import check_names, shown_name
 from qgate.plugin import lazy
 from qgate.plugin.gate_collection import (
+    SUBJECT_LAYERS,
+    SubjectKind,
     deselect,
     deselecting_options,
     gates_of,
@@ -35,18 +38,14 @@ from qgate.plugin.shared_sessions import sessions_of
 from qgate.plugin.used_formats import drop_unused_formats
 
 if TYPE_CHECKING:
-    from qgate.gate.measuring.checkpoint_gates import CheckpointGates
-    from qgate.gate.measuring.dump_gates import DumpGates
-    from qgate.gate.measuring.model_gates import ModelGates
-    from qgate.plugin.sessions import SubjectKind
+    from qgate.gate.sessions import GateSession
 
-# The parameter of a test that is left out, as there is no dump or checkpoint.
-_NO_LAYERS = {"dump": "no_dump", "checkpoint": "no_checkpoint"}
 _REFUSED = "refused"
-# What gates by a fixture are about, and what the option of that name takes.
-_SUBJECTS: Mapping[str, tuple[SubjectKind, str]] = {
-    "dump_gate": ("dump", "DIR"),
-    "checkpoint_gate": ("checkpoint", "CHILD"),
+# What gates by a fixture are about, its plural, and what the option of that name takes.
+_SUBJECTS: Mapping[str, tuple[SubjectKind, str, str]] = {
+    "dump_gate": ("dump", "dumps", "DIR"),
+    "checkpoint_gate": ("checkpoint", "checkpoints", "CHILD"),
+    "engine_gate": ("engines", "engines", "A B"),
 }
 
 
@@ -63,11 +62,11 @@ class Cases:
 
     def generate(self) -> None:
         """Parametrize this plugin's fixtures."""
-        for name, values in (
-            ("fmt", self._formats),
-            ("dump_layer", lambda: self._subject_layers("dump")),
-            ("checkpoint_layer", lambda: self._subject_layers("checkpoint")),
-        ):
+        listing: dict[str, Callable[[], list[Any]]] = {
+            "fmt": self._formats,
+            **{name: partial(self._subject_layers, of) for name, of in SUBJECT_LAYERS.items()},
+        }
+        for name, values in listing.items():
             if self._wants(name):
                 self.metafunc.parametrize(name, self._or_refused(values), indirect=True)
         names = [name for name in ("model", "mode", "layer") if self._wants(name)]
@@ -123,15 +122,17 @@ class Cases:
         return names
 
     def _subject_layers(self, kind: SubjectKind) -> list[str]:
-        """The layers of the dump or checkpoint; without one a single case, which is left out."""
+        """The layers of a dump or checkpoint, the parts of engines; without one a single case."""
         session = sessions_of(self.config).of_subject(kind)
         if session is None:
-            return [_NO_LAYERS[kind]]
+            return [f"no_{kind}"]
         self._check_limits(session)
+        if kind == "engines":
+            return session.layers("")
         suite = suite_of(self.metafunc.definition.path)
         return self._layers("", session.layers(suite), f"{kind} {session.subject.name}")
 
-    def _check_limits(self, session: ModelGates | DumpGates | CheckpointGates) -> None:
+    def _check_limits(self, session: GateSession) -> None:
         """Limits that cannot be read are usage errors, before anything is computed."""
         for marker in self.metafunc.definition.iter_markers("limits"):
             if marker.args:
@@ -259,7 +260,7 @@ def note_running(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _fits(config: pytest.Config, item: pytest.Item) -> bool:
     """Return True if a gate is within what a run asks for: its mode fits, its dump is there."""
-    for fixture, (kind, _) in _SUBJECTS.items():
+    for fixture, (kind, *_) in _SUBJECTS.items():
         if has_fixture(item, fixture):
             session = sessions_of(config).of_subject(kind)
             return session is not None and _lacking(config, item) is None
@@ -272,12 +273,12 @@ def _is_beyond_layers(item: pytest.Item, selection: Selection) -> bool:
     """Return True if --layers leaves out the layer of a test."""
     parameters = parameters_of(item)
     function = f"{item.parent.nodeid}::{item.originalname}" if item.parent else ""  # type: ignore[attr-defined]
-    of_models = ("layer", parameters.get("model", ""))
-    for name, model in (of_models, ("dump_layer", ""), ("checkpoint_layer", "")):
+    for name in ("layer", *SUBJECT_LAYERS):
+        model = parameters.get("model", "") if name == "layer" else ""
         layer = parameters.get(name)
         narrowed = selection.layers.get((function, model if isinstance(model, str) else ""))
         if isinstance(layer, str) and narrowed is not None:
-            return layer not in ("", *_NO_LAYERS.values(), _REFUSED, *narrowed)
+            return layer not in ("", f"no_{SUBJECT_LAYERS.get(name)}", _REFUSED, *narrowed)
     return False
 
 
@@ -288,9 +289,9 @@ def _tests(count: int) -> str:
 def _without_subject(
     config: pytest.Config, items: list[pytest.Item], fixture: str
 ) -> list[pytest.Item]:
-    """The gates over a dump or checkpoint where there is none, or that find nothing in it."""
+    """The gates over a dump or other subject where there is none, or that find nothing in it."""
     selection = selection_of(config)
-    kind, metavar = _SUBJECTS[fixture]
+    kind, plural, metavar = _SUBJECTS[fixture]
     gates = [item for item in items if has_fixture(item, fixture)]
     if selection.refused or not gates:
         return []
@@ -302,7 +303,7 @@ def _without_subject(
     if session is None:
         suites = len({item.path for item in gates})
         selection.notes.append(
-            f"{suites} suite{'s' * (suites > 1)} on {kind}s left out: give "
+            f"{suites} suite{'s' * (suites > 1)} on {plural} left out: give "
             f"{options_of(config).spelled(kind)} {metavar}"
         )
         return gates

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from qgate.results.schema import LooserLimit
 
 # The fixtures that judge: tests that use one are gates.
-GATES = ("gate", "dump_gate", "checkpoint_gate", "activation_gate", "relation_gate")
+GATES = (
+    "gate",
+    "dump_gate",
+    "checkpoint_gate",
+    "engine_gate",
+    "activation_gate",
+    "relation_gate",
+)
 # What the gates of a test decided, with their sessions.
 OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()
 # Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.
@@ -80,6 +87,12 @@ def checkpoint_layer(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def engine_part(request: pytest.FixtureRequest) -> str:
+    """A part of --engines that there is something to compare for: tokens, weights, or sites."""
+    return str(request.param)
+
+
+@pytest.fixture
 def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
     """Holds what was measured against limits and accepted errors; fails with what to do."""
     parameters = parameters_of(request.node)
@@ -114,6 +127,14 @@ def checkpoint_gate(request: pytest.FixtureRequest) -> CheckpointGate:
     session = sessions_of(request.config).of_checkpoint()
     assert session is not None, "without a checkpoint this test is left out"
     return _ready(request.node, session, lambda: CheckpointGate(request.node, session))
+
+
+@pytest.fixture
+def engine_gate(request: pytest.FixtureRequest) -> EngineGate:
+    """Holds two engines on the same tokens against limits and their accepted record."""
+    session = sessions_of(request.config).of_engines()
+    assert session is not None, "without engines this test is left out"
+    return _ready(request.node, session, lambda: EngineGate(request.node, session))
 
 
 @pytest.fixture
@@ -287,6 +308,14 @@ class CheckpointGate(SuiteGate):
     def recipe(self) -> None:
         """Gate the format of every weight, and the bits of all."""
         self._decide("recipe")
+
+
+class EngineGate(SuiteGate):
+    """The gate of one test over two engines: `engine_gate.part("tokens")`."""
+
+    def part(self, part: str) -> None:
+        """Gate the probabilities of tokens, the weights, or the sites of modules."""
+        self._decide("part", part)
 
 
 class ActivationGate(SuiteGate):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -31,8 +31,15 @@ _DESELECTING = {
     "splits": "--splits",
 }
 _USES_GATE = re.compile(
-    r"\bdef \w+\([^)]*\b(?:gate|dump_gate|checkpoint_gate|activation_gate|relation_gate)\b"
+    r"\bdef \w+\([^)]*\b(?:gate|(?:dump|checkpoint|engine|activation|relation)_gate)\b"
 )
+
+
+SubjectKind = Literal["dump", "checkpoint", "engines"]
+# What the fixture of a subject's layers, or of its parts, is a fixture of.
+SUBJECT_LAYERS: Mapping[str, SubjectKind] = {
+    "dump_layer": "dump", "checkpoint_layer": "checkpoint", "engine_part": "engines",
+}  # fmt: skip
 
 
 @dataclass
@@ -151,7 +158,7 @@ def place_of(item: pytest.Item) -> tuple[str, str, str]:
     parameters = parameters_of(item)
     names = [
         next((value for name in keys if isinstance(value := parameters.get(name), str)), "")
-        for keys in (("model",), ("mode", "fmt"), ("layer", "dump_layer", "checkpoint_layer"))
+        for keys in (("model",), ("mode", "fmt"), ("layer", *SUBJECT_LAYERS))
     ]
     return shown_name(names[0]), names[1], names[2] or suite_of(item.path)
 

@@ -16,6 +16,10 @@ from qgate.plugin.hooks import listed
 Kind = type | tuple[str, ...]
 
 
+class PathPair:
+    """Kind of an option that takes two paths."""
+
+
 @dataclass(frozen=True)
 class Option:
     """One option: how argparse reads it, its default, and what it is about.
@@ -48,6 +52,7 @@ class Option:
             list: {"action": "append"},
             int: {"type": int},
             float: {"type": float},
+            PathPair: {"nargs": 2, "metavar": tuple((self.metavar or "").split())},
         }
         return {"help": self.help, "metavar": self.metavar, **reads.get(self.kind, {})}
 
@@ -117,6 +122,32 @@ OPTIONS = {
         None,
         "subject",
         "NAME",
+    ),
+    "engines": Option(
+        "two engines on the same tokens, for the suite on engines; left out without them",
+        None,
+        "subject",
+        "A B",
+        PathPair,
+    ),
+    "engines-name": Option(
+        "what the accepted record of these engines is called (default: engines- and A's name)",
+        None,
+        "subject",
+        "NAME",
+    ),
+    "engines-weights": Option(
+        "the checkpoints that they loaded, to tell whether these are the same",
+        None,
+        "subject",
+        "CKPT_A CKPT_B",
+        PathPair,
+    ),
+    "engines-logits": Option(
+        "the module of dumps that gives logits (default: the last that may)",
+        None,
+        "subject",
+        "MODULE",
     ),
     "reference": Option(
         "what modes are compared with: fp32 (default) or any mode of the same basis",

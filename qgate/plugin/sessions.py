@@ -6,7 +6,7 @@ import os
 import sys
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,11 +20,14 @@ from qgate.gate.measuring.activation_gates import ActivationGates
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.checkpoint_gates import CheckpointGates, CheckpointSubject
 from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
+from qgate.gate.measuring.engine_gates import EngineGates, EngineSubject
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.measuring.relation_gates import RelationGates
 from qgate.models import Sampling
 from qgate.modes import CalibrationSettings
 from qgate.modes.setups import ModelSetup, with_tokens
+from qgate.plugin.gate_collection import SubjectKind
+from qgate.plugin.options import OPTIONS, PathPair
 from qgate.plugin.runs import SESSIONS, selection_of
 from qgate.plugin.settings import options_of
 from qgate.storage.locations import relative_text
@@ -34,7 +37,6 @@ if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 _NOTES = 6
-SubjectKind = Literal["dump", "checkpoint"]
 
 
 class Sessions:
@@ -115,9 +117,8 @@ class Sessions:
             if child is None:
                 return None
             name = options.checkpoint_name(child)
-            subject = CheckpointSubject(
-                child, options.parent(), name, self._shown_checkpoint(), options.recipe()
-            )
+            typed = self._typed_again("checkpoint", "parent", "recipe", "checkpoint-name")
+            subject = CheckpointSubject(child, options.parent(), name, typed, options.recipe())
             policy = self._policy().for_model(name)
             session = CheckpointGates(subject, policy=policy, **self._shared())
             session.check_policy()
@@ -126,20 +127,47 @@ class Sessions:
         assert isinstance(session, CheckpointGates)
         return session
 
-    def _shown_checkpoint(self) -> list[tuple[str, str]]:
-        """Return the options of the checkpoint as they are typed again."""
-        options, text = self.options, []
-        for name in ("checkpoint", "parent", "recipe", "checkpoint-name"):
+    def of_engines(self) -> EngineGates | None:
+        """Return the gates of two engines; None where the run has none."""
+        session = self.held.get(("engines", ""))
+        if session is None:
+            options = self.options
+            engines = options.engines()
+            if engines is None:
+                return None
+            name = options.engines_name(engines[0])
+            weights, head = options.engines_weights(), options.values["engines-logits"] or ""
+            names = "engines", "engines-name", "engines-weights", "engines-logits"
+            subject = EngineSubject(*engines, name, weights, head, self._typed_again(*names))
+            policy = self._policy().for_model(name)
+            session = EngineGates(subject, policy=policy, **self._shared())
+            session.check_policy()
+            session.check_accepted()
+            self.held["engines", ""] = session
+            selection_of(self.config).notes += [f"engines: {note}" for note in session.notes()]
+        assert isinstance(session, EngineGates)
+        return session
+
+    def _typed_again(self, *names: str) -> list[tuple[str, ...]]:
+        """Return options of the subject as they are typed again: paths of a file from here."""
+        options = self.options
+        typed: list[tuple[str, ...]] = []
+        for name in names:
             value = options.values[name]
             if value is not None:
-                is_path = name not in options.typed and name != "checkpoint-name"
-                own = self.config.invocation_params.dir
-                text.append((name, relative_text(own, value) if is_path else value))
-        return text
+                values = value if isinstance(value, list) else [value]
+                if OPTIONS[name].kind in (Path, PathPair) and name not in options.typed:
+                    directory = self.config.invocation_params.dir
+                    values = [relative_text(directory, text) for text in values]
+                typed.append((name, *values))
+        return typed
 
-    def of_subject(self, kind: SubjectKind) -> DumpGates | CheckpointGates | None:
-        """Return the gates of the dump or of the checkpoint; None where the run has none."""
-        return self.of_dump() if kind == "dump" else self.of_checkpoint()
+    def of_subject(self, kind: SubjectKind) -> DumpGates | CheckpointGates | EngineGates | None:
+        """Return the gates of the dump, the checkpoint or the engines; None without them."""
+        sessions = {
+            "dump": self.of_dump, "checkpoint": self.of_checkpoint, "engines": self.of_engines,
+        }  # fmt: skip
+        return sessions[kind]()
 
     def _policy(self) -> Policy:
         return Policy.from_table(self.options.limits)

@@ -20,7 +20,7 @@ import pytest
 
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
-from qgate.plugin.options import OPTIONS, Kind, dest, typed_options
+from qgate.plugin.options import OPTIONS, Kind, PathPair, dest, typed_options
 from qgate.storage.access import folder_of
 from qgate.storage.locations import (
     is_readable,
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 NAME = "qgate.toml"
-# A checkpoint in one file is called after it, without its ending.
-_ENDINGS = (".safetensors", ".gguf", ".onnx", ".npz", ".pt")
+# What is in one file is called after it, without its ending.
+_ENDINGS = (".safetensors", ".gguf", ".onnx", ".npz", ".pt", ".jsonl", ".json")
 
 
 class RunOptions:
@@ -81,10 +81,16 @@ class RunOptions:
                     f"qgate: {self.spelled(name)} {self.typed[name]!r} is of a checkpoint: "
                     f"give {self.spelled('checkpoint')} CHILD, too."
                 )
+        if "engines-weights" in self.typed and self.values["engines"] is None:
+            raise pytest.UsageError(
+                f"qgate: {self.spelled('engines-weights')} are those of engines: give "
+                f"{self.spelled('engines')} A B, too."
+            )
         try:
             _ = "checkpoint" in self.typed and self.checkpoint()
             _ = "parent" in self.typed and self.parent()
             _ = "recipe" in self.typed and self.recipe()
+            _ = "engines" in self.typed and self.engines()
         except QgateError as error:
             raise pytest.UsageError(f"qgate: {error}") from None
         _ = self.update, self.shard
@@ -189,10 +195,26 @@ class RunOptions:
         """Return the path or URL of --recipe; an error where nothing can be read there."""
         return self._readable("recipe")
 
-    def _readable(self, name: str) -> str | None:
+    def engines(self) -> tuple[str, str] | None:
+        """Return the paths or URLs of --engines; an error where nothing can be read there."""
+        return self._readable_pair("engines")
+
+    def engines_weights(self) -> tuple[str, str] | None:
+        """Return the checkpoints of both engines; an error where nothing can be read there."""
+        return self._readable_pair("engines-weights")
+
+    def _readable_pair(self, name: str) -> tuple[str, str] | None:
         value = self.values[name]
         if value is None:
             return None
+        first, second = (self._readable_text(name, text) for text in value)
+        return first, second
+
+    def _readable(self, name: str) -> str | None:
+        value = self.values[name]
+        return None if value is None else self._readable_text(name, value)
+
+    def _readable_text(self, name: str, value: str) -> str:
         text = text_below(self.config.invocation_params.dir, value)
         option, location = f"{self.spelled(name)} {value!r}", location_of(text)
         kind = folder_of(location).kind()
@@ -204,12 +226,11 @@ class RunOptions:
 
     def checkpoint_name(self, child: str) -> str:
         """Name the accepted record of a checkpoint: its folder's name, or its file's."""
-        value = self.values["checkpoint-name"]
-        if value is not None:
-            return str(value)
-        name = last_name(child)
-        name = name.removesuffix(next(filter(name.endswith, _ENDINGS), ""))
-        return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.") or "unnamed"
+        return str(self.values["checkpoint-name"] or _name_of(child))
+
+    def engines_name(self, actual: str) -> str:
+        """Name the accepted record of two engines: apart from a checkpoint or a dump of A."""
+        return str(self.values["engines-name"] or f"engines-{_name_of(actual)}")
 
     # What people read and type --------------------------------------------------------------------
 
@@ -217,7 +238,7 @@ class RunOptions:
     def header(self) -> str | None:
         """Modes, models, device and baselines; nothing in projects without gates."""
         names = {"mode", "model", "format", "baselines", "reference", "layers", "dump",
-                 "checkpoint"}  # fmt: skip
+                 "checkpoint", "engines"}  # fmt: skip
         if not (names & self.given or self.source or self.baselines.is_dir()):
             return None
         values = self.values
@@ -229,6 +250,8 @@ class RunOptions:
             parts.append(f"dump {folder} as {name}")
         if (child := values["checkpoint"]) is not None:
             parts.append(f"checkpoint {child} as {self.checkpoint_name(child)}")
+        if (engines := values["engines"]) is not None:
+            parts.append(f"engines {' and '.join(engines)} as {self.engines_name(engines[0])}")
         parts += [f"device {values['device']}", f"baselines {self.shown_baselines}"]
         if values["across-weights"]:
             parts.append("across weights")
@@ -263,12 +286,20 @@ class RunOptions:
             option = OPTIONS[name]
             first = option.kind[0] if isinstance(option.kind, tuple) else "1"
             value = [f"--{name}" if option.kind is bool else f"--{name}={first}"]
+            value = [f"--{name}", "1", "2"] if option.kind is PathPair else value
             try:
                 ours = vars(self.config._parser.parse_known_args(value)).get(dest(name))
             except (pytest.UsageError, SystemExit):
                 ours = None
             self._spelled[name] = f"--{name}" if ours else f"--qgate-{name}"
         return self._spelled[name]
+
+
+def _name_of(text: str) -> str:
+    """Return the name of a folder or a file as baselines are called."""
+    name = last_name(text)
+    name = name.removesuffix(next(filter(name.endswith, _ENDINGS), ""))
+    return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.") or "unnamed"
 
 
 _OPTIONS: pytest.StashKey[RunOptions] = pytest.StashKey()
@@ -350,6 +381,9 @@ def _checked(home: Path, name: str, value: Any) -> Any:
         return float(value)
     if kind is Path and isinstance(value, str) and value:
         return text_below(home, value)
+    is_pair = kind is PathPair and isinstance(value, list) and len(value) == 2
+    if is_pair and all(isinstance(text, str) and text for text in value):
+        return [text_below(home, text) for text in value]
     # By type alone: true is no whole number.
     plain = kind in (int, str, bool) and type(value) is kind
     if plain or (isinstance(kind, tuple) and value in kind):
@@ -360,5 +394,6 @@ def _checked(home: Path, name: str, value: Any) -> Any:
 def _allowed(kind: Kind) -> str:
     if isinstance(kind, tuple):
         return f"one of {', '.join(kind)}"
-    return {list: "a text or a list of texts", Path: "a path", int: "a whole number",
+    return {list: "a text or a list of texts", Path: "a path",
+            PathPair: "a list of two paths", int: "a whole number",
             float: "a number", str: "a text", bool: "true or false"}[kind]  # fmt: skip

@@ -203,7 +203,7 @@ def _tier(record: Mapping[str, Any], check: Mapping[str, Any] | None) -> int:
         return _ABSENT
     if record["scope"] == "task":
         return _TASK
-    if record["scope"] in (*LOCAL, CHECKPOINT):
+    if record["scope"] in (*LOCAL, CHECKPOINT) or check["kind"] == "finding":
         return _LOCAL_ACCEPTED if needs_accepted(check) else _LOCAL
     if check["kind"] == "nonfinite":
         return _NONFINITE

@@ -26,6 +26,7 @@ from qgate.comparing import layer_files as storing
 from qgate.dumps import Dump, layout, problems
 from qgate.engine import journal
 from qgate.engine.journal import Journal
+from qgate.engines.record import KIND as ENGINES
 from qgate.errors import QgateError
 from qgate.modes import calibration
 from qgate.page import data, history
@@ -208,6 +209,7 @@ VERSIONS: dict[str, Callable[[], int]] = {
     "analysis.json": lambda: int(ANALYSIS.split()[-1]),
     "activations.json": lambda: int(ACTIVATIONS.split()[-1]),
     "checkpoint.json": lambda: int(KIND.split()[-1]),
+    "engines.json": lambda: int(ENGINES.split()[-1]),
     "mode_MODE_stats.json": lambda: storing.VERSION,
     "calibrations": lambda: calibration.VERSION,
     "audit.json": lambda: audit_record.VERSION,

@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = {
     "qgate/py.typed",
     "qgate/checkpoints/checkpoint.schema.json",
+    "qgate/engines/engines.schema.json",
     "qgate/models/data/tiny-llama.safetensors",
     "qgate/models/data/tiny-mamba.safetensors",
     "qgate/models/data/tiny-moe.safetensors",

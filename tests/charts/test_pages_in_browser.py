@@ -14,6 +14,7 @@ from qgate.activation_stats.files import write_report
 from qgate.activation_stats.reading import ReportOptions
 from qgate.checkpoints.files import write_files
 from qgate.drawing.files import draw_analysis
+from qgate.engines.files import write_files as write_engine_files
 from qgate.sweeps.findings import SweptFormat, entry_of
 from qgate.sweeps.page import write_page
 from qgate.sweeps.plots import PICTURES
@@ -21,6 +22,7 @@ from tests.activation_stats import activation_records
 from tests.browser import opened, serious_findings
 from tests.checkpoints import checkpoint_records
 from tests.drawing import dump_records
+from tests.engines import engine_records
 from tests.sweeps import sweep_records
 
 NAME = "<script>alert(1)</script>'\"&.pt"
@@ -66,8 +68,13 @@ def _checkpoints(folder: Path) -> Path:
     return Path(write_files(folder, checkpoint_records.hostile()))
 
 
+def _engines(folder: Path) -> Path:
+    return Path(write_engine_files(folder, engine_records.hostile(), []))
+
+
 PAGES: dict[str, Callable[[Path], Path]] = {
     "sweep": _sweep, "activations": _activations, "dumps": _dumps, "checkpoints": _checkpoints,
+    "engines": _engines,
 }  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def test_a_finding_comes_before_what_it_moves_and_leaves_the_baseline_alone(
         f"{UP}.weight (checkpoint weights) all scales are 2 times too high: 44.6 dB worse than "
         "ideal (+2 more)\n"
     )
-    assert "mend the export, or allow it by a rule of limits that says why" in text
+    assert "mend what it names, or allow it by a rule of limits that says why" in text
     assert "if intended" not in text
     assert (pair / "baselines" / "mine" / "accepted" / "weights.txt").read_bytes() == before
 

@@ -192,7 +192,7 @@ def test_weights_that_one_engine_holds_rounded_are_told_from_others(
     rounded["module.model.norm.weight"] = rounded["module.model.norm.weight"] * 2
     save_file(rounded, tmp_path / "served.safetensors")
     assert main(["engines", *files, "--same-weights", *weights]) == 1
-    assert "1 weights differ, model.norm.weight first" in capsys.readouterr().out
+    assert "1 weight differs, model.norm.weight first" in capsys.readouterr().out
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path, files: tuple[str, str]) -> None:

@@ -103,6 +103,10 @@ ENGINES = Group(
         step("engines", "qgate engines engines/trainer.npz engines/rollout.npz"),
         step("engines-beyond", "qgate engines engines/trainer.npz engines/rollout.npz --max-kl 0"),
         step("engines-json", "qgate engines engines/trainer.npz engines/rollout.npz --json"),
+        step(
+            "engines-page",
+            "qgate engines engines/trainer.npz engines/rollout.npz --output-dir page",
+        ),
     ),
     lambda folder: inputs.write_engines(folder / "engines"),
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qgate.checkpoints.record import CheckpointRecord
+from qgate.engines.record import EnginesRecord
 from qgate.records import json_schema
 from qgate.results.schema import GateRecord, RecordedCheck, RunHeader
 
@@ -46,8 +47,18 @@ def checkpoint_schema() -> dict[str, Any]:
     }
 
 
-MADE = {"results": results_schema, "checkpoint": checkpoint_schema}
-ROOMS = {"results": "results", "checkpoint": "checkpoints"}
+def engines_schema() -> dict[str, Any]:
+    return {
+        "$schema": DIALECT,
+        "title": "Two engines on the same tokens: qgate engines --json",
+        "description": "Keys that are not named here may be added by later versions.",
+        "$ref": "#/$defs/record",
+        "$defs": json_schema({"record": EnginesRecord}),
+    }
+
+
+MADE = {"results": results_schema, "checkpoint": checkpoint_schema, "engines": engines_schema}
+ROOMS = {"results": "results", "checkpoint": "checkpoints", "engines": "engines"}
 
 
 def file(name: str) -> Path:

@@ -55,12 +55,12 @@ class CheckpointSubject(Subject):
         child: str,
         parent: str | None,
         name: str,
-        options: Sequence[tuple[str, str]] = (),
+        options: Sequence[tuple[str, ...]] = (),
         recipe: str | None = None,
     ) -> None:
         self.child, self.parent, self.name, self.recipe = child, parent, name, recipe
-        named = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
-        self.options = list(options) or named
+        default = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
+        self.options = list(options) or default
         self._judged: dict[str, Judged] = {}
         self._named: dict[str, Judged] = {}
 

@@ -20,6 +20,7 @@ from qgate.gate.measuring.activation_gates import ActivationGates
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.checkpoint_gates import CheckpointGates, CheckpointSubject
 from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
+from qgate.gate.measuring.engine_gates import EngineGates, EngineSubject
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.sessions import GateSession, Outcome
 from qgate.models import Sampling
@@ -28,6 +29,7 @@ from qgate.modes.setups import ModelSetup
 from qgate.results.summary import Tally
 from tests.checkpoints.gated import write_pair
 from tests.dumps.gated import write_dump
+from tests.engines.gated import collect, network
 
 SAMPLING = Sampling(samples=2, seqlen=128, calib_samples=4, calib_seqlen=128)
 SUITE = "layer_outputs"
@@ -37,6 +39,7 @@ DUMP = "dump-toy"
 ACTIVATIONS = "activations"
 FORMATS = "formats"
 CHECKPOINT = "checkpoint"
+ENGINES = "engines"
 Gate = Callable[[], Any]
 J = TypeVar("J", bound=GateSession)
 
@@ -102,6 +105,13 @@ class Healthy:
                 write_pair(pair)
             subject = CheckpointSubject(str(pair / "child"), str(pair / "parent"), CHECKPOINT)
             return CheckpointGates(subject, self.folder, Policy(), updating=updating)
+        if model == ENGINES:
+            engines = [self.folder / name for name in ("engine-a", "engine-b")]
+            for folder in engines:
+                if not folder.is_dir():
+                    collect(folder, network())
+            two = EngineSubject(str(engines[0]), str(engines[1]), ENGINES)
+            return EngineGates(two, self.folder, Policy(), updating=updating)
         if model == ACTIVATIONS:
             bench = Bench(ModelSetup("tiny-llama", sampling=SAMPLING))
             policy = Policy.from_table({})
@@ -156,6 +166,8 @@ def gates_of(session: Any, mode: str, suite: str) -> list[Gate]:
         if mode != "weights":
             return [functools.partial(getattr(session, mode), suite)]
         return [functools.partial(session.weights, suite, at) for at in session.layers(suite)]
+    if isinstance(session, EngineGates):
+        return [functools.partial(session.part, suite, mode)]
     session = with_markers(session, suite)
     if isinstance(session, DumpGates):
         every = session.layers(suite)

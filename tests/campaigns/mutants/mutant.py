@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.campaigns.mutants.bed import ACTIVATIONS, CHECKPOINT, DUMP, FORMATS, Bed
+from tests.campaigns.mutants.bed import ACTIVATIONS, CHECKPOINT, DUMP, ENGINES, FORMATS, Bed
 
 LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
 Sow = Callable[[Bed], None]
@@ -58,6 +58,11 @@ def of_activations(name: str, sow: Sow, source: str = "", says: str = "", **more
 def of_checkpoint(name: str, mode: str, sow: Sow, source: str = "", says: str = "") -> Mutant:
     """Of a checkpoint: of its weights, its accounting or its recipe."""
     return Mutant(name, CHECKPOINT, mode, sow, source, says, CHECKPOINT)
+
+
+def of_engines(name: str, mode: str, sow: Sow, says: str) -> Mutant:
+    """Of two engines: of their tokens, their weights or their sites."""
+    return Mutant(name, ENGINES, mode, sow, says=says, suite=ENGINES)
 
 
 def of_formats(name: str, mode: str, sow: Sow, says: str) -> Mutant:

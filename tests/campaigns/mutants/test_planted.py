@@ -17,6 +17,7 @@ from tests.campaigns.mutants import (
     planted_checks,
     planted_conformance,
     planted_dumps,
+    planted_engines,
     planted_experts,
     planted_formats,
     planted_gradients,
@@ -29,6 +30,7 @@ from tests.campaigns.mutants.bed import (
     ACTIVATIONS,
     CHECKPOINT,
     DUMP,
+    ENGINES,
     FORMATS,
     SUITE,
     SUITE_FILES,
@@ -50,6 +52,7 @@ MUTANTS = (
     *planted_dumps.MUTANTS,
     *planted_activations.MUTANTS,
     *planted_checkpoints.MUTANTS,
+    *planted_engines.MUTANTS,
     *planted_conformance.MUTANTS,
     *planted_outputs.MUTANTS,
     *planted_experts.MUTANTS,
@@ -125,6 +128,7 @@ def healthy_cases(whole: bool) -> list[tuple[str, str, str]]:
     few += [(DUMP, fmt, "dump_overflow") for fmt in ("fp8_e4m3", "mxfp4_e2m1")]
     few += [(DUMP, "values", "dump_distributions"), (ACTIVATIONS, "", "activations")]
     few += [(CHECKPOINT, mode, CHECKPOINT) for mode in ("weights", "accounting", "recipe")]
+    few += [(ENGINES, mode, ENGINES) for mode in ("tokens", "weights", "sites")]
     few += [(FORMATS, "fp8_e4m3", "formats")]
     if not whole:
         return few

@@ -1,0 +1,23 @@
+"""Plain data of records, as JSON can hold them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def plain_data(record: DataclassInstance) -> dict[str, object]:
+    """Return a record as plain data; numbers that are not finite are None."""
+    return {name: _plain(value) for name, value in asdict(record).items()}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
