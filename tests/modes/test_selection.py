@@ -29,7 +29,7 @@ def test_every_mode_is_found_by_its_own_name(family: str, name: str) -> None:
 
 
 def test_there_are_the_modes_of_both_families() -> None:
-    assert len(names("mamba")) > len(names("other")) > 10
+    assert min(len(names("mamba")), len(names("other"))) > 30
     assert set(names()) == {*names("mamba"), *names("other")}
     assert len(names()) == len(set(names()))
     assert names()[0] == "fp32"
