@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from typing import Any
 
 import yaml
 
@@ -13,7 +12,7 @@ _MOST_DOTS = 100
 _MOST_VALUES = 20_000
 
 
-def toml(text: str) -> dict[str, Any]:
+def toml(text: str) -> dict[str, object]:
     """Parse a TOML text; a ValueError for one that is broken, or has too many dots."""
     for piece in re.split(r"[=,\n\[\]{}]", text):
         if piece.count(".") > _MOST_DOTS and not piece.lstrip().startswith("#"):

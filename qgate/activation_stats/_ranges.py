@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -136,7 +135,7 @@ class ChannelCounts:
             more = width - len(self._table), *self._table.shape[1:]
             self._table = np.concatenate([self._table, np.zeros(more, dtype=np.uint32)])
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Count before it is sent to another process."""
         self.settle()
         return self.__dict__

@@ -65,7 +65,7 @@ def page(
 ) -> str:
     """Render the page; `files` are beside it, `failed` has the errors of missing pictures."""
     name = shortened(record["model"], 90)
-    by_section: dict[str, list[dict[str, Any]]] = {section: [] for section in SECTIONS}
+    by_section: dict[str, list[dict[str, object]]] = {section: [] for section in SECTIONS}
     for picture in embedded:
         data = base64.b64encode(picture.data).decode("ascii")
         by_section[picture.section].append({**vars(picture), "data": data})

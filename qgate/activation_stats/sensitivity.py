@@ -108,7 +108,7 @@ class QuantizableLayers:
         originals: dict[nn.Module, nn.Parameter | None] = {}
         calls: dict[nn.Module, tuple[Any, Any]] = {}
 
-        def quantize(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def quantize(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
             if local and first_float_tensor([*args, *kwargs.values()]) is not None:
                 calls[module] = args, kwargs
             originals[module] = module._parameters["weight"]

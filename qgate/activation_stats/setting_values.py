@@ -164,9 +164,9 @@ def split_list(text: str) -> list[Any]:
 # Names -------------------------------------------------------------------------------------------
 
 
-def resolve_keys(tree: Mapping[Any, Any], keys: Collection[str], where: str) -> dict[str, Any]:
+def resolve_keys(tree: Mapping[Any, Any], keys: Collection[str], where: str) -> dict[str, object]:
     """Return the values of a nested file by the full names of their keys."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     written: dict[str, str] = {}
     sections = {name.rpartition(".")[0] for name in keys}
     sections |= {name.rpartition(".")[0] for name in sections} - {""}

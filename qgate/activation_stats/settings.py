@@ -195,7 +195,7 @@ class ActivationSettings(SettingSection):
     """All sections, with values by dotted names; a key without one has its default."""
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        tree: dict[str, Any] = {name: SettingSection() for name in SECTIONS}
+        tree: dict[str, object] = {name: SettingSection() for name in SECTIONS}
         for name, inner in tree.items():
             above, _, leaf = name.rpartition(".")
             vars(tree[above] if above else self)[leaf] = inner
@@ -210,7 +210,7 @@ class ActivationSettings(SettingSection):
                 f"data.num_samples {samples}; it is a whole number from 0 to {samples - 1}."
             )
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         """Return every value by the dotted name of its key."""
         return {name: reduce(getattr, name.split("."), self) for name in KEYS}
 
@@ -222,7 +222,7 @@ def read_settings(
 
     A key that is unknown, given twice or of another type is an error.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     if path is not None:
         location = user_location(path)
         document = read_document(location, "configuration")
@@ -246,7 +246,7 @@ def with_values(settings: ActivationSettings, overrides: Mapping[str, Any]) -> A
     return ActivationSettings(values)
 
 
-def changed_values(settings: ActivationSettings, *, plain: bool = False) -> dict[str, Any]:
+def changed_values(settings: ActivationSettings, *, plain: bool = False) -> dict[str, object]:
     """Return the values that differ from the defaults, as JSON has them where `plain` is true."""
     values = {k: v for k, v in settings.values().items() if v != KEYS[k].default}
     if plain:

@@ -80,7 +80,7 @@ def _on_this_machine(
     notes = []
     options = {name.removeprefix("--").removeprefix(UNSAID) for name, _ in overrides}
     for key in ("memory.device", "memory.offload_device"):
-        device = settings.values()[key]
+        device = str(settings.values()[key])
         if key in options:
             continue
         try:

@@ -72,7 +72,7 @@ class RepositoryFolder:
         return missing
 
     @cached_property
-    def project(self) -> dict[str, Any]:
+    def project(self) -> dict[str, object]:
         """Read the pyproject.toml of the repository; empty if it has none."""
         file = self.root / "pyproject.toml"
         try:
@@ -80,7 +80,7 @@ class RepositoryFolder:
         except ValueError as error:
             raise QgateError(f"{str(file)!r} is no TOML: {error}. Mend it first.") from None
 
-    def table(self, *names: str) -> dict[str, Any] | None:
+    def table(self, *names: str) -> dict[str, object] | None:
         """Return a table of pyproject.toml, None if it has none of that name."""
         table: Any = self.project
         for name in names:

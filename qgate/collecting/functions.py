@@ -33,7 +33,7 @@ _ORDER = {
     "npu_fusion_attention": ("query", "key", "value", "head_num", "input_layout"),
 }  # fmt: skip
 
-Before = Callable[[str, dict[str, Tensor], dict[str, Any]], Any]
+Before = Callable[[str, dict[str, Tensor], dict[str, object]], Any]
 After = Callable[[Any, Any], None]
 
 
@@ -89,7 +89,7 @@ def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     return {role: value for role, value in by_role.items() if isinstance(value, Tensor)}
 
 
-def details_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def details_of(arguments: Mapping[str, Any]) -> dict[str, object]:
     """Return the arguments of a call that a record keeps."""
     details = {name: arguments[name] for name in _DETAILS if arguments.get(name)}
     mask = arguments.get("attn_mask")

@@ -26,7 +26,7 @@ class _OpenCall:
     site: CollectedSite
     call: ModuleCall | RepeatedCall
     edges: dict[str, Edge]
-    extra: dict[str, Any]
+    extra: dict[str, object]
     weights: Callable[[], Tensor] | None = None
 
 
@@ -71,7 +71,7 @@ class CollectorHooks:
         target: CollectedModule,
         _module: nn.Module,
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
     ) -> None:
         if not torch.compiler.is_compiling():
             open_call = self._guarded(target.site, lambda: self._open_module(target, args, kwargs))
@@ -109,7 +109,7 @@ class CollectorHooks:
     # Functions ---------------------------------------------------------------------------------
 
     def _on_function_begin(
-        self, function: str, tensors: dict[str, Tensor], arguments: dict[str, Any]
+        self, function: str, tensors: dict[str, Tensor], arguments: dict[str, object]
     ) -> Any:
         module = inside_module_call(self._chosen.names) or ""
         if module in self._whole or not self._chosen.takes_functions_in(module):
@@ -132,7 +132,7 @@ class CollectorHooks:
         self,
         site: CollectedSite,
         tensors: Mapping[str, Tensor],
-        extra: dict[str, Any],
+        extra: dict[str, object],
         weights: Callable[[], Tensor] | None = None,
     ) -> _OpenCall | None:
         call = self._recorder.begin(site)
@@ -159,7 +159,7 @@ class CollectorHooks:
             self._await_gradients(open_call, outputs[0])
 
     def _keep(
-        self, call: ModuleCall, phase: Phase, name: str, tensor: Tensor, extra: dict[str, Any]
+        self, call: ModuleCall, phase: Phase, name: str, tensor: Tensor, extra: dict[str, object]
     ) -> None:
         """Keep one tensor; an unreadable one does not lose the others of its call."""
         keep = functools.partial(self._recorder.keep, call, "forward", phase, name, tensor, extra)

@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
@@ -77,7 +76,7 @@ class Recorder:
         phase: Phase,
         name: str,
         tensor: Tensor,
-        extra: dict[str, Any] | None = None,
+        extra: dict[str, object] | None = None,
     ) -> None:
         """Take a snapshot of a tensor, to be written as a record."""
         self.open()

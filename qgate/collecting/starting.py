@@ -121,9 +121,9 @@ def is_enabled(environment: Mapping[str, str]) -> bool:
     return switch in _ON
 
 
-def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
+def settings_of(environment: Mapping[str, str]) -> dict[str, object]:
     """Return the arguments of `collect` that the environment sets."""
-    settings: dict[str, Any] = {"folder": environment.get("TENSOR_SAVE_DIR") or DEFAULT_FOLDER}
+    settings: dict[str, object] = {"folder": environment.get("TENSOR_SAVE_DIR") or DEFAULT_FOLDER}
     if environment.get("CUSTOM_QUANT_TYPE"):
         settings["quant_type"] = environment["CUSTOM_QUANT_TYPE"]
     for name, argument in (

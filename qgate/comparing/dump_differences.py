@@ -61,7 +61,7 @@ class PairErrors:
         more |= dict(zip(_NUMBERS, numbers, strict=False))
         return cls(*names, actual.shape, kind, **more)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return {name: getattr(self, name) for name in _PUBLISHED} | {"shape": list(self.shape)}
 
 
@@ -186,7 +186,7 @@ class _MappedRows(LazySequence[T]):
         return self._convert(self._rows[index])
 
 
-def _rows() -> StoredRows[dict[str, Any]]:
+def _rows() -> StoredRows[dict[str, object]]:
     return StoredRows(held=_ROWS_IN_MEMORY)
 
 
@@ -197,14 +197,14 @@ class ComparedPairs:
     _ungrouped   per record of the reference alone: 1 if the other dump lacks its group
     """
 
-    _pairs: StoredRows[dict[str, Any]] = field(default_factory=_rows)
+    _pairs: StoredRows[dict[str, object]] = field(default_factory=_rows)
     _columns: dict[str, array[Any]] = field(
         default_factory=lambda: {name: array(code) for name, code in _COLUMNS.items()}
     )
-    _only_actual: StoredRows[dict[str, Any]] = field(default_factory=_rows)
-    _only_reference: StoredRows[dict[str, Any]] = field(default_factory=_rows)
+    _only_actual: StoredRows[dict[str, object]] = field(default_factory=_rows)
+    _only_reference: StoredRows[dict[str, object]] = field(default_factory=_rows)
     _ungrouped: array[int] = field(default_factory=lambda: array("B"))
-    _notes: StoredRows[dict[str, Any]] = field(default_factory=_rows)
+    _notes: StoredRows[dict[str, object]] = field(default_factory=_rows)
     _nonfinite: int = 0
 
     def add(self, pair: PairErrors) -> None:

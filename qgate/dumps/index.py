@@ -35,7 +35,7 @@ class IndexLines:
     """
 
     records: list[Record] = field(default_factory=list)
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, object]] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     torn: int = 0
     ends: dict[str, int] = field(default_factory=dict)

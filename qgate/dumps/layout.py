@@ -116,7 +116,7 @@ class DumpManifest:
     """Content of `dump.json`; the header holds the settings of the collector."""
 
     world_size: int
-    header: dict[str, Any]
+    header: dict[str, object]
     made_qgate: str = __version__
     created: str = ""
 
@@ -152,7 +152,7 @@ class _ManifestFile(TypedDict):
     """Content of `dump.json` beside its kind and version."""
 
     world_size: Annotated[int, Meta(ge=0, le=MOST_RANKS)]
-    header: dict[str, Any]
+    header: dict[str, object]
     made_qgate: str
     created: str
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from qgate.dumps.index import line
 from qgate.dumps.layout import (
@@ -198,7 +197,7 @@ def _converted(dump: Dump, rank: int, folder: Path) -> Dump:
 
 
 def _merge_rank(
-    sources: Sequence[tuple[Dump, str, list[dict[str, Any]]]], rank: int, home: Folder
+    sources: Sequence[tuple[Dump, str, list[dict[str, object]]]], rank: int, home: Folder
 ) -> MergedDump:
     """Merge the records of dumps, each with the folder that the user named and its events."""
     chosen: dict[int, tuple[int, Record]] = {}

@@ -100,7 +100,7 @@ class Dump:
     def __init__(self, files: Folder, manifest: DumpManifest) -> None:
         self.files, self.manifest = files, manifest
         self.folder: locations.Location = files.location
-        self.header: dict[str, Any] = manifest.header
+        self.header: dict[str, object] = manifest.header
         self.skipped: list[str] = []
         self.damaged: list[str] = []
         self._homes: dict[int, Folder] = {}
@@ -146,7 +146,7 @@ class Dump:
         """Tell whether a rank has written in this run."""
         return self._read(rank).lines.is_of(self.manifest.run)
 
-    def events(self, rank: int) -> list[dict[str, Any]]:
+    def events(self, rank: int) -> list[dict[str, object]]:
         """Return the times at which a rank began to write and ended, from its index."""
         return self._read(rank).lines.events
 

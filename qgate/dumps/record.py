@@ -123,7 +123,7 @@ class Record:
             parts += [] if number is None else [f"{word} {number}"]
         return ", ".join(parts)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain data; fields with their default are left out, but for the shape."""
         line = {name: getattr(self, name) for name in _REQUIRED}
         for name, default in _DEFAULTS.items():
@@ -228,7 +228,7 @@ class _RecordLine(TypedDict):
 _REQUIRED = ("order", "layer_type", "operation", "phase", "component", "name")
 _STORED = ("tensor", "counts")
 _FIELDS = tuple(field.name for field in dataclasses.fields(Record))
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: dict[str, object] = {
     f.name: {} if f.default is dataclasses.MISSING else f.default
     for f in dataclasses.fields(Record)
     if f.name not in _REQUIRED

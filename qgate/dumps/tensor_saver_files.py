@@ -251,7 +251,7 @@ class TensorSaverDump(Dump):
     def has(self, rank: int) -> bool:
         return rank in self._records
 
-    def events(self, rank: int) -> list[dict[str, Any]]:  # noqa: ARG002
+    def events(self, rank: int) -> list[dict[str, object]]:  # noqa: ARG002
         return []
 
     def _read_ahead(self, ranks: list[int]) -> None:

@@ -47,7 +47,7 @@ class RayBackend:
                 f"{workers.gpus_per_task:g} GPUs per task were asked for, and the Ray cluster has "
                 "none: leave --gpus-per-task out."
             )
-        options: dict[str, Any] = {"max_retries": RETRIES, "num_returns": 2}
+        options: dict[str, object] = {"max_retries": RETRIES, "num_returns": 2}
         if workers.gpus_per_task:
             options["num_gpus"] = workers.gpus_per_task
         self._task = ray.remote(_leaf).options(**options)

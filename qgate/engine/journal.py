@@ -27,7 +27,7 @@ class Journal:
         text = json.dumps(request, sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()
         self.path = folder / f".unfinished-{digest[:16]}.jsonl"
-        self._results: dict[str, Any] = {}
+        self._results: dict[str, object] = {}
         length = self._read()
         folder.mkdir(parents=True, exist_ok=True)
         if self.path.is_symlink():

@@ -12,7 +12,7 @@ import numpy as np
 
 T = TypeVar("T")
 # The last value that this process unpacked: an engine may pass the same one with every item.
-_UNPACKED: dict[str, Any] = {}
+_UNPACKED: dict[str, object] = {}
 
 
 class PackedValue(Generic[T]):

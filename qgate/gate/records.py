@@ -26,7 +26,7 @@ def record_rows(
     failed: Sequence[Check],
     plots: Plots = "none",
     diagnoses: Mapping[tuple[str, str], str] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """Return one record per site and scope; those that may be drawn carry what that takes.
 
     `diagnoses` say what is wrong at sites and scopes, where tensors told.
@@ -39,7 +39,7 @@ def record_rows(
     rows = []
     for measured in verdict.measured:
         checks = [c for c in verdict.checks if (c.site, c.scope) == measured.key]
-        row: dict[str, Any] = {
+        row: dict[str, object] = {
             **about,
             "layer": measured.layer or where,
             "site": measured.site,
@@ -61,7 +61,7 @@ def record_rows(
     for index in _rows_to_draw(rows, plots):
         if pictures := verdict.measured[index].pictures:
             rows[index]["pictures"] = [dict(picture) for picture in pictures]
-    nothing: dict[str, Any] = {"values": {}, "ideal": {}, "accepted": {}}
+    nothing: dict[str, object] = {"values": {}, "ideal": {}, "accepted": {}}
     return rows + [
         {**about, "layer": where, "order": check.order, "site": check.site, "scope": check.scope}
         | {**nothing, "checks": [check.to_dict()], "passed": False, "finding": finding(check)}

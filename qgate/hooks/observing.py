@@ -101,7 +101,7 @@ def observe_calls(
             except AttributeError:
                 raise QgateError(f"there is no module {name!r} in {type(root).__name__}.") from None
 
-            def before(_m: Any, args: Any, kwargs: dict[str, Any], name: str = name) -> None:
+            def before(_m: Any, args: Any, kwargs: dict[str, object], name: str = name) -> None:
                 observe(name, INPUT, [*args, *kwargs.values()])
 
             def after(_module: Any, _args: Any, result: Any, name: str = name) -> None:

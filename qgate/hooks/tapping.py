@@ -67,7 +67,7 @@ def _before(
     parameters: list[str],
     lenient: bool,
 ) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> Any:
         values: list[Any] = list(args)
         for site in sites:
             if site.port == "weight":
@@ -90,7 +90,7 @@ def _before(
 
 
 def _locate(
-    site: ModulePort, parameters: list[str], args: list[Any], kwargs: dict[str, Any]
+    site: ModulePort, parameters: list[str], args: list[Any], kwargs: dict[str, object]
 ) -> str | int | None:
     """Return the position or keyword of a site's tensor in a call; None where there is none."""
     if site.port == "input":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS
@@ -171,7 +171,7 @@ def _entry_of(site: Site, rule: Rule, reach: float | None = None) -> PlanEntry |
     along = (0 if site.transposed else 1 if is_conv else -1) if weight else site.channels
     # Where the width is unknown a block that is too long stands for all of it.
     width = site.width if site.port in ("input", "weight") and site.width else _LONG
-    sharing: dict[str, Any] = {}
+    sharing: dict[str, object] = {}
     if rule.per == "row" and weight:
         sharing = {"granularity": "channel", "axis": 1 if site.transposed else 0}
         origin = "amax of the channel"

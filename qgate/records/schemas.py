@@ -10,7 +10,7 @@ from typing import Any
 from qgate.records.validating import msgspec_type
 
 
-def json_schema(types: Mapping[str, Any]) -> dict[str, Any]:
+def json_schema(types: Mapping[str, Any]) -> dict[str, object]:
     """Return schema definitions of TypedDicts by name, and of union members by tag.
 
     Other types are written inline. Descriptions come from docstrings: the first paragraph, and a
@@ -42,7 +42,7 @@ def json_schema(types: Mapping[str, Any]) -> dict[str, Any]:
         name = value["$ref"]
         return {"$ref": f"#/$defs/{names[name]}"} if name in names else component(name)
 
-    definitions: dict[str, Any] = {}
+    definitions: dict[str, object] = {}
     while missing := [name for name in names if names[name] not in definitions]:
         definitions |= {names[name]: component(name) for name in missing}
     return definitions

@@ -18,7 +18,7 @@ _LONGEST = 300
 NOT_FINISHED = "the run did not come to its end: what it lacks did not pass"
 
 
-def other_tests_record(outcomes: Mapping[str, str], lines: Mapping[str, str]) -> dict[str, Any]:
+def other_tests_record(outcomes: Mapping[str, str], lines: Mapping[str, str]) -> dict[str, object]:
     """Return the header's record of outcomes by test, with first lines of failures."""
     words = list(outcomes.values())
     failed = [node for node, outcome in outcomes.items() if outcome == "failed"]
@@ -28,7 +28,7 @@ def other_tests_record(outcomes: Mapping[str, str], lines: Mapping[str, str]) ->
     }
 
 
-def add_other_tests(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def add_other_tests(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, object]:
     """Add the records of two workers."""
     failures = {**one["failures"], **other["failures"]}
     return {

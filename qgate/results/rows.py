@@ -51,7 +51,7 @@ class StoredRows(LazySequence[T]):
         self._room = _MOST_VALUES if held is None else held
         self._in_memory: list[T] = []
         self._disk: _Table | None = None
-        self._recent: dict[int, dict[str, Any]] = {}
+        self._recent: dict[int, dict[str, object]] = {}
         for record in records:
             self.append(record)
 
@@ -103,7 +103,7 @@ class StoredRows(LazySequence[T]):
         """Return the packed bytes of a record on disk."""
         return cast(_Table, self._disk).read(index - len(self._in_memory))
 
-    def unpacked(self, index: int) -> dict[str, Any]:
+    def unpacked(self, index: int) -> dict[str, object]:
         """Return a record on disk."""
         record = self._recent.get(index)
         if record is None:
@@ -112,7 +112,7 @@ class StoredRows(LazySequence[T]):
             record = self._recent[index] = unpack_record(self.packed(index))
         return record
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_recent": {}}
 
 
@@ -181,11 +181,11 @@ def pack_record(record: Mapping[str, Any]) -> bytes:
     return _text(record).encode()
 
 
-def unpack_record(data: bytes) -> dict[str, Any]:
+def unpack_record(data: bytes) -> dict[str, object]:
     """Return the record of packed bytes."""
     import msgspec
 
-    record: dict[str, Any]
+    record: dict[str, object]
     try:
         record = msgspec.json.decode(data)
     except msgspec.DecodeError:  # half of a surrogate pair

@@ -42,9 +42,9 @@ class _Reader:
             raise self._error("Extra data")
         return value
 
-    def _fields(self, inside: str) -> dict[str, Any]:
+    def _fields(self, inside: str) -> dict[str, object]:
         """Read an object, with rows if it is of one of the kinds."""
-        fields: dict[str, Any] = {}
+        fields: dict[str, object] = {}
         self._take("{")
         while self._next() != "}":
             if fields:

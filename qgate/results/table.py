@@ -40,7 +40,7 @@ def to_csv(records: Iterable[Mapping[str, Any]], path: Path | str) -> int:
     return count
 
 
-def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, object]]:
     same = {name: record[name] for name in _SAME}
     checks = binding_checks(record)
     reason = record.get("reason") or {}

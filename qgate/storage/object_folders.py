@@ -75,7 +75,7 @@ class ObjectFolder:
             self._listed = {name: entries[name] for name in sorted(entries)}
         return self._listed
 
-    def _infos(self) -> list[dict[str, Any]]:
+    def _infos(self) -> list[dict[str, object]]:
         with locations.read_errors(self.location, FileNotFoundError):
             try:
                 self._store.invalidate_cache(self._root)

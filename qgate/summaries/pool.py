@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -117,7 +117,7 @@ class Pool:
         """Return plain data without figures that do not exist or are not finite."""
         values, weights = self.weighted
         counted = self.counts.n
-        summary: dict[str, Any] = {
+        summary: dict[str, object] = {
             "tensors": self.tensors,
             "elements": self.elements,
             "counted": counted,

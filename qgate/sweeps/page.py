@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from qgate.charts.pages import number, render
@@ -112,7 +112,7 @@ def _worst_first(entry: SweptFormat) -> tuple[bool, bool, float]:
     return not entry["failed"], not math.isnan(ratio), -math.inf if math.isnan(ratio) else ratio
 
 
-def _row(entry: SweptFormat) -> dict[str, Any]:
+def _row(entry: SweptFormat) -> dict[str, object]:
     """Return the cells of a sweep in both tables."""
     ratios = [entry[name] for name in ("sqnr_db", "rest_db", "production_db")]
     shares = [entry[name] for name in ("overflow", "overflow_energy", "flush")]
@@ -153,7 +153,7 @@ def _short(file: str) -> str:
     return file.rpartition(".")[2]
 
 
-def _pictures(entry: SweptFormat) -> list[dict[str, Any]]:
+def _pictures(entry: SweptFormat) -> list[dict[str, object]]:
     title = f"{shortened(entry['tensor'], 60)}: {entry['format']}, "
     title += f"{KINDS.get(entry['kind'], entry['kind'])} {entry['level']}"
     return [

@@ -122,7 +122,7 @@ def _unreadable(path: Path, error: Exception) -> QgateError:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     """Read a JSON file that holds an object."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))

@@ -74,7 +74,7 @@ def from_hub(
     named: NamedDataset | None = None,
 ) -> tuple[Column, str]:
     """Load the texts of a data set of the hub, or of its copy in the cache, and name the part."""
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if named is not None:
         options = {"revision": named.revision}
         options |= {"data_files": {named.split: named.files}} if named.files else {}

@@ -210,7 +210,7 @@ def _json_lines(path: Path, content: str, column: str) -> Iterator[str | None]:
         yield _text(path, cell, column, where)
 
 
-def _cell(path: Path, row: dict[str, Any], column: str, where: str) -> Any:
+def _cell(path: Path, row: dict[str, object], column: str, where: str) -> Any:
     if column not in row:
         raise no_column(path, column, list(row), where)
     return row[column]
