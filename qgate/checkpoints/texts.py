@@ -120,6 +120,8 @@ def _worst(record: CheckpointRecord, count: int = 10) -> Iterator[str]:
     yield ""
     rows = [_row(over, weight) for weight, over in measured[:count]]
     headings = ["weight", "parent by", "over ideal", "relative error", "at the ends", "method"]
+    if not any(row[-1] for row in rows):
+        rows, headings = [row[:-1] for row in rows], headings[:-1]
     yield tabulate(rows, headings, tablefmt="simple")
     if len(measured) > count:
         yield f"{len(measured) - count} more quantized weights have less error over ideal"
