@@ -22,6 +22,7 @@ from qgate.gate.measuring.checkpoint_gates import CheckpointGates, CheckpointSub
 from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
 from qgate.gate.measuring.engine_gates import EngineGates, EngineSubject
 from qgate.gate.measuring.model_gates import ModelGates
+from qgate.gate.measuring.relation_gates import RelationGates
 from qgate.gate.sessions import GateSession, Outcome
 from qgate.models import Sampling
 from qgate.modes import Mode
@@ -40,6 +41,7 @@ ACTIVATIONS = "activations"
 FORMATS = "formats"
 CHECKPOINT = "checkpoint"
 ENGINES = "engines"
+RELATIONS = "relations"
 Gate = Callable[[], Any]
 J = TypeVar("J", bound=GateSession)
 
@@ -112,6 +114,9 @@ class Healthy:
                     collect(folder, network())
             two = EngineSubject(str(engines[0]), str(engines[1]), ENGINES)
             return EngineGates(two, self.folder, Policy(), updating=updating)
+        if model == RELATIONS:
+            bench = Bench(ModelSetup("tiny-llama", sampling=SAMPLING))
+            return RelationGates(bench, self.folder, Policy(), updating=updating)
         if model == ACTIVATIONS:
             bench = Bench(ModelSetup("tiny-llama", sampling=SAMPLING))
             policy = Policy.from_table({})
@@ -129,7 +134,7 @@ class Healthy:
         self.recorded.add((model, mode, suite))
 
 
-def mode_of(session: ModelGates, mode: str) -> Mode:
+def mode_of(session: ModelGates | RelationGates, mode: str) -> Mode:
     return session.bench.setup.select(mode, session.bench.model)[0]
 
 
@@ -177,6 +182,8 @@ def gates_of(session: Any, mode: str, suite: str) -> list[Gate]:
     if isinstance(session, ActivationGates):
         every = session.subject.bench.layers
         return [functools.partial(session.activations, suite, layer) for layer in every]
+    if isinstance(session, RelationGates):
+        return [functools.partial(session.relations, suite, mode_of(session, mode))]
     layers = session.bench.layers
     if suite in ("reference", "canary"):
         return [functools.partial(getattr(session, suite), suite)]

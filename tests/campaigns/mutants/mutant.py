@@ -12,7 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.campaigns.mutants.bed import ACTIVATIONS, CHECKPOINT, DUMP, ENGINES, FORMATS, Bed
+from tests.campaigns.mutants.bed import (
+    ACTIVATIONS,
+    CHECKPOINT,
+    DUMP,
+    ENGINES,
+    FORMATS,
+    RELATIONS,
+    Bed,
+)
 
 LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
 Sow = Callable[[Bed], None]
@@ -63,6 +71,11 @@ def of_checkpoint(name: str, mode: str, sow: Sow, source: str = "", says: str = 
 def of_engines(name: str, mode: str, sow: Sow, says: str) -> Mutant:
     """Of two engines: of their tokens, their weights or their sites."""
     return Mutant(name, ENGINES, mode, sow, says=says, suite=ENGINES)
+
+
+def of_relations(name: str, sow: Sow, source: str, says: str) -> Mutant:
+    """Of a mode that is compared with itself."""
+    return Mutant(name, RELATIONS, "int8", sow, source, says, RELATIONS)
 
 
 def of_formats(name: str, mode: str, sow: Sow, says: str) -> Mutant:

@@ -23,6 +23,7 @@ from tests.campaigns.mutants import (
     planted_gradients,
     planted_in_place,
     planted_outputs,
+    planted_relations,
     planted_segments,
     table,
 )
@@ -56,6 +57,7 @@ MUTANTS = (
     *planted_conformance.MUTANTS,
     *planted_outputs.MUTANTS,
     *planted_experts.MUTANTS,
+    *planted_relations.MUTANTS,
     *planted_segments.MUTANTS,
     *planted_in_place.MUTANTS,
 )
