@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from qgate.checkpoints.gguf_recipes import BLOCK, mix_cause
+from qgate.checkpoints.gguf.recipes import BLOCK, mix_cause
 from qgate.checkpoints.pairing import FUSIONS, ParentMatch
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.grids import TALL, QuantizedWeight, row_spans
+from qgate.checkpoints.methods.steps import element_indices
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import find_weights
 from qgate.checkpoints.pairing import strip_prefix
 from qgate.checkpoints.recipe_files import read_recipe_file
 from qgate.checkpoints.recipes import read_recipe
 from qgate.checkpoints.rows import ContiguousRows, WeightRows, common_spans
-from qgate.checkpoints.steps import element_indices
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.errors import QgateError

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qgate.checkpoints.compute import measured, squared
 from qgate.checkpoints.conventions import CONVENTIONS
-from qgate.checkpoints.gguf_causes import block_faults
+from qgate.checkpoints.gguf.causes import block_faults
 from qgate.checkpoints.grids import TALL, QuantizedWeight, widen
 from qgate.checkpoints.ideal import Extremes, ideal_scales, ideal_values
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from qgate.checkpoints.accounting import account, fused_scales
 from qgate.checkpoints.blocks import worst_block
-from qgate.checkpoints.gguf_layouts import layout_notes
-from qgate.checkpoints.gguf_names import match_llama_names
+from qgate.checkpoints.gguf.layouts import layout_notes
+from qgate.checkpoints.gguf.names import match_llama_names
 from qgate.checkpoints.graph_pairs import (
     fit_shapes,
     leave_out_unused,
@@ -18,7 +18,7 @@ from qgate.checkpoints.graph_pairs import (
     without_constants,
 )
 from qgate.checkpoints.grids import QuantizedWeight
-from qgate.checkpoints.methods import settle_methods
+from qgate.checkpoints.methods.explanations import settle_methods
 from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name

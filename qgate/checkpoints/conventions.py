@@ -18,8 +18,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.codebook_errors import SAMPLE, CodeBook, book_error
-from qgate.checkpoints.gguf_codebooks import DELTA
+from qgate.checkpoints.gguf.codebook_errors import SAMPLE, CodeBook, book_error
+from qgate.checkpoints.gguf.codebooks import DELTA
 
 Quantized = tuple[Tensor, Tensor]
 BINS = 1 << 12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from qgate.checkpoints.gguf_layouts import ParentLayout
+from qgate.checkpoints.gguf.layouts import ParentLayout
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.pairing import ALIKE, ParentMatch, cosine, sampled
 from qgate.checkpoints.rows import ParentRows

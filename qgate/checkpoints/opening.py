@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 
 from qgate.checkpoints.array_files import open_arrays
-from qgate.checkpoints.gguf_files import open_gguf
-from qgate.checkpoints.onnx_files import open_onnx
+from qgate.checkpoints.gguf.files import open_gguf
+from qgate.checkpoints.onnx.files import open_onnx
 from qgate.checkpoints.safetensors_shards import open_shards
 from qgate.checkpoints.stored import REMOTE_AHEAD, Checkpoint, Stamps
 from qgate.checkpoints.torch_files import open_torch

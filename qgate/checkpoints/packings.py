@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.bnb_weights import weights_of_4bit
-from qgate.checkpoints.gguf_weights import block_weights
+from qgate.checkpoints.gguf.weights import block_weights
 from qgate.checkpoints.grids import (
     FP4_UNIT,
     QuantizedWeight,

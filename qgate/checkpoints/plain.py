@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.accounting import TIED
-from qgate.checkpoints.compared_rows import ComparedRows
 from qgate.checkpoints.compute import squared
-from qgate.checkpoints.gguf_layouts import ParentLayout, parent_layouts
-from qgate.checkpoints.methods import explain_change
+from qgate.checkpoints.gguf.layouts import ParentLayout, parent_layouts
+from qgate.checkpoints.methods.compared_rows import ComparedRows
+from qgate.checkpoints.methods.explanations import explain_change
+from qgate.checkpoints.methods.surroundings import Surroundings
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
 from qgate.checkpoints.rows import ContiguousRows, MatrixColumns, ParentRows
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
-from qgate.checkpoints.surroundings import Surroundings
 from qgate.checkpoints.weight_parts import StoredWeight
 
 STEP = 1 << 18

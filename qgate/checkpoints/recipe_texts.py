@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import yaml
 
-from qgate.checkpoints.gguf_recipes import main_types
+from qgate.checkpoints.gguf.recipes import main_types
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import WeightRecord, WrittenRecipe
 from qgate.text import one_line

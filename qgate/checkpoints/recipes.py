@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from qgate.checkpoints.gguf_recipes import CONFIGURATION, file_type_name
+from qgate.checkpoints.gguf.recipes import CONFIGURATION, file_type_name
 from qgate.errors import QgateError
 
 Settings = Mapping[str, object]

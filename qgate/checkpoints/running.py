@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import msgspec
 
 from qgate._version import __version__
+from qgate.checkpoints.methods.surroundings import FilesByLayer
 from qgate.checkpoints.opening import check_unchanged
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
 from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.surroundings import FilesByLayer
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.checkpoints.weights import Judgement
 from qgate.engine import Failure, PackedValue, Workers, map_items

@@ -9,18 +9,18 @@ from qgate.checkpoints.code_causes import code_causes
 from qgate.checkpoints.compute import DecodedRows, SourceRows, measure
 from qgate.checkpoints.conventions import CONVENTIONS
 from qgate.checkpoints.findings import LIMIT_DB, declared_causes, error_cause, scale_causes
-from qgate.checkpoints.gguf_layouts import parent_layouts
+from qgate.checkpoints.gguf.layouts import parent_layouts
 from qgate.checkpoints.grids import TALL
-from qgate.checkpoints.methods import ErrorExplanation, explain_error
+from qgate.checkpoints.methods.explanations import ErrorExplanation, explain_error
+from qgate.checkpoints.methods.steps import over_codes_db
+from qgate.checkpoints.methods.surroundings import Surroundings
 from qgate.checkpoints.misplaced import UNLIKE, other_parent
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.plain import judge_plain
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe
 from qgate.checkpoints.record import CheckpointFinding, WeightFigures, WeightRecord
 from qgate.checkpoints.rows import ParentRows, WeightRows
-from qgate.checkpoints.steps import over_codes_db
 from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.surroundings import Surroundings
 from qgate.checkpoints.weight_parts import MisfitError, StoredWeight
 
 KEPT = 256 << 20

@@ -14,7 +14,7 @@ from torch import Tensor
 from qgate.checkpoints import compute, grids
 from qgate.checkpoints.compute import measure
 from qgate.checkpoints.grids import FP4_UNIT, QuantizedWeight
-from qgate.checkpoints.steps import nearest_elements
+from qgate.checkpoints.methods.steps import nearest_elements
 from qgate.formats import get
 
 Array = np.ndarray[Any, Any]

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from qgate.checkpoints import grids, misplaced, plain, rows, running
 from qgate.checkpoints.comparison import compare
-from qgate.checkpoints.gguf_layouts import RopeRows, in_rope_order
-from qgate.checkpoints.gguf_weights import KINDS
+from qgate.checkpoints.gguf.layouts import RopeRows, in_rope_order
+from qgate.checkpoints.gguf.weights import KINDS
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.record import CheckpointRecord

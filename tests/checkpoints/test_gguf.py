@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.compute import measure
-from qgate.checkpoints.gguf_weights import KINDS, decode_blocks
+from qgate.checkpoints.gguf.weights import KINDS, decode_blocks
 from qgate.checkpoints.texts import first_line
 from tests.checkpoints.exports import write
 from tests.checkpoints.gguf_exports import RIGHT, export, parent_tensors

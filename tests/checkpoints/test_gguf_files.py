@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from qgate.checkpoints.comparison import compare
-from qgate.checkpoints.gguf_heads import read_gguf_head
+from qgate.checkpoints.gguf.heads import read_gguf_head
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.texts import result_lines
 from qgate.cli import main

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from qgate.checkpoints import compared_rows, grids, methods, rows, running
+from qgate.checkpoints import grids, rows, running
 from qgate.checkpoints.comparison import CheckpointPair, compare
+from qgate.checkpoints.methods import compared_rows, explanations
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.checkpoints.weights import Judgement
@@ -48,7 +49,7 @@ def test_few_rows_at_a_time_tell_the_same_method(
 ) -> None:
     pair = _pair(EXPORTS[name](0), tmp_path)
     whole = compare(*pair)
-    for module in (grids, compared_rows, methods, rows):
+    for module in (grids, compared_rows, explanations, rows):
         for size in ("CHUNK", "LEADING", "SAMPLE"):
             if hasattr(module, size):
                 monkeypatch.setattr(module, size, 1 << (12 if size == "CHUNK" else 14))

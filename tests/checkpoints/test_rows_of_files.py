@@ -19,15 +19,15 @@ from qgate.checkpoints import (
     comparison,
     compute,
     grids,
-    onnx_decoding,
     plain,
     rows,
     running,
     weights,
 )
 from qgate.checkpoints.comparison import CheckpointPair, compare
-from qgate.checkpoints.onnx_files import OnnxReader
-from qgate.checkpoints.onnx_tensors import OnnxTensor
+from qgate.checkpoints.onnx import decoding
+from qgate.checkpoints.onnx.files import OnnxReader
+from qgate.checkpoints.onnx.tensors import OnnxTensor
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch
@@ -68,7 +68,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grids, "CHUNK", 8 * WIDTH)
     monkeypatch.setattr(rows, "SLAB", 1 << 10)
     monkeypatch.setattr(Checkpoint, "ahead", 1 << 9)
-    monkeypatch.setattr(onnx_decoding, "STEP", 1 << 9)
+    monkeypatch.setattr(decoding, "STEP", 1 << 9)
     monkeypatch.setattr(plain, "STEP", 1 << 9)
 
 

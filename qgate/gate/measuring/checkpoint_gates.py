@@ -16,7 +16,7 @@ import torch
 
 from qgate.baselines import Origin
 from qgate.checkpoints.comparison import CheckpointPair, check_alike, open_pair
-from qgate.checkpoints.methods import settle_methods
+from qgate.checkpoints.methods.explanations import settle_methods
 from qgate.checkpoints.recipe_texts import bits_per_weight, fold_numbers, plan_texts, recipe_text
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightRecord
 from qgate.checkpoints.weight_parts import StoredWeight

@@ -227,7 +227,7 @@ TARGETS = (
         "checkpoint of GGUF",
         _gguf,
         _read,
-        (*READERS[:2], "qgate.checkpoints.gguf_files:extent"),
+        (*READERS[:2], "qgate.checkpoints.gguf.files:extent"),
         share=40,
     ),
     Target(
@@ -249,13 +249,13 @@ TARGETS = (
         ("qgate.storage.documents:read_document",),
     ),
     Target(
-        "checkpoint .onnx", _onnx, _read, ("qgate.checkpoints.onnx_models:read_graph",), share=30
+        "checkpoint .onnx", _onnx, _read, ("qgate.checkpoints.onnx.models:read_graph",), share=30
     ),
     Target(
         "checkpoint .onnx, external",
         _external,
         _read,
-        ("qgate.checkpoints.onnx_files:_read",),
+        ("qgate.checkpoints.onnx.files:_read",),
         share=20,
     ),
     Target(

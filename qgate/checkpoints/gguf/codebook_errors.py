@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.gguf_codebooks import code_book
+from qgate.checkpoints.gguf.codebooks import code_book
 
 SAMPLE = 128
 """Tiles of a chunk that are searched: each for the best of several scales."""

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Iterable, Mapping
 
-from qgate.checkpoints.gguf_layouts import RULE, LlamaLayout, layout_of, rope_heads
+from qgate.checkpoints.gguf.layouts import RULE, LlamaLayout, layout_of, rope_heads
 from qgate.checkpoints.pairing import ParentMatch, strip_prefix
 from qgate.checkpoints.stored import Checkpoint
 

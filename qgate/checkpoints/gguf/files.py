@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.gguf_codebooks import NEEDS_GGUF
-from qgate.checkpoints.gguf_heads import GgufHead, GgufTensor, read_gguf_head
-from qgate.checkpoints.gguf_recipes import CONFIGURATION
-from qgate.checkpoints.gguf_weights import KINDS, UNKNOWN
+from qgate.checkpoints.gguf.codebooks import NEEDS_GGUF
+from qgate.checkpoints.gguf.heads import GgufHead, GgufTensor, read_gguf_head
+from qgate.checkpoints.gguf.recipes import CONFIGURATION
+from qgate.checkpoints.gguf.weights import KINDS, UNKNOWN
 from qgate.checkpoints.safetensors_shards import CheckpointShards
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.tensor_types import DTYPES

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from qgate.checkpoints.onnx_decoding import OnnxDecoder
-from qgate.checkpoints.onnx_graphs import OnnxGraph, is_anonymous, logical_name
-from qgate.checkpoints.onnx_models import folder_and_name, read_graph
-from qgate.checkpoints.onnx_patterns import Stored, StoredBits, UnreadCodes, find_codes
-from qgate.checkpoints.onnx_tensors import OnnxTensor
+from qgate.checkpoints.onnx.decoding import OnnxDecoder
+from qgate.checkpoints.onnx.graphs import OnnxGraph, is_anonymous, logical_name
+from qgate.checkpoints.onnx.models import folder_and_name, read_graph
+from qgate.checkpoints.onnx.patterns import Stored, StoredBits, UnreadCodes, find_codes
+from qgate.checkpoints.onnx.tensors import OnnxTensor
 from qgate.checkpoints.rows import MatrixColumns
 from qgate.checkpoints.stored import REMOTE_AHEAD, Checkpoint, GraphWeight, StoredEntry
 from qgate.checkpoints.wrong_files import reading

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.compared_rows import ComparedRows
 from qgate.checkpoints.compute import PER_DB
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.ideal import ideal_values
-from qgate.checkpoints.surroundings import Surroundings
+from qgate.checkpoints.methods.compared_rows import ComparedRows
+from qgate.checkpoints.methods.surroundings import Surroundings
 
 LINES = 128
 """Rows or columns whose products are compared."""

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.gguf_blocks import BLOCK_TYPES, BlockType
-from qgate.checkpoints.gguf_codebooks import CODEBOOK_TYPES
+from qgate.checkpoints.gguf.blocks import BLOCK_TYPES, BlockType
+from qgate.checkpoints.gguf.codebooks import CODEBOOK_TYPES
 from qgate.checkpoints.grids import FP4_UNIT, QuantizedWeight
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import DescribedWeight, Parts

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from qgate.checkpoints.onnx_graphs import OnnxGraph, OnnxNode
-from qgate.checkpoints.onnx_tensors import OnnxTensor
+from qgate.checkpoints.onnx.graphs import OnnxGraph, OnnxNode
+from qgate.checkpoints.onnx.tensors import OnnxTensor
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from qgate.checkpoints.onnx_graphs import OnnxGraph, OnnxNode
-from qgate.checkpoints.onnx_heads import NoModelError, OnnxHead, ShortFileError, read_onnx_head
-from qgate.checkpoints.onnx_tensors import TYPES, OnnxTensor, OnnxType
+from qgate.checkpoints.onnx.graphs import OnnxGraph, OnnxNode
+from qgate.checkpoints.onnx.heads import NoModelError, OnnxHead, ShortFileError, read_onnx_head
+from qgate.checkpoints.onnx.tensors import TYPES, OnnxTensor, OnnxType
 from qgate.checkpoints.wrong_files import check_not_pointer, cut_off, file_size, reading
 from qgate.errors import QgateError, first_line
 from qgate.storage.folders import Folder, links_away

@@ -9,9 +9,9 @@ from functools import cached_property
 from torch import Tensor
 
 from qgate.checkpoints.grids import QuantizedWeight
-from qgate.checkpoints.onnx_packings import Form, canonical, decode_stored, grid_of
-from qgate.checkpoints.onnx_patterns import Stored, StoredBits, StoredCodes, UnreadCodes
-from qgate.checkpoints.onnx_tensors import OnnxTensor, unpacked_codes
+from qgate.checkpoints.onnx.packings import Form, canonical, decode_stored, grid_of
+from qgate.checkpoints.onnx.patterns import Stored, StoredBits, StoredCodes, UnreadCodes
+from qgate.checkpoints.onnx.tensors import OnnxTensor, unpacked_codes
 from qgate.errors import QgateError
 
 STEP = 1 << 20

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.compared_rows import ComparedRows
 from qgate.checkpoints.compute import SourceRows
+from qgate.checkpoints.methods.compared_rows import ComparedRows
+from qgate.checkpoints.methods.surroundings import Surroundings
 from qgate.checkpoints.packings import find_weights
 from qgate.checkpoints.rows import ContiguousRows, WeightRows
 from qgate.checkpoints.stored import StoredEntry
-from qgate.checkpoints.surroundings import Surroundings
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.errors import QgateError
 

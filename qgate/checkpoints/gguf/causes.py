@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
-from qgate.checkpoints.gguf_blocks import BlockType
-from qgate.checkpoints.gguf_weights import KINDS, decode_blocks
+from qgate.checkpoints.gguf.blocks import BlockType
+from qgate.checkpoints.gguf.weights import KINDS, decode_blocks
 from qgate.checkpoints.grids import QuantizedWeight
 
 ByteChange = Callable[[Tensor], Tensor]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.gguf_blocks import SUPER, BlockType, Decoded, half_at, nibbles
+from qgate.checkpoints.gguf.blocks import SUPER, BlockType, Decoded, half_at, nibbles
 from qgate.errors import QgateError
 
 NEEDS_GGUF = "GGUF files need the package gguf: pip install 'pytest-qgate[checkpoints]'."

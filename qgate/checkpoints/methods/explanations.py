@@ -17,27 +17,27 @@ from qgate.checkpoints.causes import (
     wrong_powers,
     wrong_zero_points,
 )
-from qgate.checkpoints.compared_rows import LEADING, ComparedRows
 from qgate.checkpoints.compute import SourceRows, measure, squared
 from qgate.checkpoints.findings import LIMIT_DB, error_cause
 from qgate.checkpoints.grids import QuantizedWeight, leading_rows
-from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightFigures
-from qgate.checkpoints.rotations import (
+from qgate.checkpoints.methods.compared_rows import LEADING, ComparedRows
+from qgate.checkpoints.methods.rotations import (
     Rotation,
     find_rotation,
     is_rotated_twice,
     over_rotated_db,
 )
-from qgate.checkpoints.rows import WeightRows
-from qgate.checkpoints.scalings import (
+from qgate.checkpoints.methods.scalings import (
     ScaledRows,
     changed_norms,
     find_scaling,
     fit_factors,
     is_scaled,
 )
-from qgate.checkpoints.steps import is_error_passed_on, measure_steps
-from qgate.checkpoints.surroundings import Surroundings
+from qgate.checkpoints.methods.steps import is_error_passed_on, measure_steps
+from qgate.checkpoints.methods.surroundings import Surroundings
+from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightFigures
+from qgate.checkpoints.rows import WeightRows
 from qgate.text.numbers import decibels
 
 GPTQ = "as GPTQ changes it"

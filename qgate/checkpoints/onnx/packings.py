@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.grids import QuantizedWeight
-from qgate.checkpoints.onnx_patterns import Stored, StoredBits, StoredCodes, UnreadCodes
-from qgate.checkpoints.onnx_tensors import unit_of, unpacked_codes
+from qgate.checkpoints.onnx.patterns import Stored, StoredBits, StoredCodes, UnreadCodes
+from qgate.checkpoints.onnx.tensors import unit_of, unpacked_codes
 from qgate.errors import QgateError
 
 

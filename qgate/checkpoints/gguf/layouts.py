@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.compute import SourceRows
-from qgate.checkpoints.gguf_recipes import CONFIGURATION
+from qgate.checkpoints.gguf.recipes import CONFIGURATION
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.stored import Checkpoint
 

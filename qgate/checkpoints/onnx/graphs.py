@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from qgate.checkpoints.onnx_tensors import OnnxTensor
+from qgate.checkpoints.onnx.tensors import OnnxTensor
 
 FARTHEST = 8
 """Nodes to follow from a weight to what computes with it."""

@@ -1,0 +1,1 @@
+"""GGUF files: heads, blocks of every type, names and layouts of llama.cpp."""

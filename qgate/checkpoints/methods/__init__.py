@@ -1,0 +1,1 @@
+"""Methods that change weights on purpose, told from faults: GPTQ, AWQ, SmoothQuant, rotations."""

@@ -1,0 +1,1 @@
+"""ONNX files: heads of the graph and its tensors, patterns of nodes, and their weights."""
