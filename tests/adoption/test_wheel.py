@@ -85,7 +85,7 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path, wheel: Path) ->
     (about,) = {name.split("/")[0] for name in inside - package}
     assert about == "pytest_qgate-0.1.0.dist-info"
     assert f"{about}/licenses/LICENSE" in inside
-    assert wheel.stat().st_size < 8e6
+    assert wheel.stat().st_size < 12e6  # of which the weights of three models are 9e6
 
 
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     said = email.message_from_string(told("METADATA"))
     assert (said["Name"], said["Requires-Python"]) == ("pytest-qgate", ">=3.11")
     assert said["License-Expression"] == "MIT"
-    assert {"hf", "data", "ray", "s3", "test", "lint", "docs"} == set(
+    assert {"hf", "data", "ray", "s3", "checkpoints", "test", "lint", "docs"} == set(
         said.get_all("Provides-Extra")
     )
     plain = [each for each in said.get_all("Requires-Dist") if "extra ==" not in each]
