@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+ROOT = Path(__file__).parents[1]
 MEMORY = {"object_store_memory": 100_000_000}
 # A node that is gone refuses connections at once; Ray by itself asks five times in 15 seconds.
 CONFIG = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 100}
@@ -24,14 +27,16 @@ def running() -> Iterator[Cluster]:
             "include_log_monitor": False, "_system_config": CONFIG, **MEMORY}  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Workers look for the functions of tests, wherever the first test stands that starts them.
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        cluster.add_node(num_cpus=1, **MEMORY)
-        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+        try:
+            cluster.add_node(num_cpus=1, **MEMORY)
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 def joined_node(cluster: Cluster, module: str) -> Any:
