@@ -255,7 +255,7 @@ TARGETS = (
         "checkpoint .onnx, external",
         _external,
         _read,
-        ("qgate.checkpoints.onnx.files:_read",),
+        ("qgate.checkpoints.onnx.files:_bytes",),
         share=20,
     ),
     Target(
