@@ -288,6 +288,7 @@ def judge(pair, weight):
     os.kill(os.getpid(), signal.SIGINT)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     CheckpointPair.judge = judge
     sys.exit(main(sys.argv[1:]))
 """
