@@ -110,11 +110,9 @@ def _cast(patch: pytest.MonkeyPatch, change: Callable[[StoredSide, Tensor], Tens
     """Cast keys by a function of the cast and the tensor."""
     original, before = StoredSide.forward, AttentionCore.__init__
 
-    def init(
-        self: AttentionCore, choices: Any, keys: Any, values: Any, *args: Any, **kw: Any
-    ) -> None:
-        before(self, choices, keys, values, *args, **kw)
-        keys.is_keys = True
+    def init(self: AttentionCore, *args: Any, **named: Any) -> None:
+        before(self, *args, **named)
+        self.keys.is_keys = True  # type: ignore[assignment]
 
     patch.setattr(AttentionCore, "__init__", init)
     patch.setattr(
