@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from qgate.checkpoints.recipes import Recipe, read_recipe
 from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
 from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.running import judgements
+from qgate.checkpoints.stacked_experts import list_experts
 from qgate.checkpoints.stored import Checkpoint, Stamps
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.checkpoints.weights import Judgement, judge_weight, source_rows
@@ -108,8 +109,8 @@ def open_pair(child: str, parent: str | None, recipe_file: str | None = None) ->
         if recipe_file is None
         else read_recipe_file(recipe_file)
     )
-    source = None if parent is None else open_checkpoint(parent)
     weights = find_weights(stored)
+    source = None if parent is None else _source(open_checkpoint(parent), weights)
     _check_quantized(child, weights, recipe)
     matches: dict[str, ParentMatch] = {}
     if source is not None:
@@ -165,9 +166,18 @@ def _opened_again(
 ) -> CheckpointPair:
     """Open a pair as another process has opened it."""
     stored = open_again(*child)
-    source = None if parent[0] is None else open_again(parent[0], parent[1] or {})
     weights = {weight.name: weight for weight in find_weights(stored)}
+    source = (
+        None
+        if parent[0] is None
+        else _source(open_again(parent[0], parent[1] or {}), weights.values())
+    )
     return CheckpointPair(stored, source, recipe, [weights[name] for name in names], matches)
+
+
+def _source(parent: Checkpoint, weights: Iterable[StoredWeight]) -> Checkpoint:
+    """Return the parent with its experts as the child has them."""
+    return list_experts(parent, [weight.name for weight in weights])
 
 
 # What can be compared -----------------------------------------------------------------------------

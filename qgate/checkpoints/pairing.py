@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.stacked_experts import stacked_parts
 from qgate.errors import QgateError
 
 PREFIXES = ("model.", "language_model.", "transformer.", "module.", "base_model.", "bert.")
@@ -59,7 +60,7 @@ def match_by_name(child: Iterable[str], parent: Iterable[str]) -> dict[str, Pare
         elif strip_prefix(name) in bare:
             matches[name] = ParentMatch((bare[strip_prefix(name)],), "prefix")
         else:
-            parts = _parts_of(strip_prefix(name), bare)
+            parts = _parts_of(strip_prefix(name), bare) or stacked_parts(strip_prefix(name), bare)
             if parts:
                 matches[name] = ParentMatch(parts, "fused")
     used = {name for match in matches.values() for name in match.names}

@@ -145,14 +145,15 @@ def export(folder: Path, name: str, seed: int = 0) -> Path:
             continue
         whole = None
         if utils is not None:
-            fused = [tensors[other] for other in _fused_with(key)]
+            fused = [tensors[other] for other in fused_with(key)]
             whole = utils.generate_gparam(*torch.cat(fused).float().aminmax())
         parts, _ = compress(scheme, x, whole)
         stored |= {f"{module}.{ending}": part for ending, part in parts.items()}
     return write(folder, stored, configuration(scheme))
 
 
-def _fused_with(key: str) -> list[str]:
+def fused_with(key: str) -> list[str]:
+    """Return the weights that engines fuse with a weight, itself among them."""
     for parts in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
         for part in parts:
             if part in key:
