@@ -288,14 +288,12 @@ if __name__ == "__main__":
 # Memory ------------------------------------------------------------------------------------------
 
 
-def write_large(folder: Path, gigabytes: float, block: Stored) -> None:
+def write_large(folder: Path, total: int, block: Stored) -> None:
     """Write a checkpoint whose tensors repeat one block of rows, an eighth of it in one tensor."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(
         json.dumps({"quantization_config": FORMATS["FP8 per row"][1]} if len(block) > 1 else {})
     )
-    unit = sum(x.numel() * x.itemsize for x in block.values())
-    total = max(8, round(gigabytes * 1e9 / unit))
     counts = [total // 8, *[total // 56] * 49]
     entries: dict[str, Any] = {}
     offset = 0
@@ -323,11 +321,12 @@ def memory(args: argparse.Namespace, home: Path) -> None:
     weight = next(iter(parent_tensors(1).values()))[:1024]
     rows = []
     for gigabytes in args.gigabytes:
-        write_large(home / "parent", gigabytes * 2 / 3, {"weight": weight})
-        write_large(home / "child", gigabytes / 3, fp8_per_row(weight))
+        blocks = max(56, round(gigabytes * 1e9 / 3 / weight.numel()))
+        write_large(home / "parent", blocks, {"weight": weight})
+        write_large(home / "child", blocks, fp8_per_row(weight))
         command = [sys.executable, "-c", _WATCHED, str(home / "child"), str(home / "parent")]
         start = time.perf_counter()
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         took = time.perf_counter() - start
         used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
         before, most, processor = (float(text) for text in output.split())
