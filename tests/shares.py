@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import subprocess
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace

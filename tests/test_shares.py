@@ -67,7 +67,11 @@ def test_a_run_draws_one_case_in_five_and_each_format(project: pytest.Pytester) 
 
 @pytest.mark.parametrize(
     "options",
-    [("--every-case",), ("test_tables.py::test_slow",), ("--case-seed=a", "test_tables.py::test_slow")],
+    [
+        ("--every-case",),
+        ("test_tables.py::test_slow",),
+        ("--case-seed=a", "test_tables.py::test_slow"),
+    ],
 )
 def test_every_case_runs_by_option_or_by_name(
     project: pytest.Pytester, options: tuple[str, ...]
