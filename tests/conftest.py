@@ -20,6 +20,8 @@ from playwright.sync_api import Browser
 
 from tests import warm
 from tests.browser import chromium
+from tests.shares import Shares
+from tests.shares import pytest_addoption as pytest_addoption
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -68,6 +70,7 @@ _OF_CI = ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Shares(config), "shares of cases")
     if config.pluginmanager.hasplugin("xdist"):
         config.option.loadscopereorder = False
 

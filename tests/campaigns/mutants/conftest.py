@@ -1,10 +1,4 @@
-"""Which mutants a run plants, and the accepted errors of healthy code that they are held against.
-
-python -m pytest tests/campaigns/mutants                  a share, another one for each seed
-python -m pytest tests/campaigns/mutants --all-mutants    the whole campaign
-QGATE_ALL_MUTANTS=1 python -m pytest tests                the same, where options of a folder are unknown
-QGATE_MUTANT_SEED=7 python -m pytest tests                another share
-"""
+"""Accepted errors of healthy code that mutants are held against."""
 
 from __future__ import annotations
 
@@ -13,10 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.mutants.bed import Healthy
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-mutants", action="store_true", help="plant every mutant, not a share")
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ _HEAD = """# Faults that the gates catch
 {caught} faults were planted in models, kernels, formats, suites, accepted files, dumps, checkpoints and engines. Each turns
 the gate of its suite red, at the place or with the words of the last column; code without a fault stays green beside them, with
 other threads and in another order. {placed} of them have a place, and the first line of the run names it.
-`python -m pytest tests/campaigns/mutants --all-mutants` does all of it, and every run of the tests a share. The faults
+`python -m pytest tests/campaigns/mutants --every-case` does all of it, and every run of the tests a share. The faults
 of accepted files, of plans and of partial runs are tests of their own, in `tests/baselines` and `tests/plugin`.
 """
 _SURVIVORS = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 from collections import Counter
@@ -44,6 +43,7 @@ from tests.campaigns.mutants.bed import (
     threads,
 )
 from tests.campaigns.mutants.mutant import LLAMA, MAMBA, Mutant
+from tests.shares import every_case, share
 
 MUTANTS = (
     *planted.MUTANTS,
@@ -62,45 +62,23 @@ MUTANTS = (
     *planted_in_place.MUTANTS,
 )
 SUITES = tuple(dict.fromkeys(mutant.suite for mutant in MUTANTS))
-# Of every suite one, and more of all.
-SHARE = 15
-
-
-def share(seed: int) -> list[Mutant]:
-    chance = random.Random(seed)
-    chosen = [chance.choice([m for m in MUTANTS if m.suite == suite]) for suite in SUITES]
-    rest = [mutant for mutant in MUTANTS if mutant not in chosen]
-    chosen += chance.sample(rest, SHARE - len(chosen))
-    return sorted(chosen, key=MUTANTS.index)
-
-
-def whole_campaign(config: pytest.Config) -> bool:
-    wanted = config.getoption("--all-mutants", default=False)
-    return bool(wanted or os.environ.get("QGATE_ALL_MUTANTS"))
+CASES = [
+    pytest.param(
+        mutant,
+        id=mutant.name,
+        marks=[pytest.mark.xfail(reason=mutant.survives, strict=True)] if mutant.survives else [],
+    )
+    for mutant in MUTANTS
+]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    whole = whole_campaign(metafunc.config)
     if "repetition" in metafunc.fixturenames:
-        metafunc.parametrize("repetition", range(20 if whole else 2))
-    if "mutant" not in metafunc.fixturenames:
-        return
-    chosen = list(MUTANTS)
-    if not whole:
-        chosen = share(int(os.environ.get("QGATE_MUTANT_SEED", "0")))
-    cases = [
-        pytest.param(
-            mutant,
-            id=mutant.name,
-            marks=[pytest.mark.xfail(reason=mutant.survives, strict=True)]
-            if mutant.survives
-            else [],
-        )
-        for mutant in chosen
-    ]
-    metafunc.parametrize("mutant", cases)
+        metafunc.parametrize("repetition", range(20 if every_case(metafunc.config) else 2))
 
 
+@share(20, by=["mutant.suite"])
+@pytest.mark.parametrize("mutant", CASES)
 def test_mutant_turns_the_gate_red(
     mutant: Mutant, healthy: Healthy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +128,7 @@ def test_healthy_code_stays_green(
     healthy: Healthy, repetition: int, request: pytest.FixtureRequest
 ) -> None:
     """Other thread counts, other orders of suites, modes and layers: the same verdict."""
-    whole = whole_campaign(request.config)
+    whole = every_case(request.config)
     cases = healthy_cases(whole)
     for case in cases:
         healthy.record(*case)
@@ -179,10 +157,3 @@ def test_names_are_unique_and_there_are_enough() -> None:
 def test_the_page_of_faults_lists_them() -> None:
     message = "write it with `python -m tests.campaigns.mutants.table --write`"
     assert table.PAGE.read_text(encoding="utf-8") == table.page(MUTANTS), message
-
-
-def test_every_share_has_a_mutant_of_every_suite() -> None:
-    for seed in range(20):
-        chosen = share(seed)
-        assert len(set(chosen)) == len(chosen) == SHARE
-        assert {mutant.suite for mutant in chosen} == set(SUITES)

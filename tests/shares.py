@@ -1,0 +1,168 @@
+"""Draw a seeded share of the cases that take long, and run every case on demand.
+
+A test of many slow cases carries `@share(one_in=N, by=(...))`. A run then does one in N of them,
+and of every value of what `by` names at least one, so that each format, kind or suite is entered.
+
+    python -m pytest tests                    a share, another one for each commit
+    python -m pytest tests --case-seed 9e97   the share of that seed
+    python -m pytest tests --every-case       all cases
+    python -m pytest tests/x.py::test_y       all cases of a test that is named
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from operator import attrgetter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+MARK = "share"
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+def share(one_in: int, *, by: Sequence[str] = (), unit: str = "") -> pytest.MarkDecorator:
+    """Mark a test of many cases: a run draws one in `one_in`, and one of every value of `by`.
+
+    Names in `by` are arguments of the test, also `mutant.suite` for an attribute of one. Cases with
+    the same value of `unit` are drawn together, where they share what takes long.
+    """
+    mark: pytest.MarkDecorator = getattr(pytest.mark, MARK)(one_in, by=tuple(by), unit=unit)
+    return mark
+
+
+def drawn(
+    cases: Sequence[dict[str, Any]],
+    seed: str,
+    one_in: int,
+    by: Sequence[str] = (),
+    unit: str = "",
+) -> list[int]:
+    """Return the places of the cases that are drawn, in order."""
+    units: dict[Hashable, list[int]] = defaultdict(list)
+    for place, case in enumerate(cases):
+        units[_value(case, unit) if unit else place].append(place)
+    kinds = {
+        key: {(name, _value(cases[place], name)) for place in places for name in by}
+        for key, places in units.items()
+    }
+    order = list(units)
+    random.Random(seed).shuffle(order)
+    missing: set[Any] = set().union(*kinds.values()) if kinds else set()
+    chosen: list[Hashable] = []
+    for key in order:
+        if kinds[key] & missing:
+            chosen.append(key)
+            missing -= kinds[key]
+    count = -(-len(order) // one_in)
+    rest = [key for key in order if key not in chosen]
+    chosen += rest[: max(0, count - len(chosen))]
+    return sorted(place for key in chosen for place in units[key])
+
+
+def _value(case: dict[str, Any], name: str) -> Hashable:
+    value = attrgetter(name)(SimpleNamespace(**case))
+    return value if isinstance(value, Hashable) else repr(value)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("cases of qgate's own tests")
+    group.addoption(
+        "--every-case",
+        action="store_true",
+        help="run all cases of tests that take long, not a share of them",
+    )
+    group.addoption(
+        "--case-seed",
+        metavar="TEXT",
+        help="draw the share of this seed (default: the commit that is checked out)",
+    )
+
+
+def every_case(config: pytest.Config) -> bool:
+    return bool(config.getoption("--every-case", default=False))
+
+
+class Shares:
+    """The plugin that draws, and that says how many cases it drew of how many."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        config.addinivalue_line(
+            "markers", f"{MARK}(one_in, by, unit): draw one in so many cases (tests/shares.py)"
+        )
+        if config.option.case_seed is None:  # pytest-xdist gives its workers the options
+            config.option.case_seed = commit()
+        self.seed: str = config.option.case_seed
+        self.counts: dict[str, tuple[int, int]] = {}
+
+    def pytest_report_header(self, config: pytest.Config) -> str:
+        if every_case(config):
+            return "cases: all"
+        return f"cases: a share of those that take long, seed {self.seed} (all: --every-case)"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        tables: dict[str, list[pytest.Function]] = defaultdict(list)
+        for item in items:
+            if isinstance(item, pytest.Function) and item.get_closest_marker(MARK):
+                tables[item.nodeid.partition("[")[0]].append(item)
+        left_out: set[pytest.Item] = set()
+        for name, table in tables.items():
+            mark = table[0].get_closest_marker(MARK)
+            assert mark is not None
+            count = len(table)
+            if not every_case(config) and not _is_named(config, name):
+                cases = [item.callspec.params for item in table]
+                kept = drawn(cases, f"{self.seed} {name}", *mark.args, **mark.kwargs)
+                left_out |= {*table} - {table[place] for place in kept}
+                count = len(kept)
+            self.counts[name] = (count, len(table))
+        if left_out:
+            config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+            items[:] = [item for item in items if item not in left_out]
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["shares"] = self.counts
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.counts.update(getattr(node, "workeroutput", {}).get("shares", {}))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        done = sum(count for count, _ in self.counts.values())
+        total = sum(total for _, total in self.counts.values())
+        if done < total:
+            terminalreporter.write_line(
+                f"cases: {done} of {total} of {len(self.counts)} tests that take long; "
+                f"these again: --case-seed {self.seed}, all: --every-case"
+            )
+
+
+def _is_named(config: pytest.Config, table: str) -> bool:
+    """Tell whether the command line names this test by `::`."""
+    path, _, test = table.partition("::")
+    whole = (config.rootpath / path).resolve()
+    for argument in config.args:
+        file, _, names = argument.partition("::")
+        wanted = names.partition("[")[0]
+        same = (config.invocation_params.dir / file).resolve() == whole
+        if wanted and same and (test == wanted or test.startswith(f"{wanted}::")):
+            return True
+    return False
+
+
+def commit() -> str:
+    """Return the commit that is checked out, shortened; `0` where there is none."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"],
+        cwd=_ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() or "0"

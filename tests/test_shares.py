@@ -1,0 +1,137 @@
+"""A run does a share of the slow cases, another one for each seed, and all of them on demand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import shares
+from tests.warm_workers import forked_workers
+
+ROOT = Path(__file__).resolve().parents[1]
+FORMATS = ("int8", "mxfp4", "hif8")
+CONFTEST = """
+from tests.shares import Shares
+from tests.shares import pytest_addoption as pytest_addoption
+
+def pytest_configure(config):
+    config.pluginmanager.register(Shares(config))
+"""
+TABLES = f"""
+import pytest
+from tests.shares import share
+
+@share(5, by=["fmt"])
+@pytest.mark.parametrize("size", range(10))
+@pytest.mark.parametrize("fmt", {FORMATS})
+def test_slow(fmt, size):
+    pass
+
+@pytest.mark.parametrize("size", range(7))
+def test_quick(size):
+    pass
+"""
+CASES = [{"fmt": fmt, "size": size} for fmt in FORMATS for size in range(10)]
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_tables=TABLES)
+    pytester.makeini("[pytest]\naddopts = -p no:cacheprovider -p no:randomly")
+    return pytester
+
+
+def cases_run(project: pytest.Pytester, *options: str) -> list[str]:
+    """Return the names of the slow cases that passed, after checking that all quick ones did."""
+    result = project.runpytest_inprocess("-v", *options)
+    names = re.findall(r"::(\w+\[\S+\]) PASSED", result.stdout.str())
+    assert sum(name.startswith("test_quick") for name in names) in (0, 7)
+    return sorted(name for name in names if name.startswith("test_slow"))
+
+
+def formats_of(names: list[str]) -> set[str]:
+    return {fmt for fmt in FORMATS for name in names if fmt in name}
+
+
+def test_a_run_draws_one_case_in_five_and_each_format(project: pytest.Pytester) -> None:
+    first = cases_run(project, "--case-seed", "a")
+    assert len(first) == 6
+    assert formats_of(first) == {*FORMATS}
+    assert cases_run(project, "--case-seed", "a") == first
+    assert cases_run(project, "--case-seed", "b") != first
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--every-case",),
+        ("test_tables.py::test_slow",),
+        ("--case-seed=a", "test_tables.py::test_slow"),
+    ],
+)
+def test_every_case_runs_by_option_or_by_name(
+    project: pytest.Pytester, options: tuple[str, ...]
+) -> None:
+    assert len(cases_run(project, *options)) == 30
+
+
+def test_a_case_that_is_named_runs_whatever_the_seed(project: pytest.Pytester) -> None:
+    for seed in "abcdef":
+        name = "test_tables.py::test_slow[mxfp4-7]"
+        assert cases_run(project, "--case-seed", seed, name) == ["test_slow[mxfp4-7]"]
+
+
+def test_the_report_says_how_many_cases_ran_and_how_to_repeat_them(
+    project: pytest.Pytester,
+) -> None:
+    result = project.runpytest_inprocess("--case-seed", "a")
+    result.stdout.fnmatch_lines(
+        [
+            "cases: a share of those that take long, seed a (all: --every-case)",
+            "cases: 6 of 30 of 1 tests that take long; these again: --case-seed a, all: --every-case",
+            "*13 passed, 24 deselected*",
+        ]
+    )
+    result = project.runpytest_inprocess("--every-case")
+    result.stdout.fnmatch_lines(["cases: all", "*37 passed*"])
+    result.stdout.no_fnmatch_line("*these again*")
+
+
+def test_workers_draw_the_same_cases(project: pytest.Pytester) -> None:
+    alone = cases_run(project, "--case-seed", "a")
+    options = ["-n", "2", "-v", "--case-seed", "a"]
+    with forked_workers(options):
+        result = project.runpytest_inprocess(*options)
+    assert result.ret == pytest.ExitCode.OK  # workers that collect other cases are an error
+    assert sorted(set(re.findall(r"PASSED \S+::(test_slow\[\S+\])", result.stdout.str()))) == alone
+    result.stdout.fnmatch_lines(["cases: 6 of 30 *"])
+
+
+def test_each_case_is_drawn_by_some_seed() -> None:
+    seen = {place for seed in range(60) for place in shares.drawn(CASES, str(seed), 5, ["fmt"])}
+    assert seen == {*range(30)}
+
+
+def test_a_share_has_each_value_that_is_to_be_entered() -> None:
+    for seed in range(40):
+        places = shares.drawn(CASES, str(seed), 100, ["fmt", "size"])
+        assert {CASES[place]["fmt"] for place in places} == {*FORMATS}
+        assert {CASES[place]["size"] for place in places} == {*range(10)}
+        assert len(shares.drawn(CASES, str(seed), 1000)) == 1
+
+
+def test_cases_of_one_unit_are_drawn_together() -> None:
+    places = shares.drawn(CASES, "a", 4, unit="size")
+    assert len(places) == 9
+    assert len({CASES[place]["size"] for place in places}) == 3
+
+
+def test_the_seed_is_the_commit() -> None:
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    assert head.startswith(shares.commit()) or (not head and shares.commit() == "0")
