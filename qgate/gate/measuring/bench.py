@@ -51,6 +51,8 @@ from qgate.gate.measuring.site_errors import (
     unless_idle,
     unless_vanished,
 )
+from qgate.gate.measuring.state_rows import state_rows
+from qgate.gate.measuring.state_traces import StateRunTraces
 from qgate.modes import Mode, Quantized, apply
 
 # Bytes of logits that wait for the task suite: 35 modes of tiny-mamba take 180 MB.
@@ -82,8 +84,8 @@ class Bench(LoadedModel):
             segments = self.segments(quantized)
             scales, meant = self._scales(mode), self._meant(quantized)
             holding = Holding(quantized, self.model, scales, meant)
-            caches = RunTraces(quantized)
-            with holding.watch(), caches.watch():
+            caches, states = RunTraces(quantized), StateRunTraces(quantized)
+            with holding.watch(), caches.watch(), states.watch():
                 carried = outer_tensors(quantized.model, inputs, None, together, segments.watch)
             self._keep_logits(mode, carried)
             rows = self.site_errors(quantized)
@@ -101,6 +103,8 @@ class Bench(LoadedModel):
             rows += expert_rows(quantized, base, meant, self._order, self.layer_of)
             if mode.attention is not None:
                 rows += cache_rows(quantized, base, scales, caches, self._order, self.layer_of)
+            if mode.states is not None:
+                rows += state_rows(quantized, base, states, self._order, self.layer_of)
             rows = unless_idle(rows) if self._chosen is None else rows
             self._measured[mode.name] = holding.attach(rows, self._order, self.layer_of)
         return self._measured[mode.name]
