@@ -106,14 +106,11 @@ def _source_fault(expected: ExpectedState) -> str:
     """Say if other tokens were stored than those given, or other inputs of the convolution."""
     trace = expected.trace
     length = sum(trace.chunks)
+    if trace.way != RUN and len(trace.tokens) != length:
+        return f"states are stored after {len(trace.tokens)} of {length} tokens"
     if trace.way != RUN and trace.tokens != [*range(length)]:
-        first = next((n for n, token in enumerate(trace.tokens) if token != n), len(trace.tokens))
-        return (
-            f"states are stored after {len(trace.tokens)} tokens where {length} were given, as if "
-            f"token {first} were token {trace.tokens[first]}"
-            if first < len(trace.tokens)
-            else f"states are stored after {len(trace.tokens)} tokens where {length} were given"
-        )
+        first = next(n for n, token in enumerate(trace.tokens) if token != n)
+        return f"token {first} is stored as if it were token {trace.tokens[first]}"
     if trace.side == "conv" and not np.array_equal(
         expected.source, expected.inputs["input"][trace.tokens]
     ):
@@ -127,13 +124,19 @@ def _read_row(
     """Return the distance of states and outputs from what follows of the states stored before."""
     trace = expected.trace
     site = f"{module}:{'output' if trace.way == RUN else trace.way}"
+    output = trace.output
+    assert output is not None
+    if not expected.places.size:
+        why = {"isolated": "nothing can be compared: the states of most tokens are not stored"}
+        return Measured(
+            site=site, layer=layer_of(site), scope="isolated", values={}, order=order,
+            nonfinite=0, gated=(), why=why,
+        )  # fmt: skip
     stages = [(expected.output_errors(), expected.output_limit)]
     if trace.side == "ssm":
         stages.append((expected.state_errors(), expected.state_limit))
     errors, limit = max(stages, key=lambda stage: float(stage[0].max()) / stage[1])
     worst = float(errors.max())
-    output = trace.output
-    assert output is not None
     return Measured(
         site=site, layer=layer_of(site), scope="isolated",
         values={"relative_mse": float(errors.mean())}, order=order,
