@@ -96,17 +96,18 @@ SERVED_MODES = (
         "fp8_e4m3", "channel",
     ),
     _states(
-        "state-fp8-stochastic", "as state-fp8-channel, rounded at random", "fp8_e4m3", "channel",
+        "state-fp8-token", "recurrent states in FP8 (E4M3), scales made at each token", "fp8_e4m3",
+        "token",
+    ),
+    _states(
+        "state-fp8-stochastic", "as state-fp8-token, rounded at random", "fp8_e4m3", "token",
         stochastic=True,
     ),
     _states(
-        "state-fp8-feedback", "as state-fp8-channel, and what rounding took away in FP8",
-        "fp8_e4m3", "channel", remainder="fp8_e4m3",
+        "state-fp8-feedback", "as state-fp8-token, and what rounding took away in FP8", "fp8_e4m3",
+        "token", remainder="fp8_e4m3",
     ),
-    _states(
-        "state-int8", "recurrent states in INT8, a scale per channel (scan) or token "
-        "(convolution), made at each token", "int8", "token",
-    ),
+    _states("state-int8", "recurrent states in INT8, scales made at each token", "int8", "token"),
     _states(
         "state-int8-static", "recurrent states in INT8, a calibrated scale per channel", "int8",
         "channel",

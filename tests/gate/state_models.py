@@ -9,7 +9,7 @@ from qgate.models.mamba.network import Mamba, MambaConfig
 from qgate.models.mamba.rotation import rotate
 
 
-def small_mamba(seed: int = 0, *, samples: int = 3, tokens: int = 48) -> Model:
+def small_mamba(number: int = 3, tokens: int = 48, seed: int = 0) -> Model:
     """Return a model of random weights on random tokens; its states grow over some ten tokens."""
     torch.manual_seed(seed)
     network = Mamba(MambaConfig(50, 32, 2, 64))
@@ -23,5 +23,5 @@ def small_mamba(seed: int = 0, *, samples: int = 3, tokens: int = 48) -> Model:
         return list(torch.randint(50, (count, tokens), generator=generator).split(1))
 
     return Model(
-        network, texts(samples), "small-mamba", calibration=texts(3), bases={"rotated": rotate}
+        network, texts(number), "small-mamba", calibration=texts(3), bases={"rotated": rotate}
     )

@@ -31,6 +31,7 @@ from qgate.gate.measuring.expert_rows import expert_rows
 from qgate.gate.measuring.holding import Holding
 from qgate.gate.measuring.ideals import IdealErrors, ideal_errors
 from qgate.gate.measuring.loaded_model import LoadedModel
+from qgate.gate.measuring.long_texts import long_text, token_logits
 from qgate.gate.measuring.passes import (
     fed,
     flow,
@@ -119,6 +120,11 @@ class Bench(LoadedModel):
         model, inputs = self.quantized(mode).model, self.model.inputs
         return outer_tensors(model, inputs, together=self.runs_together(mode)).tensors["logits"]
 
+    @cached_property
+    def long_reference(self) -> Tensor:
+        """Logits of the reference along the long text, in the plain basis."""
+        return token_logits(self.reference_model("plain"), long_text(self.model))
+
     def _keep_logits(self, mode: Mode, carried: Capture) -> None:
         tensors = carried.tensors["logits"]
         if sum(t.nbytes for of in (*self._logits.values(), tensors) for t in of) <= _LOGITS:
@@ -143,7 +149,7 @@ class Bench(LoadedModel):
         basis = quantized.model.basis
         forcing, key = self._forcing(basis), (self.reference_mode, basis, "forced gradients")
         if key not in self._captures:
-            self._captures[key] = self._backward_run(self._reference_model(basis), forcing)
+            self._captures[key] = self._backward_run(self.reference_model(basis), forcing)
         expected = self._captures[key].gradients
         actual = self._backward_run(quantized.model, forcing).gradients
         # Packed weights of a model's own mode take no gradient.
@@ -229,7 +235,7 @@ class Bench(LoadedModel):
         """
         base = self.model.in_basis(basis := quantized.model.basis)
         by_fp32 = declared is not None or self._chosen is None
-        true = base if by_fp32 else self._reference_model(basis)
+        true = base if by_fp32 else self.reference_model(basis)
         sample = shortened(self.model.inputs[0])
         untouched = untouched_sites(quantized, base) if by_fp32 else []
         present = {site.name for site in quantized.model.sites()}
