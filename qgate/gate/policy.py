@@ -165,7 +165,7 @@ def _homes(metric: str) -> tuple[str, ...]:
         return sources
     if sources == ("experts",):
         return ("forward",)
-    return ("carried",) if {"task", "metric"}.isdisjoint(sources) else ("task",)
+    return ("carried",) if {"task", "metric", "long_text"}.isdisjoint(sources) else ("task",)
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,9 @@ def record_rows(
         if measured.scope in ("carried", "local") and (grades := grades_of(measured.values)):
             row["grades"] = grades
         rows.append(row)
-    for index in _rows_to_draw(rows, plots):
-        if pictures := verdict.measured[index].pictures:
-            rows[index]["pictures"] = [dict(picture) for picture in pictures]
+    drawable = [index for index, row in enumerate(verdict.measured) if row.pictures]
+    for index in _rows_to_draw(rows, drawable, plots):
+        rows[index]["pictures"] = [dict(picture) for picture in verdict.measured[index].pictures]
     nothing: dict[str, object] = {"values": {}, "ideal": {}, "accepted": {}}
     return rows + [
         {**about, "layer": where, "order": check.order, "site": check.site, "scope": check.scope}
@@ -70,7 +70,9 @@ def record_rows(
     ]
 
 
-def _rows_to_draw(rows: Sequence[Mapping[str, Any]], plots: Plots) -> list[int]:
+def _rows_to_draw(
+    rows: Sequence[Mapping[str, Any]], drawable: Sequence[int], plots: Plots
+) -> list[int]:
     """Return the indices of rows that failed, or of the one that came nearest to its limit."""
     if plots == "none":
         return []
@@ -79,6 +81,6 @@ def _rows_to_draw(rows: Sequence[Mapping[str, Any]], plots: Plots) -> list[int]:
         check = binding(rows[index])
         return (not rows[index]["passed"], *(severity(check) if check else ()))
 
-    ranked = sorted(range(len(rows)), key=rank, reverse=True)
+    ranked = sorted(drawable, key=rank, reverse=True)
     failed = [index for index in ranked if not rows[index]["passed"]][:MOST_DRAWN]
     return failed or (ranked[:1] if plots != "failed" else [])

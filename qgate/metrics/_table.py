@@ -17,6 +17,7 @@ Source = Literal[
     "errors",
     "gate",
     "task",
+    "long_text",
     "metric",
     "plan",
     "conformance",

@@ -32,6 +32,18 @@ for _metric in (
         sources=("task",), definition="share of tokens that are predicted first",
     ),
     Metric(
+        name="error_growth", label="Growth of the Error (log2)", direction="steady",
+        logarithm="log2", sources=("long_text",), room=5.0,
+        definition="log2 of the KL divergence in the last quarter of a long text over that in the "
+        "first",
+    ),
+    Metric(
+        name="predicted_tokens", label="Tokens Predicted", direction="higher",
+        sources=("long_text",),
+        definition="tokens of a long text before the loss leaves the 95 % interval of the "
+        "reference's for good",
+    ),
+    Metric(
         name="quantizer", label="Quantizer", direction="equal", textual=True, sources=("plan",),
         definition="what quantizes a site, in words",
     ),

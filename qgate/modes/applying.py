@@ -19,6 +19,7 @@ from qgate.modes.plan import Plan
 from qgate.modes.resolving import make_plan
 from qgate.modes.simulated.mixer import casts_of
 from qgate.modes.simulated.planning import simulate
+from qgate.modes.states.planning import store_states
 
 if TYPE_CHECKING:
     from qgate.formats.quantizer import Quantizer
@@ -67,6 +68,8 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
     elif mode.attention is not None:
         ranges = {} if calibration is None else calibration.ranges()
         cache_attentions(base, module, mode.attention, ranges)
+    elif mode.states is not None:
+        store_states(base, module, mode.states)
     else:
         _install(module, base.sites(), plan.quantizers())
     return Quantized(base.with_module(module), mode, plan)

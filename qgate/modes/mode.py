@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from qgate.errors import QgateError, unknown
 from qgate.formats.settings import QuantizerSettings
 from qgate.modes.attention.choices import AttentionChoices
+from qgate.modes.states.choices import StateChoices
 
 Per = Literal["format", "row", "group", "static"]
 Fits = Literal["any", "mamba", "other"]
@@ -137,6 +138,7 @@ class Mode:
     rules     ordered; the first that finds a site decides it
     choices   of a quantized Mamba block
     attention  of quantized attention: its cache of keys and values
+    states    of quantized recurrent states
     dtype     the whole model runs in this dtype
     equals    modes it equals by design, teacher forced, at most up to ties or the order of sums
     causal    later tokens change nothing before them, and a sample is the same in any batch
@@ -154,6 +156,7 @@ class Mode:
     rules: tuple[Rule, ...] = ()
     choices: MambaChoices | None = None
     attention: AttentionChoices | None = None
+    states: StateChoices | None = None
     dtype: str | None = None
     equals: tuple[str, ...] = ()
     causal: bool = True
@@ -164,11 +167,11 @@ class Mode:
     by_name: bool = False
 
     def __post_init__(self) -> None:
-        parts = (self.rules, self.choices, self.attention, self.dtype, self.own)
+        parts = (self.rules, self.choices, self.attention, self.states, self.dtype, self.own)
         if sum(map(bool, parts)) > 1:
             raise QgateError(
-                f"mode {self.name!r} has more than one of rules, choices, attention, dtype and "
-                "own; it is one."
+                f"mode {self.name!r} has more than one of rules, choices, attention, states, dtype "
+                "and own; it is one."
             )
         if self.choices is not None and (self.basis, self.fits) != ("rotated", "mamba"):
             raise QgateError(
@@ -187,7 +190,8 @@ class Mode:
 
     @property
     def is_reference(self) -> bool:
-        return not (self.rules or self.choices or self.attention or self.dtype or self.own)
+        parts = (self.rules, self.choices, self.attention, self.states, self.dtype, self.own)
+        return not any(parts)
 
     @property
     def formats(self) -> frozenset[str]:
@@ -199,6 +203,8 @@ class Mode:
             named.add("int8")
         if self.attention is not None:
             named |= self.attention.formats
+        if self.states is not None:
+            named |= self.states.formats
         return frozenset(name for name in named if name is not None)
 
     @property

@@ -15,6 +15,7 @@ from qgate.modes.mode import Mode, Rule
 from qgate.modes.plan import Plan, PlanEntry
 from qgate.modes.selection import select, select_fitting
 from qgate.modes.simulated.planning import mamba_entries
+from qgate.modes.states.planning import state_entries
 from qgate.modes.static_inputs import calibrated_reaches
 from qgate.text import listed
 
@@ -69,6 +70,8 @@ def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) 
         if mode.calibrated and calibration is None:
             raise _uncalibrated(mode)
         entries = attention_entries(mode.attention, model, *_ranges_of(calibration))
+    elif mode.states is not None:
+        entries = state_entries(mode.states, model)
     elif mode.dtype is not None:
         entries = [PlanEntry("*", f"runs in {mode.dtype}", None, "the whole model")]
     elif mode.own:

@@ -1,4 +1,4 @@
-"""Modes of what serving quantizes beside weights and inputs: the cache, and attention.
+"""Modes of what serving quantizes beside weights and inputs: the cache, attention, and states.
 
 They are asked for by name, or by a pattern that begins with a letter (`kv-*`): "all" leaves them
 out. A mode of your own is one more literal like these.
@@ -10,6 +10,7 @@ from typing import Any
 
 from qgate.modes.attention.choices import AttentionChoices, TensorChoice
 from qgate.modes.mode import Mode
+from qgate.modes.states.choices import StateChoice, StateChoices
 
 
 def _cache(name: str, about: str, fmt: str, share: Any, **more: Any) -> Mode:
@@ -23,6 +24,13 @@ def _attention(name: str, about: str, queries: TensorChoice, **more: Any) -> Mod
     """Return a mode that quantizes keys as its queries, and more."""
     choices = AttentionChoices(queries=queries, keys=queries, **more)
     return Mode(name, about, fits="other", attention=choices, by_name=True)
+
+
+def _states(name: str, about: str, fmt: str, share: Any = "none", **more: Any) -> Mode:
+    """Return a mode of one choice for both states; `share` is that of their scales."""
+    choice = StateChoice(fmt, share, **more)
+    states = StateChoices(conv=choice, ssm=choice)
+    return Mode(name, about, fits="mamba", states=states, by_name=True)
 
 
 _FP8 = TensorChoice("fp8_e4m3", "tensor")
@@ -70,5 +78,46 @@ SERVED_MODES = (
     _attention(
         "attn-mxfp8", "Q, K, V, P and the output in MXFP8, P in blocks along the tokens",
         _MXFP8, values=_MXFP8, weights=_MXFP8, output=_MXFP8,
+    ),
+    _states("state-bf16", "recurrent states in BF16", "bf16"),
+    _states("state-bf16-stochastic", "as state-bf16, rounded at random", "bf16", stochastic=True),
+    _states(
+        "state-bf16-feedback", "as state-bf16, and what rounding took away in FP8", "bf16",
+        remainder="fp8_e4m3",
+    ),
+    _states("state-fp16", "recurrent states in FP16", "fp16"),
+    _states("state-fp16-stochastic", "as state-fp16, rounded at random", "fp16", stochastic=True),
+    _states(
+        "state-fp8", "recurrent states in FP8 (E4M3), a calibrated scale per tensor", "fp8_e4m3",
+        "tensor",
+    ),
+    _states(
+        "state-fp8-channel", "recurrent states in FP8 (E4M3), a calibrated scale per channel",
+        "fp8_e4m3", "channel",
+    ),
+    _states(
+        "state-fp8-token", "recurrent states in FP8 (E4M3), scales made at each token", "fp8_e4m3",
+        "token",
+    ),
+    _states(
+        "state-fp8-stochastic", "as state-fp8-token, rounded at random", "fp8_e4m3", "token",
+        stochastic=True,
+    ),
+    _states(
+        "state-fp8-feedback", "as state-fp8-token, and what rounding took away in FP8", "fp8_e4m3",
+        "token", remainder="fp8_e4m3",
+    ),
+    _states("state-int8", "recurrent states in INT8, scales made at each token", "int8", "token"),
+    _states(
+        "state-int8-static", "recurrent states in INT8, a calibrated scale per channel", "int8",
+        "channel",
+    ),
+    _states(
+        "state-int8-stochastic", "as state-int8, rounded at random", "int8", "token",
+        stochastic=True,
+    ),
+    _states(
+        "state-int8-feedback", "as state-int8, and what rounding took away in INT4", "int8",
+        "token", remainder="int4",
     ),
 )  # fmt: skip

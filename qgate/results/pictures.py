@@ -12,6 +12,9 @@ from qgate.records import Meta
 
 Plots = Literal["failed", "worst", "all", "none"]
 PLOTS: tuple[Plots, ...] = get_args(Plots)
+_NOISE_BITS = 1e-4
+LONG_TEXT = "long_text"
+"""The site of a mode's figures along one long text."""
 Count = Annotated[int, Meta(ge=0)]
 
 
@@ -108,4 +111,33 @@ class MagnitudePicture(TypedDict):
     flushed: Count
 
 
-Picture = ErrorPicture | SweepPicture | MagnitudePicture
+class LongTextPicture(TypedDict):
+    """Loss and divergence of a mode along a long text, in stretches of as many tokens.
+
+    kl         mean KL divergence to the reference, in nats
+    bits       mean bits per token, and `reference` those of the reference
+    half_95    half of the 95 % interval of the reference's mean
+    """
+
+    kind: Literal["long_text"]
+    stretch: Count
+    kl: list[float]
+    bits: list[float]
+    reference: list[float]
+    half_95: list[float]
+
+
+Picture = ErrorPicture | SweepPicture | MagnitudePicture | LongTextPicture
+
+
+def predicted_tokens(picture: LongTextPicture) -> int:
+    """Count the tokens before the loss leaves the interval of the reference's for good.
+
+    It has left it in a stretch if its mean there is above the 95 % interval of the reference's
+    mean, by more than float noise.
+    """
+    pairs = zip(picture["reference"], picture["half_95"], strict=True)
+    highest = [mean + half + _NOISE_BITS for mean, half in pairs]
+    within = [b <= high for b, high in zip(picture["bits"], highest, strict=True)]
+    last = max((number for number, is_within in enumerate(within, 1) if is_within), default=0)
+    return last * picture["stretch"]

@@ -31,6 +31,7 @@ from qgate.gate.measuring.expert_rows import expert_rows
 from qgate.gate.measuring.holding import Holding
 from qgate.gate.measuring.ideals import IdealErrors, ideal_errors
 from qgate.gate.measuring.loaded_model import LoadedModel
+from qgate.gate.measuring.long_texts import long_text, token_logits
 from qgate.gate.measuring.passes import (
     fed,
     flow,
@@ -51,6 +52,8 @@ from qgate.gate.measuring.site_errors import (
     unless_idle,
     unless_vanished,
 )
+from qgate.gate.measuring.state_rows import state_rows
+from qgate.gate.measuring.state_traces import StateRunTraces
 from qgate.modes import Mode, Quantized, apply
 
 # Bytes of logits that wait for the task suite: 35 modes of tiny-mamba take 180 MB.
@@ -82,8 +85,8 @@ class Bench(LoadedModel):
             segments = self.segments(quantized)
             scales, meant = self._scales(mode), self._meant(quantized)
             holding = Holding(quantized, self.model, scales, meant)
-            caches = RunTraces(quantized)
-            with holding.watch(), caches.watch():
+            caches, states = RunTraces(quantized), StateRunTraces(quantized)
+            with holding.watch(), caches.watch(), states.watch():
                 carried = outer_tensors(quantized.model, inputs, None, together, segments.watch)
             self._keep_logits(mode, carried)
             rows = self.site_errors(quantized)
@@ -101,6 +104,8 @@ class Bench(LoadedModel):
             rows += expert_rows(quantized, base, meant, self._order, self.layer_of)
             if mode.attention is not None:
                 rows += cache_rows(quantized, base, scales, caches, self._order, self.layer_of)
+            if mode.states is not None:
+                rows += state_rows(quantized, base, states, self._order, self.layer_of)
             rows = unless_idle(rows) if self._chosen is None else rows
             self._measured[mode.name] = holding.attach(rows, self._order, self.layer_of)
         return self._measured[mode.name]
@@ -114,6 +119,11 @@ class Bench(LoadedModel):
         # The very pass that `measure` makes: the same bits, whichever of the two comes first.
         model, inputs = self.quantized(mode).model, self.model.inputs
         return outer_tensors(model, inputs, together=self.runs_together(mode)).tensors["logits"]
+
+    @cached_property
+    def long_reference(self) -> Tensor:
+        """Logits of the reference along the long text, in the plain basis."""
+        return token_logits(self.reference_model("plain"), long_text(self.model))
 
     def _keep_logits(self, mode: Mode, carried: Capture) -> None:
         tensors = carried.tensors["logits"]
@@ -139,7 +149,7 @@ class Bench(LoadedModel):
         basis = quantized.model.basis
         forcing, key = self._forcing(basis), (self.reference_mode, basis, "forced gradients")
         if key not in self._captures:
-            self._captures[key] = self._backward_run(self._reference_model(basis), forcing)
+            self._captures[key] = self._backward_run(self.reference_model(basis), forcing)
         expected = self._captures[key].gradients
         actual = self._backward_run(quantized.model, forcing).gradients
         # Packed weights of a model's own mode take no gradient.
@@ -225,7 +235,7 @@ class Bench(LoadedModel):
         """
         base = self.model.in_basis(basis := quantized.model.basis)
         by_fp32 = declared is not None or self._chosen is None
-        true = base if by_fp32 else self._reference_model(basis)
+        true = base if by_fp32 else self.reference_model(basis)
         sample = shortened(self.model.inputs[0])
         untouched = untouched_sites(quantized, base) if by_fp32 else []
         present = {site.name for site in quantized.model.sites()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -67,8 +67,8 @@ def read_words(expected: ExpectedTrace, side: str) -> str:
         same = row_errors(actual, other) <= expected.position_noise
         # Of a shift the first row has nothing to compare with.
         if same[wrong].mean() >= 1 - 1.5 / max(1, expected.trace.length):
-            return f"{side} {words}{_places(wrong)}"
-    return f"{side} are not what the definition stores{_places(wrong)}"
+            return f"{side} {words}{places(wrong)}"
+    return f"{side} are not what the definition stores{places(wrong)}"
 
 
 def _read_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
@@ -184,11 +184,11 @@ def _length_words(actual: Floats, right: Floats) -> str:
     return words
 
 
-def _places(wrong: np.ndarray) -> str:
+def places(wrong: np.ndarray, axes: Sequence[str] = ("request", "head", "token")) -> str:
     """Name the requests, heads and tokens that are wrong, where that is not all of them."""
     names = []
-    for axis, name in enumerate(("request", "head", "token")):
-        other_axes = tuple(number for number in range(3) if number != axis)
+    for axis, name in enumerate(axes):
+        other_axes = tuple(number for number in range(wrong.ndim) if number != axis)
         listed = np.flatnonzero(wrong.any(other_axes))
         if len(listed) == wrong.shape[axis]:
             continue
@@ -215,8 +215,8 @@ def context_words(expected: ExpectedTrace) -> str:
         if other is not None and bool(
             (expected.context_errors(other)[wrong] <= _MARGIN * expected.limit).all()
         ):
-            return f"{words}{_places(wrong)}"
-    return f"is not attention over what the cache holds{_places(wrong)}"
+            return f"{words}{places(wrong)}"
+    return f"is not attention over what the cache holds{places(wrong)}"
 
 
 def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:

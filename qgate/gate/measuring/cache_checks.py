@@ -18,8 +18,8 @@ from qgate.modes.attention import definition
 from qgate.modes.attention.choices import AttentionChoices, TensorChoice
 from qgate.modes.attention.planning import range_site, ranged_side
 
-_UNIT = ARITHMETICS["float32"]
-_STEP = 2.0**-12
+UNIT = ARITHMETICS["float32"]
+STEP = 2.0**-12
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class ExpectedTrace:
     @property
     def position_noise(self) -> float:
         """The squared relative error that float32 angles of positions explain."""
-        return float((_UNIT * (FUNCTION_ROUNDINGS + self.trace.length)) ** 2)
+        return float((UNIT * (FUNCTION_ROUNDINGS + self.trace.length)) ** 2)
 
     def read(self, side: str) -> Floats:
         """Return what the last query is to read of keys or values, or every query is to ask."""
@@ -162,10 +162,10 @@ class ExpectedTrace:
     def limit(self) -> float:
         """The largest squared error of a token, as a share of its energy, that is float noise."""
         if self.of.choices.weights is not None:
-            weights = _moved(self.weights)
+            weights = moved(self.weights)
         else:
             weights = definition.softmax(self._moved_scores)
-        values = _moved(self.read("values")), _moved(self.values)
+        values = moved(self.read("values")), moved(self.values)
         return self._limit(definition.context(weights, *values, self.exact), self.context)
 
     @cached_property
@@ -177,8 +177,8 @@ class ExpectedTrace:
     def softmax_limit(self) -> float:
         """The same of the weights that softmax makes of the run's own scores."""
         scores = self.actual_scores
-        moved = definition.softmax(np.where(self.visible, _moved(scores), -np.inf))
-        return self._limit(moved, definition.softmax(scores))
+        shifted = definition.softmax(np.where(self.visible, moved(scores), -np.inf))
+        return self._limit(shifted, definition.softmax(scores))
 
     @cached_property
     def actual_scores(self) -> Floats:
@@ -187,14 +187,14 @@ class ExpectedTrace:
 
     @cached_property
     def _moved_scores(self) -> Floats:
-        queries, keys = _moved(self.read("queries")), _moved(self.read("keys"))
-        return definition.scores(queries, keys, _moved(self.exact_keys), self.exact)
+        queries, keys = moved(self.read("queries")), moved(self.read("keys"))
+        return definition.scores(queries, keys, moved(self.exact_keys), self.exact)
 
-    def _limit(self, moved: Floats, right: Floats) -> float:
-        sensitivity = math.sqrt(float(row_errors(moved, right).max())) / _STEP
+    def _limit(self, shifted: Floats, right: Floats) -> float:
+        sensitivity = math.sqrt(float(row_errors(shifted, right).max())) / STEP
         growth = max(1.0, math.sqrt(max(self.trace.length, self.turned.shape[-1])) / 2)
         noise = (MARGIN * growth + self.trace.length) * sensitivity + FUNCTION_ROUNDINGS
-        return min(1.0, (_UNIT * noise) ** 2)
+        return min(1.0, (UNIT * noise) ** 2)
 
     def _seen(self, scores: Floats) -> Floats:
         return np.where(self.visible, scores, 0)
@@ -225,10 +225,10 @@ class ExpectedTrace:
         return row_errors(actual, expected)
 
 
-def _moved(x: Floats) -> Floats:
+def moved(x: Floats) -> Floats:
     """Move each number by a small relative step, up or down at random."""
     steps = np.random.default_rng(x.size).choice([-1.0, 1.0], x.shape)
-    return np.asarray(x * (1 + _STEP * steps))
+    return np.asarray(x * (1 + STEP * steps))
 
 
 def row_errors(actual: Floats, expected: Floats) -> Floats:

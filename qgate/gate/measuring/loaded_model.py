@@ -137,7 +137,8 @@ class LoadedModel:
         """Return the basis of the mode that is the reference; None for FP32, which has all."""
         return None if self._chosen is None else self._chosen.basis
 
-    def _reference_model(self, basis: str) -> Model:
+    def reference_model(self, basis: str) -> Model:
+        """Return the model that modes in a basis are compared with."""
         if self._chosen is None:
             return self.model.in_basis(basis)
         if self._chosen.basis != basis:
@@ -155,7 +156,7 @@ class LoadedModel:
         """Capture the same of the reference mode."""
         if self._chosen is None:
             return self.fp32(basis)
-        model = self._reference_model(basis)
+        model = self.reference_model(basis)
         return self._outer(self._chosen.name, model, self.runs_together(self._chosen))
 
     def _outer(self, name: str, model: Model, together: bool) -> Capture:
@@ -173,7 +174,7 @@ class LoadedModel:
         """Return the same gradients of the reference mode."""
         if self._chosen is None:
             return self.fp32_gradients(basis)
-        return self._backward(self._chosen.name, self._reference_model(basis))
+        return self._backward(self._chosen.name, self.reference_model(basis))
 
     def _backward(self, name: str, model: Model) -> dict[str, list[Tensor]]:
         key = (name, model.basis, "gradients")

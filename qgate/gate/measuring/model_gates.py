@@ -21,6 +21,7 @@ from qgate.gate.measuring.canary import HEALTHY
 from qgate.gate.measuring.coverage import mode_scope
 from qgate.gate.measuring.diagnosing import SiteDiagnoses
 from qgate.gate.measuring.format_rows import overflow_rows, scaling_rows
+from qgate.gate.measuring.long_texts import long_text_row
 from qgate.gate.measuring.self_checks import (
     MORE_ERROR,
     MORE_ERROR_ELSEWHERE,
@@ -45,6 +46,7 @@ from qgate.modes import Mode
 from qgate.modes.formats import FP32
 from qgate.results.coverage import ModeScope
 from qgate.results.failure_causes import LOCAL
+from qgate.results.pictures import LONG_TEXT
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -152,7 +154,7 @@ class ModelGates(GateSession):
         names = [site.name for site in self.bench.model.sites()]
         metric = self.bench.model.metric
         own = [] if metric is None else [metric_name(metric)]
-        checked.check_sites([*names, "logits", *own])
+        checked.check_sites([*names, "logits", LONG_TEXT, *own])
         of_model = (*self.bench.model.modes, *self.bench.setup.modes)
         mode_names = [*modes.names(), *of_model, *formats.names(), HEALTHY.name]
         checked.check_modes(mode_names, formats.unlisted_names())
@@ -342,7 +344,8 @@ class ModelGates(GateSession):
                 f"samples, and figures of {len(before.accepted_samples())} samples are accepted: "
                 "return one for each, or give the metric another name to record it anew."
             )
-        return self.judge(suite, mode, [row], row.site, notes, whole=("",))
+        rows = [row] if mode.states is None else [row, long_text_row(self.bench, mode)]
+        return self.judge(suite, mode, rows, row.site, notes, whole=("",))
 
 
 def _is_seen(

@@ -101,6 +101,9 @@ def _rules(quantized: Quantized, base: Model, meant: Quantized) -> SegmentView:
         silent = {
             f"{entry.site.rpartition('.')[0]}.o_proj:input" for entry in quantized.plan.entries
         }
+    if mode.states is not None:
+        # Held by the definition of what follows from stored states.
+        silent = {f"{entry.site.partition(':')[0]}:output" for entry in quantized.plan.entries}
     if mode.own and not quantized.model.sites():
         left_out["*"] = (
             f"mode {mode.name} has no module of the reference: its outputs are held by their "

@@ -7,13 +7,15 @@ included: hooks see all of it, and a part can be replaced from outside.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 
-from qgate.models.mamba.scanning import Scan
+from qgate.models.mamba.scanning import Scan, Store
+from qgate.models.mamba.state import MixerState, check_cache
 
 
 @dataclass(frozen=True)
@@ -49,22 +51,40 @@ class RMSNorm(nn.Module):
 
 
 class CausalConv1d(nn.Conv1d):
-    """A depthwise convolution over tokens that looks back only; (batch, tokens, channels)."""
+    """A depthwise convolution over tokens that looks back only; (batch, tokens, channels).
+
+    `store` returns what is kept of tokens for the later ones, given the number of the first.
+    """
 
     def __init__(self, channels: int, width: int, bias: bool) -> None:
         super().__init__(channels, channels, width, groups=channels, bias=bias)
+        self.store: Store | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return causal_conv(x, self.weight, self.bias)
+    def forward(self, x: Tensor, cache: MixerState | None = None) -> Tensor:
+        kept = x if self.store is None else self.store(x, 0 if cache is None else cache.length)
+        earlier = self.weight.shape[-1] - 1
+        if cache is None or cache.conv is None:
+            kept = pad(kept, (0, 0, earlier, 0))
+        else:
+            kept = torch.cat([cache.conv, kept], 1)
+        if cache is not None:
+            cache.conv = kept[:, kept.shape[1] - earlier :]
+        return causal_conv(x, self.weight, self.bias, kept)
 
 
-def causal_conv(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Add shifted products, oldest token first; weight (channels, 1, width)."""
-    width, tokens = weight.shape[-1], x.shape[1]
-    x = pad(x, (0, 0, width - 1, 0))
-    y = x[:, :tokens] * weight[:, 0, 0]
-    for k in range(1, width):
-        y = y + x[:, k : k + tokens] * weight[:, 0, k]
+def causal_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, kept: Tensor | None = None
+) -> Tensor:
+    """Add shifted products, oldest token first; weight (channels, 1, width).
+
+    `kept` is what is read of earlier tokens, and begins width - 1 of them before x.
+    """
+    earlier, tokens = weight.shape[-1] - 1, x.shape[1]
+    kept = pad(x, (0, 0, earlier, 0)) if kept is None else kept
+    read = [*(kept[:, k : k + tokens] for k in range(earlier)), x]
+    y = read[0] * weight[:, 0, 0]
+    for k in range(1, earlier + 1):
+        y = y + read[k] * weight[:, 0, k]
     return y if bias is None else y + bias
 
 
@@ -100,9 +120,9 @@ class MambaMixer(nn.Module):
         self.hadamard: nn.Module = nn.Identity()
         self.out_proj = nn.Linear(inner, config.d_model, bias=config.bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, cache: MixerState | None = None) -> Tensor:
         x, z = self.in_proj(hidden).chunk(2, -1)
-        u = self.act(self.conv1d(x))
+        u = self.act(self.conv1d(x) if cache is None else self.conv1d(x, cache))
         dt, B, C = self.x_proj(u).split(self.split, -1)
         y, _ = self.scan(
             u=u,
@@ -113,7 +133,10 @@ class MambaMixer(nn.Module):
             A_log=self.A_log,
             D=self.D,
             dt_bias=self.dt_proj.bias,
+            **({} if cache is None else {"cache": cache}),
         )
+        if cache is not None:
+            cache.length += hidden.shape[1]
         return self.out_proj(self.hadamard(y))  # type: ignore[no-any-return]
 
 
@@ -125,8 +148,10 @@ class MambaBlock(nn.Module):
         self.norm = RMSNorm(config.d_model, config.eps)
         self.mixer: nn.Module = MambaMixer(config)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return hidden.float() + self.mixer(self.norm(hidden))  # type: ignore[no-any-return]
+    def forward(self, hidden: Tensor, cache: MixerState | None = None) -> Tensor:
+        normed = self.norm(hidden)
+        mixed = self.mixer(normed) if cache is None else self.mixer(normed, cache)
+        return hidden.float() + mixed  # type: ignore[no-any-return]
 
 
 class MambaBackbone(nn.Module):
@@ -139,15 +164,18 @@ class MambaBackbone(nn.Module):
         self.layers = nn.ModuleList(MambaBlock(config) for _ in range(config.n_layer))
         self.norm_f = RMSNorm(config.d_model, config.eps)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, cache: Sequence[MixerState] | None = None) -> Tensor:
         hidden = self.embeddings(ids)
-        for layer in self.layers:
-            hidden = layer(hidden)
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden) if cache is None else layer(hidden, cache[number])
         return self.norm_f(hidden)  # type: ignore[no-any-return]
 
 
 class Mamba(nn.Module):
-    """A language model: token ids (batch, tokens) to logits (batch, tokens, vocabulary)."""
+    """A language model: token ids (batch, tokens) to logits (batch, tokens, vocabulary).
+
+    With a cache the ids are those of the tokens that follow the ones it has seen.
+    """
 
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
@@ -157,8 +185,15 @@ class Mamba(nn.Module):
         if config.tied:
             self.lm_head.weight = self.backbone.embeddings.weight
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.lm_head(self.backbone(ids))  # type: ignore[no-any-return]
+    def new_cache(self) -> list[MixerState]:
+        """Return the states before the first token, which `forward` reads and writes."""
+        return [MixerState() for _ in self.backbone.layers]
+
+    def forward(self, ids: Tensor, cache: Sequence[MixerState] | None = None) -> Tensor:
+        if cache is None:
+            return self.lm_head(self.backbone(ids))  # type: ignore[no-any-return]
+        check_cache(cache, self.config.n_layer, len(ids))
+        return self.lm_head(self.backbone(ids, cache))  # type: ignore[no-any-return]
 
     def mixers(self) -> list[MambaMixer]:
         return [layer.mixer for layer in self.backbone.layers]  # type: ignore[misc]

@@ -13,6 +13,7 @@ channels fill the registers of the processor (multiples of 32), as in every mode
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -20,8 +21,14 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from qgate.errors import unknown
+from qgate.models.mamba.state import MixerState
 
 Order = Literal["loop", "block", "einsum"]
+Store = Callable[[Tensor, int], Tensor]
+"""Returns what is kept of a tensor for later tokens, given the number of its token.
+
+That of a scan takes the state after one token, (states, batch, channels).
+"""
 
 _CHUNK = 1 << 19
 
@@ -34,13 +41,17 @@ class ScanResult(NamedTuple):
 
 
 class Scan(nn.Module):
-    """The scan as a module without parameters, which can be hooked and replaced."""
+    """The scan as a module without parameters, which can be hooked and replaced.
+
+    With `store` each token reads what that made of the state after the token before.
+    """
 
     def __init__(self, order: Order = "loop") -> None:
         super().__init__()
         if order not in get_args(Order):
             raise unknown("scan order", order, get_args(Order))
         self.order: Order = order
+        self.store: Store | None = None
 
     def forward(
         self,
@@ -52,8 +63,14 @@ class Scan(nn.Module):
         A_log: Tensor,
         D: Tensor,
         dt_bias: Tensor | None,
+        cache: MixerState | None = None,
     ) -> ScanResult:
-        return selective_scan(u, dt, B, C, z, A_log, D, dt_bias, self.order)
+        inputs = (u, dt, B, C, z, A_log, D, dt_bias, self.order)
+        if cache is None:
+            return selective_scan(*inputs, store=self.store)
+        result = selective_scan(*inputs, state=cache.ssm, first=cache.length, store=self.store)
+        cache.ssm = result.state
+        return result
 
     def extra_repr(self) -> str:
         return f"order={self.order!r}"
@@ -71,21 +88,27 @@ def selective_scan(
     order: Order = "loop",
     *,
     by_definition: bool = False,
+    state: Tensor | None = None,
+    first: int = 0,
+    store: Store | None = None,
 ) -> ScanResult:
     """Scan over tokens: u, dt, z (batch, tokens, channels), B, C (batch, tokens, states).
 
-    A_log is (channels, states); D and dt_bias have one number per channel.
+    A_log is (channels, states); D and dt_bias have one number per channel. The scan begins with
+    `state`, or with zeros, at the token numbered `first`. With `store` each token reads what was
+    stored after the one before; the output of a token is made of its state before it is stored.
     """
     u, dt, z, B, C = (x.float().transpose(0, 1).contiguous() for x in (u, dt, z, B, C))
     delta = softplus(dt if dt_bias is None else dt + dt_bias.float())
     A = -torch.exp(A_log.float().t().contiguous())
     D = D.float()
+    begin = None if state is None else state.permute(2, 0, 1).contiguous()
     if by_definition:
-        y, state = _definition(delta, u, A, B, C, D, order)
+        y, last = _definition(delta, u, A, B, C, D, order)
     else:
-        y, state = _Chunked.apply(delta, u, A, B, C, D, order)  # type: ignore[no-untyped-call]
+        y, last = _Chunked.apply(delta, u, A, B, C, D, order, begin, first, store)  # type: ignore[no-untyped-call]
     gated = y * (z * torch.sigmoid(z))
-    return ScanResult(gated.transpose(0, 1), state.permute(1, 2, 0))
+    return ScanResult(gated.transpose(0, 1), last.permute(1, 2, 0))
 
 
 def _definition(
@@ -152,23 +175,28 @@ class _Chunked(torch.autograd.Function):
         C: Tensor,
         D: Tensor,
         order: Order,
+        state: Tensor | None,
+        first: int,
+        store: Store | None,
     ) -> tuple[Tensor, Tensor]:
         tokens, batch, channels = delta.shape
         B, C = B.transpose(1, 2).contiguous(), C.transpose(1, 2).contiguous()
         step = max(1, _CHUNK // max(1, A.numel() * batch))
-        state = delta.new_zeros(A.shape[0], batch, channels)
+        state = delta.new_zeros(A.shape[0], batch, channels) if state is None else state
         y = torch.empty_like(u)
         keep = any(ctx.needs_input_grad)
         starts = []
         for lo in range(0, tokens, step):
             now = slice(lo, lo + step)
             starts += [state] if keep else []
-            decay, states = _states(delta[now], u[now], A, B[now], state, order)
+            decay, states, stored = _states(
+                delta[now], u[now], A, B[now], state, order, first + lo, store
+            )
             y[now] = _outputs(states, C[now], D * u[now], order, decay)
-            state = states[-1].clone()
+            state = stored[-1].clone()
         if keep:
             ctx.save_for_backward(delta, u, A, B, C, D, *starts)
-            ctx.step, ctx.order = step, order
+            ctx.step, ctx.order, ctx.first, ctx.store = step, order, first, store
         return y, state
 
     @staticmethod
@@ -182,7 +210,10 @@ class _Chunked(torch.autograd.Function):
         carry = dstate.clone()
         for index in reversed(range(len(starts))):
             now = slice(index * ctx.step, (index + 1) * ctx.step)
-            decay, states = _states(delta[now], u[now], A, B[now], starts[index], ctx.order)
+            decay, states, stored = _states(
+                delta[now], u[now], A, B[now], starts[index], ctx.order, ctx.first + now.start,
+                ctx.store,
+            )  # fmt: skip
             dC[now] = (states * dy[now].unsqueeze(1)).sum(-1)
             grad = C[now].unsqueeze(-1) * dy[now].unsqueeze(1)
             for t in reversed(range(len(grad))):
@@ -191,22 +222,33 @@ class _Chunked(torch.autograd.Function):
             dB[now] = (grad * (delta[now] * u[now]).unsqueeze(1)).sum(-1)
             through = (grad * B[now].unsqueeze(-1)).sum(1)
             du[now] += through * delta[now]
-            before = torch.cat([starts[index].unsqueeze(0), states[:-1]])
+            before = torch.stack([starts[index], *stored[:-1]])
             grad = grad.mul_(before).mul_(decay)
             dA += (grad * delta[now].unsqueeze(1)).sum((0, 2))
             ddelta[now] = through * u[now] + grad.mul_(A[:, None]).sum(1)
         dD = (dy * u).sum((0, 1))
-        return ddelta, du, dA, dB.transpose(1, 2), dC.transpose(1, 2), dD, None
+        grads = (ddelta, du, dA, dB.transpose(1, 2), dC.transpose(1, 2), dD)
+        return (*grads, None, None, None, None)
 
 
 def _states(
-    delta: Tensor, u: Tensor, A: Tensor, B: Tensor, state: Tensor, order: Order
-) -> tuple[Tensor, Tensor]:
-    """Compute decays and states of a chunk, (tokens, states, batch, channels)."""
+    delta: Tensor,
+    u: Tensor,
+    A: Tensor,
+    B: Tensor,
+    state: Tensor,
+    order: Order,
+    first: int,
+    store: Store | None,
+) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+    """Compute decays and states of a chunk, (tokens, states, batch, channels), and the stored."""
     decay = (delta.unsqueeze(1) * A[:, None]).exp_()
     states = _increments(delta, u, B, order)
-    spare = torch.empty_like(state)
-    for now, factor in zip(states, decay, strict=True):
+    spare, stored = torch.empty_like(state), []
+    for number, (now, factor) in enumerate(zip(states, decay, strict=True), first):
         torch.mul(factor, state, out=spare)
         state = now.add_(spare)
-    return decay, states
+        if store is not None:
+            state = store(state, number)
+            stored.append(state)
+    return decay, states, states if store is None else stored

@@ -12,10 +12,16 @@ from typing import Any
 
 from qgate.page.plots import _findings
 from qgate.page.plots.errors import density, error_by_magnitude, error_histogram, worst_channels
+from qgate.page.plots.long_texts import (
+    divergence_along,
+    divergence_finding,
+    loss_along,
+    loss_finding,
+)
 from qgate.page.plots.magnitudes import magnitude_histogram, magnitudes_finding
 from qgate.page.plots.sweeps import sweep_curve, sweep_finding
 from qgate.records import validate
-from qgate.results.pictures import ErrorPicture, MagnitudePicture, SweepPicture
+from qgate.results.pictures import ErrorPicture, LongTextPicture, MagnitudePicture, SweepPicture
 from qgate.text import one_line
 
 # So many pictures of one record are drawn; a record that has more was not written by qgate.
@@ -94,6 +100,15 @@ PICTURE_KINDS = {
         {"low": _OCTAVE, "largest": _OCTAVE, "smallest": _OCTAVE},
         {"counts": (1, 2200)},
     ),
+    "long_text": PictureKind(
+        LongTextPicture,
+        (
+            ("divergence_along", divergence_along, divergence_finding),
+            ("loss_along", loss_along, loss_finding),
+        ),
+        dict.fromkeys(("kl", "bits", "reference", "half_95"), (-_LARGEST, _LARGEST)),
+        dict.fromkeys(("kl", "bits", "reference", "half_95"), (1, 1000)),
+    ),
 }
 # Panels that there is nothing to draw for: a record without channels, a reference of zeros.
 NOTHING_TO_DRAW: dict[str, Callable[[Any], bool]] = {
@@ -147,6 +162,10 @@ def _check(picture: Mapping[str, Any], kind: PictureKind) -> None:
             values = rows if isinstance(rows, list | tuple) else [rows]
             if not all(low <= value <= high for value in values):
                 raise ValueError(f"{path} is out of range")
+    if kind.record is LongTextPicture:
+        lines = {len(picture[name]) for name in ("kl", "bits", "reference", "half_95")}
+        if len(lines) > 1:
+            raise ValueError("lines of different lengths")
     if kind.record is ErrorPicture:
         cells, size = picture["density"]["cells"], picture["density"]["size"]
         if len(cells) % 3 or any(path >= size for at in (0, 1) for path in cells[at::3]):

@@ -1,0 +1,221 @@
+"""Traces of recurrent states, held against the definition of a mixer that stores them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from qgate.expected.noise import FUNCTION_ROUNDINGS, MARGIN
+from qgate.formats.options import Floats
+from qgate.gate.measuring.cache_checks import STEP, UNIT, array, moved, row_errors
+from qgate.gate.measuring.state_traces import StateTrace
+from qgate.models.mamba.network import MambaMixer
+from qgate.modes.states import definition
+from qgate.modes.states.choices import StateChoice
+from qgate.modes.states.ranges import state_site
+
+Change = Callable[[Floats], Floats]
+
+
+def unchanged(x: Floats) -> Floats:
+    return x
+
+
+@dataclass(frozen=True)
+class StateDefinition:
+    """Definition of the stored states of one mixer: choices, ranges, and parameters.
+
+    ranges  of every site of the model, by name
+    """
+
+    at: str
+    side: str
+    choice: StateChoice
+    seed: int
+    ranges: Mapping[str, Floats]
+    mixer: MambaMixer
+
+    @property
+    def site(self) -> str:
+        return state_site(self.at, self.side)
+
+    def stored(
+        self,
+        source: Floats,
+        tokens: list[int],
+        choice: StateChoice | None = None,
+        ranges: Floats | None = None,
+        site: str = "",
+    ) -> Floats:
+        """Return what is stored after tokens, by another choice, ranges or site if given."""
+        choice = choice or self.choice
+        reaches = self.ranges.get(self.site) if ranges is None else ranges
+        draws = None
+        if choice.stochastic:
+            draws = definition.draws(site or self.site, self.seed, tokens, source.shape[2:])
+        return definition.stored(source, choice, reaches, draws)
+
+
+class ExpectedState:
+    """Expected tensors of a trace, in float64."""
+
+    def __init__(self, trace: StateTrace, of: StateDefinition, like: ExpectedState | None) -> None:
+        """`like` has served the same inputs in another way: the same sources are stored alike."""
+        self.trace, self.of = trace, of
+        self.inputs = {port: array(x) for port, x in trace.inputs.items()}
+        self.source, self.actual = (array(torch.cat(x)) for x in (trace.sources, trace.stored))
+        self._like = like
+
+    @cached_property
+    def stored(self) -> Floats:
+        """States that are to be stored of what the run cast."""
+        like = self._like
+        if (
+            like is not None
+            and like.trace.tokens == self.trace.tokens
+            and np.array_equal(like.source, self.source)
+        ):
+            return like.stored
+        return self.of.stored(self.source, self.trace.tokens)
+
+    @cached_property
+    def wrong(self) -> np.ndarray:
+        """Where other numbers were stored, or nothing that the definition knows."""
+        return np.asarray(
+            (self.actual != self.stored) & ~(np.isnan(self.actual) & np.isnan(self.stored))
+        )
+
+    # What was read --------------------------------------------------------------------------------
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """Places among the tokens whose earlier states are known as well."""
+        earlier = 1 if self.of.side == "ssm" else self.weight.shape[1] - 1
+        numbers = self.trace.tokens
+        backs = [min(earlier, token) for token in numbers]
+        known = [
+            n >= back and numbers[n - back] == numbers[n] - back for n, back in enumerate(backs)
+        ]
+        return np.flatnonzero(known)
+
+    @cached_property
+    def earlier(self) -> Floats | None:
+        """States that the request before left."""
+        return None if self.trace.earlier is None else array(self.trace.earlier)
+
+    @cached_property
+    def tokens(self) -> np.ndarray:
+        return np.array(self.trace.tokens, int)[self.places]
+
+    @cached_property
+    def weight(self) -> Floats:
+        return array(self.of.mixer.conv1d.weight)[:, 0]
+
+    def input(self, port: str) -> Floats:
+        """Return an input at the tokens that are held."""
+        return self.inputs[port][self.tokens]
+
+    def kept(self, stored: Floats, back: int = 1, begin: Floats | None = None) -> Floats:
+        """Return what is kept of the token that many before each; `begin` is before the first."""
+        nothing = np.zeros_like(stored[0])
+        rows = []
+        for place, token in zip(self.places, self.tokens, strict=True):
+            if token >= back:
+                # Of a part of a long text the tokens before it are not known.
+                rows.append(stored[place - back] if place >= back else nothing)
+            else:
+                is_known = begin is not None and back - token <= len(begin)
+                rows.append(begin[token - back] if is_known else nothing)  # type: ignore[index]
+        return np.stack(rows)
+
+    # The scan -------------------------------------------------------------------------------------
+
+    @cached_property
+    def parameters(self) -> dict[str, Floats | None]:
+        mixer = self.of.mixer
+        bias = mixer.dt_proj.bias
+        return {
+            "A": -np.exp(array(mixer.A_log)), "D": array(mixer.D),
+            "bias": None if bias is None else array(bias),
+        }  # fmt: skip
+
+    def states_after(self, before: Floats, change: Change = unchanged) -> Floats:
+        """Return the states that follow from those before; `change` moves all numbers."""
+        delta = definition.step_sizes(self.input("dt"), self.parameters["bias"])
+        parts = [before, delta, self.parameters["A"], self.input("B"), self.input("u")]
+        return definition.next_states(*(change(part) for part in parts))  # type: ignore[arg-type]
+
+    @cached_property
+    def states(self) -> Floats:
+        """States that follow from those that the run stored."""
+        return self.states_after(self.kept(self.actual))
+
+    def state_errors(self, expected: Floats | None = None) -> Floats:
+        """Return the squared relative error of each channel's states, (tokens, batch, channels)."""
+        return row_errors(self.source[self.places], self.states if expected is None else expected)
+
+    @cached_property
+    def state_limit(self) -> float:
+        return self._limit(self.states_after(self.kept(self.actual), moved), self.states)
+
+    def outputs_of(self, states: Floats, change: Change = unchanged) -> Floats:
+        """Return the outputs of states."""
+        parts = [states, self.input("C"), self.parameters["D"], self.input("u"), self.input("z")]
+        return definition.outputs(*(change(part) for part in parts))  # type: ignore[arg-type]
+
+    # The convolution ------------------------------------------------------------------------------
+
+    def convolved(
+        self,
+        stored: Floats,
+        late: int = 0,
+        begin: Floats | None = None,
+        change: Change = unchanged,
+        *,
+        now: Floats | None = None,
+        is_turned: bool = False,
+    ) -> Floats:
+        """Return the convolution over what is kept, perhaps late, or in the opposite order."""
+        now = self.input("input") if now is None else now
+        earlier = [self.kept(stored, back + late, begin) for back in range(1, self.weight.shape[1])]
+        bias = self.of.mixer.conv1d.bias
+        parts = [*(earlier if is_turned else earlier[::-1]), now]
+        return definition.convolved(
+            [change(part) for part in parts],
+            change(self.weight),
+            None if bias is None else change(array(bias)),
+        )
+
+    # Both -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def output(self) -> Floats:
+        """Outputs that follow from the run's own states, or from what it kept."""
+        if self.of.side == "conv":
+            return self.convolved(self.actual)
+        return self.outputs_of(self.source[self.places])
+
+    @property
+    def actual_output(self) -> Floats:
+        assert self.trace.output is not None
+        return array(self.trace.output)[self.tokens]
+
+    def output_errors(self, expected: Floats | None = None) -> Floats:
+        """Return the squared relative error of each token's output, (tokens, batch)."""
+        right = self.output if expected is None else expected
+        return row_errors(self.actual_output, right)
+
+    @cached_property
+    def output_limit(self) -> float:
+        if self.of.side == "conv":
+            return self._limit(self.convolved(self.actual, change=moved), self.output)
+        return self._limit(self.outputs_of(self.source[self.places], moved), self.output)
+
+    def _limit(self, shifted: Floats, right: Floats) -> float:
+        sensitivity = math.sqrt(float(row_errors(shifted, right).max())) / STEP
+        return min(1.0, (UNIT * (MARGIN * 2 * sensitivity + FUNCTION_ROUNDINGS)) ** 2)
