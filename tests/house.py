@@ -32,7 +32,7 @@ FLOORS = {
         4: "capture scales dumps expected",
         3: "formats stats models results baselines engine charts",
         2: "hooks storage devices kernels metrics",
-        1: "registry archives hashing records text documents",
+        1: "registry archives hashing records text documents tensor_inputs",
         0: "errors exports _version",
     }.items()
     for room in rooms.split()
