@@ -19,6 +19,7 @@ from qgate.audits.advice import joined_record
 from qgate.audits.record import AuditRecord, is_weak
 from qgate.audits.texts import summary_lines
 from qgate.audits.watching import listening, watch_projects
+from qgate.text import for_terminal
 
 if TYPE_CHECKING:
     from qgate.audits.session import AuditSession
@@ -122,7 +123,7 @@ class AuditHooks:
         if self._record is not None:
             terminalreporter.section("qgate audit")
             for line in summary_lines(self._record):
-                terminalreporter.write_line(line)
+                terminalreporter.write_line(for_terminal(line))
 
 
 def _files_of(item: pytest.Item) -> frozenset[str]:

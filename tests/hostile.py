@@ -48,3 +48,15 @@ HOSTILE = list(
         ]
     )
 )  # fmt: skip
+
+# The names that one dump, baseline, checkpoint or model has together; `FORGED` begins a line that
+# only a name can have made.
+FORGED = "FORGED"
+TOGETHER = [
+    f"a\n::error::{FORGED}", f"::error file=x,line=1::{FORGED}", f"  ::warning::{FORGED}",
+    f"##[error]{FORGED}", f"a\n##[group]{FORGED}", f"##vso[task.setvariable variable=x]{FORGED}",
+    f"a\n##vso[task.complete]{FORGED}", f"a\r::set-output name=x::{FORGED}", f"a\r\n{FORGED}",
+    f"a\n{FORGED} 12 passed", f"\n\n{FORGED}", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07",
+    "\x1b[2J\x1b[H", "\x9b31mred", "\u202egnp.exe\u202c", "\u2066left\u2069", "a\x08\x08b", "bell\x07",
+    f"tab\tstop\v{FORGED}", f"next\x85{FORGED}\u2028{FORGED}", "del\x7f\x00nul",
+]  # fmt: skip

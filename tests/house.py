@@ -32,7 +32,7 @@ FLOORS = {
         4: "capture scales dumps expected",
         3: "formats stats models results baselines engine charts",
         2: "hooks storage devices kernels metrics",
-        1: "registry archives hashing records text documents",
+        1: "registry archives hashing records text documents tensor_inputs",
         0: "errors exports _version",
     }.items()
     for room in rooms.split()
@@ -48,6 +48,11 @@ NO_ENVIRONMENT = (
 )  # fmt: skip
 ENTRY_POINTS = ("__main__", "models.train")
 LOADED_ON_DEMAND = ("transformers", "datasets")
+PRINTING = {
+    "qgate/text/printing.py": 3, "qgate/cli/capture.py": 1, "qgate/cli/collect.py": 1,
+    "qgate/cli/report.py": 1, "qgate/models/train.py": 5,
+}  # fmt: skip
+"""Files that call print(), and how often: texts that are escaped before, and exits of programs."""
 PICKLERS = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve")
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
 PLACE_KINDS = {
@@ -708,6 +713,33 @@ def length_violations(package_dir: Path) -> list[str]:
     ]
 
 
+def print_violations(package_dir: Path) -> list[str]:
+    """Texts reach the console through qgate.text.printing, and options fail by OptionError.
+
+    Both escape names of data, which a terminal or a log of CI would obey.
+    """
+    bad = []
+    for module in modules(package_dir):
+        prints = [
+            node
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "print"
+        ]
+        if len(prints) > PRINTING.get(module.shown, 0):
+            bad.append(
+                f"{module.shown}:{prints[-1].lineno}: print() shows names as they are: use "
+                "print_line or print_text of qgate.text.printing"
+            )
+        bad += [
+            f"{module.shown}:{node.lineno}: raise OptionError, which escapes names"
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Raise) and "UsageError" in ast.unparse(node.exc or node)
+        ]
+    return bad
+
+
 def _once(sentences: list[str]) -> list[str]:
     return list(dict.fromkeys(sentences))
 
@@ -728,6 +760,7 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     docstring_violations,
     untyped_table_violations,
     length_violations,
+    print_violations,
 )
 
 

@@ -405,6 +405,16 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ["qgate/formats/a.py: 401 lines, 400 at most"],
         ),
     },
+    house.print_violations: {
+        "names as they are": (
+            {"cli/a.py": "x = 1\nprint(x)\n"},
+            ["qgate/cli/a.py:2: print() shows names as they are"],
+        ),
+        "an option": (
+            {"plugin/a.py": "import pytest\nraise pytest.UsageError(x) from None\n"},
+            ["qgate/plugin/a.py:2: raise OptionError"],
+        ),
+    },
 }
 
 # Per rule: what looks like a violation and is none.
@@ -492,6 +502,10 @@ GOOD: dict[Rule, Files] = {
         "gate/a.py": "x: dict[str, Any]\n" * house.MOST_UNTYPED_TABLES
     },
     house.length_violations: {"formats/a.py": "x = 1\n" * 400},
+    house.print_violations: {
+        "cli/a.py": "from qgate.text.printing import print_line\nprint_line(x)\nraise OptionError(x)\n",
+        "cli/report.py": "print(x)\n",
+    },
 }
 
 

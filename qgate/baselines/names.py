@@ -35,7 +35,9 @@ def quoted(text: str) -> str:
             else c
             for c in text
         )
-    return f"%23{word[1:]}" if word[0] == "#" else word
+    # No line of a file is a comment, or a command to the log of CI that shows it.
+    is_live = word.startswith(("#", "::"))
+    return f"%{ord(word[0]):02X}{word[1:]}" if is_live else word
 
 
 def unquoted(word: str) -> str:

@@ -35,8 +35,19 @@ def recipe_file_lines(recipe: WrittenRecipe) -> list[str]:
     """Write out a recipe as the lines of a .yaml file; none where nothing is quantized."""
     if not recipe:
         return []
-    text = yaml.safe_dump(recipe, sort_keys=False, width=100)
+    text = yaml.dump(recipe, Dumper=_LineDumper, sort_keys=False, width=100)
     return [line if line.startswith(" ") else one_line(line) for line in text.splitlines()]
+
+
+class _LineDumper(yaml.SafeDumper):
+    """Writer of YAML that keeps each text with odd characters on one line, in escapes."""
+
+    def represent_str(self, text: str) -> yaml.ScalarNode:
+        style = None if text.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_LineDumper.add_representer(str, _LineDumper.represent_str)
 
 
 def fold_numbers(name: str) -> str:

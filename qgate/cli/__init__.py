@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 from qgate._version import __version__
 from qgate.devices import wait_calmly
 from qgate.errors import QgateError, unknown
-from qgate.text import for_terminal
+from qgate.text import for_terminal, one_line
+from qgate.text.printing import print_line, print_text
 
 _ABOUT = """\
 A regression and accuracy gate for quantization.
@@ -50,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
-        text = for_terminal(message)
+        text = for_terminal(one_line(message))
         end = "" if text.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog}: {text}{end} `{self.prog} --help` shows what it takes.\n")
 
@@ -119,12 +120,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.status = int(args.run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:
-        print(f"\nqgate {args.command}: interrupted", file=sys.stderr)
+        print_text(f"\nqgate {args.command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(args.status)
     except (QgateError, OSError) as error:
-        print(f"qgate {args.command}: {for_terminal(_sentence(error))}", file=sys.stderr)
+        print_line(f"qgate {args.command}: {_sentence(error)}", file=sys.stderr)
         return 2
     return int(args.status)

@@ -18,6 +18,7 @@ from qgate.cli._progress import progress_bars
 from qgate.errors import QgateError, unknown
 from qgate.storage.access import create_text, folder_of
 from qgate.storage.locations import check_writable, location_of, may_be_folder, user_location
+from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -58,7 +59,7 @@ def words(more: Sequence[str]) -> tuple[str | None, list[tuple[str, str]]]:
 
 def write_config(name: str) -> int:
     if name == "-":
-        print(default_config_text(), end="")
+        print_text(default_config_text(), end="")
         return 0
     path = user_location(name)
     check_writable(path)
@@ -70,7 +71,9 @@ def write_config(name: str) -> int:
         create_text(path, text)
     except FileExistsError:
         raise QgateError(f"{name!r} is there already; give a new name.") from None
-    print(f"{path}: every key with its default. qgate activations --model NAME --config {path}")
+    print_line(
+        f"{path}: every key with its default. qgate activations --model NAME --config {path}"
+    )
     return 0
 
 
@@ -104,8 +107,8 @@ def redraw(
             written = write_report(
                 record, folder, options, lambda done, of: step("pictures", done, of)
             )
-        print(activation_text(record))
-        print(f"\n{len(written)} files, the first is {written[0]}")
+        print_text(activation_text(record))
+        print_text(f"\n{len(written)} files, the first is {written[0]}")
         return 1 if any(finding.level == "fail" for finding in findings(record)) else 0
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, QgateError):

@@ -39,6 +39,8 @@ from qgate.errors import QgateError
 from qgate.hooks.observing import matching_modules
 from qgate.models.sites import kind_of
 from qgate.storage.locations import may_expire
+from qgate.text import one_line
+from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -57,10 +59,10 @@ def run(args: argparse.Namespace, overrides: list[tuple[str, str]], workers: Wor
     if args.verbose:
         for key, value in settings.values().items():
             text = list(value) if isinstance(value, tuple) else value
-            print(f"{' ' if value == KEYS[key].default else '*'} {key}: {text}")
-        print()
+            print_line(f"{' ' if value == KEYS[key].default else '*'} {key}: {text}")
+        print_line()
     for note in notes:
-        print(f"note    {note}", file=sys.stderr)
+        print_line(f"note    {note}", file=sys.stderr)
     name = _named(settings)
     model = trusted_subject(name) if args.trust_remote_code else name
     if args.list_layers is not None:
@@ -117,12 +119,12 @@ def _list_layers(module: nn.Module, pattern: str) -> int:
     for name in names:
         layer = module.get_submodule(name)
         shape = " x ".join(map(str, getattr(getattr(layer, "weight", None), "shape", ())))
-        rows.append((name, kind_of(layer), shape or type(layer).__name__))
+        rows.append((one_line(name), kind_of(layer), shape or type(layer).__name__))
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     for name, kind, shape in rows:
-        print(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {shape}")
+        print_line(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {shape}")
     every = sum(1 for name, _ in module.named_modules() if name)
-    print(f"{len(names)} of {every} modules")
+    print_line(f"{len(names)} of {every} modules")
     return 0
 
 
@@ -140,19 +142,19 @@ def _dry_run(model: str | MeasuredNetwork, settings: ActivationSettings) -> int:
     resolve(settings.memory.offload_device)
     plan = plan_of(subject.module, settings, subject.part)
     samples = sample_set_of(subject, None, settings)
-    print(f"model    {subject.name} ({type(subject.module).__name__})")
-    print(f"data     {samples.source}")
+    print_line(f"model    {subject.name} ({type(subject.module).__name__})")
+    print_line(f"data     {samples.source}")
     for kind, panels in plan.panels.items():
         for pattern, names in panels.items():
-            print(f"{kind:<17} {pattern}: {len(names)} layers")
+            print_line(f"{kind:<17} {pattern}: {len(names)} layers")
     if plan.smoothed:
-        print(f"smoothing         {len(plan.smoothed)} layers")
+        print_line(f"smoothing         {len(plan.smoothed)} layers")
     if plan.sensitive:
-        print(f"sensitivity       {len(plan.sensitive)} layers in "
+        print_line(f"sensitivity       {len(plan.sensitive)} layers in "
               f"{', '.join(settings.sensitivity.formats)}")  # fmt: skip
     for note in [*plan.notes, *samples.notes]:
-        print(f"note     {note}")
-    print(f"would run {len(samples.calls)} forward passes and write to "
+        print_line(f"note     {note}")
+    print_line(f"would run {len(samples.calls)} forward passes and write to "
           f"{settings.visualization.save_dir}")  # fmt: skip
     return 0
 
@@ -170,13 +172,13 @@ def _run(
         result = activations(model, settings=settings, workers=workers, progress=step)
         result.record["notes"][:0] = notes
         written = _write(result.record, settings.visualization.save_dir, step)
-    print(activation_text(result.record))
+    print_text(activation_text(result.record))
     if verbose:
         times = ", ".join(
             f"{name} {value:.1f} s" for name, value in result.record["seconds"].items()
         )
-        print(f"\ntimes   {times}")
-    print(
+        print_text(f"\ntimes   {times}")
+    print_text(
         f"\n{len(written)} files, the first is {written[0]}"
         if written
         else "\nno files were asked for"

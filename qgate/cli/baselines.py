@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 from qgate.cli._loading import LateModule
 from qgate.errors import QgateError, unknown
 from qgate.storage.locations import location_of
-from qgate.text import megabytes
+from qgate.text import megabytes, one_line
+from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
     from qgate import baselines, results
@@ -111,7 +112,7 @@ def _asked(mode: str, patterns: Sequence[str] | None) -> bool:
 
 
 def _list(args: argparse.Namespace) -> int:
-    print("\n\n".join(_described(store) for store in _stores(args)))
+    print_text("\n\n".join(_described(store) for store in _stores(args)))
     return 0
 
 
@@ -124,7 +125,7 @@ def _described(store: baselines.Store) -> str:
     of, stats = manifest.origin, store.files.stats()
     rows = [
         [
-            mode,
+            one_line(mode),
             len(accepted.values),
             accepted.device,
             megabytes(stats[baselines.accepted_file(mode)].size),
@@ -142,7 +143,7 @@ def _described(store: baselines.Store) -> str:
         f"seed {of.seed}"
     )
     lines = [
-        f"{of.model}  ({store.folder})",
+        one_line(f"{of.model}  ({store.folder})"),
         f"  {f'numbers of {of.noun}' if of.is_collected else source}",
         f"  recorded on {of.device} with torch {of.torch}, commit {(of.commit or 'unknown')[:12]}; "
         f"file of {age}",
@@ -178,7 +179,9 @@ def _verify(args: argparse.Namespace) -> int:
             problems += baselines.verify(baselines.Store(root, name))
         else:
             problems.append(f"{folder}: it has no manifest that can be read")
-    print("\n".join(problems) or f"{len(folders)} baselines in {root} are as they were recorded")
+    whole = f"{len(folders)} baselines in {root} are as they were recorded"
+    for line in problems or [whole]:
+        print_line(line)
     return 1 if problems else 0
 
 
@@ -189,7 +192,7 @@ def _prune(args: argparse.Namespace) -> int:
     # What updates that were cut off have left goes first.
     for store in _stores(args) if not args.dry_run else ():
         for name in store.tidy():
-            print(f"{store.model}: {name}: the rest of an update that was cut off removed")
+            print_line(f"{store.model}: {name}: the rest of an update that was cut off removed")
     if args.results is not None:
         return _prune_unused(args)
     if not (args.mode or args.model):
@@ -219,7 +222,8 @@ def _prune(args: argparse.Namespace) -> int:
     for store, update in updates:
         for mode in update.modes():
             verb = "would go" if args.dry_run else "removed"
-            print(f"{store.model}: mode {mode}: {len(update.drops[mode])} accepted errors {verb}")
+            count = len(update.drops[mode])
+            print_line(f"{store.model}: mode {mode}: {count} accepted errors {verb}")
         if not args.dry_run:
             store.commit(update)
     return 0
@@ -247,7 +251,7 @@ def _prune_unused(args: argparse.Namespace) -> int:
                 update.drop(mode, key)
         removed += _changed(store, update, dry=args.dry_run)
     verb = "would go" if args.dry_run else "removed"
-    print(f"{removed} accepted errors {verb}" if removed else "nothing is unused")
+    print_line(f"{removed} accepted errors {verb}" if removed else "nothing is unused")
     return 0
 
 
@@ -255,7 +259,7 @@ def _changed(store: baselines.Store, update: baselines.Update, *, dry: bool) -> 
     """Commit an update, or only look at it; print and count what changes."""
     changes = (store.preview if dry else store.commit)(update)
     for change in changes:
-        print(f"{store.model}: {change}")
+        print_line(f"{store.model}: {change}")
     return len(changes)
 
 
@@ -264,7 +268,8 @@ def _unlock(args: argparse.Namespace) -> int:
         raise QgateError("say whose lock goes: --model NAME.")
     for name in args.model:
         holder = baselines.Store(args.baselines, name).files.unlock()
-        print(f"{name}: the lock of {holder} removed" if holder else f"{name}: nobody has a lock")
+        fact = f"the lock of {holder} removed" if holder else "nobody has a lock"
+        print_line(f"{name}: {fact}")
     return 0
 
 
@@ -276,10 +281,10 @@ def _migrate(args: argparse.Namespace) -> int:
         count, renewed = store.copy_to(location_of(args.to)) if args.to else store.migrate()
         where = f" to {args.to}" if args.to else ""
         for sentence in renewed:
-            print(f"{store.model}: {sentence}")
+            print_line(f"{store.model}: {sentence}")
         if count or not renewed:
             what = f"{count} files migrated{where}" if count else "nothing to migrate"
-            print(f"{store.model}: {what}")
+            print_line(f"{store.model}: {what}")
     return 0
 
 
@@ -303,10 +308,10 @@ def _accept(args: argparse.Namespace) -> int:
         changed += count
         refused += [f"{model}: {reason}" for reason in reasons]
     for sentence in refused:
-        print(f"refused: {sentence}", file=sys.stderr)
+        print_line(f"refused: {sentence}", file=sys.stderr)
     verb = "would change" if args.dry_run else "changed"
     total = sum(map(len, by_model.values()))
-    print(f"{changed} entries {verb}, {len(refused)} of {total} candidates refused")
+    print_line(f"{changed} entries {verb}, {len(refused)} of {total} candidates refused")
     return 1 if refused else 0
 
 
@@ -331,9 +336,9 @@ def _accepted(
     accepted = {} if accept_plan else store.accepted_of({entry.mode for entry in candidates})
     update, refused = baselines.update_of(recorded, candidates, accepted)
     for commit in dict.fromkeys(entry.origin.commit for entry in candidates):
-        print(f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")
+        print_line(f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")
     changed = _changed(store, update, dry=dry)
     if not changed and not refused:
         modes = ", ".join(sorted({entry.mode for entry in candidates}))
-        print(f"{store.model}: {modes}: all of it is accepted already")
+        print_line(f"{store.model}: {modes}: all of it is accepted already")
     return changed, refused

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from qgate.cli._model_options import add_model_options, setup_of
 from qgate.cli._progress import progress
+from qgate.text import one_line
+from qgate.text.printing import print_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +31,9 @@ def run(args: argparse.Namespace) -> int:
     with progress("samples") as step:
         calibration = setup.calibrate(model, step)
     rows = [
-        [site, f"{entry.scale:.6g}", f"{entry.range:.4g}", calibration.origin(site)]
+        [one_line(site), f"{entry.scale:.6g}", f"{entry.range:.4g}", calibration.origin(site)]
         for site, entry in calibration.scales.items()
     ]
-    print(tabulate(rows, headers=["site", "scale", "range", "origin"], disable_numparse=True))
-    print(f"\n{args.calibration} " + ("fits and was kept as it is" if is_kept else "written"))
+    print_text(tabulate(rows, headers=["site", "scale", "range", "origin"], disable_numparse=True))
+    print_text(f"\n{args.calibration} " + ("fits and was kept as it is" if is_kept else "written"))
     return 0

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.cli._model_options import add_model_options, setup_of
-from qgate.text import for_terminal
+from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
     from qgate.comparing.layer_files import LayerCapture
@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
         step=_step,
     )
     for dump in dumps:
-        print(_line(dump, args.output_dir), flush=True)
+        print_line(_line(dump, args.output_dir), flush=True)
     return 0
 
 
 def _say(text: str) -> None:
-    print(for_terminal(text), file=sys.stderr, flush=True)
+    print_line(text, file=sys.stderr, flush=True)
 
 
 def _step(done: int, total: int) -> None:

@@ -24,7 +24,7 @@ import sys
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
 from qgate.storage.locations import local_folder, location_of
-from qgate.text import for_terminal
+from qgate.text.printing import print_json, print_line, print_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
             blocks=blocks,
         )
     if args.json:
-        print(files.record_json(record), end="")
+        print_json(files.record_json(record), end="")
     else:
-        print("\n".join(texts.result_lines(record, args.limit)))
+        print_text("\n".join(texts.result_lines(record, args.limit)))
     if folder is not None:
         page = files.write_files(folder, record)
-        print(f"page: {for_terminal(str(page))}", file=sys.stderr if args.json else sys.stdout)
+        print_line(f"page: {page}", file=sys.stderr if args.json else sys.stdout)
     return int(bool(record.findings))
 
 
@@ -92,6 +92,9 @@ def _compare_exports(args: argparse.Namespace) -> int:
         )
     with progress("tensors") as report:
         record = compare_exports(args.child, args.other, report, args.recipe)
-    lines = agreement_lines(record, args.limit)
-    print(json.dumps(record.to_dict(), indent=1) if args.json else "\n".join(lines))
+    if args.json:
+        print_json(json.dumps(record.to_dict(), indent=1))
+    else:
+        for line in agreement_lines(record, args.limit):
+            print_line(line)
     return int(bool(record.differences))

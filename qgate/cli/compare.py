@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from qgate.errors import QgateError
+from qgate.text.printing import print_line, print_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +48,10 @@ def _one(args: argparse.Namespace) -> int:
     from qgate.comparing.texts import comparison_lines
 
     record = comparison(args.output_dir, args.mode, args.reference)
-    print("\n".join(comparison_lines(record)))
+    print_text("\n".join(comparison_lines(record)))
     if args.save_comparison is not None:
         save_json(args.save_comparison, record)
-        print(f"\nSaved to {args.save_comparison}")
+        print_text(f"\nSaved to {args.save_comparison}")
     return 0 if is_clean(record) else 1
 
 
@@ -70,13 +71,13 @@ def _all(args: argparse.Namespace) -> int:
         save_json(args.output_dir / "comparisons" / name, record)
         records.append(record)
     if records:
-        print("\n".join(summary_lines(records)))
-        print(f"\nSaved to {args.output_dir / 'comparisons'}")
+        print_text("\n".join(summary_lines(records)))
+        print_text(f"\nSaved to {args.output_dir / 'comparisons'}")
     if refused:
         more = f" (and {len(refused) - 1} more modes)" if len(refused) > 1 else ""
         raise QgateError(f"{refused[0]}{more}")
     if not records:
-        print(
+        print_line(
             f"nothing was compared: only the reference {args.reference} is in "
             f"{str(args.output_dir)!r}.",
             file=sys.stderr,

@@ -21,6 +21,7 @@ from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
 from qgate.errors import QgateError
 from qgate.storage.locations import location_of
+from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
     from qgate.drawing.compute import DrawingRequest
@@ -77,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
             analysis, folder, workers_from(args), not args.no_plots, step, findings=findings
         )
     for line in finding_lines(findings):
-        print(line)
+        print_line(line)
     for line in skipped_lines(analysis, written, plots=not args.no_plots):
-        print(f"skipped {line}")
+        print_line(f"skipped {line}")
     pictures = sum(path.suffix == ".png" for path in written)
-    print(f"{len(analysis['tensors'])} tensors, {pictures} pictures: "
+    print_line(f"{len(analysis['tensors'])} tensors, {pictures} pictures: "
           f"{folder / 'index.html'}")  # fmt: skip
     return 0
 

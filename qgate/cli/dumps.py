@@ -21,14 +21,14 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qgate.cli._dump_selection import add_selection, selected_fields
 from qgate.cli._dump_texts import comparison_lines, note_lines, record_table, total_lines
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
 from qgate.errors import QgateError
-from qgate.text import for_terminal, one_line
+from qgate.text.printing import print_json, print_line, print_text
 
 if TYPE_CHECKING:
     from qgate.dumps import Dump, Record
@@ -100,14 +100,9 @@ def _selected(dump: Dump, args: argparse.Namespace) -> Iterator[Record]:
     selection.check(repr(str(dump.folder)))
 
 
-def _say(text: str, **options: Any) -> None:
-    """Print a text that may have names of other people's files in it."""
-    print(for_terminal(text), **options)
-
-
 def _say_notes(notes: list[str]) -> None:
     if notes:
-        _say("\n".join(note_lines(notes)))
+        print_text("\n".join(note_lines(notes)))
 
 
 def _print_json(content: object) -> None:
@@ -123,21 +118,21 @@ def _print_json(content: object) -> None:
         return encode(plain(value)).replace("\n", "\n" + depth * " ")
 
     if not isinstance(content, Mapping):
-        print(indented(content, 0))
+        print_json(indented(content, 0))
         return
     end = "{"
     for name, value in content.items():
-        print(f"{end}\n {encode(name)}: ", end="")
+        print_json(f"{end}\n {encode(name)}: ", end="")
         end = ","
         if isinstance(value, Iterator):
             begin = "["
             for item in value:
-                print(f"{begin}\n  {indented(item, 2)}", end="")
+                print_json(f"{begin}\n  {indented(item, 2)}", end="")
                 begin = ","
-            print("[]" if begin == "[" else "\n ]", end="")
+            print_json("[]" if begin == "[" else "\n ]", end="")
         else:
-            print(indented(value, 1), end="")
-    print("\n}")
+            print_json(indented(value, 1), end="")
+    print_json("\n}")
 
 
 # ls, info, verify ------------------------------------------------------------------------------
@@ -152,7 +147,7 @@ def _list(args: argparse.Namespace) -> int:
         _print_json([record.to_dict() for record in records])
         return 0
     first = list(itertools.islice(records, args.limit))
-    _say("\n".join(record_table(first, sum(1 for _ in records))))
+    print_text("\n".join(record_table(first, sum(1 for _ in records))))
     _say_notes(dump.notes())
     return 0
 
@@ -164,7 +159,7 @@ def _info(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(sums)
     else:
-        _say("\n".join(total_lines(sums)))
+        print_text("\n".join(total_lines(sums)))
     return 0
 
 
@@ -176,7 +171,7 @@ def _verify(args: argparse.Namespace) -> int:
     problems = 0
     with progress("records") as step:
         for problem in verification.problems(step):
-            _say(one_line(problem), flush=True)
+            print_line(problem, flush=True)
             problems += 1
     if not verification.records and not problems:
         raise QgateError(f"{str(args.folder)!r} has no records: nothing was verified.")
@@ -185,7 +180,7 @@ def _verify(args: argparse.Namespace) -> int:
         values = f"{' and '.join(proved)} are what was written"
         if not proved:
             values = "their files can be read, and have no hashes to prove them by"
-        _say(f"{verification.records} records in {args.folder}: {values}")
+        print_line(f"{verification.records} records in {args.folder}: {values}")
     _say_notes(verification.notes())
     return 1 if problems else 0
 
@@ -223,11 +218,11 @@ def _compare(args: argparse.Namespace) -> int:
         )
         return 1 if reasons else 0
     if reasons:
-        _say(f"failed: {one_line('; '.join(reasons))}")
+        print_line(f"failed: {'; '.join(reasons)}")
     elif args.relative_mse is not None:
-        _say(f"passed: every relative_mse is at most {args.relative_mse:g}")
+        print_line(f"passed: every relative_mse is at most {args.relative_mse:g}")
     names = str(args.actual), str(args.reference)
-    _say("\n".join(comparison_lines(comparison, names, args.limit)))
+    print_text("\n".join(comparison_lines(comparison, names, args.limit)))
     return 1 if reasons else 0
 
 
@@ -240,7 +235,7 @@ def _merge(args: argparse.Namespace) -> int:
     with progress("ranks") as step:
         merged = merge_dumps(args.folders, args.output, workers_from(args), step)
     same = f", {merged.same} of them in several folders" if merged.same else ""
-    _say(f"{args.output}: {merged.records} records of {merged.ranks} ranks{same}")
+    print_line(f"{args.output}: {merged.records} records of {merged.ranks} ranks{same}")
     notes = [f"missing: {text}" for text in merged.missing]
     if merged.missing_count > len(notes):
         notes.append(f"missing: {merged.missing_count - len(notes)} more")
@@ -254,10 +249,10 @@ def _export(args: argparse.Namespace) -> int:
     dump = Dump.open(args.folder)
     deque(_selected(dump, args), maxlen=0)  # refuses before anything is written
     done = export_dump(dump, args.output, _selected(dump, args))
-    _say(f"{args.output}: {done.files} files")
+    print_line(f"{args.output}: {done.files} files")
     _say_notes([f"no values were kept of {title}" for title in done.without_values])
     if not done.files:
-        _say("nothing was written: no record has values", file=sys.stderr)
+        print_line("nothing was written: no record has values", file=sys.stderr)
     return 0 if done.files else 1
 
 
@@ -273,7 +268,7 @@ def _watch(args: argparse.Namespace) -> int:
     while True:
         # More records than expected may come at once; those are not counted.
         for record in itertools.islice(follower.poll(), args.expect - arrivals.total()):
-            _say(f"{arrivals.total() + 1}/{args.expect} {one_line(record.title)}", flush=True)
+            print_line(f"{arrivals.total() + 1}/{args.expect} {record.title}", flush=True)
             arrivals[f"{record.layer_type} {record.operation}"] += 1
         count = arrivals.total()
         if count >= args.expect or follower.ended or time.monotonic() >= end:
@@ -281,9 +276,9 @@ def _watch(args: argparse.Namespace) -> int:
         time.sleep(min(follower.pause_s, max(0.0, end - time.monotonic())))
     kinds = ", ".join(f"{number} {kind}" for kind, number in arrivals.items()) or "nothing"
     if count >= args.expect:
-        _say(f"{count} records are there: {kinds}")
+        print_line(f"{count} records are there: {kinds}")
         return 0
     reason = "the collection has ended" if follower.ended else f"{args.timeout:g} s are over"
-    _say(f"{reason}: {count} of {args.expect} records came: {kinds}")
+    print_line(f"{reason}: {count} of {args.expect} records came: {kinds}")
     _say_notes(follower.unreadable)
     return 1

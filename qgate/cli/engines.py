@@ -19,7 +19,7 @@ import sys
 from qgate.cli._progress import progress
 from qgate.cli._workers import from_one
 from qgate.storage.locations import location_of
-from qgate.text import for_terminal
+from qgate.text.printing import print_json, print_line, print_text
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,10 +72,10 @@ def run(args: argparse.Namespace) -> int:
         )  # fmt: skip
     record = comparison.record
     if args.json:
-        print(files.record_json(record), end="")
+        print_json(files.record_json(record), end="")
     else:
-        print("\n".join(result_lines(record, args.limit)))
+        print_text("\n".join(result_lines(record, args.limit)))
     if folder is not None:
         page = files.write_files(folder, record, token_rows(comparison.samples, comparison.values))
-        print(f"page: {for_terminal(str(page))}", file=sys.stderr if args.json else sys.stdout)
+        print_line(f"page: {page}", file=sys.stderr if args.json else sys.stdout)
     return int(bool(record.beyond))

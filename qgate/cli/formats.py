@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
+from qgate.text.printing import print_text
 
 if TYPE_CHECKING:
     from qgate import formats
@@ -39,10 +40,10 @@ def run(args: argparse.Namespace) -> int:
     if args.name is None:
         if args.plot is not None:
             raise QgateError(f"--plot {args.plot} needs a format: qgate formats NAME --plot FILE.")
-        print(table())
+        print_text(table())
         return 0
     fmt = formats.get(args.name)
-    print("\n".join(describe(fmt)))
+    print_text("\n".join(describe(fmt)))
     if args.plot is not None:
         charts.draw_values(
             args.plot,
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             min_normal=fmt.min_normal,
             unit="in units of the block's scale" if fmt.kind == "block" else "",
         )
-        print(f"\nwrote {args.plot}")
+        print_text(f"\nwrote {args.plot}")
     return 0
 
 

@@ -28,6 +28,7 @@ from qgate.cli._ci_files import SERVICES, ci_files, ci_note
 from qgate.cli._repository import BASELINES, NewFile, RepositoryFolder, read_bytes, suites_folder
 from qgate.errors import QgateError, unknown
 from qgate.storage.files import replacing
+from qgate.text.printing import print_text
 
 SETTINGS = "qgate.toml"
 EXAMPLE = "qgate_model.py"
@@ -68,11 +69,11 @@ def run(args: argparse.Namespace) -> int:
     ]
     if not args.dry_run:
         _write([file for verb, file in steps if verb in _CHANGES], folders)
-    print(_report(steps, repository.root, args.dry_run))
+    print_text(_report(steps, repository.root, args.dry_run))
     for note in notes:
-        print(f"\n{note}")
+        print_text(f"\n{note}")
     if not args.dry_run:
-        print(f"\n{_next(repository, [file.path for file in ci])}")
+        print_text(f"\n{_next(repository, [file.path for file in ci])}")
     return 0
 
 

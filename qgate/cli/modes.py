@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
+from qgate.text import one_line
+from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
     from qgate.modes import selection, setups
@@ -32,10 +34,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     families, own = _fitting(args.wanted or "all", args.model)
-    print(table(families, own))
+    print_text(table(families, own))
     groups = "; ".join(f"{name}: {about}" for name, about in selection.GROUPS.items())
-    print("\n" + textwrap.fill(f"Groups. {groups}. Patterns like '2-*' work too.", 96))
-    print("fp32 is the reference, in either basis. `=`: equal by design, up to ties and order.")
+    print_text("\n" + textwrap.fill(f"Groups. {groups}. Patterns like '2-*' work too.", 96))
+    print_line(
+        "fp32 is the reference, in either basis. `=`: equal by design, up to ties and order."
+    )
     return 0
 
 
@@ -73,6 +77,6 @@ def table(families_of: dict[str, list[str]], own: Sequence[str] = ()) -> str:
             fits = " ".join(family for family, same_mode in modes.items() if same_mode == mode)
             equals = " ".join(f"={other}" for other in mode.equals)
             fits = "any" if mode.fits == "any" else fits
-            rows.append([mode.name, fits, mode.basis, equals, mode.about])
+            rows.append([one_line(mode.name), fits, mode.basis, equals, mode.about])
     heads = ["mode", "models", "basis", "=", "what it does"]
     return tabulate(rows, headers=heads, disable_numparse=True)

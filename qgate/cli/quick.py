@@ -18,7 +18,7 @@ from qgate.cli.draw import add_analysis, analysis_of
 from qgate.errors import QgateError
 from qgate.storage.access import folder_of, local_files
 from qgate.storage.locations import check_writable, location_of
-from qgate.text import one_line
+from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
         except QgateError as error:
             raise QgateError(str(error).replace(str(picture), str(output))) from None
     for line in finding_lines(findings_of(analysis)):
-        print(line)
+        print_line(line)
     for note in analysis["notes"]:
-        print(f"note    {one_line(note)}")
-    print(f"{len(analysis['tensors'])} tensors: {output}")
+        print_line(f"note    {note}")
+    print_line(f"{len(analysis['tensors'])} tensors: {output}")
     return 0
 
 

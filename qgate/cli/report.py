@@ -27,6 +27,7 @@ from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
 from qgate.storage.files import naming, replacing
 from qgate.text import counted, megabytes, one_line
+from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
     from qgate.page import comparison_texts, comparisons, history, reports, terminal
@@ -71,9 +72,9 @@ def run(args: argparse.Namespace) -> int:
     for line in _lines(loaded, comparison):
         print(line.colored(colors))
     for output in outputs:
-        print(f"wrote {one_line(output)} ({megabytes(output.stat().st_size)})")
+        print_line(f"wrote {output} ({megabytes(output.stat().st_size)})")
     if args.history is not None:
-        print(f"history of {counted(len(points), 'run')} in {one_line(args.history)}")
+        print_line(f"history of {counted(len(points), 'run')} in {args.history}")
     return int(args.status)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from qgate.cli._loading import LateModule
 from qgate.cli.report import PLOT_CHOICES, results_in
 from qgate.errors import QgateError
-from qgate.text import one_line
+from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
     from qgate import results
@@ -63,11 +63,12 @@ def run(args: argparse.Namespace) -> int:
     reports.write_page(report, [whole], plots=args.plots)
     partial = extents.partial_text(whole.header)
     if extents.is_partial(extents.extent_of(whole.header)):
-        print(one_line(partial or extents.extent_text(whole.header)))
+        print_line(partial or extents.extent_text(whole.header))
     for text in extents.covered_texts(whole.header):
-        print(one_line(text))
+        print_line(text)
     for text in merged.torn:
-        print(one_line(text))
+        print_line(text)
     failed = f"{len(whole.failed)} failed" if whole.failed else "none failed"
-    print(f"{target}: {merged.records} records of {len(whole.gates)} gates, {failed}; {report}")
+    counts = f"{merged.records} records of {len(whole.gates)} gates"
+    print_line(f"{target}: {counts}, {failed}; {report}")
     return int(bool(partial) or (args.exit_code and not whole.passed))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from qgate.cli._loading import LateModule
 from qgate.cli._model_options import add_model_options, setup_of
 from qgate.cli._progress import progress
-from qgate.text import counted
+from qgate.text import counted, one_line
+from qgate.text.printing import print_text
 
 if TYPE_CHECKING:
     from qgate import modes
@@ -47,18 +48,18 @@ def run(args: argparse.Namespace) -> int:
         with progress("samples") as step:
             calibration = setup.calibrate(model, step)
     for mode in chosen:
-        print(modes.make_plan(mode, model, calibration if mode.calibrated else None))
+        print_text(modes.make_plan(mode, model, calibration if mode.calibrated else None))
     return 0
 
 
 def _show_model(args: argparse.Namespace) -> int:
     model = setup_of(args).load()
-    print(model_text(model_figures.model_figures(model)))
+    print_text(model_text(model_figures.model_figures(model)))
     trained = next((candidate for candidate in tiny.TINY if candidate.title == model.name), None)
     if trained is not None:
         record = trained.record()
         bits, text = record["bits_per_byte"], record["text"]
-        print(
+        print_text(
             f"\n{trained.about}, trained {record['training']['steps']} steps on {text['bytes']:,} "
             "bytes of the built-in language\n"
             f"bits per byte of the whole held-out text: {bits['model']:.3f}; counts of bytes reach "
@@ -71,15 +72,15 @@ def model_text(figures: model_figures.ModelFigures) -> str:
     from tabulate import tabulate
 
     rows = [
-        [s.site, f"{s.largest:.3g}", f"{s.clipped:.2f}", f"{s.peak:.1f}", s.outliers]
+        [one_line(s.site), f"{s.largest:.3g}", f"{s.clipped:.2f}", f"{s.peak:.1f}", s.outliers]
         for s in figures.sites
     ]
     heads = ["site", "largest", "/ q0.9995", "peak channel", "outlier channels"]
     tokens = "" if figures.tokens is None else f", {figures.tokens:,} tokens"
     task = f", {figures.task}" if figures.task else ""
     return (
-        f"{figures.name}: {figures.parameters:,} parameters, {counted(figures.layers, 'layer')}; "
-        f"on {figures.samples} samples{tokens}{task}\n\n"
+        f"{one_line(figures.name)}: {figures.parameters:,} parameters, "
+        f"{counted(figures.layers, 'layer')}; on {figures.samples} samples{tokens}{task}\n\n"
         + tabulate(rows, headers=heads, disable_numparse=True, colalign=("left", *["right"] * 4))
         + "\n\nlargest: largest magnitude; / q0.9995: over the 0.9995 quantile of magnitudes; peak "
         "channel:\nlargest channel maximum over the median one; outlier channels: above 8 times it."

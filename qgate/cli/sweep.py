@@ -23,7 +23,7 @@ from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
 from qgate.errors import QgateError
 from qgate.storage.locations import check_writable, location_of
-from qgate.text import for_terminal
+from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
     from qgate import dumps
@@ -108,4 +108,4 @@ def _request(args: argparse.Namespace) -> requests.Request:
 def _say(*lines: str) -> None:
     """Print lines, in ASCII where the terminal knows no more."""
     for line in lines if texts.can_encode(sys.stdout) else texts.plain(lines):
-        print(for_terminal(line))
+        print_line(line)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from qgate.collecting.collector import Collector
 from qgate.collecting.settings import CollectSettings
 from qgate.errors import QgateError
+from qgate.text.printing import print_text
 
 if TYPE_CHECKING:
     from torch import nn
@@ -155,4 +156,4 @@ def run_id(environment: Mapping[str, str]) -> str:
 
 
 def say_on_stderr(text: str) -> None:
-    print(f"qgate collect: {text}", file=sys.stderr, flush=True)
+    print_text(f"qgate collect: {text}", file=sys.stderr)

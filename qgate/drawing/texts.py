@@ -31,7 +31,7 @@ from qgate.summaries.reading import (
     row_titles,
 )
 from qgate.summaries.record import DumpAnalysis, RankRow, TensorSummary
-from qgate.text import brief, counted, decibels, one_line, percent, shortened
+from qgate.text import brief, counted, decibels, for_terminal, one_line, percent, shortened
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -69,7 +69,7 @@ def tensor_stats(analysis: DumpAnalysis, findings: DumpFindings | None = None) -
         _section("Ranks", _ranks(analysis)),
         _section("Notes", notes),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return for_terminal("\n\n".join(part for part in parts if part)) + "\n"
 
 
 def finding_lines(findings: DumpFindings) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +77,16 @@ class Encoded:
                 value = narrow(elements, dtype)
             chunk.data(out).copy_(value)
         return layout.restore(out)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields; torch pickles no uint16 tensor, so such codes travel as int16."""
+        wide = self.codes.dtype == torch.uint16
+        return self.__dict__ | {"codes": self.codes.view(torch.int16) if wide else self.codes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        codes = state["codes"]  # no format has codes of int16
+        wide = codes.dtype == torch.int16
+        self.__dict__.update(state, codes=codes.view(torch.uint16) if wide else codes)
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.codes.shape)) or "scalar"

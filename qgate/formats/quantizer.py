@@ -12,9 +12,11 @@ from qgate.formats._block import Format, is_format
 from qgate.formats._literals import FORMATS
 from qgate.formats.encoded import Encoded, encode_tensor
 from qgate.formats.engine import quantizing
+from qgate.formats.engine.dtypes import INPUTS
 from qgate.formats.engine.job import check
 from qgate.formats.options import NanPolicy, Options
 from qgate.formats.settings import QuantizerSettings, check_choice
+from qgate.tensor_inputs import plain_tensor, valueless
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -71,12 +73,21 @@ class Quantizer(QuantizerSettings):
         """Round x to the format's grid, in x's shape, device and dtype (or in `dtype`)."""
         for observer in self._observers:
             observer(x, self)
-        return quantizing.quantize(x, self)
+        try:
+            return quantizing.quantize(x, self)
+        except QgateError:
+            raise
+        except Exception as error:
+            # Some formats can be traced: only what fails is refused.
+            if reason := valueless(x):
+                raise TypeError(f"cannot quantize {reason}") from error
+            raise
 
     def encode(self, x: Tensor, *, nan: NanPolicy = "error") -> Encoded:
         """Return the codes and scales of x; `nan` says what stands for NaN in a format without."""
         check_choice("nan policy", nan, get_args(NanPolicy))
         check(x, self)
+        x = plain_tensor(x, "encode", INPUTS)
         for observer in self._observers:
             observer(x, self)
         return encode_tensor(x, self, nan)

@@ -19,6 +19,12 @@ from qgate.formats import Encoded, Quantizer
 from qgate.formats.options import Floats
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.tensor_inputs import plain_tensor
+
+_FLOATS = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+)  # fmt: skip
 
 SEARCH_BAND = (0.8, 1.25)
 """Squared error of searched scales, as a share of that of our own search."""
@@ -44,6 +50,7 @@ def check_cast(
         raise ValueError(
             f"the source is {kind}; give the floating-point tensor that was quantized."
         )
+    source = _plain(source, "source")
     if isinstance(declared, str) and options:
         try:
             declared = Quantizer(declared, **options)
@@ -91,7 +98,14 @@ def _values(actual: Any) -> Tensor:
             f"a tensor of {actual.dtype} was given to check; give dequantized values (codes times "
             "scales), or unpack= with a function that makes them."
         )
-    return actual.detach()
+    return _plain(actual, "actual")
+
+
+def _plain(x: Tensor, whose: str) -> Tensor:
+    try:
+        return plain_tensor(x, "check", _FLOATS, f"{whose}: ").detach()
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
 
 def _matches(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from qgate.text import one_line
+
 if TYPE_CHECKING:
     from qgate.formats.quantizer import Quantizer
 
@@ -53,14 +55,14 @@ class Plan:
 
         rows = [
             [
-                entry.site,
+                one_line(entry.site),
                 entry.does,
                 "-" if entry.scale is None else f"{entry.scale:.6g}",
                 entry.origin,
             ]
             for entry in self.entries
         ]
-        head = f"mode {self.mode} on {self.model}, basis {self.basis}: {self.about}"
+        head = one_line(f"mode {self.mode} on {self.model}, basis {self.basis}: {self.about}")
         if not rows:
             return f"{head}\nNothing is quantized."
         table = tabulate(rows, headers=["site", "does", "scale", "origin"], disable_numparse=True,
@@ -72,6 +74,6 @@ class Plan:
             return ""
         return (
             f"\n\nOut of reach and left as they are: {len(self.out_of_reach)} weights such as "
-            f"{self.out_of_reach[0]}. They belong to no layer that is called as such: fused "
-            "experts of a mixture, or modules that a fused path goes around."
+            f"{one_line(self.out_of_reach[0])}. They belong to no layer that is called as such: "
+            "fused experts of a mixture, or modules that a fused path goes around."
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,7 +37,7 @@ from qgate.results.other_tests import (
 )
 from qgate.results.power import power_text
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
-from qgate.text import counted, one_line
+from qgate.text import counted, for_terminal, one_line
 
 Color = Literal["", "red", "green", "yellow"]
 NARROWEST = 60
@@ -46,8 +45,6 @@ _MODES, _CAUSES, _OTHERS = 10, 10, 5
 _NARROW_SITE = 24
 _WIDE_SITE = 32
 _LEAST_SITE = 12
-# `::error` at the start of a line, `##[error]` and `##vso[…` anywhere.
-_COMMAND = re.compile(r"(^\s*|#(?=#(?:vso)?\[))(::|#(?=(?:vso)?\[))")
 _NO_HEADER: Mapping[str, Any] = {}
 _ANSI = {"red": "\x1b[31m", "green": "\x1b[32m", "yellow": "\x1b[33m"}
 
@@ -63,7 +60,7 @@ class TerminalLine:
     color: Color = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", _COMMAND.sub(r"\1'\2", self.text))
+        object.__setattr__(self, "text", for_terminal(self.text))
 
     def colored(self, colors: bool) -> str:
         start = _ANSI.get(self.color, "") if colors and self.text else ""

@@ -17,7 +17,7 @@ import pytest
 from qgate.devices import keep_freed_memory, wait_calmly
 from qgate.kernel_checks.accepted import UPDATING
 from qgate.plugin import hooks, lazy
-from qgate.plugin.collection import Cases, note_running, select, selected_formats
+from qgate.plugin.collection import Cases, note_running, select
 from qgate.plugin.fixtures import (
     GATES,
     CheckpointGate,
@@ -49,6 +49,8 @@ from qgate.plugin.reports import add_other, add_report, attach, finish
 from qgate.plugin.runs import WATCH, SuiteRun
 from qgate.plugin.settings import options_of
 from qgate.plugin.shared_sessions import check_sample_files
+from qgate.plugin.used_formats import selected_formats
+from qgate.text import for_terminal, one_line
 
 __all__ = [
     "CheckpointGate",
@@ -132,7 +134,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    return options_of(config).header
+    header = options_of(config).header
+    return None if header is None else for_terminal(one_line(header))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -17,7 +17,6 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.models.naming import check_names, shown_name
-from qgate.plugin import lazy
 from qgate.plugin.gate_collection import (
     SUBJECT_LAYERS,
     SubjectKind,
@@ -31,11 +30,12 @@ from qgate.plugin.gate_collection import (
     suite_of,
 )
 from qgate.plugin.lacking import LackingSuites
+from qgate.plugin.option_errors import OptionError
 from qgate.plugin.relation_suites import asks_for_relations, unasked_relations
 from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, home_above, options_of
 from qgate.plugin.shared_sessions import sessions_of
-from qgate.plugin.used_formats import drop_unused_formats
+from qgate.plugin.used_formats import drop_unused_formats, selected_formats
 
 if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession
@@ -203,20 +203,10 @@ class Cases:
         except re.error as error:
             raise QgateError(f"--layers {chosen!r} is not a regular expression: {error}.") from None
         if not matching:
-            there = ", ".join(layers)
-            raise QgateError(f"--layers {chosen!r} matches no layer of {whose}: {there}.")
+            raise QgateError(
+                f"--layers {chosen!r} matches no layer of {whose}: {', '.join(layers)}."
+            )
         return matching
-
-
-def selected_formats(wanted: list[str] | None) -> list[str]:
-    """Return the names behind a list of names and aliases, each once; all for "all" or None."""
-    names = ",".join(wanted or ["all"])
-    if names.strip().lower() == "all":
-        return lazy.formats.names()
-    try:
-        return list(dict.fromkeys(lazy.formats.get(name).name for name in names.split(",")))
-    except QgateError as error:
-        raise pytest.UsageError(f"--format {names}: {error}") from None
 
 
 # What runs --------------------------------------------------------------------------------------
@@ -234,7 +224,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         if hasattr(config, "workerinput"):
             items[:] = []
             return
-        raise pytest.UsageError(selection.refused[0])
+        raise OptionError(selection.refused[0])
     _drop_unfit(config, items, selection)
     suites = LackingSuites(lambda model: sessions_of(config).of_model(model))
     accepted = suites.drop(config, items, selection)
@@ -370,7 +360,7 @@ def _deal(
     remaining = [item for item, to in zip(items, dealt, strict=True) if to != number - 1]
     if len(remaining) == len(items):
         count = len(set(groups))
-        raise pytest.UsageError(
+        raise OptionError(
             f"qgate: shard {number}/{of} is empty: what was asked for comes in {count} groups "
             f"that stay together (a mode of a model is one). Use at most {count} shards."
         )

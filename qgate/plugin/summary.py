@@ -23,7 +23,7 @@ from qgate.results import Tally, github_annotations, github_error, markdown_summ
 from qgate.results.extent import partial_text
 from qgate.results.other_tests import other_test_lines, other_tests_of
 from qgate.results.summary import set_up_lines
-from qgate.text import one_line
+from qgate.text import for_terminal, one_line
 
 _MOST, _SCRIPTS = 20, 3
 _ANNOTATIONS = 50
@@ -54,17 +54,22 @@ def tell(reporter: Any, run: SuiteRun) -> None:
     """Write the section of the summary."""
     if run.selection.refused:
         for reason in run.selection.refused:
-            reporter.write_line(one_line(f"ERROR: {reason}"), red=True)
+            _write(reporter, f"ERROR: {reason}", "red")
         return
     models = joined_facts(run.parts)["models"]
     about = ", ".join(f"{name} on {of['device']}" for name, of in sorted(models.items()))
-    reporter.section(one_line(f"qgate: {about or ', '.join(run.options.models)}"))
+    reporter.section(for_terminal(one_line(f"qgate: {about or ', '.join(run.options.models)}")))
     rows, width = run.rows, reporter._tw.fullwidth
     for line in _lines(run, rows, width):
-        reporter.write_line(line.text, **({line.color: True} if line.color else {}))
+        _write(reporter, line.text, line.color)
     for text in run.errors:
-        reporter.write_line(one_line(f"ERROR: {text}"), red=True)
+        _write(reporter, f"ERROR: {text}", "red")
     _tell_github(reporter, run, rows, about)
+
+
+def _write(reporter: Any, text: str, color: str = "") -> None:
+    """Write a line; a command is one only where `_tell_github` means it."""
+    reporter.write_line(for_terminal(one_line(text)), **({color: True} if color else {}))
 
 
 def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list[TerminalLine]:
@@ -122,7 +127,7 @@ def _tell_github(
             with Path(step).open("a", encoding="utf-8") as file:
                 file.write(markdown_summary(rows, broken=broken, about=about, header=run.header))
         except OSError as error:
-            reporter.write_line(f"GITHUB_STEP_SUMMARY could not be written: {error}", red=True)
+            _write(reporter, f"GITHUB_STEP_SUMMARY could not be written: {error}", "red")
     if os.environ.get("GITHUB_ACTIONS"):
         other = other_test_lines(other_tests_of(run.header), _MOST)
         gates = github_annotations(rows)

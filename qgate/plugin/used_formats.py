@@ -15,6 +15,7 @@ from qgate.plugin.gate_collection import (
     model_and_mode,
     parameters_of,
 )
+from qgate.plugin.option_errors import OptionError
 from qgate.plugin.runs import Selection
 from qgate.plugin.settings import options_of
 from qgate.plugin.shared_sessions import sessions_of
@@ -73,3 +74,14 @@ def _full_name(name: str) -> str | None:
         return str(lazy.formats.get(name).name)
     except QgateError:
         return None
+
+
+def selected_formats(wanted: list[str] | None) -> list[str]:
+    """Return the names behind a list of names and aliases, each once; all for "all" or None."""
+    names = ",".join(wanted or ["all"])
+    if names.strip().lower() == "all":
+        return lazy.formats.names()
+    try:
+        return list(dict.fromkeys(lazy.formats.get(name).name for name in names.split(",")))
+    except QgateError as error:
+        raise OptionError(f"--format {names}: {error}") from None

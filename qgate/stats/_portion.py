@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qgate.stats._sums import ErrorSums, Floats, scale_for
 from qgate.stats.bits import slabs
+from qgate.tensor_inputs import plain_tensor
 
 _FROM_DEVICE = 2**22
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -19,14 +20,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 def require_floats(x: object, side: str) -> Tensor:
     """Return the tensor without its graph; raise TypeError for anything but floats."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{side}: expected a tensor or chunks of one, not {type(x).__name__}.")
-    if x.dtype not in DTYPES:
-        allowed = ", ".join(str(dtype) for dtype in DTYPES)
-        raise TypeError(f"{side}: cannot compare a {x.dtype} tensor; allowed: {allowed}.")
-    if x.layout != torch.strided:
-        raise TypeError(f"{side}: cannot read a tensor of layout {x.layout}: call .to_dense().")
-    return x.detach()
+    return plain_tensor(x, "compare", DTYPES, f"{side}: ").detach()
 
 
 def copy_flat(x: Tensor, start: int, out: Tensor) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
+from qgate.tensor_inputs import plain_tensor
 
 # The dtypes that are counted by value, with the integer type of the same width.
 COUNTABLE = {
@@ -68,12 +69,9 @@ def _from_numpy(x: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(x)
 
 
-def require_countable(x: Tensor) -> None:
-    if x.dtype not in COUNTABLE and x.dtype not in DIRECT:
-        allowed = ", ".join(BY_NAME)
-        raise TypeError(f"cannot count the values of a {x.dtype} tensor; allowed: {allowed}.")
-    if x.layout != torch.strided:
-        raise TypeError(f"cannot count a tensor of layout {x.layout}; call .to_dense() first.")
+def countable(x: Tensor) -> Tensor:
+    """Return a tensor whose values can be counted, or summarized directly."""
+    return plain_tensor(x, "count the values of", BY_NAME.values())
 
 
 def slabs(x: Tensor, room: int, unit: int = 1) -> Iterator[Tensor]:

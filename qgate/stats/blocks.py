@@ -68,7 +68,7 @@ def block_counts(
     if block < 1:
         raise QgateError(f"block {block} is not allowed; it is at least 1.")
     total: BlockCounts | None = None
-    for tensor in _bits.as_tensors(x):
+    for tensor in map(_bits.countable, _bits.as_tensors(x)):
         dtype = _bits.VIA[via] if via is not None else tensor.dtype
         if dtype not in (torch.bfloat16, torch.float16):
             raise TypeError(f"blocks are counted in bfloat16 and float16, not {tensor.dtype}.")

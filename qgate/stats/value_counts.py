@@ -244,8 +244,7 @@ def counts(x: Any, *, via: Literal["bf16", "fp16"] | None = None) -> Counts | Va
         raise unknown("via", via, _bits.VIA)
     total: Counts | None = None
     direct: list[Tensor] = []
-    for tensor in _bits.as_tensors(x):
-        _bits.require_countable(tensor)
+    for tensor in map(_bits.countable, _bits.as_tensors(x)):
         if tensor.dtype in _bits.DIRECT and via is None:
             if isinstance(x, Iterator):
                 raise QgateError(

@@ -24,7 +24,7 @@ from qgate.formats.p3109 import PREFIX
 from qgate.scales.levels import Alignment, Level, ends_of, levels_of, usual_of
 from qgate.scales.search import Floats, best_exponent, merge_chunks
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
-from qgate.stats.bits import CHUNK, DIRECT, as_tensors, slabs
+from qgate.stats.bits import CHUNK, DIRECT, as_tensors, countable, slabs
 from qgate.sweeps._recording import record_of
 from qgate.sweeps._sums import Folded
 from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel, flat_level
@@ -115,6 +115,7 @@ def sweep(
         raise unknown("alignment", alignment, ("exact", "documented"))
     if not 2 <= scale_bits <= 8:
         raise QgateError(f"scale_bits {scale_bits} is not allowed; it is from 2 to 8.")
+    x = countable(x) if isinstance(x, Tensor) else x
     named = (name, list(x.shape) if isinstance(x, Tensor) else None)
     if granularity == "tensor":
         ends = (max_exp, min_exp, alignment)

@@ -4,6 +4,7 @@ from qgate.text.csv_tables import as_csv, csv_lines
 from qgate.text.escaping import (
     for_csv,
     for_html,
+    for_json,
     for_markdown,
     for_terminal,
     for_workflow,
@@ -23,6 +24,7 @@ __all__ = [
     "distinct",
     "for_csv",
     "for_html",
+    "for_json",
     "for_markdown",
     "for_terminal",
     "for_workflow",

@@ -13,6 +13,7 @@ from xml.sax import saxutils
 
 # Characters that start a formula in a spreadsheet, with the wide forms that some of them accept.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
+_COMMANDS = ("::", "##[", "##vso[")
 _LONGEST = 300
 _MARKDOWN = {char: f"&#{ord(char)};" for char in "&<>|`*_[]\\~#"}
 # Texts that GitHub turns into links, mentions, mathematics or pictures, even from entities; only
@@ -42,6 +43,12 @@ def for_terminal(text: object) -> str:
     return re.sub(r"##(?=\[|vso\[)", "# #", "\n".join(lines))
 
 
+def for_json(text: str) -> str:
+    """Write JSON that reads the same and has only printable characters and no command of CI."""
+    text = re.sub(r"#(?=#(\[|vso\[))", r"\\u0023", text)
+    return re.sub("[\x7f-\x9f]", lambda char: f"\\u{ord(char[0]):04x}", text)
+
+
 def for_html(text: object, *, lines: bool = False) -> str:
     """Escape a text for an HTML element or an attribute in quotes; `lines` keeps line ends."""
     parts = str(text).split("\n") if lines else [text]
@@ -56,7 +63,8 @@ def for_xml(text: object) -> str:
 def for_csv(value: object) -> str | int | float:
     """Return the value of a CSV cell: numbers as they are, an empty text for None.
 
-    An apostrophe stands before a text that a spreadsheet would take for a formula.
+    An apostrophe stands before a text that a spreadsheet would take for a formula, or a log of CI
+    that shows the file for a command.
     """
     if value is None:
         return ""
@@ -65,7 +73,8 @@ def for_csv(value: object) -> str | int | float:
     if isinstance(value, int | float):
         return value if math.isfinite(value) else ""
     text = str(value)
-    return f"'{one_line(text)}" if text.startswith(_FORMULA) else one_line(text)
+    is_live = text.startswith(_FORMULA) or text.lstrip().startswith(_COMMANDS)
+    return f"'{one_line(text)}" if is_live else one_line(text)
 
 
 def for_markdown(text: object) -> str:

@@ -149,7 +149,7 @@ def test_other_dtypes_are_refused_on_either_side(bad: torch.dtype) -> None:
 )
 def test_other_things_are_refused(bad: Any) -> None:
     for args in ((bad, [torch.zeros(4)]), ([torch.zeros(4)], bad), (bad, bad)):
-        with pytest.raises(TypeError, match="expected a tensor or chunks"):
+        with pytest.raises(TypeError, match="cannot compare a"):
             errors(*args)
     with pytest.raises(TypeError, match="two tensors"):
         errors(torch.zeros(4), [torch.zeros(4)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import html
 import io
+import json
 import math
 import re
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from qgate.text import (
     for_csv,
     for_html,
+    for_json,
     for_markdown,
     for_terminal,
     for_workflow,
@@ -110,6 +112,14 @@ def test_a_terminal_and_a_log_obey_nothing(text: str) -> None:
 
 
 @EVERY
+def test_json_reads_the_same_and_is_no_command(text: str) -> None:
+    shown = for_json(json.dumps({"name": text}))
+    assert json.loads(shown) == json.loads(json.dumps({"name": text}))
+    assert shown.isprintable()
+    assert not re.search(r"##(\[|vso\[)", shown)
+
+
+@EVERY
 def test_a_page_reads_one_element_with_the_text(text: str) -> None:
     for quote in "'\"":
         page = Reader(f"<p title={quote}{for_html(text)}{quote}>{for_html(text)}</p>")
@@ -142,6 +152,7 @@ def test_a_spreadsheet_reads_a_cell_and_no_formula(text: str) -> None:
     assert len(rows[0]) == 3
     cell = rows[0][1]
     assert not cell.startswith(("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠"))
+    assert not cell.lstrip().startswith(("::", "##[", "##vso["))
     assert cell.removeprefix("'") == one_line(text).removeprefix("'")
 
 

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from qgate.formats._block import Format
 from qgate.formats._work import ScaledChunk
+from qgate.formats.engine.dtypes import INPUTS
 from qgate.formats.engine.job import Job, check, split
 from qgate.formats.engine.rotation import rotated
 from qgate.formats.engine.scales import saturated
 from qgate.formats.losses import Losses
 from qgate.formats.options import Options
 from qgate.formats.quantizer import Quantizer, as_quantizer
+from qgate.tensor_inputs import plain_tensor
 
 _TOTALS = ("elements", "finite", "saturated", "inf")
 
@@ -58,8 +60,9 @@ class Effects(Losses):
 def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options]) -> Effects:
     """Count what `quantize(x, fmt, ...)` saturates, flushes to zero and stores as subnormal."""
     q = as_quantizer(fmt, options)
+    check(x, q)
+    x = plain_tensor(x, "count what a format does to", INPUTS)
     if q.rotation is not None:
-        check(x, q)
         x = rotated(x.detach(), q)
     job = Job(x, q, counting=True)
     smallest = q.format.element.min_normal

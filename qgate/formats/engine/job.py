@@ -27,6 +27,7 @@ from qgate.formats.engine import scales, tiles
 from qgate.formats.engine.dtypes import INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import proving, reductions
+from qgate.tensor_inputs import dense_tensor
 
 _CHUNK_PER_THREAD = 2**18  # bytes of input
 _CHUNK_ON_DEVICE = 2**25
@@ -312,13 +313,7 @@ class Job:
 
 
 def check(x: Any, q: QuantizerSettings) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"qgate quantizes torch tensors, not {type(x).__name__}.")
-    if x.dtype not in INPUTS:
-        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in INPUTS)
-        raise TypeError(f"cannot quantize a {x.dtype} tensor; allowed: {allowed}.")
-    if x.layout != torch.strided:
-        raise TypeError(f"cannot quantize a tensor of layout {x.layout}; call .to_dense() first.")
+    dense_tensor(x, "quantize", INPUTS)
     if q.axis is not None:
         q.axis_of(x.dim())
     if q.tile is not None and x.dim() < 2:

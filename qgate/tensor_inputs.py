@@ -1,0 +1,60 @@
+"""One check of tensors that users give: real numbers in dense memory, or a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+_COMPILED = (
+    "qgate reads the values of tensors, which torch.compile(fullgraph=True) cannot trace: compile "
+    "without fullgraph, or call qgate outside of the compiled function."
+)
+
+
+def plain_tensor(x: object, doing: str, dtypes: Iterable[torch.dtype], whose: str = "") -> Tensor:
+    """Return a tensor that has values, without negative bit; raise TypeError for any other.
+
+    doing   what is done with it, as in "count the values of"
+    whose   the argument it is, with a colon
+    """
+    tensor = dense_tensor(x, doing, dtypes, whose)
+    if reason := valueless(tensor):
+        raise TypeError(f"{whose}cannot {doing} {reason}")
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def dense_tensor(x: object, doing: str, dtypes: Iterable[torch.dtype], whose: str = "") -> Tensor:
+    """Return a tensor of one of the dtypes in dense memory, which may be a tracer's."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{whose}cannot {doing} a {type(x).__name__}; give a torch tensor.")
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(msg=_COMPILED)
+    if x.dtype not in dtypes:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{whose}cannot {doing} a {x.dtype} tensor; allowed: {allowed}.")
+    if x.is_nested:
+        raise TypeError(f"{whose}cannot {doing} a nested tensor; give its parts, x.unbind().")
+    if x.layout != torch.strided:
+        raise TypeError(
+            f"{whose}cannot {doing} a tensor of layout {x.layout}; call .to_dense() first."
+        )
+    if type(x).__name__ == "MaskedTensor":
+        raise TypeError(
+            f"{whose}cannot {doing} a masked tensor; give x.get_data()[x.get_mask()], or fill it."
+        )
+    return x
+
+
+def valueless(x: object) -> str:
+    """Name a tensor that has no values to read, with what to do; empty for any other."""
+    if not isinstance(x, Tensor):
+        return ""
+    if torch._C._functorch.is_batchedtensor(x):
+        return "a tensor inside torch.vmap; call qgate on the whole tensor, outside of it."
+    if x.is_meta:
+        return "a tensor of device meta, which has no values; give it a device that has."
+    if type(x).__name__ == "FakeTensor":
+        return "a FakeTensor of a tracer, which has no values; call qgate outside of the trace."
+    return ""

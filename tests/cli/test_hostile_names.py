@@ -1,0 +1,92 @@
+"""Every command with 22 hostile names in its input: none of them is obeyed or begins a line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import qgate.cli
+from qgate.cli import main
+from tests.hostile_files import assert_calm, assert_calm_files, write_all
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("hostile")
+    write_all(folder)
+    return folder
+
+
+MODELS = "--model hostile_model.py:build --samples 2"
+CASES = {
+    "activations": [
+        "activations --model hostile_model.py:build --data.num_samples 2 --save_dir act "
+        "--output.formats csv,html,json --formats int8",
+        "activations --model hostile_model.py:build --list-layers .",
+        "activations --model hostile_model.py:build --dry-run",
+    ],
+    "baselines": [
+        "baselines list", "baselines verify", "baselines accept candidates --dry-run",
+        "baselines accept candidates", "baselines migrate", "baselines migrate --to copied",
+        "baselines prune --mode * --dry-run", "baselines prune --results run/results.jsonl --dry-run",
+        "baselines unlock --model \n::error::x", "baselines prune --mode *",
+    ],
+    "calibrate": [f"calibrate {MODELS} --calibration c.json"],
+    "capture": [f"capture {MODELS} --mode int8 --output-dir captured"],
+    "checkpoint": [
+        "checkpoint checkpoints/child --parent checkpoints/parent --output-dir ck",
+        "checkpoint checkpoints/child --json", "checkpoint checkpoints/child checkpoints/parent --same",
+        "checkpoint checkpoints/child checkpoints/parent --same --json",
+    ],
+    "collect": ["collect --dir collected --watch-underflow -- hostile_model.py"],
+    "compare": ["compare int8 --output-dir captured", "compare --all --output-dir captured"],
+    "draw": ["draw dump other --output-dir drawn --no-plots", "draw drawn/analysis.json --output-dir again --no-plots"],
+    "dumps": [
+        "dumps ls dump --limit 100", "dumps ls dump --json", "dumps info dump", "dumps info dump --json",
+        "dumps verify dump", "dumps compare dump other", "dumps compare dump other --json",
+        "dumps merge dump --output merged", "dumps export dump --output exported",
+        "dumps watch dump --expect 50 --timeout 0", "dumps ls dump --name x",
+    ],
+    "engines": [
+        "engines engines/trainer.npz engines/rollout.npz --output-dir eng",
+        "engines dump other", "engines t.npz t.npz --json",
+        "engines engines/trainer.npz engines/rollout.npz --weights checkpoints/child checkpoints/parent",
+    ],
+    "formats": ["formats x\n::error::y"],
+    "init": ["init product --suites \n::error::y"],
+    "modes": ["modes --model hostile_model.py:build"],
+    "quick": ["quick dump --output q.png"],
+    "report": ["report run --output r.md --output r.csv --output r.html --output r.json --history h.jsonl",
+               "report a=run b=run --output c.html --output c.md"],
+    "results": ["results merge run --output merged-run"],
+    "show": ["show model hostile_model.py:build --samples 2", f"show mode int8 {MODELS}", "show mode \n::error::y --model tiny-llama"],
+    "sweep": ["sweep t.safetensors t.npz --no-plots --output-dir swept"],
+}  # fmt: skip
+
+
+def test_every_command_is_here() -> None:
+    verbs = {info.name for info in pkgutil.iter_modules(qgate.cli.__path__)}
+    assert set(CASES) == {name for name in verbs if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("command", CASES)
+def test_no_name_reaches_the_beginning_of_a_line(
+    command: str, house: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(house)
+    monkeypatch.syspath_prepend(house)
+    before = set(house.rglob("*"))
+    for line in CASES[command]:
+        with contextlib.suppress(SystemExit):
+            main(line.split(" "))
+        out, err = capfd.readouterr()
+        if line.endswith("--json") and out:
+            json.loads(out)
+        assert "Traceback" not in err, err
+        assert_calm(out, f"{line} printed")
+        assert_calm(err, f"{line} said")
+    assert_calm_files(set(house.rglob("*")) - before)

@@ -1,0 +1,197 @@
+"""Each public function on each dtype in each layout: the value of the plain copy, or one sentence."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import qgate
+from qgate import formats
+from qgate.stats import block_counts, counts, errors
+from qgate.tensor_inputs import valueless
+from qgate.testing import CheckFailure, check
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+SMALL = (
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+)  # fmt: skip
+WHOLE = (
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
+    torch.int64, torch.bool,
+)  # fmt: skip
+COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+DTYPES = (*FLOATS, *SMALL, *WHOLE, *COMPLEX)
+Function = Callable[[Tensor], Any]
+VALUES = torch.linspace(-4, 4, 64, dtype=torch.float64).reshape(2, 32)
+
+
+def dense(dtype: torch.dtype) -> Tensor:
+    """Return distinct values of a dtype, positive ones where it has no others."""
+    values = VALUES.abs() + 0.25 if dtype in (*WHOLE, torch.float8_e8m0fnu) else VALUES
+    made: Tensor = (values > 2) if dtype == torch.bool else values.to(dtype)
+    return made
+
+
+def fake(x: Tensor) -> Tensor:
+    with FakeTensorMode() as mode:
+        return mode.from_tensor(x)
+
+
+# Each makes a tensor of the same values in another layout.
+LAYOUTS: dict[str, Function] = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.T.contiguous().T,
+    "every second": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+    "parameter": lambda x: torch.nn.Parameter(x.clone()),
+    "inference": lambda x: torch.inference_mode()(x.clone)(),
+    "negative bit": lambda x: torch._neg_view(x.neg()),
+    "imaginary part": lambda x: torch.complex(x, x.neg()).conj().imag,
+    "conjugate": lambda x: x.conj().resolve_conj().conj() if x.is_complex() else refuse(),
+    "sparse": lambda x: x.to_sparse(),
+    "csr": lambda x: x.to_sparse_csr(),
+    "csc": lambda x: x.to_sparse_csc(),
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "mkldnn": lambda x: x.to_mkldnn(),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "meta": lambda x: x.to("meta"),
+    "nested": lambda x: torch.nested.nested_tensor([x, x[:1]]),
+    "jagged": lambda x: torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged),
+    "masked": lambda x: torch.masked.masked_tensor(x, torch.ones(x.shape, dtype=torch.bool)),
+    "fake": fake,
+}
+
+
+def refuse() -> Tensor:
+    raise NotImplementedError
+
+
+def checked(actual: Tensor, source: Tensor) -> object:
+    """Return the report of a check, or the first line of its verdict."""
+    try:
+        return check(actual, source, format="fp8_e4m3").held
+    except CheckFailure as failure:
+        return str(failure).partition("\n")[0]
+
+
+def quantized(name: str) -> Function:
+    return lambda x: qgate.quantize(x, name)
+
+
+def encoded(name: str) -> Function:
+    return lambda x: qgate.encode(x, name).codes
+
+
+REFERENCE = torch.linspace(-3, 4, 64).reshape(2, 32)
+FUNCTIONS: dict[str, Function] = {
+    **{f"quantize {n}": quantized(n) for n in ("fp8_e4m3", "int8", "mxfp8")},
+    **{f"encode {n}": encoded(n) for n in ("int8", "mxfp4")},
+    "report": lambda x: str(formats.report(x, "mxfp8")),
+    "sweep": lambda x: qgate.sweep(x, "fp8_e4m3", 3).record,
+    "block sweep": lambda x: qgate.sweep(x, "fp8_e4m3", granularity="block").record,
+    "counts": lambda x: counts(x).weighted(),
+    "counts via": lambda x: counts(x, via="bf16").weighted(),
+    "block counts": lambda x: block_counts(x).total().weighted(),
+    "block counts via": lambda x: block_counts(x, via="fp16").total().weighted(),
+    "errors, actual": lambda x: errors(x, REFERENCE),
+    "errors, reference": lambda x: errors(REFERENCE, x),
+    "check, actual": lambda x: checked(x, REFERENCE),
+    "check, source": lambda x: checked(REFERENCE, x),
+}
+# What no layout changes: dtypes that a function takes.
+TAKES = {
+    "quantize": FLOATS, "encode": FLOATS, "report": FLOATS, "errors": FLOATS,
+    "sweep": (*FLOATS, *SMALL[:2]), "block sweep": (*FLOATS, *SMALL[:2]),
+    "counts": (*FLOATS, *SMALL[:2]), "counts via": (*FLOATS, *SMALL[:2]),
+    "block counts": (torch.float16, torch.bfloat16), "block counts via": (*FLOATS, *SMALL[:2]),
+    "check": (*FLOATS, *SMALL),
+}  # fmt: skip
+PLAIN = ("dense", "transposed", "every second", "parameter", "inference", "negative bit",
+         "imaginary part")  # fmt: skip
+
+
+def outcome(function: Function, x: Tensor) -> tuple[str, object]:
+    """Return a value as bytes that can be compared, or the sentence of a refusal."""
+    try:
+        value = function(x)
+    except (TypeError, ValueError, qgate.QgateError) as error:
+        return "refused", error
+    if not isinstance(value, Tensor):
+        return "value", pickle.dumps(value)
+    if valueless(value):
+        return "value", (value.shape, value.dtype)
+    return "value", value.detach().contiguous().view(torch.uint8).tolist()
+
+
+def is_sentence(error: Exception) -> bool:
+    """Tell if an error is one line of our own that ends with what to do."""
+    text = str(error)
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    is_ours = traceback is not None and "qgate" in traceback.tb_frame.f_globals["__name__"]
+    return is_ours and "\n" not in text and text.endswith(".") and text.lower().count("torch.") < 3
+
+
+def cells() -> Iterator[tuple[str, str, torch.dtype, Tensor]]:
+    """Yield every layout that torch can make of every dtype, for every function."""
+    for dtype in DTYPES:
+        for layout, make in LAYOUTS.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    x = make(dense(dtype))
+                except (RuntimeError, NotImplementedError, TypeError, ValueError):
+                    continue  # torch itself has no such tensor
+            for function in FUNCTIONS:
+                yield function, layout, dtype, x
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_gives_the_value_of_its_plain_copy_or_a_sentence() -> None:
+    wanted: dict[tuple[str, torch.dtype], tuple[str, object]] = {}
+    wrong, seen, values = [], 0, 0
+    for name, layout, dtype, x in cells():
+        function, head = FUNCTIONS[name], name.split(",")[0]
+        key = name, dtype
+        if key not in wanted:
+            wanted[key] = outcome(function, dense(dtype).clone())
+        kind, result = outcome(function, x)
+        seen, values = seen + 1, values + (kind == "value")
+        takes = TAKES.get(head, TAKES.get(head.split(" ")[0], ()))
+        if layout in PLAIN and dtype in takes:
+            right = kind == "value" and result == wanted[key][1]
+        elif kind == "value":
+            # A tracer's tensor has a shape and a dtype; anything else has no value.
+            right = head.startswith("quantize") and layout in ("meta", "fake") and dtype in FLOATS
+        else:
+            right = isinstance(result, Exception) and is_sentence(result)
+        if not right:
+            wrong.append(f"{name} of {dtype} {layout}: {kind} {str(result)[:90]!r}")
+    assert seen >= 2000, seen
+    assert values >= 250, values
+    assert not wrong, f"{len(wrong)} of {seen}:\n" + "\n".join(wrong[:40])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_transforms_of_torch_end_in_one_sentence(name: str) -> None:
+    def one(x: Tensor) -> Tensor:
+        FUNCTIONS[name](x)
+        return x
+
+    with pytest.raises((TypeError, ValueError), match=r"inside torch\.vmap") as refusal:
+        torch.vmap(one)(VALUES.float())
+    assert is_sentence(refusal.value)
+    torch._dynamo.reset()
+    compiled = torch.compile(one, fullgraph=True, backend="eager")
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="compile without fullgraph, or call"):
+        compiled(VALUES.float())
+    torch._dynamo.reset()
