@@ -114,7 +114,8 @@ class AuditHooks:
         if file := self._config.getoption("audit_json"):
             path = Path(self._config.invocation_params.dir, file)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self._record, indent=1) + "\n", encoding="utf-8")
+            text = json.dumps(self._record, indent=1) + "\n"
+            path.write_text(text, encoding="utf-8", newline="\n")
         strict = self._config.getoption("audit_strict")
         if strict and session.exitstatus == 0 and any(map(is_weak, self._record["places"])):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -54,6 +54,11 @@ PRINTING = {
 }  # fmt: skip
 """Files that call print(), and how often: texts that are escaped before, and exits of programs."""
 PICKLERS = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve")
+POSIX_ONLY = (
+    "crypt", "fcntl", "grp", "nis", "posix", "pty", "pwd", "resource", "spwd", "syslog", "termios", "tty",
+)  # fmt: skip
+# Where handles are opened for bytes, and where one is opened only to be thrown away.
+HANDLES = ("qgate/storage/locks.py", "qgate/cli/__init__.py")
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
 PLACE_KINDS = {
     "pathlib.Path",
@@ -509,6 +514,39 @@ def pickle_violations(package_dir: Path) -> list[str]:
     return _once(bad)
 
 
+def portability_violations(package_dir: Path) -> list[str]:
+    """The package runs on Windows: no module of POSIX alone, and files with the same bytes there."""
+    bad = []
+    for module in modules(package_dir):
+        bad += [
+            f"{module.at(each.line)}: imports {each.name}, which Windows lacks: see storage/locks.py."
+            for each in module.imports
+            if each.name.split(".")[0] in POSIX_ONLY
+        ]
+        aliases = _aliases(module)
+        for node in ast.walk(module.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            if _meant(node.func, aliases) == "os.open" and module.shown not in HANDLES:
+                bad.append(
+                    f"{module.at(node.lineno)}: os.open writes text on Windows: open_handle."
+                )
+            if _writes_text(node) and not any(each.arg == "newline" for each in node.keywords):
+                bad.append(
+                    f"{module.at(node.lineno)}: text without newline= has others on Windows."
+                )
+    return _once(bad)
+
+
+def _writes_text(call: ast.Call) -> bool:
+    """Return True for `x.write_text(…)` and for `x.open("w")`, not for functions of these names."""
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    mode = call.args[0] if call.args else None
+    starts = isinstance(mode, ast.Constant) and str(mode.value) in ("w", "x", "w+")
+    return call.func.attr == "write_text" or (call.func.attr == "open" and starts)
+
+
 def _unsafe_load(call: ast.Call, aliases: dict[str, str]) -> str:
     """How a call can run what is in a file, the empty text where it cannot."""
     given = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -751,6 +789,7 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     name_clash_violations,
     numerics_env_violations,
     pickle_violations,
+    portability_violations,
     test_name_violations,
     place_violations,
     hidden_import_violations,

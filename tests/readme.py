@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -26,7 +27,8 @@ from qgate.cli import main as qgate_main
 from tests.campaigns.forked import ran
 
 SET_UP = "Set up"
-COMMANDS = ("qgate", "pytest")
+COMMANDS = ("qgate", "pytest", "python")
+FILE = re.compile(r"# ([\w.]+\.py)")
 ANY = "…"
 INSTEAD = {
     **dict.fromkeys(("bash", "shell", "zsh", "shell-session", "sh-session"), "console"),
@@ -133,8 +135,33 @@ def files(page: list[Block], block: Block) -> dict[str, str]:
         name[1]: above.text
         for above in page
         if above.language == "python" and above.line < block.line
-        if (name := re.fullmatch(r"# ([\w.]+\.py)", above.first_line))
+        if (name := FILE.fullmatch(above.first_line))
     }
+
+
+def follow(page: list[Block], folder: Path) -> None:
+    """Do what a tutorial says, in one folder: write its files, change them, run its commands."""
+    for block in page:
+        if block.language == "python":
+            written = FILE.fullmatch(block.first_line)
+            assert written, f"line {block.line}: a file of a tutorial begins with its name"
+            (folder / written[1]).write_text(block.text, encoding="utf-8")
+        elif block.language == "diff":
+            _change(block, folder)
+        elif block.language == "console":
+            run_console(block, folder)
+
+
+def _change(block: Block, folder: Path) -> None:
+    """Replace the lines after `-` in the file that the diff names by those after `+`."""
+    (name,) = re.findall(r"^--- (\S+)$", block.text, re.MULTILINE)
+    lines = [line for line in block.text.splitlines() if not line.startswith(("---", "+++"))]
+    old, new = (
+        "".join(f"{line[1:]}\n" for line in lines if line[0] in (" ", sign)) for sign in "-+"
+    )
+    text = (folder / name).read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"line {block.line}: {name} does not have the lines to change"
+    (folder / name).write_text(text.replace(old, new), encoding="utf-8")
 
 
 def console_commands(block: Block) -> list[Command]:
@@ -165,7 +192,7 @@ def _words(command: str, line: int) -> tuple[str, ...]:
     except ValueError as error:
         raise ReadmeError(f"line {line}: {command}: {error}.") from None
     if not words or words[0] not in COMMANDS:
-        raise ReadmeError(f"line {line}: {command}: commands are {' or '.join(COMMANDS)}.")
+        raise ReadmeError(f"line {line}: {command}: commands are {', '.join(COMMANDS)}.")
     operators = [word for word in words if word and set(word) <= set("();<>|&")]
     if operators:
         raise ReadmeError(f"line {line}: {command}: {operators[0]!r} needs a shell, there is none.")
@@ -225,11 +252,17 @@ def _program(words: tuple[str, ...], folder: Path, settings: dict[str, str]) -> 
     sys.argv = [*words]
     sys.path.remove(str(folder))  # programs do not look for modules where they are run
     torch.set_num_threads(1)
-    main = {"qgate": qgate_main, "pytest": pytest.main}[words[0]]
+    main = {"qgate": qgate_main, "pytest": pytest.main, "python": _run_script}[words[0]]
     try:
         return int(main(list(words[1:])))
     except SystemExit as end:
         return int(end.code or 0)
+
+
+def _run_script(words: list[str]) -> int:
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
+    return 0
 
 
 def _trimmed(lines: list[str] | tuple[str, ...]) -> list[str]:

@@ -280,6 +280,23 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             [f"qgate/{room}.py:2" for room in house.NO_ENVIRONMENT],
         ),
     },
+    house.portability_violations: {
+        "a module of POSIX": (
+            {"gate/a.py": "import fcntl\ndef f():\n    from pwd import getpwuid\n"},
+            ["qgate/gate/a.py:1: imports fcntl", "qgate/gate/a.py:3: imports pwd.getpwuid"],
+        ),
+        "ends of lines": (
+            {"page/a.py": "p.write_text('x')\np.open('w', encoding='utf-8')\n"},
+            [
+                "qgate/page/a.py:1: text without newline=",
+                "qgate/page/a.py:2: text without newline=",
+            ],
+        ),
+        "bytes as text": (
+            {"dumps/a.py": "import os\nos.open(p, os.O_WRONLY)\n"},
+            ["qgate/dumps/a.py:2: os.open writes text"],
+        ),
+    },
     house.pickle_violations: {
         "torch.load": (
             {
@@ -462,6 +479,11 @@ GOOD: dict[Rule, Files] = {
         "cli.py": "import os\nos.environ['X']\n",
         "engine.py": "import os\nos.getenv('X')\n",
         "formats/a.py": "import os\nenviron = {}\nenviron['X'] = os.sep\nself = 0\nself.environ\n",
+    },
+    house.portability_violations: {
+        "gate/a.py": "import os\nfrom a import resource\np.write_text('x', newline='')\n"
+        "p.open('wb')\nopen('w')\nwrite_text('x')\np.open('r')\n",
+        "storage/locks.py": "import os\nos.open(p, 0)\n",
     },
     house.pickle_violations: {
         "dumps/a.py": "import json\nimport numpy as np\nimport torch\n"

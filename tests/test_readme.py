@@ -9,14 +9,15 @@ import pytest
 from tests import readme
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+README, DOCS = ROOT / "README.md", ROOT / "docs"
 BLOCKS = readme.blocks(README.read_text(encoding="utf-8")) if README.is_file() else []
 
 
 PAGES = {
-    page.name: readme.blocks(page.read_text(encoding="utf-8"))
-    for page in sorted((ROOT / "docs").glob("*.md"))
+    page.relative_to(DOCS).as_posix(): readme.blocks(page.read_text(encoding="utf-8"))
+    for page in sorted(DOCS.rglob("*.md"))
 }
+TUTORIALS = {name: page for name, page in PAGES.items() if name.startswith("tutorials/")}
 
 
 def in_language(language: str) -> list[object]:
@@ -24,6 +25,7 @@ def in_language(language: str) -> list[object]:
     return [
         pytest.param(block, id=f"{page} line {block.line}: {block.first_line[:40]}")
         for page, found in {"README.md": BLOCKS, **PAGES}.items()
+        if page not in TUTORIALS
         for block in found
         if block.language == language
     ]
@@ -47,6 +49,15 @@ def test_console(block: readme.Block, tmp_path: Path) -> None:
     for name, text in readme.files(page, block).items():
         (tmp_path / name).write_text(text)
     readme.run_console(block, tmp_path)
+
+
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_a_tutorial_runs_from_its_page_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    readme.follow(TUTORIALS[name], tmp_path)
 
 
 # Planted READMEs ----------------------------------------------------------------------------------
@@ -128,9 +139,12 @@ def test_a_good_readme_has_no_violations() -> None:
         (SET_UP + fenced("py", "x = 1"), "line 14: py is not run: use python"),
         (SET_UP + fenced("console", "qgate"), "line 15: a console block starts with '$ '"),
         (SET_UP + fenced("console"), "line 14: a console block without a command"),
-        (SET_UP + fenced("console", "$ rm -r x"), "line 15: rm -r x: commands are qgate or pytest"),
+        (
+            SET_UP + fenced("console", "$ rm -r x"),
+            "line 15: rm -r x: commands are qgate, pytest, python",
+        ),
         (SET_UP + fenced("console", "$ qgatex"), "line 15: qgatex: commands are"),
-        (SET_UP + fenced("console", "$ "), "line 15: : commands are qgate or pytest"),
+        (SET_UP + fenced("console", "$ "), "line 15: : commands are qgate, pytest, python"),
         (
             SET_UP + fenced("console", "$ qgate x; rm y"),
             "line 15: qgate x; rm y: ';' needs a shell",
@@ -163,6 +177,17 @@ def test_python_blocks_with_a_name_are_files_for_the_commands_below() -> None:
     found = readme.blocks(text + console + fenced("python", "# test_b.py", "x = 3"))
     assert readme.files(found, found[2]) == {"test_a.py": "# test_a.py\nx = 1\n"}
     assert readme.files(found, found[0]) == {}
+
+
+def test_a_tutorial_that_lies_fails(tmp_path: Path) -> None:
+    test = fenced("python", "# test_a.py", "def test_a():", "    assert 1 == 2")
+    run = fenced("console", "$ pytest -q test_a.py", "…", "1 passed in …")
+    change = ("--- test_a.py", "+++ test_a.py", "-    assert 1 == 2", "+    assert 1 == 1")
+    readme.follow(readme.blocks(test + fenced("diff", *change) + run), tmp_path)
+    with pytest.raises(AssertionError, match="prints something else"):
+        readme.follow(readme.blocks(test + run), tmp_path)
+    with pytest.raises(AssertionError, match="does not have the lines to change"):
+        readme.follow(readme.blocks(fenced("diff", "--- test_a.py", "-    x = 1")), tmp_path)
 
 
 def test_a_failing_python_block_fails_at_its_line() -> None:

@@ -22,14 +22,32 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from qgate.cli import parser
+from qgate.plugin.options import OPTIONS
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-# In the order in which people need them.
-GUIDES = (
-    "adopting", "ci", "gates", "faults", "reports", "checkpoints", "engines", "relations",
-    "kernels", "audit", "museum", "models", "modes", "recipes", "formats", "sweep", "capture",
-    "collecting", "dumps", "drawing", "activations", "scale", "files", "threats",
-)  # fmt: skip
+# The contents by what a reader needs, in the order in which people need the pages.
+CONTENTS = {
+    "Tutorials": (
+        "tutorials/first-gate", "tutorials/first-kernel-check", "tutorials/first-dump",
+        "tutorials/first-checkpoint",
+    ),
+    "How to": (
+        "failures", "adopting", "ci", "baselines", "reports", "kernels", "checkpoints",
+        "collecting", "drawing", "activations", "sweep", "capture", "engines", "relations",
+        "audit", "recipes", "scale",
+    ),
+    "Reference": (
+        "gates", "measured", "other-gates", "models", "modes", "formats", "dumps", "files",
+        "threats",
+    ),
+    "Explanation": ("limits", "museum", "faults"),
+}  # fmt: skip
+GENERATED = {
+    "Reference": ("commands", "api", "changelog"),
+    "Explanation": ("comparison", "gallery"),
+}
 API = (
     "qgate", "qgate.formats", "qgate.stats", "qgate.analysis", "qgate.models", "qgate.modes",
     "qgate.capture", "qgate.dumps", "qgate.checkpoints", "qgate.gate", "qgate.baselines",
@@ -64,10 +82,10 @@ python -m pip install -c constraints.txt -e '.[test]'
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("site", type=Path, help="the folder to write")
-    parser.add_argument("--no-gallery", action="store_true", help="leave out what has to be run")
-    args = parser.parse_args()
+    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options.add_argument("site", type=Path, help="the folder to write")
+    options.add_argument("--no-gallery", action="store_true", help="leave out what has to be run")
+    args = options.parse_args()
     with tempfile.TemporaryDirectory() as work:
         source = Path(work) / "source"
         stage(source, gallery=not args.no_gallery)
@@ -94,22 +112,22 @@ def stage(source: Path, *, gallery: bool) -> None:
     for name in ("_static", "_extra"):
         (source / name).mkdir()
     shutil.copyfile(HERE / "qgate.css", source / "_static" / "qgate.css")
-    for page in source.glob("*.md"):
-        page.write_text(relinked(page.read_text(encoding="utf-8"), "docs"), encoding="utf-8")
-    missing = {page.stem for page in source.glob("*.md")} ^ set(GUIDES)
+    for name in pages(source):
+        page = source / f"{name}.md"
+        folder = Path("docs", name).parent.as_posix()
+        page.write_text(relinked(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
+    missing = pages(source) ^ {name for names in CONTENTS.values() for name in names}
     if missing:
         raise SystemExit(f"docs/ and the contents of the site differ in {sorted(missing)}")
-    about = [
-        page
-        for page in ("gallery", "comparison", "api", "changelog")
-        if gallery or page != "gallery"
-    ]
     readme = relinked((ROOT / "README.md").read_text(encoding="utf-8"), "")
     readme = readme.replace('"docs/pictures/', '"pictures/')
     shutil.copytree(ROOT / "docs" / "pictures", source / "_extra" / "pictures")
-    trees = TREE.format(caption="Guides", pages="\n".join(GUIDES))
-    trees += TREE.format(caption="Reference", pages="\n".join(about))
-    (source / "index.md").write_text(readme + trees, encoding="utf-8")
+    trees = []
+    for caption, names in CONTENTS.items():
+        added = [name for name in GENERATED.get(caption, ()) if gallery or name != "gallery"]
+        trees.append(TREE.format(caption=caption, pages="\n".join([*names, *added])))
+    (source / "index.md").write_text(readme + "".join(trees), encoding="utf-8")
+    (source / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
     (source / "changelog.md").write_text(
         relinked((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), ""), encoding="utf-8"
     )
@@ -119,11 +137,17 @@ def stage(source: Path, *, gallery: bool) -> None:
         subprocess.run([sys.executable, str(HERE / "gallery.py"), str(source)], check=True)
 
 
+def pages(docs: Path) -> set[str]:
+    """List the pages of a folder by their path without the ending."""
+    return {page.relative_to(docs).with_suffix("").as_posix() for page in docs.rglob("*.md")}
+
+
 def relinked(text: str, folder: str) -> str:
     """Turn links between files of the repository into links between pages of the site.
 
-    A file that is on no page keeps its name as text.
+    `folder` is that of the file in the repository. A file on no page keeps its name as text.
     """
+    here = folder.removeprefix("docs").strip("/") or "."
 
     def moved(link: re.Match[str]) -> str:
         path, mark, anchor = link[2].partition("#")
@@ -132,7 +156,7 @@ def relinked(text: str, folder: str) -> str:
         target = os.path.normpath(Path(folder, path))
         if target not in MOVED and not target.startswith("docs/") and (ROOT / target).exists():
             return link[1]
-        target = MOVED.get(target, target.removeprefix("docs/"))
+        target = os.path.relpath(MOVED.get(target, target.removeprefix("docs/")), here)
         return f"[{link[1]}]({target}{mark}{anchor})"
 
     return re.sub(r"\[([^\]]+)\]\(([^)\s]+)\)", moved, text)
@@ -151,6 +175,21 @@ def comparison() -> str:
 
 def slug(heading: str) -> str:
     return re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
+
+
+def commands() -> Iterator[str]:
+    """Yield the help of each command, and the options that pytest gets."""
+    yield "# Commands and options\n\n`qgate COMMAND --help` and `pytest --help` print the same.\n"
+    suites = argparse.ArgumentParser("pytest suites", add_help=False)
+    for name, option in OPTIONS.items():
+        suites.add_argument(f"--{name}", f"--qgate-{name}", **option.argparse)
+    pending = [suites, parser()]
+    while pending:
+        command = pending.pop(0)
+        yield f"## {command.prog}\n\n```text\n{command.format_help().rstrip()}\n```\n"
+        for action in command._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                pending[:0] = action.choices.values()
 
 
 def api() -> Iterator[str]:

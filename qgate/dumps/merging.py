@@ -231,7 +231,7 @@ def _merge_rank(
     )
     began, ended = ({"time": times[i]} if times else {} for i in (0, -1))
     shards = _ShardCopies(home, dumps, rank)
-    with home.writing(INDEX) as path, path.open("w", encoding="ascii") as file:
+    with home.writing(INDEX) as path, path.open("w", encoding="ascii", newline="\n") as file:
         file.write(line({"event": "open", **began, "run": dumps[0].manifest.run}))
         for order in sorted(chosen):
             number, record = chosen[order]

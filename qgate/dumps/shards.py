@@ -28,6 +28,7 @@ from qgate.errors import QgateError, first_line
 from qgate.storage import locations
 from qgate.storage.files import write_all
 from qgate.storage.folders import Folder, links_outside
+from qgate.storage.locks import open_handle
 from qgate.storage.tensor_reading import RangedTensors, TensorFile, open_tensors
 
 Array = np.ndarray[Any, Any]
@@ -123,7 +124,7 @@ class ShardWriter:
         self._header = max(HEADER, -(-2 * self._length(first) // HEADER) * HEADER) - 8
         self._header_used = 64
         self.size = 0
-        self._handle = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        self._handle = open_handle(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.lseek(self._handle, 8 + self._header, os.SEEK_SET)
 
     @staticmethod

@@ -232,6 +232,12 @@ class Ledger:
         """Tell if accepted errors were measured with the arithmetic of this device."""
         return accepted.device in (None, self._origin.device)
 
+    def other_device(self, accepted: AcceptedErrors) -> str:
+        """Name the arithmetic of the accepted errors and that of this run, where they differ."""
+        if self.same_device(accepted):
+            return ""
+        return f" (accepted on {accepted.device}, this run is on {self._origin.device})"
+
     # An update ------------------------------------------------------------------------------------
 
     def decide(

@@ -141,7 +141,7 @@ class Limits:
     regression: float = 0.02
     regression_other_device: float = 0.05
     # Tuning moved carried errors of blocks by up to 0.12, by 0.4 where one element decides; a
-    # quantizer that truncates makes 20 times the error (docs/gates.md).
+    # quantizer that truncates makes 20 times the error (docs/limits.md).
     regression_across_weights: float = 0.25
     task_margin: float = 0.005
     task_margin_other_device: float = 0.02

@@ -45,7 +45,7 @@ from qgate.results.schema import LooserLimit
 
 MARKER = "limits marker"
 _VALUES = (*NUMBERS, "absolute", "missing")
-# How far other weights moved errors is in docs/gates.md: each is the next round share above it.
+# How far other weights moved errors is in docs/limits.md: each is the next round share above it.
 # The smallest divergence of a task is mostly noise, and gradients are of two samples: other
 # instructions moved them by up to 7 %.
 _BY_SCOPE: Mapping[str, Mapping[str, float]] = {

@@ -211,7 +211,9 @@ class GateSession:
                 Verdict(verdict.measured, in_order),
                 mode.name,
                 label=label,
-                baseline=short_path(Path.cwd(), ledger.file(title)) if self.accepts else "",
+                baseline=short_path(Path.cwd(), ledger.file(title)) + ledger.other_device(accepted)
+                if self.accepts
+                else "",
                 command=accept_command,
                 report=self.report,
                 diagnoses=diagnoses,

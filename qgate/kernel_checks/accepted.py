@@ -24,7 +24,8 @@ def hold_accepted(path: Path, report: CheckReport) -> None:
     if UPDATING.get():
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as written:
-            written.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+            text = json.dumps(figures, indent=1) + "\n"
+            written.write_text(text, encoding="utf-8", newline="\n")
         return
     if not path.exists():
         raise CheckFailure(f"{report.name} has no accepted values in '{path}'", [REMEDY], report)

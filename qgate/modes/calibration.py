@@ -106,7 +106,8 @@ class Calibration:
         record = {"qgate": "calibration", "version": VERSION, **asdict(self)}
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
-            part.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+            text = json.dumps(record, indent=1, allow_nan=False) + "\n"
+            part.write_text(text, encoding="utf-8", newline="\n")
 
 
 def load_calibration(path: Path) -> Calibration:

@@ -89,7 +89,7 @@ def write_parts(location: Location, parts: Iterable[str]) -> None:
 def create_text(location: Location, text: str) -> None:
     """Write a new file, or raise a FileExistsError."""
     if isinstance(location, Path):
-        with location.open("x", encoding="utf-8") as file:
+        with location.open("x", encoding="utf-8", newline="\n") as file:
             file.write(text)
         return
     with read_errors(location, FileExistsError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import socket
@@ -13,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qgate.errors import QgateError
+from qgate.storage.locks import HAS_LOCKS, MOVES_OPEN_FILES, lock_handle, open_handle, try_lock
 
 _PAUSE = 0.02
-_HAS_LOCKS = importlib.util.find_spec("fcntl") is not None
-_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 
@@ -54,9 +52,7 @@ def neighbor(path: Path, *, folder: bool = False) -> Iterator[Path]:
         written, handle = _reserve(path, folder)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
-    mine = os.fstat(handle)
-    if not _HAS_LOCKS:  # a system that moves no open files either
-        os.close(handle)
+    mine = written.stat() if handle is None else os.fstat(handle)
     try:
         yield written
     finally:
@@ -65,7 +61,7 @@ def neighbor(path: Path, *, folder: bool = False) -> Iterator[Path]:
                 shutil.rmtree(written) if folder else written.unlink()
             else:  # a neighbor of the next writer, or something that was moved to this name
                 _remove_abandoned(written, folder)
-        if _HAS_LOCKS:
+        if handle is not None:
             os.close(handle)
 
 
@@ -94,8 +90,11 @@ def _part(path: Path, number: int) -> Path:
     return path.with_name(f".{path.name}.{f'{number}.' if number else ''}part")
 
 
-def _reserve(path: Path, folder: bool) -> tuple[Path, int]:
-    """Create a neighbor for this process alone, with a handle that holds its lock."""
+def _reserve(path: Path, folder: bool) -> tuple[Path, int | None]:
+    """Create a neighbor for this process alone, with a handle that holds its lock.
+
+    There is no handle where it would keep the neighbor from being moved.
+    """
     number = 0
     while True:
         written = _part(path, number)
@@ -105,20 +104,26 @@ def _reserve(path: Path, folder: bool) -> tuple[Path, int]:
         except FileExistsError:
             number += 1
             continue
+        if handle is None:
+            return written, None
         if try_lock(handle) is not False and _is_still(written, handle):
             _remove_all_abandoned(path, number + 1, folder)
             return written, handle
         os.close(handle)
 
 
-def _create(path: Path) -> int:
+def _create(path: Path) -> int | None:
     """Create a file with the permissions of new files."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
+    handle = open_handle(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    if MOVES_OPEN_FILES:
+        return handle
+    os.close(handle)
+    return None
 
 
-def _create_folder(path: Path) -> int:
+def _create_folder(path: Path) -> int | None:
     path.mkdir()
-    return os.open(path, os.O_RDONLY | _CLOEXEC)
+    return open_handle(path, os.O_RDONLY) if MOVES_OPEN_FILES else None
 
 
 def _remove_all_abandoned(path: Path, number: int, folder: bool) -> None:
@@ -129,9 +134,11 @@ def _remove_all_abandoned(path: Path, number: int, folder: bool) -> None:
 
 def _remove_abandoned(path: Path, folder: bool) -> None:
     """Remove a neighbor that no process locks; leave other kinds of files alone."""
+    if not MOVES_OPEN_FILES:  # nothing tells a neighbor in use from one that was left
+        return
     kind = os.O_RDONLY | _DIRECTORY if folder else os.O_RDWR
     try:
-        handle = os.open(path, kind | _CLOEXEC | _NOFOLLOW)
+        handle = open_handle(path, kind | _NOFOLLOW)
     except OSError:
         return
     try:
@@ -140,26 +147,6 @@ def _remove_abandoned(path: Path, folder: bool) -> None:
                 shutil.rmtree(path) if folder else path.unlink()
     finally:
         os.close(handle)
-
-
-def try_lock(handle: int) -> bool | None:
-    """Lock an open file until it is closed or its process ends; None without locks."""
-    if not _HAS_LOCKS:
-        return None
-    try:
-        return _flock(handle)
-    except OSError:
-        return None
-
-
-def _flock(handle: int) -> bool:
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def write_all(handle: int, data: bytes | memoryview) -> None:
@@ -173,6 +160,7 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
 def lock(path: Path, timeout: float, subject: str) -> Iterator[None]:
     """Hold a lock across processes; the system releases it when this process ends.
 
+    On a system without locks the file itself is the lock, and outlives a killed process.
     `path` exists only while the lock is held, so a folder under version control stays clean.
     `subject` begins the messages, as `the baselines in 'b' are` does.
     """
@@ -184,43 +172,52 @@ def lock(path: Path, timeout: float, subject: str) -> Iterator[None]:
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}, {since}".encode())
         yield
     finally:
+        if not MOVES_OPEN_FILES:
+            os.close(handle)
         with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108
-        os.close(handle)
+        if MOVES_OPEN_FILES:
+            os.close(handle)
 
 
 def _acquire(path: Path, timeout: float, subject: str) -> int:
-    if not _HAS_LOCKS:
-        raise QgateError(
-            f"{subject} to be changed by one process at a time, and this system has no fcntl to "
-            "lock files with; do it on Linux or macOS."
-        )
     end = time.monotonic() + timeout
     while True:
+        handle = _open_lock(path)
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW, 0o666)
-        except OSError:
-            if not path.is_symlink():
-                raise
-            raise QgateError(
-                f"the lock {str(path)!r} is a link, and is not followed: remove it."
-            ) from None
-        try:
-            is_ours = _flock(handle)
-            if is_ours and _is_still(path, handle):
+            is_ours = handle is not None and lock_handle(handle) is not False
+            if handle is not None and is_ours and _is_still(path, handle):
                 return handle
         except BaseException:
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
             raise
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
         if is_ours:
             continue
         if time.monotonic() >= end:
+            hint = "" if HAS_LOCKS else f"; if it has ended already, remove {str(path)!r}"
             raise QgateError(
                 f"{subject} being updated by {_holder(path)}, and not free within {timeout:g} s. "
-                "Run this again when it is done, or end that process."
+                f"Run this again when it is done, or end that process{hint}."
             )
         time.sleep(_PAUSE)
+
+
+def _open_lock(path: Path) -> int | None:
+    """Open the file of a lock; None if it exists on a system where it is the lock itself."""
+    kind = os.O_RDWR | os.O_CREAT | _NOFOLLOW
+    try:
+        return open_handle(path, kind if HAS_LOCKS else kind | os.O_EXCL)
+    except OSError as error:
+        if path.is_symlink():
+            raise QgateError(
+                f"the lock {str(path)!r} is a link, and is not followed: remove it."
+            ) from None
+        if isinstance(error, FileExistsError):
+            return None
+        raise
 
 
 def _is_still(path: Path, handle: int) -> bool:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from qgate.storage.files import try_lock, write_all
+from qgate.storage.files import write_all
 from qgate.storage.folders import Folder, LocalFolder
+from qgate.storage.locks import open_handle, try_lock
 
 
 class AnotherWriterError(OSError):
@@ -68,7 +69,7 @@ class _LocalLines:
     def __init__(self, path: Path, name: str) -> None:
         self.staging = path
         self._end = 0
-        self._handle = os.open(path / name, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        self._handle = open_handle(path / name, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         # File systems with locks detect a second writer here.
         if try_lock(self._handle) is False:
             self.close()
@@ -94,7 +95,7 @@ class _LocalLines:
             return
         for name in names:
             with contextlib.suppress(OSError):
-                handle = os.open(self.staging / name, os.O_RDONLY)
+                handle = open_handle(self.staging / name, os.O_RDONLY)
                 os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
                 os.close(handle)
 

@@ -22,6 +22,7 @@ from qgate.errors import QgateError
 from qgate.records import validate
 from qgate.storage.files import lock, write_all
 from qgate.storage.folders import Stamp
+from qgate.storage.locks import open_handle, sync_folder
 
 UPDATE, LOCK = ".update", ".lock"
 OLD_UPDATE = ".journal.json"
@@ -199,7 +200,7 @@ class LocalFiles:
             for name in contents:
                 _check_folder((self._folder / name).parent)
             self._stage(UPDATE, write_update(contents))
-            _sync(self._folder)
+            sync_folder(self._folder)
             self._move(UPDATE)
         except BaseException:
             with contextlib.suppress(Exception):
@@ -210,7 +211,7 @@ class LocalFiles:
 
     def _finish(self, contents: Contents) -> None:
         """Replace the files of an update, the manifest last."""
-        _sync(self._folder)
+        sync_folder(self._folder)
         for name in sorted(contents, key=lambda name: (name == self._rules.first, name)):
             content = contents[name]
             if content is None:
@@ -220,19 +221,19 @@ class LocalFiles:
                 self._move(name)
         for parent in {(self._folder / name).parent for name in contents}:
             if parent.is_dir():
-                _sync(parent)
+                sync_folder(parent)
         self._remove([UPDATE])
         with contextlib.suppress(
             OSError
         ):  # without it the update may come back, and is finished again
-            _sync(self._folder)
+            sync_folder(self._folder)
 
     def _stage(self, name: str, content: bytes) -> None:
         """Write a file beside its target, and wait until it is on the disk."""
         path = _staged(self._folder / name)
         _check_folder(path.parent)
         path.unlink(missing_ok=True)  # a link would lead the write elsewhere
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        handle = open_handle(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             write_all(handle, content)
             os.fsync(handle)
@@ -289,15 +290,7 @@ def _make_folder(folder: Path) -> None:
         _make_folder(folder.parent)
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)  # noqa: PTH102
-        _sync(folder.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_folder(folder.parent)
 
 
 def is_visible(name: str) -> bool:

@@ -14,9 +14,7 @@ import qgate.gate.measuring.model_gates
 import qgate.metrics
 import qgate.results  # noqa: F401
 from qgate.cli import main
-from tests import readme
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "adopting.md"
 KERNEL = "clamp(min=1e-12) / 127"
 FEW = ("--qgate-layers", "first", "--qgate-samples", "2", "--qgate-seqlen", "32")
 
@@ -48,22 +46,6 @@ def test_the_example_is_the_same_everywhere(
     assert [tuple(sample.shape) for sample in model.inputs] == [(1, 40)] * 3
     assert model.weights_hash()[:16] == "f8e6de5a9394daff"
     assert model.layers == ("layers.0", "layers.1", "layers.2")
-
-
-def test_the_page_tells_what_happens(repository: Path) -> None:
-    """The commands of the page, in order and in one folder, with the change it makes."""
-    blocks = readme.blocks(PAGE.read_text(encoding="utf-8"))
-    commands = [block for block in blocks if block.text.startswith("$ ")]
-    (change,) = (block for block in blocks if block.language == "diff")
-    old, new = (line[1:] for line in change.text.splitlines())
-    example = repository / "suites" / "qgate_model.py"
-    for block in commands:
-        if block.line > change.line:
-            text = example.read_text()
-            assert old in text
-            example.write_text(text.replace(old, new))
-        readme.run_console(block, repository)
-    assert sum(block.line > change.line for block in commands) == 1
 
 
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])

@@ -25,8 +25,9 @@ def build() -> ModuleType:
 
 
 def test_every_page_is_in_the_contents(build: ModuleType) -> None:
-    pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
-    assert pages == set(build.GUIDES)
+    listed = [name for names in build.CONTENTS.values() for name in names]
+    assert sorted(listed) == sorted(build.pages(ROOT / "docs"))
+    assert len(listed) == len(set(listed))
     assert set(build.MOVED.values()) == {"index.md", "comparison.md", "changelog.md"}
 
 
@@ -54,6 +55,17 @@ def test_links_are_moved(build: ModuleType) -> None:
     assert build.relinked("[a](../README.md) [b](ci/sharded.yml)", "docs") == (
         "[a](index.md) [b](ci/sharded.yml)"
     )
+    text = "[a](../gates.md#x) [b](first-dump.md) [c](../../README.md) [d](../../conftest.py)"
+    assert build.relinked(text, "docs/tutorials") == (
+        "[a](../gates.md#x) [b](first-dump.md) [c](../index.md) d"
+    )
+
+
+def test_every_command_and_option_is_on_the_page(build: ModuleType) -> None:
+    text = "\n".join(build.commands())
+    assert "\n## qgate baselines accept\n" in f"\n{text}"
+    for name in ("--qgate-across-weights", "--qgate-update-which", "--relative-mse", "--parent"):
+        assert name in text, name
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Reproduction:
         with neighbor(target, folder=True) as part:
             save_file(tensors, part / INPUTS)
             text = f"{head}{self.body}{_TAIL.format(noise=self.noise)}"
-            (part / SCRIPT).write_text(text, encoding="utf-8")
+            (part / SCRIPT).write_text(text, encoding="utf-8", newline="\n")
             shutil.rmtree(target, ignore_errors=True)
             part.replace(target)
         return target
