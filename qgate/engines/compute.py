@@ -19,7 +19,7 @@ from qgate.engines.record import (
 )
 from qgate.engines.scored import MISSING, BoolArray, FloatArray, IntArray, Pair, ScoredSample
 from qgate.errors import QgateError
-from qgate.metrics.intervals import grouped_interval
+from qgate.metrics.intervals import GroupedMean, grouped_mean
 
 AT_ONCE = 1 << 21
 """Logits of one engine that are worked on at a time, in float64."""
@@ -35,13 +35,17 @@ _MOST_NATS = 300.0
 class TokenValues:
     """Values of the tokens of one sample; NaN where an engine gives none.
 
-    same_best  1 where the most likely tokens are the same, 0 where not
+    same_best        1 where the most likely tokens are the same, 0 where not
+    actual_right     1 where the token is the one that the actual engine finds most likely
+    reference_right  the same of the reference
     """
 
     actual: FloatArray
     reference: FloatArray
     kl: FloatArray
     same_best: FloatArray
+    actual_right: FloatArray
+    reference_right: FloatArray
 
     @property
     def finite(self) -> BoolArray:
@@ -87,7 +91,10 @@ def values_of(
 def token_values(a: ScoredSample, r: ScoredSample) -> TokenValues:
     """Return the log-probabilities of both engines, token by token, and what logits tell."""
     nothing = np.full(len(a), np.nan)
-    values = TokenValues(a.logprobs.copy(), r.logprobs.copy(), nothing, _same(a.best, r.best))
+    values = TokenValues(
+        a.logprobs.copy(), r.logprobs.copy(), nothing, _same(a.best, r.best),
+        _same(a.best, a.ids), _same(r.best, r.ids),
+    )  # fmt: skip
     if a.logits is not None or r.logits is not None:
         _add_logits(a, r, values)
     return values
@@ -119,10 +126,12 @@ def _add_logits(a: ScoredSample, r: ScoredSample, values: TokenValues) -> None:
         if len(logs) == 2:
             values.kl[start:stop] = _kl(logs["reference"], logs["actual"]).numpy()
     values.same_best = _same(best_tokens["actual"], best_tokens["reference"])
+    values.actual_right = _same(best_tokens["actual"], a.ids)
+    values.reference_right = _same(best_tokens["reference"], r.ids)
 
 
 def _same(actual: IntArray, reference: IntArray) -> FloatArray:
-    """Return 1 where the most likely tokens are the same, 0 where not, NaN where one is missing."""
+    """Return 1 where tokens are the same, 0 where not, NaN where one is missing."""
     is_told = (actual != MISSING) & (reference != MISSING)
     return np.where(is_told, actual == reference, np.nan)
 
@@ -147,9 +156,9 @@ def _kl(reference: Tensor, actual: Tensor) -> Tensor:
 
 def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFigures:
     """Return the figures over all tokens."""
-    actual, reference, kl, same_best = (
+    actual, reference, kl, same_best, actual_right, reference_right = (
         np.concatenate([getattr(v, name) for v in values])
-        for name in ("actual", "reference", "kl", "same_best")
+        for name in ("actual", "reference", "kl", "same_best", "actual_right", "reference_right")
     )
     sample = np.repeat(np.arange(len(pairs)), [len(a) for a, _ in pairs])
     position = np.concatenate([np.arange(len(a)) for a, _ in pairs])
@@ -192,6 +201,8 @@ def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFig
         if flips_told.any()
         else None,
         flip_positions=int(flips_told.sum()),
+        **_right_tokens(actual_right, reference_right, sample, position),
+        perplexity_ratio=_exp(-float(difference.mean())),
         half_carried_by=int(np.searchsorted(carried, total / 2) + 1) if total > 0 else 0,
         first_half=float(k3[~half].mean()) if (~half).any() else 0.0,
         second_half=float(k3[half].mean()) if half.any() else 0.0,
@@ -223,11 +234,34 @@ def _groups(sample: IntArray, position: IntArray) -> IntArray:
     return sample * (int(runs.max()) + 1) + runs
 
 
-def _estimate(values: FloatArray, groups: IntArray) -> Estimate:
+def _right_tokens(
+    actual: FloatArray, reference: FloatArray, sample: IntArray, position: IntArray
+) -> dict[str, Estimate | None]:
+    """Return the shares of tokens that only one engine finds most likely, and the ratio of both."""
+    told = ~np.isnan(actual) & ~np.isnan(reference)
+    if not told.any():
+        return {}
+    groups = _groups(sample[told], position[told])
+    right, reference_right = actual[told], reference[told]
+    return {
+        "lost": _estimate(reference_right * (1 - right), groups),
+        "gained": _estimate(right * (1 - reference_right), groups),
+        "kept": _estimate(right, groups, reference_right) if reference_right.any() else None,
+    }
+
+
+def _estimate(values: FloatArray, groups: IntArray, over: FloatArray | None = None) -> Estimate:
+    """Return the mean of values, or their sum over another sum, with its errors over groups."""
     _, index = np.unique(groups, return_inverse=True)
-    sums, counts = np.bincount(index, values), np.bincount(index)
-    mean, half = grouped_interval(sums.tolist(), counts.tolist())
-    return Estimate(mean, half if math.isfinite(half) else None)
+    sums, counts = np.bincount(index, values), np.bincount(index, over)
+    return estimate_of(grouped_mean(sums.tolist(), counts.tolist()))
+
+
+def estimate_of(result: GroupedMean) -> Estimate:
+    """Return an estimate without errors where there is one group alone."""
+    if result.groups == 1:
+        return Estimate(result.mean)
+    return Estimate(result.mean, result.half_interval, result.standard_error, result.detectable)
 
 
 def _spread(values: FloatArray) -> Spread:

@@ -12,10 +12,17 @@ KIND = "qgate engines 1"
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tokens with half of its 95 % interval; None where there are too few samples."""
+    """A mean over tokens; None where there are too few samples to tell more.
+
+    half_interval   half of its 95 % interval
+    standard_error  of the mean, over samples or over runs of tokens
+    detectable      the smallest true difference that a paired test tells from none in 80 % of runs
+    """
 
     mean: float
     half_interval: float | None = None
+    standard_error: float | None = None
+    detectable: float | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +151,10 @@ class TokenFigures:
     kl               KL(reference, actual) over the whole vocabulary, where there are logits
     ratios           smallest and largest probability ratio of a token
     flips            share of positions with another most likely token; None where not told
+    lost, gained     share of positions whose token only the reference, or only the actual engine,
+                     finds most likely
+    kept             tokens that the actual engine finds most likely over those of the reference
+    perplexity_ratio  perplexity of the actual engine over that of the reference
     not_finite       tokens whose log-probability or KL is NaN or infinite; figures leave them out
     """
 
@@ -160,6 +171,10 @@ class TokenFigures:
     kl_spread: Spread | None = None
     flips: Estimate | None = None
     flip_positions: int = 0
+    lost: Estimate | None = None
+    gained: Estimate | None = None
+    kept: Estimate | None = None
+    perplexity_ratio: float = 1.0
     half_carried_by: int = 0
     first_half: float = 0.0
     second_half: float = 0.0

@@ -66,19 +66,28 @@ def figure_rows(figures: TokenFigures) -> Iterator[tuple[str, str]]:
     counted = f"{figures.tokens:,} of {figures.samples:,} samples"
     if figures.unscored:
         counted += f"; {figures.unscored:,} without a log-probability from both"
+    if figures.difference.detectable is not None:
+        yield "shows from", f"{brief(figures.difference.detectable, 2)} nats per token in the mean"
     yield "tokens", counted
     yield "equal", percent(figures.equal_share)
     yield "log-probability", f"{_estimate(figures.difference)} in the mean (first less second)"
     yield "its size", _spread(figures.magnitude)
+    yield "perplexity", f"x {figures.perplexity_ratio:.6g} (first over second)"
     low, high = figures.ratios
     yield "ratios", f"{brief(low)} to {brief(high)}"
     yield "k3", f"{_estimate(figures.k3)} nats per token"
     if figures.kl is not None and figures.kl_spread is not None:
-        yield "KL", f"{_estimate(figures.kl)} nats per token"
+        error = figures.kl.standard_error
+        error_text = "" if error is None else f" (standard error {brief(error, 2)})"
+        yield "KL", f"{_estimate(figures.kl)} nats per token{error_text}"
         yield "its spread", _spread(figures.kl_spread)
     if figures.flips is not None:
         share = Estimate(100 * figures.flips.mean, _hundred(figures.flips.half_interval))
-        yield "top-1 flips", f"{_estimate(share)} % of {figures.flip_positions:,} positions"
+        text = f"{_estimate(share)} % of {figures.flip_positions:,} positions"
+        if figures.lost is not None and figures.gained is not None:
+            text += f"; {percent(figures.lost.mean)} from the token drawn"
+            text += f", {percent(figures.gained.mean)} to it"
+        yield "top-1 flips", text
     if figures.half_carried_by:
         tokens = figures.half_carried_by
         yield (

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from qgate.errors import QgateError
 from qgate.gate.measured import is_finite
 from qgate.metrics import METRICS, Metric
+from qgate.results.tasks import MARGINS
 
 Side = Literal["<=", ">=", "=="]
 # Elements that other arithmetic moves across a threshold, and the share of them that other weights
@@ -81,7 +82,12 @@ def _ratio(value: float, bound: float) -> float:
 
 
 def parse_bound(text: str, *, source: str = "", reason: str = "") -> Bound:
-    """Read the bound in `relative_mse<1e-3` or `correlation>0.999`; `<` and `<=` are the same."""
+    """Read the bound in `relative_mse<1e-3` or `correlation>0.999`; `<` and `<=` are the same.
+
+    `mlperf-99` and `mlperf-99.9` are bounds of the accuracy that a mode keeps.
+    """
+    if text in MARGINS:
+        text = f"accuracy_kept>{MARGINS[text]}"
     match = _BOUND.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise QgateError(

@@ -38,6 +38,7 @@ from qgate.results.coverage import ModeScope
 from qgate.results.failure_causes import KnownCauses
 from qgate.results.pictures import Plots
 from qgate.results.power import ModePower, add_power
+from qgate.results.tasks import TaskSummary
 from qgate.storage.locations import short_path
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class GateSession:
         self.known_causes = KnownCauses()
         self._positions: dict[str, dict[str, tuple[int, ...]]] = {}
         self._power: list[ModePower] = []
+        self.tasks: list[TaskSummary] = []
         self.ledger = Ledger(
             subject,
             baselines,

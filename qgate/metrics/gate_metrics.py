@@ -31,6 +31,36 @@ for _metric in (
         name="next_token_accuracy", label="Next-Token Accuracy", direction="higher", bounded=True,
         sources=("task",), definition="share of tokens that are predicted first",
     ),
+    # Figures of a task that limits may be about; none has to be accepted. -------------------------
+    Metric(
+        name="kl_q99", label="KL, 99 %", unit="nat", direction="lower", relative=True,
+        sources=("metric",), definition="KL that 99 % of the tokens do not exceed",
+    ),
+    Metric(
+        name="kl_q999", label="KL, 99.9 %", unit="nat", direction="lower", relative=True,
+        sources=("metric",), definition="KL that 99.9 % of the tokens do not exceed",
+    ),
+    Metric(
+        name="token_flips", label="Flipped Tokens", direction="lower", sources=("metric",),
+        definition="share of tokens at which another token is the most likely one",
+    ),
+    Metric(
+        name="tokens_lost", label="Right Tokens Lost", direction="lower", sources=("metric",),
+        definition="share of tokens that the reference predicts first and the mode does not",
+    ),
+    Metric(
+        name="tokens_gained", label="Right Tokens Gained", direction="lower", sources=("metric",),
+        definition="share of tokens that the mode predicts first and the reference does not",
+    ),
+    Metric(
+        name="perplexity_ratio", label="Perplexity Ratio", direction="lower", sources=("metric",),
+        definition="perplexity of the mode over that of the reference",
+    ),
+    Metric(
+        name="accuracy_kept", label="Accuracy Kept", direction="higher", sources=("metric",),
+        definition="accuracy, or the task metric, over that of the reference: lower end of the "
+        "95 % interval of paired samples",
+    ),
     Metric(
         name="error_growth", label="Growth of the Error (log2)", direction="steady",
         logarithm="log2", sources=("long_text",), room=5.0,

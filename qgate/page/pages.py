@@ -27,6 +27,7 @@ from qgate.results.looser import factor_text, looser_of, places_text, value_text
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
 from qgate.results.pictures import Plots
 from qgate.results.power import HEADS, KINDS, power_of, size_text
+from qgate.results.tasks import BLIND, TASK_HEADS, detectable_text, task_cells, tasks_of
 from qgate.text import listed, shortened
 
 __all__ = ["Section", "map_fragment", "page", "summary_head"]
@@ -70,6 +71,7 @@ def page(run: Run, *, plots: Plots = "worst", sections: Sequence[Section] = ()) 
         ("gates", "All gates", counts.total(), True),
         ("looser", "Looser limits", len(looser_of(run.header, shipped=False)), looser),
         ("power", "Smallest defects seen", 0, power_of(run.header)),
+        ("tasks", "The task beside the reference", 0, tasks_of(run.header)),
         ("passing", "Passing gates", 0, nearest),
         ("update", "Update", update.get("entries", 0), update.get("changes")),
     ]
@@ -89,6 +91,7 @@ def page(run: Run, *, plots: Plots = "worst", sections: Sequence[Section] = ()) 
         omitted=_omitted(run),
         looser=looser,
         power=_power(run),
+        tasks=_tasks(run),
         others=_others(run),
         heat=heat_view(run),
         failing=list(blocks.values()),
@@ -263,6 +266,17 @@ def _power(run: Run) -> dict[str, object] | None:
         ]
         rows.append((f"{mode['model']} {mode['mode']}", cells))
     return {"heads": [HEADS[kind] for kind in kinds], "rows": rows}
+
+
+def _tasks(run: Run) -> dict[str, object] | None:
+    """Return the figures of the task beside the reference's: one row per mode."""
+    tasks = tasks_of(run.header)
+    if not tasks:
+        return None
+    models = dict.fromkeys(task["model"] for task in tasks)
+    about = [detectable_text([t for t in tasks if t["model"] == name]) for name in models]
+    rows = [(f"{task['model']} {task['mode']}", task_cells(task)) for task in tasks]
+    return {"about": ". ".join([*about, f"{BLIND}."]), "heads": TASK_HEADS, "rows": rows}
 
 
 def _others(run: Run) -> dict[str, object] | None:

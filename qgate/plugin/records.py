@@ -32,6 +32,7 @@ from qgate.results.extent import OmittedGate, in_ci, lacks_gates, new_extent
 from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
 from qgate.results.power import add_power
+from qgate.results.tasks import add_tasks
 from qgate.storage.locations import short_path
 from qgate.text import one_line
 
@@ -170,6 +171,7 @@ def measured_part(config: pytest.Config, updates: bool) -> Part:
         facts["run"] |= {"torch": origin.torch, "commit": origin.commit}
         facts["across_weights"] += filter(None, [session.across_weights()])
         facts["power"] += [mode for mode in session.power() if mode["mode"] in plans]
+        facts["tasks"] += session.tasks
         for scope in session.scopes():
             facts["scopes"][f"{scope.model} {scope.mode}"] = asdict(scope)
         if not origin.is_collected:
@@ -187,12 +189,13 @@ def measured_part(config: pytest.Config, updates: bool) -> Part:
 def joined_facts(parts: Iterable[Part]) -> dict[str, Any]:
     """Return the facts of all processes of one run."""
     facts: dict[str, Any] = {"models": {}, "plans": {}, "limits": {}, "run": {}, "scopes": {}}
-    facts |= {"power": [], "across_weights": []}
+    facts |= {"power": [], "tasks": [], "across_weights": []}
     for part in parts:
         for name, known in part["facts"].items():
-            if name not in ("scopes", "power", "across_weights"):
+            if name not in ("scopes", "power", "tasks", "across_weights"):
                 facts[name] |= known
         facts["power"] = add_power(facts["power"], part["facts"]["power"])
+        facts["tasks"] = add_tasks(facts["tasks"], part["facts"]["tasks"])
         facts["across_weights"] = add_across_weights(
             facts["across_weights"], part["facts"]["across_weights"]
         )
@@ -354,6 +357,7 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> dict[str, Any]
         other=other_tests_record(run.others, run.lines),
         **({"extent": run.extent} if run.extent is not None else {}),
         power=facts["power"],
+        tasks=facts["tasks"],
         **({"across_weights": across} if (across := facts["across_weights"]) else {}),
         baselines=options.shown_baselines,
         update=update,

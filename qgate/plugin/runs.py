@@ -144,7 +144,7 @@ def part_of(config: pytest.Config) -> Part:
     return {
         "selection": [selection.refused, selection.notes, selection.empty],
         "facts": {"models": {}, "plans": {}, "limits": {}, "run": {}, "scopes": {}, "power": []}
-        | {"across_weights": []},
+        | {"tasks": [], "across_weights": []},
         "looser": looser_of(config),
         "updates": [],
         "errors": conflicts_of(config),

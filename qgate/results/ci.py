@@ -29,6 +29,7 @@ from qgate.results.ranking import (
 )
 from qgate.results.schema import is_counted
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
+from qgate.results.tasks import task_texts
 from qgate.text import for_markdown, for_workflow, for_workflow_property, one_line
 
 _ROWS = 20
@@ -86,7 +87,7 @@ def markdown_summary(
     if (extent := extent_text(header)) and not partial:
         page.add("", for_markdown(extent))
     held = [*across_weights_texts(header), *covered_texts(header)]
-    for covered in [*held, *filter(None, [power_text(header)])]:
+    for covered in [*held, *filter(None, [power_text(header)]), *task_texts(header)]:
         page.add("", for_markdown(covered))
     if looser := looser_text(header):
         page.add("", for_markdown(looser))

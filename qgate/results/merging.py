@@ -14,6 +14,7 @@ from qgate.results.other_tests import add_other_tests
 from qgate.results.power import add_power
 from qgate.results.reading import read
 from qgate.results.schema import LooserLimit, Record
+from qgate.results.tasks import add_tasks
 from qgate.results.writing import write_results
 
 # Fields that are equal in all files: records of different code or models do not mix.
@@ -170,6 +171,7 @@ _MERGE_FIELD: dict[str, Callable[[Any, Any], Any]] = {
     "notes": _lists,
     "other": add_other_tests,
     "power": add_power,
+    "tasks": add_tasks,
     "across_weights": add_across_weights,
     "baselines": _folders,
     "update": _updates,

@@ -21,6 +21,7 @@ from qgate.results.across_weights import AcrossWeights
 from qgate.results.coverage import RunExtent
 from qgate.results.pictures import Count, Picture
 from qgate.results.power import ModePower
+from qgate.results.tasks import TaskSummary
 
 SCHEMA = 1
 Record = dict[str, Any]
@@ -227,6 +228,7 @@ class RunHeader(TypedDict):
     errors     errors of writing, and the like
     looser     limits that are looser than the default
     power      smallest defects that the limits in force see, by mode
+    tasks      figures of the task beside the reference's, by mode
     across_weights  models whose errors were held against those of other weights
     notes      omitted tests, and accepted errors that were not measured
     baselines  their folder, as messages show it
@@ -257,6 +259,7 @@ class RunHeader(TypedDict):
     errors: NotRequired[list[str]]
     looser: NotRequired[list[LooserLimit]]
     power: NotRequired[list[ModePower]]
+    tasks: NotRequired[list[TaskSummary]]
     across_weights: NotRequired[list[AcrossWeights]]
     notes: NotRequired[list[str]]
     other: NotRequired[OtherTests]

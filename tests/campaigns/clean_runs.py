@@ -1,11 +1,13 @@
 """Clean runs, each of one mode of one model, in every way that must not matter: none may be red.
 
   python -m tests.campaigns.clean_runs --count 1000 --log clean.jsonl
+  python -m tests.campaigns.clean_runs --served --count 200 --log served.jsonl
   python -m tests.campaigns.clean_runs --python /path/to/other/bin/python
 
 Each run draws its mode, the number of threads, the instructions that torch and its libraries may use,
 the kernels (sums in parts, last bits, eager attention, numbers below the normal ones flushed, other
 batches), the order of the tests and the number of processes. What is in the log is not run again.
+With --served the modes are those of caches, attention and experts, half of them with the relations.
 The last table has, by kind of limit, how near a clean run came to it.
 """
 
@@ -45,6 +47,9 @@ INSTRUCTIONS = {
 ARITHMETIC = ("own", "split-sums", "last-bits", "eager-attention", "flushed", "batches-of-3")
 OF_MODES = ("canary", "gradients", "layer_outputs", "outputs", "reference", "task")
 OF_MODELS = ("activations", "overflow", "scaling")
+# Modes of what serving quantizes beside weights and inputs, which "all" leaves out.
+RELATIONS = ("relations",)
+SERVED = {"tiny-llama": "kv-*,attn-*", "tiny-moe": "experts-*"}
 _SHOWN = 3000
 
 
@@ -63,17 +68,23 @@ class Way:
     order: int
 
     @classmethod
-    def drawn(cls, number: int, seed: int, modes: dict[str, list[str]]) -> Way:
+    def drawn(
+        cls, number: int, seed: int, modes: dict[str, list[str]], served: bool = False
+    ) -> Way:
         draw = random.Random(f"{seed}/{number}")
         model = draw.choice(list(modes))
         mode = draw.choice(modes[model])
-        kinds = [k for k in ARITHMETIC if k != "eager-attention" or model == "tiny-llama"]
+        kinds = [k for k in ARITHMETIC if k != "eager-attention" or model != "tiny-mamba"]
+        # What is measured of a model is the same in all of its modes.
+        more, share = (RELATIONS, 0.5) if served else (OF_MODELS, 0.2)
+        suites = OF_MODES + (more if draw.random() < share else ())
+        # The other process of a relation has no plugin with other kernels.
+        kinds = ["own"] if suites[-1:] == RELATIONS else kinds
         return cls(
             number,
             model,
             mode,
-            # What is measured of a model is the same in all of its modes.
-            OF_MODES + (OF_MODELS if draw.random() < 0.2 else ()),
+            suites,
             draw.choice((1, 1, 2, 3)),
             draw.choice(list(INSTRUCTIONS)),
             draw.choice(kinds),
@@ -149,7 +160,9 @@ def nearest(records: list[dict[str, Any]]) -> dict[str, tuple[float, str]]:
     return closest
 
 
-def earlier(log: Path | None, seed: int, modes: dict[str, list[str]]) -> dict[int, dict[str, Any]]:
+def earlier(
+    log: Path | None, seed: int, modes: dict[str, list[str]], served: bool = False
+) -> dict[int, dict[str, Any]]:
     """Read the runs of a log that were drawn in the same way; a line cut off is left out."""
     runs = {}
     lines = log.read_text(encoding="utf-8").splitlines() if log and log.exists() else []
@@ -158,18 +171,26 @@ def earlier(log: Path | None, seed: int, modes: dict[str, list[str]]) -> dict[in
             run = json.loads(line)
         except json.JSONDecodeError:
             continue
-        way = Way.drawn(run["way"]["number"], seed, modes)
+        way = Way.drawn(run["way"]["number"], seed, modes, served)
         if json.loads(json.dumps(asdict(way))) == run["way"]:
             runs[way.number] = run
     return runs
 
 
-def all_modes() -> dict[str, list[str]]:
+def all_modes(served: bool) -> dict[str, list[str]]:
+    """Return the modes of each model that have accepted errors."""
     from qgate.models import load
     from qgate.modes.setups import ModelSetup
 
-    models = ("tiny-llama", "tiny-mamba")
-    return {m: [mode.name for mode in ModelSetup(m).select("all", load(m))] for m in models}
+    queries = SERVED if served else {"tiny-llama": "all", "tiny-mamba": "all"}
+    return {
+        model: [
+            mode.name
+            for mode in ModelSetup(model).select(query, load(model))
+            if (ROOT / "baselines" / model / "accepted" / f"{mode.name}.txt").is_file()
+        ]
+        for model, query in queries.items()
+    }
 
 
 def main() -> int:
@@ -181,16 +202,17 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, metavar="N")
     parser.add_argument("--first", type=int, default=1, metavar="N", help="number of the first run")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
+    parser.add_argument("--served", action="store_true", help="caches, attention, experts")
     parser.add_argument("--python", default=sys.executable, metavar="PATH")
     parser.add_argument("--log", type=Path, metavar="FILE", help="runs, a line each; resumes")
     args = parser.parse_args()
-    modes = all_modes()
-    runs = earlier(args.log, args.seed, modes)
+    modes = all_modes(args.served)
+    runs = earlier(args.log, args.seed, modes, args.served)
     numbers = range(args.first, args.first + args.count)
     for number in numbers:
         if number in runs:
             continue
-        way = Way.drawn(number, args.seed, modes)
+        way = Way.drawn(number, args.seed, modes, args.served)
         runs[number] = run = made(way, args.python)
         if args.log:
             with args.log.open("a", encoding="utf-8") as log:

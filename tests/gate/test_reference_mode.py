@@ -75,14 +75,14 @@ def test_a_mode_is_at_no_distance_from_itself(of_int8: Bench) -> None:
     rows = [*of_int8.measure(mode), *of_int8.gradients(mode)]
     assert {row.scope for row in rows} == {"carried", "local", "isolated", "backward"}
     assert {row.values["relative_mse"] for row in compared(rows)} == {0.0}
-    values, notes = task_values(of_int8, mode)
+    values, notes, _ = task_values(of_int8, mode)
     assert values["kl_divergence"] == 0
     assert notes["lost"] == 0
     assert notes["reference"] == "int8"
 
 
 def test_the_task_is_held_against_the_mode(of_int8: Bench) -> None:
-    values, notes = task_values(of_int8, mode_of(of_int8, "mxfp4"))
+    values, notes, _ = task_values(of_int8, mode_of(of_int8, "mxfp4"))
     bits, divergences = [], []
     with torch.no_grad():
         for sample in of_int8.model.inputs:
@@ -193,7 +193,7 @@ def test_a_reference_of_the_rotated_basis() -> None:
     assert all(
         0 < row.values["relative_mse"] < 0.5 for row in rows if row.site.endswith("4:output")
     )
-    _, notes = task_values(of, mode_of(of, "2-4"))
+    _, notes, _ = task_values(of, mode_of(of, "2-4"))
     logits = of.quantized(mode_of(of, "2-1")).model
     with torch.no_grad():
         bits = [

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from qgate.baselines.accepted import read_accepted
+from qgate.engines.compute import token_values
+from qgate.engines.scored import Pair
 from qgate.gate import Measured
 from qgate.gate.checks import NO_SAMPLES, Check, checks_of
 from qgate.gate.limits import Limits
@@ -185,36 +190,43 @@ def test_the_accepted_file_has_a_figure_of_each_sample(recorded: Path) -> None:
     assert sum(map(float, figures)) / 8 == pytest.approx(whole)
 
 
-def one_worse(sample: Callable[..., tuple[float, ...]]) -> Callable[..., tuple[float, ...]]:
+Rows = Callable[..., Iterator[Pair]]
+
+
+def one_worse(means: Callable[..., tuple[float, ...]]) -> Callable[..., tuple[float, ...]]:
     """Make the third sample much worse, and the fourth much better."""
     count = iter(range(100))
 
-    def figures(*tensors: object) -> tuple[float, ...]:
-        bits, *more = sample(*tensors)
+    def figures(*rows: object) -> tuple[float, ...]:
+        bits, *more = means(*rows)
         return (bits + {2: 0.3, 3: -0.25}.get(next(count), 0.0), *more)
 
     return figures
 
 
-def shifted(sample: Callable[..., tuple[float, ...]]) -> Callable[..., tuple[float, ...]]:
+def shifted(rows: Rows) -> Rows:
     """Compare each logit with the token after the next."""
-    return lambda ids, actual, reference: sample(ids.roll(-1, 1), actual, reference)
+    return lambda ids, *others: rows(ids.roll(-1, 1), *others)
 
 
-def better(sample: Callable[..., tuple[float, ...]]) -> Callable[..., tuple[float, ...]]:
+def better(rows: Rows) -> Rows:
     """Judge the reference in place of the mode."""
-    return lambda ids, _actual, reference: sample(ids, reference, reference)
+    return lambda ids, _actual, reference, first: rows(ids, reference, reference, first)
 
 
 @pytest.mark.parametrize("mode", ["int8", "mxfp4"])
 @pytest.mark.parametrize(
-    ("fault", "words"), [(one_worse, "sample 2 by +0.3, 3 by -0.25"), (shifted, "in the mean of 8")]
+    ("name", "fault", "words"),
+    [
+        ("_means", one_worse, "sample 2 by +0.3, 3 by -0.25"),
+        ("_row_pairs", shifted, "in the mean of 8"),
+    ],
 )
 def test_faults_of_the_task_are_red(
     recorded: Path, monkeypatch: pytest.MonkeyPatch, mode: str,
-    fault: Callable[..., Callable[..., tuple[float, ...]]], words: str,
+    name: str, fault: Callable[..., Any], words: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(tasks, "_sample", fault(tasks._sample))
+    monkeypatch.setattr(tasks, name, fault(getattr(tasks, name)))
     gated = session(recorded, LLAMA, sampling=EIGHT)
     outcome = gated.task("task", mode_of(gated.bench, mode))
     (check,) = [check for check in outcome.verdict.failed if check.metric == "task_change"]
@@ -224,7 +236,7 @@ def test_faults_of_the_task_are_red(
 def test_a_task_that_is_better_by_a_lot_is_red(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks, "_sample", better(tasks._sample))
+    monkeypatch.setattr(tasks, "_row_pairs", better(tasks._row_pairs))
     gated = session(recorded, LLAMA, sampling=EIGHT)
     outcome = gated.task("task", mode_of(gated.bench, "mxfp4"))
     (check,) = [check for check in outcome.verdict.failed if check.metric == "task_change"]
@@ -240,18 +252,29 @@ def test_what_was_recorded_passes(recorded: Path, mode: str) -> None:
     assert check.value == 0.0
 
 
+def figures(ids: Tensor, actual: Tensor, reference: Tensor) -> tuple[float, ...]:
+    return tasks._means(
+        [token_values(*pair) for pair in tasks._row_pairs(ids, actual, reference, 0)]
+    )
+
+
 def test_tokens_of_all_rows_count_and_padding_does_not() -> None:
     random = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 16, (2, 9), generator=random)
     actual, reference = (torch.randn(2, 9, 16, generator=random) for _ in range(2))
-    rows = [
-        tasks._sample(ids[n : n + 1], actual[n : n + 1], reference[n : n + 1]) for n in range(2)
-    ]
-    both = tasks._sample(ids, actual, reference)
-    assert both == pytest.approx([sum(figures) / 2 for figures in zip(*rows, strict=True)])
+    rows = [figures(ids[n : n + 1], actual[n : n + 1], reference[n : n + 1]) for n in range(2)]
+    both = figures(ids, actual, reference)
+    assert both == pytest.approx([sum(column) / 2 for column in zip(*rows, strict=True)])
     padded = ids.clone()
     padded[1] = -1
-    assert tasks._sample(padded, actual, reference) == pytest.approx(rows[0])
+    assert figures(padded, actual, reference) == pytest.approx(rows[0])
     padded[0, 5:] = -1
-    short = tasks._sample(ids[:1, :5], actual[:1, :5], reference[:1, :5])
-    assert tasks._sample(padded, actual, reference) == pytest.approx(short)
+    short = figures(ids[:1, :5], actual[:1, :5], reference[:1, :5])
+    assert figures(padded, actual, reference) == pytest.approx(short)
+    left = ids[:1].clone()
+    left[0, :3] = -1
+    behind = figures(ids[:1, 3:], actual[:1, 3:], reference[:1, 3:])
+    assert figures(left, actual[:1], reference[:1]) == pytest.approx(behind)
+    assert all(
+        math.isnan(figure) for figure in figures(torch.full_like(ids, -1), actual, reference)
+    )

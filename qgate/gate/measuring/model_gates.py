@@ -335,7 +335,8 @@ class ModelGates(GateSession):
 
     def task(self, suite: str, mode: Mode) -> Outcome:
         """Judge how much worse the model does its work."""
-        row, notes = task_row(self.bench, mode)
+        row, notes, summary = task_row(self.bench, mode)
+        self.tasks.append(summary)
         accepted = self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
         before = with_accepted(row, accepted.by_site.get((suite, row.site, row.scope), {}))
         if before.accepted_samples() and not before.parts:

@@ -3,48 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, log_softmax
 
 from qgate.capture.next_tokens import are_logits, masked_ids
+from qgate.engines.compute import TokenValues, estimate_of, figures_of, token_values
+from qgate.engines.record import Estimate, TokenFigures
+from qgate.engines.scored import Pair, scored
 from qgate.errors import QgateError
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.coverage import row_tokens
 from qgate.metrics import sample_part
-from qgate.metrics.intervals import mean_interval
+from qgate.metrics.intervals import grouped_mean, mean_interval
 from qgate.models.rows import token_ids
-from qgate.models.task_metric import TaskMetric, metric_name, task_figures
+from qgate.models.task_metric import TaskFigures, TaskMetric, metric_name, task_figures
 from qgate.modes import Mode
+from qgate.results.tasks import TaskSummary, kept_text
 
 Notes = Mapping[str, Any]
 NO_TASK = "predicts no next tokens and has no metric (qgate.Model(metric=…))"
-TASK_METRIC = "task_metric"
+TASK_METRIC, KEPT = "task_metric", "accuracy_kept"
+_NATS = math.log(2)
+"""Nats of one bit."""
 
 
-def task_row(bench: Bench, mode: Mode) -> tuple[Measured, Notes]:
+def task_row(bench: Bench, mode: Mode) -> tuple[Measured, Notes, TaskSummary]:
     """Measure the task of a model in a mode, as a whole and for each sample, with notes on it."""
     metric = bench.model.metric
     if metric is not None:
         return _metric_row(bench, mode, metric)
-    values, notes = task_values(bench, mode)
+    values, notes, figures = task_values(bench, mode)
+    nonfinite = sum(not math.isfinite(v) for v in values.values())
+    summary = TaskSummary(
+        model=bench.model.name, mode=mode.name, reference=bench.reference_mode, metric="",
+        samples=len(bench.model.inputs), tokens=0,
+    )  # fmt: skip
+    if figures is not None:
+        _summarize(summary, figures)
+        values = {**values, **_limited(figures)}
     row = Measured(
-        site="logits", layer="", scope="task", values=values, order=0,
-        nonfinite=sum(not math.isfinite(v) for v in values.values()),
+        site="logits", layer="", scope="task", values=values, order=0, nonfinite=nonfinite,
         positions=tuple(row_tokens(bench.model.inputs)[0]),
         parts={
             sample_part(number): {"bits_per_byte": bits}
             for number, bits in enumerate(notes["bits_per_byte_of_samples"])
         },
+        why={KEPT: kept_text(summary)},
     )  # fmt: skip
-    return row, notes
+    return row, notes, summary
 
 
-def _metric_row(bench: Bench, mode: Mode, metric: TaskMetric) -> tuple[Measured, Notes]:
+def _metric_row(
+    bench: Bench, mode: Mode, metric: TaskMetric
+) -> tuple[Measured, Notes, TaskSummary]:
     """Measure a model's own metric; its site is the name of the metric."""
     model, name = bench.model, metric_name(metric)
     reference = [tensor.float().cpu() for tensor in bench.outputs(None)]
@@ -53,9 +69,17 @@ def _metric_row(bench: Bench, mode: Mode, metric: TaskMetric) -> tuple[Measured,
     figures = task_figures(metric, model.name, mode.name, arguments)
     arguments["outputs"] = reference
     expected = task_figures(metric, model.name, bench.reference_mode, arguments)
+    summary = TaskSummary(
+        model=model.name, mode=mode.name, reference=bench.reference_mode, metric=name,
+        samples=len(model.inputs), tokens=0,
+    )  # fmt: skip
+    _summarize_metric(summary, figures, expected)
+    values = {TASK_METRIC: figures.figure}
+    if "kept_low" in summary:
+        values[KEPT] = summary["kept_low"]
     row = Measured(
-        site=name, layer="", scope="task", values={TASK_METRIC: figures.figure}, order=0,
-        nonfinite=0, gated=(TASK_METRIC,), why={TASK_METRIC: ""},
+        site=name, layer="", scope="task", values=values, order=0,
+        nonfinite=0, gated=(TASK_METRIC,), why={TASK_METRIC: "", KEPT: kept_text(summary)},
         parts={sample_part(n): {TASK_METRIC: of} for n, of in enumerate(figures.samples)},
     )  # fmt: skip
     notes = {
@@ -64,17 +88,19 @@ def _metric_row(bench: Bench, mode: Mode, metric: TaskMetric) -> tuple[Measured,
         "metric_of_samples": [*figures.samples],
         "metric_reference": expected.figure,
     }
-    return row, notes
+    return row, notes, summary
 
 
-def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], Notes]:
+def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], Notes, TokenFigures | None]:
     """Measure bits per byte, next-token accuracy and KL divergence to the reference.
 
     The notes have the bits per byte of each sample, and the loss: the mode's less those of the
     reference, with its 95 % interval. Samples are paired: the interval of the differences is much
-    narrower than that of either loss.
+    narrower than that of either loss. There are no figures of tokens if a number is not finite.
     """
-    pairs = []
+    means: list[tuple[float, float, float, float]] = []
+    pairs: list[Pair] = []
+    values: list[TokenValues] = []
     for sample, actual, reference in zip(
         bench.model.inputs, bench.outputs(mode), bench.outputs(None), strict=True
     ):
@@ -82,22 +108,26 @@ def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], Notes]:
         if not are_logits(actual, ids):
             raise _no_task(bench)
         ids = masked_ids(ids, sample).cpu()
-        pairs.append(_sample(ids, actual.float().cpu(), reference.float().cpu()))
-    count = len(pairs)
+        rows = [*_row_pairs(ids, actual.float().cpu(), reference.float().cpu(), len(pairs))]
+        tokens = [token_values(*pair) for pair in rows]
+        means.append(_means(tokens))
+        pairs += rows
+        values += tokens
+    count = len(means)
     bits, bits_reference, accuracy, kl = (
-        sum(column) / count for column in zip(*pairs, strict=True)
+        sum(column) / count for column in zip(*means, strict=True)
     )
-    lost = [a - b for a, b, _, _ in pairs]
-    mean, half = mean_interval(lost)
-    values = {"bits_per_byte": bits, "next_token_accuracy": accuracy, "kl_divergence": kl}
+    mean, half = mean_interval([a - b for a, b, _, _ in means])
+    measured = {"bits_per_byte": bits, "next_token_accuracy": accuracy, "kl_divergence": kl}
     notes = {
         "reference": bench.reference_mode,
-        "bits_per_byte_of_samples": [bits_of_sample for bits_of_sample, _, _, _ in pairs],
+        "bits_per_byte_of_samples": [bits_of_sample for bits_of_sample, _, _, _ in means],
         "bits_per_byte_reference": bits_reference,
         "lost": mean,
         "lost_95": [mean - half, mean + half],
     }
-    return values, notes
+    is_finite = all(math.isfinite(value) for value in (*measured.values(), bits_reference))
+    return measured, notes, figures_of(pairs, values) if is_finite else None
 
 
 def _ids_of(bench: Bench, sample: Any) -> Tensor:
@@ -111,13 +141,93 @@ def _no_task(bench: Bench) -> QgateError:
     return QgateError(f"{bench.model.name} {NO_TASK}: leave its task suite out, or give it one.")
 
 
-def _sample(ids: Tensor, actual: Tensor, reference: Tensor) -> tuple[float, float, float, float]:
-    """Compare the rows of a sample with the tokens that follow; those below 0 are padding."""
-    scored = (ids[..., 1:] >= 0) & (ids[..., :-1] >= 0)
-    a, r = (logits[..., :-1, :][scored] for logits in (actual, reference))
-    ids = ids[..., 1:][scored]
-    with torch.no_grad():
-        bits = [float(cross_entropy(x, ids)) / math.log(2) for x in (a, r)]
-        hits = float((a.argmax(-1) == ids).double().mean())
-        p, q = log_softmax(r.double(), -1), log_softmax(a.double(), -1)
-        return bits[0], bits[1], hits, float((p.exp() * (p - q)).sum(-1).mean())
+def _row_pairs(ids: Tensor, actual: Tensor, reference: Tensor, first: int) -> Iterator[Pair]:
+    """Pair the logits of each row with the tokens that follow; those below 0 are padding."""
+    length = ids.shape[-1]
+    for number, (row, *sides) in enumerate(
+        zip(
+            ids.reshape(-1, length),
+            *(logits.reshape(-1, length, logits.shape[-1]) for logits in (actual, reference)),
+            strict=True,
+        ),
+        first,
+    ):
+        is_scored = (row[1:] >= 0) & (row[:-1] >= 0)
+        if not is_scored.any():
+            continue
+        tokens = torch.cat([row[:1].clamp(min=0), row[1:][is_scored]]).numpy()
+        one, other = (
+            scored(str(number), tokens, logits=lambda start, stop, kept=side[:-1][is_scored]: (
+                kept[start - 1 : stop - 1]
+            ))
+            for side in sides
+        )  # fmt: skip
+        yield one, other
+
+
+def _means(rows: Sequence[TokenValues]) -> tuple[float, float, float, float]:
+    """Return the bits of each side, the accuracy and the KL of a sample; NaN without a token."""
+    if not rows:
+        return (math.nan,) * 4
+    actual, reference, right, kl = (
+        float(np.concatenate([getattr(row, name)[1:] for row in rows]).mean())
+        for name in ("actual", "reference", "actual_right", "kl")
+    )
+    return -actual / _NATS, -reference / _NATS, right, kl
+
+
+def _limited(figures: TokenFigures) -> dict[str, float]:
+    """Return the figures that absolute limits may be about, by metric."""
+    kept, spread = figures.kept, figures.kl_spread
+    values = {"perplexity_ratio": figures.perplexity_ratio}
+    shares = {
+        "token_flips": figures.flips, "tokens_lost": figures.lost, "tokens_gained": figures.gained,
+    }  # fmt: skip
+    values |= {name: of.mean for name, of in shares.items() if of is not None}
+    if spread is not None:
+        values |= {"kl_q99": spread.q99, "kl_q999": spread.q999}
+    if kept is not None:
+        values[KEPT] = kept.mean - (kept.half_interval or 0.0)
+    return values
+
+
+def _summarize(summary: TaskSummary, figures: TokenFigures) -> None:
+    summary["tokens"] = figures.tokens
+    summary["perplexity_ratio"] = figures.perplexity_ratio
+    if figures.difference.detectable is not None:
+        summary["detectable"] = figures.difference.detectable / _NATS
+    if figures.kl is not None and figures.kl_spread is not None:
+        summary["kl"] = figures.kl.mean
+        summary["kl_q99"], summary["kl_q999"] = figures.kl_spread.q99, figures.kl_spread.q999
+        if figures.kl.standard_error is not None:
+            summary["kl_error"] = figures.kl.standard_error
+    for name, share in (
+        ("flips", figures.flips), ("lost", figures.lost), ("gained", figures.gained),
+    ):  # fmt: skip
+        if share is not None:
+            summary[name] = share.mean  # type: ignore[literal-required]
+    _add_kept(summary, figures.kept)
+
+
+def _summarize_metric(summary: TaskSummary, figures: TaskFigures, expected: TaskFigures) -> None:
+    """Add what a mode keeps of the reference's figure, where that is above 0."""
+    summary["figure"], summary["figure_reference"] = figures.figure, expected.figure
+    if figures.samples and expected.samples:
+        changes = [a - b for a, b in zip(figures.samples, expected.samples, strict=True)]
+        change = estimate_of(grouped_mean(changes, [1] * len(changes)))
+        if change.detectable is not None:
+            summary["detectable"] = change.detectable
+    if not expected.figure > 0:
+        return
+    if figures.samples and expected.samples:
+        _add_kept(summary, estimate_of(grouped_mean(figures.samples, expected.samples)))
+    else:
+        _add_kept(summary, Estimate(figures.figure / expected.figure))
+
+
+def _add_kept(summary: TaskSummary, kept: Estimate | None) -> None:
+    if kept is not None:
+        summary["kept"] = kept.mean
+        summary["kept_low"] = kept.mean - (kept.half_interval or 0.0)
+        if kept.detectable is not None:
+            summary["kept_detectable"] = kept.detectable

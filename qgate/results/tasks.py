@@ -1,0 +1,174 @@
+"""Figures of a task beside the reference's: what the samples can tell, KL, flips, margins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NotRequired, TypedDict
+
+from qgate.text.numbers import brief, percent
+
+MARGINS: Mapping[str, float] = {"mlperf-99": 0.99, "mlperf-99.9": 0.999}
+"""MLPerf's accuracy targets, as shares of the reference's accuracy."""
+BLIND = (
+    "MLPerf's margins count right answers alone: they do not see those that are lost where others "
+    "are gained, nor probabilities that move without changing an answer"
+)
+TASK_HEADS = (
+    "smallest change that shows", "KL (nats)", "99 %", "99.9 %", "another first token",
+    "right ones lost", "right ones gained", "perplexity", "accuracy kept", "MLPerf 99 %",
+    "MLPerf 99.9 %",
+)  # fmt: skip
+_MODES = 3
+
+
+class TaskSummary(TypedDict):
+    """Figures of the task of a model in one mode, beside those of the reference.
+
+    metric            the name of the model's own metric; empty where next tokens are predicted
+    detectable        smallest change of the figure (bits per byte, or the metric) that a paired
+                      test of these samples tells from none in 80 % of runs
+    kl                mean over tokens of KL(reference | mode) in nats, with its standard error
+    flips             share of tokens at which another token is the most likely one
+    lost, gained      share of tokens that only the reference, or only the mode, predicts first
+    kept              accuracy, or the metric, as a share of the reference's; kept_low is the lower
+                      end of its 95 % interval, kept_detectable the smallest change that shows
+    """
+
+    model: str
+    mode: str
+    reference: str
+    metric: str
+    samples: int
+    tokens: int
+    detectable: NotRequired[float]
+    kl: NotRequired[float]
+    kl_error: NotRequired[float]
+    kl_q99: NotRequired[float]
+    kl_q999: NotRequired[float]
+    flips: NotRequired[float]
+    lost: NotRequired[float]
+    gained: NotRequired[float]
+    perplexity_ratio: NotRequired[float]
+    figure: NotRequired[float]
+    figure_reference: NotRequired[float]
+    kept: NotRequired[float]
+    kept_low: NotRequired[float]
+    kept_detectable: NotRequired[float]
+
+
+def add_tasks(one: Sequence[TaskSummary], other: Sequence[TaskSummary]) -> list[TaskSummary]:
+    """Join two parts of a run; each mode of a model has one task."""
+    joined = {(task["model"], task["mode"]): task for task in (*one, *other)}
+    return [*joined.values()]
+
+
+def tasks_of(header: Mapping[str, object]) -> list[TaskSummary]:
+    """Return what a header says of tasks; nothing in those of earlier versions."""
+    return header.get("tasks") or []  # type: ignore[return-value]
+
+
+def task_texts(header: Mapping[str, object]) -> list[str]:
+    """Write what the samples can tell first, then the figures of the first modes."""
+    tasks = tasks_of(header)
+    if not tasks or header.get("shard"):
+        return []
+    models = dict.fromkeys(task["model"] for task in tasks)
+    texts = [detectable_text([task for task in tasks if task["model"] == name]) for name in models]
+    texts += [f"{task['mode']}: {', '.join(_figures(task))}" for task in tasks[:_MODES]]
+    if len(tasks) > _MODES:
+        texts.append(f"+{len(tasks) - _MODES} more modes in the report")
+    return texts
+
+
+def detectable_text(tasks: Sequence[TaskSummary]) -> str:
+    """Say which changes the samples of one model tell from none; a range over its modes."""
+    first = tasks[0]
+    unit = f" of {first['metric']}" if first["metric"] else " bits per byte"
+    sizes = [task["detectable"] for task in tasks if "detectable" in task]
+    shares = [task["kept_detectable"] for task in tasks if "kept_detectable" in task]
+    tokens = f", {first['tokens']:,} tokens" if first["tokens"] else ""
+    count = first["samples"]
+    given = f"task of {first['model']}, {count:,} sample{'s' * (count != 1)}{tokens}"
+    if not sizes:
+        return f"{given}: too few samples to tell how small a change would show"
+    text = f"{given}: a change of {_range([brief(size, 2) for size in sorted(sizes)])}{unit}"
+    if shares:
+        shown = _range([percent(share) for share in sorted(shares)])
+        text += f", or of {shown} of {first['reference']}'s accuracy,"
+    return f"{text} would show"
+
+
+def _range(texts: Sequence[str]) -> str:
+    return " to ".join(dict.fromkeys((texts[0], texts[-1])))
+
+
+def _figures(task: TaskSummary) -> Iterator[str]:
+    if "kl" in task:
+        error = f" ± {brief(task['kl_error'], 2)}" if "kl_error" in task else ""
+        tail = f"99 % {brief(task['kl_q99'], 2)}, 99.9 % {brief(task['kl_q999'], 2)}"
+        yield f"KL {brief(task['kl'])}{error} nats ({tail})"
+    if "flips" in task:
+        yield f"another first token at {percent(task['flips'])}"
+    if "lost" in task and "gained" in task:
+        yield f"right ones {percent(task['lost'])} lost and {percent(task['gained'])} gained"
+    if "perplexity_ratio" in task:
+        yield f"perplexity x {task['perplexity_ratio']:.4g}"
+    if "figure" in task and "figure_reference" in task:
+        was = f"{task['figure_reference']:.4g} in {task['reference']}"
+        yield f"{task['metric']} {task['figure']:.4g} ({was})"
+    if text := margin_text(task):
+        yield text
+
+
+def margin_text(task: TaskSummary) -> str:
+    """Say which of MLPerf's margins a mode keeps, and how many flips that does not see."""
+    if "kept" not in task:
+        return ""
+    words = {name: _outcome(task, share) for name, share in MARGINS.items()}
+    text = ", ".join(f"{name.removeprefix('mlperf-')} % {word}" for name, word in words.items())
+    unseen = _unseen(task) if "kept" in words.values() else ""
+    return f"{percent(task['kept'])} of {task['reference']}'s accuracy (MLPerf {text}{unseen})"
+
+
+def _outcome(task: TaskSummary, share: float) -> str:
+    if task["kept_low"] >= share:
+        return "kept"
+    return "not shown" if task["kept"] >= share else "not kept"
+
+
+def _unseen(task: TaskSummary) -> str:
+    hidden = min(task.get("lost", 0.0), task.get("gained", 0.0))
+    return f"; blind to {percent(hidden)} that cancel" if hidden else ""
+
+
+def task_cells(task: TaskSummary) -> list[str]:
+    """Write the figures of one mode under `TASK_HEADS`."""
+    unit = task["metric"] or "bits per byte"
+    kept = percent(task["kept"]) if "kept" in task else "–"
+    if "kept_detectable" in task:
+        kept += f" (from {percent(task['kept_low'])})"
+    error = f" ± {brief(task['kl_error'], 2)}" if "kl_error" in task else ""
+    return [
+        f"{brief(task['detectable'], 2)} {unit}" if "detectable" in task else "–",
+        f"{brief(task['kl'])}{error}" if "kl" in task else "–",
+        *(brief(task[key]) if key in task else "–" for key in ("kl_q99", "kl_q999")),  # type: ignore[literal-required]
+        *(
+            percent(task[key]) if key in task else "–"  # type: ignore[literal-required]
+            for key in ("flips", "lost", "gained")
+        ),
+        f"x {task['perplexity_ratio']:.4g}" if "perplexity_ratio" in task else "–",
+        kept,
+        *(_outcome(task, share) if "kept" in task else "–" for share in MARGINS.values()),
+    ]
+
+
+def kept_text(task: TaskSummary) -> str:
+    """Say how sure it is that a mode keeps a share of the reference's accuracy."""
+    if "kept" not in task:
+        return ""
+    text = f"{percent(task['kept'])} of {task['reference']}'s in the mean"
+    if "kept_detectable" not in task:
+        return f"{text}, without an interval: it needs figures of several samples"
+    text += f", {percent(task['kept_low'])} at the lower end of the 95 % interval"
+    text += f"; {task['samples']:,} samples tell changes from {percent(task['kept_detectable'])} on"
+    return text + _unseen(task)
