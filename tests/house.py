@@ -34,7 +34,7 @@ FLOORS = {
         2.5: "charts",
         2: "hooks storage devices kernels metrics",
         1: "registry archives hashing records text documents",
-        0: "errors exports _version",
+        0: "errors exports loading _version",
     }.items()
     for room in rooms.split()
 }

@@ -7,27 +7,29 @@ come from other people's models and files: it is cut and escaped here.
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
-from qgate.charts.figure import dress
 from qgate.charts.pages import render
-from qgate.charts.palette import BLUE
-from qgate.charts.shapes import bars
-from qgate.charts.sheet import Sheet, height_for, name_rows, panels, sheet
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.text import brief, counted, shortened
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from qgate.charts import bar_sheets
+    from qgate.charts.sheet import Sheet
+else:
+    # Records of runs are read without numpy, which drawing needs.
+    bar_sheets = LateModule("qgate.charts.bar_sheets")
+
 Row = Mapping[str, object]
-_MOST_LINES, _MOST_ROWS, _MOST_SHOWN, _MOST_BARS = 6, 10, 20, 20
-_LINE, _CELL = 140, 44
+_MOST_LINES, _MOST_ROWS, _MOST_SHOWN = 6, 10, 20
+LINE, _CELL = 140, 44
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,10 @@ class Overviewed:
         rows = overview.rows(_MOST_SHOWN)
         return render(
             "charts/overview",
-            title=shortened(overview.title, 2 * _LINE),
-            lines=[shortened(line, 2 * _LINE) for line in overview.lines[:_MOST_LINES]],
+            title=shortened(overview.title, 2 * LINE),
+            lines=[shortened(line, 2 * LINE) for line in overview.lines[:_MOST_LINES]],
             head=list(rows[0]) if rows else [],
-            rows=[[_cell(cell) for cell in row.values()] for row in rows],
+            rows=[[cell_text(cell) for cell in row.values()] for row in rows],
             more=overview.more(_MOST_SHOWN),
             image=image,
             alt=picture.title if picture else "",
@@ -92,14 +94,12 @@ class Overviewed:
         """Draw the result; a notebook shows it, and `.figure` is its matplotlib figure."""
         picture = self._draw()
         if picture is None:
-            raise QgateError(
-                f"there is nothing to draw: {shortened(self.overview().title, _LINE)}."
-            )
+            raise QgateError(f"there is nothing to draw: {shortened(self.overview().title, LINE)}.")
         return picture
 
     def _draw(self) -> Sheet | None:
         overview = self.overview()
-        return bar_sheet(overview) if overview.drawn else None
+        return bar_sheets.bar_sheet(overview) if overview.drawn else None
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -113,27 +113,11 @@ def _whole(value: object) -> object:
     return value.encode("utf-8", "backslashreplace").decode() if type(value) is str else value
 
 
-def bar_sheet(overview: Overview) -> Sheet | None:
-    """Draw a bar for each of the first rows, named by the first column; None without a number."""
-    rows = overview.rows(_MOST_BARS)
-    values = [value if _is_number(value := row[overview.drawn]) else math.nan for row in rows]
-    if not any(map(math.isfinite, values)):
-        return None
-    picture = sheet(9, height_for(len(rows)), shortened(overview.title, _LINE))
-    (axes,) = panels(picture, 1, 1)
-    widths = [value if math.isfinite(value) else 0.0 for value in values]
-    bars(axes, widths, [f" {_cell(row[overview.drawn])}" for row in rows], BLUE)
-    name_rows(axes, [str(next(iter(row.values()))) for row in rows])
-    axes.margins(x=0.15)
-    dress(axes, x=overview.drawn, grid="x")
-    return picture
-
-
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _cell(value: object) -> str:
+def cell_text(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -145,8 +129,8 @@ def _text_lines(overview: Overview) -> list[str]:
     lines = [overview.title, *(f"  {line}" for line in overview.lines[:_MOST_LINES])]
     rows = overview.rows(_MOST_ROWS)
     if rows:
-        aligned = ["right" if _is_number(value) else "left" for value in rows[0].values()]
-        cells = [[_cell(cell) for cell in row.values()] for row in rows]
+        aligned = ["right" if is_number(value) else "left" for value in rows[0].values()]
+        cells = [[cell_text(cell) for cell in row.values()] for row in rows]
         table = tabulate(
             [list(rows[0]), *cells], tablefmt="plain", colalign=aligned, disable_numparse=True
         )
@@ -157,4 +141,4 @@ def _text_lines(overview: Overview) -> list[str]:
 
 
 def _cut(line: str) -> str:
-    return line if len(line) <= _LINE and line.isprintable() else shortened(line, _LINE)
+    return line if len(line) <= LINE and line.isprintable() else shortened(line, LINE)

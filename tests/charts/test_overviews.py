@@ -17,7 +17,8 @@ from torch import nn
 import qgate
 from qgate.activation_stats.compute import ActivationsResult
 from qgate.capture.running import Capture
-from qgate.charts.overviews import Overview, Overviewed, bar_sheet
+from qgate.charts.bar_sheets import bar_sheet
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.charts.sheet import Sheet
 from qgate.checkpoints.agreement import AgreementRecord, TensorAgreement
 from qgate.comparing.dump_comparison import compare_dumps
