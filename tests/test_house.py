@@ -628,8 +628,12 @@ def loaded(statement: str, *watched: str) -> set[str]:
         ("import qgate.formats", ("torch", "pandas", "matplotlib", "pytest", "jinja2", "msgspec")),
         ("import qgate.cli", ("torch", "pandas", "matplotlib", "pytest", "jinja2", "msgspec")),
         ("import qgate.plugin", ("torch", "pandas", "matplotlib", "jinja2", "msgspec")),
+        (
+            "import qgate.activation_stats.compute, qgate.sweeps.compute, qgate.page.comparisons",
+            ("pandas", "matplotlib", "jinja2"),
+        ),
     ],
-    ids=["qgate", "formats", "cli", "plugin"],
+    ids=["qgate", "formats", "cli", "plugin", "results"],
 )
 def test_an_import_stays_light(statement: str, absent: tuple[str, ...]) -> None:
     assert loaded(statement, *absent) == set()

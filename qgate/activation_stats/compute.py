@@ -11,13 +11,14 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from qgate._version import __version__
 from qgate.activation_stats.candidates import CandidateRequest, sensitivity_of
+from qgate.activation_stats.findings import findings, summary
 from qgate.activation_stats.layer_stats import LayerStats
 from qgate.activation_stats.networks import (
     LoadedNetwork,
@@ -26,6 +27,8 @@ from qgate.activation_stats.networks import (
     network_source,
 )
 from qgate.activation_stats.plan import ActivationPlan, layer_number, plan_of, weight_table
+from qgate.activation_stats.plots.formats import draw_losses
+from qgate.activation_stats.reading import name_of, report_options, worst_format
 from qgate.activation_stats.record import ACTIVATIONS, ActivationsRecord, LayerActivations, Smoothed
 from qgate.activation_stats.sensitivity import NO_LOSS, Progress, SensitivityTarget, predicts_next
 from qgate.activation_stats.settings import ActivationSettings, changed_values, with_values
@@ -33,21 +36,28 @@ from qgate.activation_stats.shards import gather_statistics
 from qgate.activation_stats.smoothing import smoothing_advice
 from qgate.activation_stats.subjects import MeasuredNetwork, SampleSet, sample_set_of, subject_of
 from qgate.activation_stats.tables import Row, tables_of
+from qgate.activation_stats.texts import worst_layers
+from qgate.charts.overviews import Overview, Overviewed, frame_of
+from qgate.charts.sheet import Sheet
 from qgate.devices import resolve
 from qgate.engine import Workers
 from qgate.engine.workers import workers_of
-from qgate.errors import QgateError
-from qgate.hooks.observing import INPUT, WEIGHT, ObservedCalls
+from qgate.errors import QgateError, unknown
+from qgate.hooks.observing import INPUT, OUTPUT, WEIGHT, ObservedCalls
 from qgate.models import Model
 from qgate.models.sites import kind_of
+from qgate.summaries.reading import figure_of
 from qgate.summaries.record import ValueSummary
-from qgate.text import listed
+from qgate.text import listed, shortened
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["ActivationsResult", "activations"]
 
 
-@dataclass(frozen=True)
-class ActivationsResult:
+@dataclass(frozen=True, repr=False)
+class ActivationsResult(Overviewed):
     """The result of `activations`: `record` is plain data, `failed` is true if values are not
     finite or a module that was matched never ran."""
 
@@ -62,6 +72,36 @@ class ActivationsResult:
         """Return rows by table: layers, magnitude, outliers, tokens, channels, ranges, formats,
         smoothing, sensitivity, proposals."""
         return tables_of(self.record)
+
+    def overview(self) -> Overview:
+        """Describe the run: what was found, and the layers that formats lose most in."""
+        lines = [str(finding) for finding in findings(self.record)]
+        title = f"Activations of {shortened(self.record['model'], 60)}: {summary(self.record)}"
+        return Overview(title, worst_layers(self.record), _layer_row, "layer", lines[:5], "amax")
+
+    def to_frame(self, table: str = "layers") -> pd.DataFrame:
+        """Return one of `tables()` as a data frame."""
+        tables = self.tables()
+        if table not in tables:
+            raise unknown("table of activations", table, tables)
+        return frame_of(tables[table])
+
+    def _draw(self) -> Sheet | None:
+        options = report_options(self.record["settings"])
+        pictures = (draw_losses(self.record, role, options) for role in (INPUT, OUTPUT, WEIGHT))
+        return next(filter(None, pictures), None) or super()._draw()
+
+
+def _layer_row(layer: LayerActivations) -> dict[str, object]:
+    name, loss = worst_format(layer) or ("", None)
+    summary_figures = layer["portrait"]
+    return {
+        "layer": name_of(layer, 60),
+        "role": layer["role"],
+        "worst format": name,
+        "SQNR (dB)": None if loss is None else loss.worse,
+        **{figure: figure_of(summary_figures, figure) for figure in ("amax", "rms", "kurtosis")},
+    }
 
 
 def activations(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from qgate.capture.next_tokens import PADDING, are_logits, masked_ids
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks import ModuleHooks
@@ -19,14 +20,14 @@ from qgate.hooks.tapping import tap_sites
 from qgate.models.model import Model, inputs_hash
 from qgate.models.rows import real_tokens, token_ids, without_padding
 from qgate.models.sites import Site
-from qgate.text import listed
+from qgate.text import counted, listed, megabytes
 
 Loss = Callable[[Tensor, Any], Tensor]
 Keep = Callable[[int, Site, Tensor], "Tensor | None"]
 
 
-@dataclass
-class Capture:
+@dataclass(repr=False)
+class Capture(Overviewed):
     """Tensors by site, sample after sample; samples may differ in length.
 
     `gradients` has the gradients of the loss with respect to the same tensors, if requested: for an
@@ -49,6 +50,22 @@ class Capture:
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    def overview(self) -> Overview:
+        """Describe the captured sites; no value is read."""
+        title = f"Capture of {self.model}: {counted(len(self.tensors), 'site')}, "
+        title += megabytes(self.nbytes())
+        return Overview(title, list(self.tensors), self._site_row, "site", drawn="elements")
+
+    def _site_row(self, site: str) -> dict[str, object]:
+        samples = self.tensors[site]
+        return {
+            "site": site,
+            "samples": len(samples),
+            "first shape": "×".join(map(str, samples[0].shape)) if samples else "",
+            "elements": sum(sample.numel() for sample in samples),
+            "gradients": "yes" if site in self.gradients else "no",
+        }
 
     def nbytes(self) -> int:
         """Return the bytes of all captured tensors."""

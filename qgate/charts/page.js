@@ -65,9 +65,13 @@ for (const table of document.querySelectorAll('table.sortable')) {
   });
 }
 
-const form = document.querySelector('form.filters');
-const list = form && document.getElementById(form.dataset.table);
-if (form && list && list.tHead) {
+// The state of a table is in the address: `#show&mode=2-1&sort=margin`; of the second table of a
+// page with its name, `#show&table=compared&…`.
+const forms = [...document.querySelectorAll('form.filters')];
+for (const form of forms) {
+  const list = document.getElementById(form.dataset.table);
+  if (!list || !list.tHead) continue;
+  const own = form === forms[0] ? '' : list.id;
   form.hidden = false;
   const fields = [...form.elements].filter(each => each.name);
   const count = form.querySelector('output');
@@ -103,16 +107,19 @@ if (form && list && list.tHead) {
     shown();
   };
   const save = () => {
-    const state = new URLSearchParams();
+    const state = new URLSearchParams(own && { table: own });
     fields.forEach(field => field.value.trim() && state.set(field.name, field.value.trim()));
     const head = heads.find(each => each.hasAttribute('aria-sort'));
     if (head) {
       state.set('sort', names[head.cellIndex]);
       if (head.getAttribute('aria-sort') === 'ascending') state.set('order', 'up');
     }
-    const told = state.toString();
+    const start = `#${form.closest('section').id}`, query = state.toString();
+    const address = state.size > (own ? 1 : 0) ? `#show&${query}` : start;
+    const here = form.querySelector('a.here');
+    if (here) here.href = address;
     try {
-      history.replaceState(null, '', told ? `#show&${told}` : '#gates');
+      history.replaceState(null, '', address);
     } catch { /* a sandbox that keeps its address */ }
   };
   const reset = () => {
@@ -125,6 +132,7 @@ if (form && list && list.tHead) {
     const hash = location.hash.slice(1);
     if (!hash.startsWith('show')) return;
     const state = new URLSearchParams(hash.slice(5));
+    if ((state.get('table') || '') !== own) return;
     fields.forEach(field => {
       field.value = state.get(field.name) || '';
       if (field.selectedIndex === -1) field.value = '';
@@ -132,6 +140,8 @@ if (form && list && list.tHead) {
     const column = names.indexOf(state.get('sort'));
     if (column >= 0) sortBy(list, column, state.get('order') !== 'up');
     apply();
+    const here = form.querySelector('a.here');
+    if (here) here.href = `#${hash}`;
     form.closest('section').scrollIntoView();
   };
   let waiting = 0;
@@ -176,7 +186,7 @@ document.addEventListener('click', event => {
 if (location.hash) jump();
 
 for (const heat of document.querySelectorAll('table.heat')) {
-  const links = [...heat.querySelectorAll('a')];
+  const links = [...heat.querySelectorAll('td a')];
   links.forEach(link => { link.tabIndex = -1; });
   const start = heat.querySelector('td.bad a') || links[0];
   if (start) start.tabIndex = 0;

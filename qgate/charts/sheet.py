@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from qgate.charts.figure import DPI, HEADLINE, SMALL, TICK, new_figure, save
+from qgate.charts.figure import DPI, HEADLINE, SMALL, TICK, new_figure, render_image, save
 from qgate.charts.palette import BLACK, COLORS, FORMAT_COLORS, INK, WHITE, format_color
 from qgate.text import brief, distinct, one_line, shortened, shortened_title
 from qgate.text.format_names import FORMAT_ALIASES
@@ -36,6 +37,17 @@ class Sheet:
     figure: Figure
     title: str
 
+    def save(self, path: Path | str, *, dpi: float = DPI) -> None:
+        """Write the picture; the ending of the path is its format."""
+        with np.errstate(all="ignore"):
+            save(self.figure, Path(path), dpi=dpi)
+
+    def _repr_png_(self) -> bytes:
+        data = io.BytesIO()
+        with np.errstate(all="ignore"):
+            render_image(self.figure).save(data, format="png")
+        return data.getvalue()
+
 
 @dataclass(frozen=True)
 class Drawing(Generic[Record]):
@@ -49,7 +61,7 @@ class Drawing(Generic[Record]):
             sheet = self.build(record)
             if sheet is None:
                 return ""
-            save(sheet.figure, path, dpi=dpi)
+        sheet.save(path, dpi=dpi)
         return sheet.title
 
 

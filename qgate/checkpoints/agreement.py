@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.checkpoints.grids import TALL, QuantizedWeight, row_spans
 from qgate.checkpoints.methods.steps import element_indices
 from qgate.checkpoints.opening import open_checkpoint
@@ -41,8 +42,8 @@ class TensorAgreement:
     steps: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class AgreementRecord:
+@dataclass(frozen=True, repr=False)
+class AgreementRecord(Overviewed):
     """The comparison of two exports, tensor by tensor."""
 
     first: str
@@ -53,9 +54,20 @@ class AgreementRecord:
     def differences(self) -> list[TensorAgreement]:
         return [t for t in self.tensors if t.outcome in (OTHER_VALUES, ALONE)]
 
+    def overview(self) -> Overview:
+        """Describe the comparison: how tensors agree, those that differ first."""
+        outcomes = Counter(tensor.outcome for tensor in self.tensors)
+        counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items())
+        rows = [*self.differences, *(t for t in self.tensors if t not in self.differences)]
+        return Overview(f"{self.first} and {self.second}: {counts}", rows, _tensor_row, "tensor")
+
     def to_dict(self) -> dict[str, object]:
         """Return the record as plain data."""
         return asdict(self)
+
+
+def _tensor_row(tensor: TensorAgreement) -> dict[str, object]:
+    return {"tensor": tensor.name, "it has": tensor.outcome, "difference": tensor.difference}
 
 
 @dataclass(frozen=True)

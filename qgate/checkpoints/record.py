@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.checkpoints.recipes import DeclaredFormat
 from qgate.records.plain_data import plain_data
 from qgate.text import one_line, shortened
 
 KIND = "qgate checkpoint 1"
-_SHOWN, _WORST = 8, 4
+_SHOWN = 5
 RecipeEntry = str | dict[str, str | int | list[int]]
 """A format in a recipe file: its name, or its name with what shares a scale."""
 WrittenRecipe = dict[str, dict[str, RecipeEntry] | list[str]]
@@ -151,7 +152,7 @@ class WorstBlock:
 
 
 @dataclass(repr=False)
-class CheckpointRecord:
+class CheckpointRecord(Overviewed):
     """The comparison of a quantized checkpoint with what it declares and with its parent.
 
     method   the library that the configuration names, empty where it declares nothing
@@ -177,26 +178,34 @@ class CheckpointRecord:
         """Return the record as plain data; numbers that are not finite are None."""
         return plain_data(self)
 
-    def __repr__(self) -> str:
-        return "\n".join(self._summary())
-
-    def _summary(self) -> Iterator[str]:
-        """Write findings and the worst weights in a few lines."""
+    def overview(self) -> Overview:
+        """Describe the comparison: its findings, and the weights with the most error."""
         beside = f" beside {one_line(self.parent)}" if self.parent else ""
         count = len(self.findings)
-        yield (
+        title = (
             f"CheckpointRecord of {one_line(self.child)}{beside}: {count or 'no'} "
             f"finding{'s' * (count != 1)}, {len(self.weights)} weights"
         )
-        for finding in self.findings[:_SHOWN]:
-            yield f"  {shortened(finding.subject, 80)}: {shortened(finding.cause, 120)}"
+        lines = [
+            f"{shortened(finding.subject, 60)}: {shortened(finding.cause, 75)}"
+            for finding in self.findings[:_SHOWN]
+        ]
         if count > _SHOWN:
-            yield f"  … and {count - _SHOWN} more in .findings"
-        ranked = worst_first(self.weights)
-        for weight, over in ranked[:_WORST]:
-            yield f"  {over:+.2f} dB over ideal: {shortened(weight.name, 80)}, {weight.format}"
-        if len(ranked) > _WORST:
-            yield f"  … and {len(ranked) - _WORST} more in .weights"
+            lines.append(f"… and {count - _SHOWN} more in .findings")
+        measured = [weight for weight, _ in worst_first(self.weights)]
+        names = {weight.name for weight in measured}
+        weights = [*measured, *(weight for weight in self.weights if weight.name not in names)]
+        return Overview(title, weights, _weight_row, "weight", lines, "over ideal (dB)")
+
+
+def _weight_row(weight: WeightRecord) -> dict[str, object]:
+    figures = weight.figures
+    return {
+        "weight": weight.name,
+        "format": weight.format,
+        "over ideal (dB)": None if figures is None else figures.over_ideal_db,
+        "relative error": None if figures is None else figures.error,
+    }
 
 
 def worst_first(weights: Sequence[WeightRecord]) -> list[tuple[WeightRecord, float]]:

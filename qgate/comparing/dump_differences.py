@@ -13,10 +13,12 @@ from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.comparing.pairing import Origin, Pairing
 from qgate.dumps import Record, StoredValues
 from qgate.dumps.record import plain
 from qgate.results.rows import LazySequence, StoredRows
+from qgate.text import counted
 
 Kind = Literal["equal", "differs", "unfit", "summary"]
 _KINDS, _ORIGINS = get_args(Kind), get_args(Origin)
@@ -120,8 +122,8 @@ class Pairs(LazySequence[PairErrors]):
         return self.where(np.lexsort((-largest, -size, has_number)))
 
 
-@dataclass
-class DumpComparison:
+@dataclass(repr=False)
+class DumpComparison(Overviewed):
     """All pairs in the order of execution, records without a counterpart, and notes on both dumps.
 
     nonfinite   number of values in all pairs that are not finite
@@ -150,6 +152,15 @@ class DumpComparison:
     def worst_first(self) -> Pairs:
         return self.different.worst_first()
 
+    def overview(self) -> Overview:
+        """Describe the comparison: where dumps differ first, and the pairs that differ most."""
+        different, alone = self.worst_first(), len(self.only_actual) + len(self.only_reference)
+        title = f"{counted(len(self.pairs), 'pair')} of tensors: {len(different):,} differ"
+        title += f", {alone:,} tensors are in one dump only" if alone else ""
+        first = [f"first at {self.first.title}"] if self.first else []
+        lines = [*first, *self.notes]
+        return Overview(title, different, _pair_row, "pair", lines, "relative MSE")
+
     def reasons(self, relative_mse: float | None, *, unpaired: bool = False) -> list[str]:
         """List the reasons why the comparison fails; none if it passes. NaN is within no limit."""
         if len(self.pairs) == len(self.of_kind("summary")):
@@ -168,6 +179,15 @@ class DumpComparison:
         if relative_mse is not None and alone and not unpaired:
             reasons.append(f"{alone} tensors are in one of the dumps only")
         return reasons
+
+
+def _pair_row(pair: PairErrors) -> dict[str, object]:
+    return {
+        "tensor": pair.title,
+        "difference": pair.why or pair.origin or pair.kind,
+        "relative MSE": pair.relative_mse,
+        "largest": pair.max_abs,
+    }
 
 
 # While they are compared -------------------------------------------------------------------------

@@ -14,12 +14,14 @@ from datetime import datetime
 import torch
 from torch import Tensor
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.dumps.reading import Dump
 from qgate.dumps.record import Record
 from qgate.dumps.tensor_saver_files import BACKWARD_NAMES
 from qgate.dumps.tensor_saver_names import TensorFileName
 from qgate.storage import locations
 from qgate.storage.access import empty_folder
+from qgate.text import counted
 
 _LONGEST = 80
 _OWN_EXTRAS = ("known_name", "generation", "timestamp", "counter", "overflow_info")
@@ -28,12 +30,21 @@ _NAMES = {
 } | {("attention", "forward", "post", "context"): "output"}
 
 
-@dataclass
-class ExportReport:
+@dataclass(repr=False)
+class ExportReport(Overviewed):
     """Number of files written, and titles of the records without values to write."""
 
     files: int = 0
     without_values: list[str] = field(default_factory=list)
+
+    def overview(self) -> Overview:
+        """Count the files, and name the records without values."""
+        return Overview(
+            f"{counted(self.files, 'file')} written",
+            self.without_values,
+            lambda title: {"without values": title},
+            "record",
+        )
 
 
 def export_dump(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.dumps.index import line
 from qgate.dumps.layout import (
     INDEX,
@@ -35,13 +36,14 @@ from qgate.storage import locations
 from qgate.storage.access import folder_of
 from qgate.storage.folders import Folder
 from qgate.storage.new_folders import new_folder, new_subfolder, temporary_beside
+from qgate.text import counted
 
 _MOST_MISSING = 1000
 _MARK = ".qgate-merge"
 
 
-@dataclass(frozen=True)
-class MergedDump:
+@dataclass(frozen=True, repr=False)
+class MergedDump(Overviewed):
     """Counts of a merged dump; `same` records were in several folders and are stored once.
 
     `missing` lists the first thousand of `missing_count`.
@@ -52,6 +54,12 @@ class MergedDump:
     same: int = 0
     missing: tuple[str, ...] = ()
     missing_count: int = 0
+
+    def overview(self) -> Overview:
+        """Count the records, and name those that are missing."""
+        title = f"Merged dump of {counted(self.ranks, 'rank')}: {counted(self.records, 'record')}"
+        title += f", {self.same:,} of them in several folders, {self.missing_count:,} missing"
+        return Overview(title, self.missing, lambda name: {"missing": name}, "record")
 
     def __add__(self, other: MergedDump) -> MergedDump:
         return MergedDump(

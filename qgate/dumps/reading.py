@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.dumps.index import EVENT, Index, IndexLines
 from qgate.dumps.layout import (
     INDEX,
@@ -26,6 +27,7 @@ from qgate.errors import QgateError, unknown
 from qgate.storage import locations
 from qgate.storage.access import folder_of
 from qgate.storage.folders import Folder, Stamp
+from qgate.text import counted, shortened
 
 _RANKS_OPEN = 16
 _MOST_RECORDS = 20_000
@@ -80,7 +82,7 @@ class RankState:
         return [f"rank {self.rank}: {note}" for note in notes]
 
 
-class Dump:
+class Dump(Overviewed):
     """Records of a dump and their tensors. `Dump.open` reads what is written by now.
 
     A dump on this machine shows records as they are written; one in a store of objects has the
@@ -125,6 +127,21 @@ class Dump:
         raise QgateError(
             f"{name} is no dump: it has no dump.json, and no .pt files of megatron-tensor-saver."
         )
+
+    def __repr__(self) -> str:
+        # Nothing is read: a dump may lie in a store, and a debugger shows it at every step.
+        return f"{self._title()}: .records() lists its tensors"
+
+    def _title(self) -> str:
+        return f"Dump {shortened(self.folder, 90)!r} of {counted(self.world_size, 'rank')}"
+
+    def overview(self) -> Overview:
+        """Describe the dump: its ranks, what is missing, and its tensors, the largest first."""
+        states = self.states
+        count = sum(state.records for state in states)
+        title = f"{self._title()}: {counted(count, 'tensor')}"
+        largest = sorted(self.records(), key=_largest_first)
+        return Overview(title, largest, _record_row, "tensor", self.notes(states)[:5], "amax")
 
     @property
     def world_size(self) -> int:
@@ -289,3 +306,17 @@ class Dump:
             if too_many > 0 and rank != latest:
                 self._indexes[rank].records = None
                 too_many -= count
+
+
+def _largest_first(record: Record) -> tuple[bool, float]:
+    return not any(record.nonfinite.values()), -record.stats.get("amax", 0.0)
+
+
+def _record_row(record: Record) -> dict[str, object]:
+    return {
+        "tensor": record.title,
+        "dtype": record.dtype,
+        "shape": "×".join(map(str, record.shape)),
+        "not finite": sum(record.nonfinite.values()),
+        **{name: record.stats.get(name) for name in ("amax", "mean", "std")},
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.comparing.dump_comparison import compare_dumps
 from qgate.dumps import Dump
 from qgate.engines.causes import find_causes
@@ -23,13 +24,17 @@ from qgate.engines.weights import (
 from qgate.errors import QgateError
 
 
-@dataclass(frozen=True)
-class EngineComparison:
+@dataclass(frozen=True, repr=False)
+class EngineComparison(Overviewed):
     """The record of a comparison, and the values of all tokens that it is of."""
 
     record: EnginesRecord
     samples: list[Pair]
     values: list[TokenValues]
+
+    def overview(self) -> Overview:
+        """Describe the record."""
+        return self.record.overview()
 
 
 def compare_engines(

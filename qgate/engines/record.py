@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.records.plain_data import plain_data
 
 KIND = "qgate engines 1"
@@ -182,8 +183,8 @@ class TokenFigures:
     worst_samples: tuple[CarryingSample, ...] = ()
 
 
-@dataclass
-class EnginesRecord:
+@dataclass(repr=False)
+class EnginesRecord(Overviewed):
     """The comparison of two engines on the same tokens.
 
     first_site  the first tensor that differs while the inputs of its module agree
@@ -208,6 +209,29 @@ class EnginesRecord:
     sample_lines: list[SampleDifferences] = field(default_factory=list)
     kind: str = KIND
 
+    def overview(self) -> Overview:
+        """Describe the comparison: figures, what is beyond a limit, and the worst tokens."""
+        figures = self.figures
+        size, name = (figures.k3, "k3") if figures.kl is None else (figures.kl, "KL")
+        title = (
+            f"{self.actual} beside {self.reference}: {name} {size.mean:.3g} nats per token over "
+            f"{figures.tokens:,} tokens of {figures.samples:,} samples, {figures.equal_share:.3g} "
+            "of them equal"
+        )
+        lines = [*self.beyond, *self.causes, *self.notes]
+        rows = [_carrier_row(carrier) for carrier in figures.carriers]
+        return Overview(title, rows, noun="token", lines=lines, drawn="share of k3")
+
     def to_dict(self) -> dict[str, object]:
         """Return the record as plain data; numbers that are not finite are None."""
         return plain_data(self)
+
+
+def _carrier_row(carrier: CarryingToken) -> dict[str, object]:
+    return {
+        "place": f"sample {carrier.sample}, position {carrier.position}",
+        "token": carrier.token,
+        "A": carrier.actual,
+        "B": carrier.reference,
+        "share of k3": carrier.share,
+    }

@@ -21,11 +21,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.errors import unknown
 from qgate.gate.checks import ACCEPTABLE, TASK_CHANGE, Check
 from qgate.gate.measured import is_finite
 from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS, sample_number
+from qgate.text import counted
 
 Which = Literal["failed", "new", "all"]
 WHICH: tuple[Which, ...] = get_args(Which)
@@ -45,8 +47,8 @@ class EntryChange:
     new: float | str | None
 
 
-@dataclass(frozen=True)
-class GateUpdate:
+@dataclass(frozen=True, repr=False)
+class GateUpdate(Overviewed):
     """Entries to write, (site, scope) to remove, and the failures that remain."""
 
     values: dict[Key, float | str]
@@ -54,6 +56,12 @@ class GateUpdate:
     changes: tuple[EntryChange, ...]
     remaining: tuple[Check, ...]
     hint: str
+
+    def overview(self) -> Overview:
+        """Describe the update: its changes, old and new."""
+        title = f"Update of {counted(len(self.values), 'value')}"
+        title += f", {len(self.removed):,} removed, {len(self.remaining):,} failures remain"
+        return Overview(title, self.changes, vars, "change", [self.hint] if self.hint else [])
 
     @property
     def passed(self) -> bool:

@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.errors import QgateError
 from qgate.gate.checks import Check, checks_of
 from qgate.gate.limits import Limits
 from qgate.gate.measured import Measured
 from qgate.results.ranking import needs_accepted
+from qgate.text import counted
 
 _NO_SITE = "no such site"
 
 
-@dataclass(frozen=True)
-class Verdict:
+@dataclass(frozen=True, repr=False)
+class Verdict(Overviewed):
     """Measured rows and all their checks, in the order of execution."""
 
     measured: tuple[Measured, ...]
@@ -26,6 +28,16 @@ class Verdict:
     @property
     def passed(self) -> bool:
         return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def overview(self) -> Overview:
+        """Describe the verdict: what failed, worst first, then what passed nearest to its limit."""
+        passed = sorted((c for c in self.checks if c.passed), key=lambda c: -(c.times or 0.0))
+        failed = self.failed
+        title = f"Verdict: {counted(len(self.checks), 'check')} at "
+        title += f"{counted(len(self.measured), 'place')}, {len(failed):,} failed"
+        source = [f"the error enters at {self.first_source}"] if self.first_source else []
+        rows = [*failed, *passed]
+        return Overview(title, rows, _check_row, "check", source, "times the limit")
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -60,6 +72,14 @@ class Verdict:
     def first_source(self) -> str | None:
         """Return the site where the error enters."""
         return None if self.entry is None else self.entry.site
+
+
+def _check_row(check: Check) -> dict[str, object]:
+    return {
+        "site": check.site, "scope": check.scope, "metric": check.metric, "value": check.value,
+        "limit": check.bound, "times the limit": check.times,
+        "verdict": "passed" if check.passed else check.reason or f"failed ({check.kind})",
+    }  # fmt: skip
 
 
 def judge(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
+from qgate.charts.overviews import Overview, Overviewed
 
-@dataclass
-class CheckReport:
+
+@dataclass(repr=False)
+class CheckReport(Overviewed):
     """The record of one check.
 
     name             the function that was checked
@@ -32,6 +34,12 @@ class CheckReport:
         """Return the record as plain data."""
         return asdict(self)
 
+    def overview(self) -> Overview:
+        """Describe the check: its lines, and which inputs were held or left out."""
+        first, *lines = str(self).splitlines()
+        inputs = [(name, "") for name in self.held] + list(self.left_out.items())
+        return Overview(first, inputs, _input_row, "input", [line.strip() for line in lines])
+
     def __str__(self) -> str:
         inputs = f"{len(self.held)} input{'s' if len(self.held) != 1 else ''}"
         lines = [f"{self.name} agrees at {inputs}; float noise is {self.noise:.1e}"]
@@ -47,6 +55,11 @@ class CheckReport:
         ]
         lines += [f"  left out: {name} ({reason})" for name, reason in self.left_out.items()]
         return "\n".join(lines)
+
+
+def _input_row(pair: tuple[str, str]) -> dict[str, object]:
+    name, reason = pair
+    return {"input": name, "held": "no" if reason else "yes", "reason": reason}
 
 
 class CheckFailure(AssertionError):

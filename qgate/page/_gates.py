@@ -19,9 +19,11 @@ from qgate.page._texts import (
     UNKNOWN,
     VERDICTS,
     accept_command,
+    best_first,
     binding_of,
+    evidence,
     factor,
-    failed_checks,
+    fault_texts,
     gate_line,
     nearness_text,
     plain_cells,
@@ -33,7 +35,7 @@ from qgate.page.plots.growth import error_growth
 from qgate.page.plots.panels import Panel, panels_of
 from qgate.page.runs import RecordedGate, Run
 from qgate.results.pictures import Plots
-from qgate.text import one_line, shortened
+from qgate.text import listed, one_line, shortened
 
 # Bytes of details without plots: with thousands of failing gates the table has to do.
 DETAILS_BUDGET = 2_000_000
@@ -44,12 +46,15 @@ _GROWTH_WIDTH = 640.0
 _SMALL = ("error_histogram", "density", "sweep", "magnitudes")
 _CHECK_HEAD = ("site", "scope", "metric", "value", "limit", "accepted / ideal", "change", "how far",
                "reason")  # fmt: skip
+_MOST_ALSO = 4
 _CLASSES = {FAILED: "f", NEW: "n", UNKNOWN: "u", PASSED: "p", IMPROVED: "p"}
 # Columns of the table of all gates and their widths in rem; the first eight are words.
 _COLUMNS = {
     "verdict": 5.8, "suite": 8.2, "model": 7.6, "mode": 6.8, "layer": 5.2, "site": 14.4, "scope": 6,
     "metric": 8.8, "value": 5, "limit": 5.8, "change": 4.8, "margin": 4.6, "seconds": 5.4,
 }  # fmt: skip
+# Those that a phone shows, in percent: what failed, its value and its limit.
+_NARROW = {"verdict": 17, "mode": 15, "site": 24, "value": 15, "limit": 16, "margin": 13}
 _WORDS, _MOST_REM = 8, 9.0
 _LONGEST = 80
 
@@ -121,9 +126,9 @@ def failing_blocks(run: Run, panels: Panels) -> dict[int, str]:
 
 def _block(run: Run, gate: RecordedGate, rows: int, *, is_open: bool) -> dict[str, object]:
     verdict, record = verdict_of(gate, run), gate.record
-    checks = [check for failed in gate.failed for check in failed_checks(failed)]
-    beyond, unread = len(checks) - rows, gate.failures - len(gate.failed)
-    more = f"{beyond:,} more rows in results.csv." if beyond > 0 else ""
+    failed = evidence(gate)
+    unread = gate.failures - min(len(failed), rows)
+    line, figures = fault_texts(failed[0]) if failed else (gate_line(gate), "")
     command, why = accept_command(run, gate)
     steps = [("test", gate.node, True), ("run it again", rerun_command(run, gate), True)]
     script_folder = next((r["reproduction"] for r in gate.failed if "reproduction" in r), "")
@@ -142,20 +147,25 @@ def _block(run: Run, gate: RecordedGate, rows: int, *, is_open: bool) -> dict[st
         "verdict": verdict,
         "is_new": verdict == NEW,
         "open": is_open,
-        "line": gate_line(gate),
+        "line": line,
+        "figures": figures,
         "about": f"{record['suite']} · {record['model']} · {record['mode']} · {record['layer']}: "
         f"{gate.failures:,} of {gate.comparisons:,} comparisons failed, "
         f"{float(record['seconds'] or 0):.3g} s",
-        "rows": [_check_row(check) for check in checks[:rows]],
-        "more": f"{unread:,} more places in results.csv." if unread > 0 else more,
+        "rows": [_site_row(checks) for record in failed[:rows] if (checks := best_first(record))],
+        "more": f"{unread:,} more places in results.csv." if unread > 0 else "",
         "next": steps,
     }
 
 
-def _check_row(check: Check) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Return the cells of a failed check; its kind of limit explains it where it has no reason."""
+def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
+    """Return the cells of a place: its best evidence, and what else failed there in few words.
+
+    The kind of limit explains a check where it has no reason.
+    """
+    check, *others = checks
     site, scope, metric, against, now, moved, limit, kind = plain_cells(check)
-    far = times_cell(check)[0]
+    far, times = times_cell(check)
     reasons = {
         "budget": f"more than {check.allowed or 0:g} dB over an ideal {check.quantizer} quantizer",
         "isolated": "float noise of FP32 code fed with the same tensors",
@@ -165,8 +175,15 @@ def _check_row(check: Check) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     }
     where = f" ({check.source})" if check.source and check.source != "default" else ""
     reason = check.reason or reasons.get(check.kind, "") + where
-    how_far = f"{far} ({kind})" if far != "–" else kind
-    return site, (scope, metric), (now, limit, against, moved, how_far, reason)
+    also = [f"{other.metric} {times_cell(other)[0]} ({other.kind})" for other in others]
+    return (
+        site,
+        (scope, metric),
+        (now, limit, against, moved),
+        (f"{far} ({kind})" if far != "–" else kind, f"h{margin_step(times)}" if far != "–" else ""),
+        reason,
+        listed(also, _MOST_ALSO),
+    )
 
 
 # All of them --------------------------------------------------------------------------------------
@@ -185,6 +202,7 @@ def gate_table(run: Run, detailed: Collection[int]) -> dict[str, object]:
         "head": list(columns),
         "words": _WORDS - (not several),
         "widths": [f"{100 * width / total:.1f}" for width in columns.values()],
+        "narrow": _NARROW,
         "filters": _filters(run, list(columns), bool(broken)),
         "broken": [(node, *_suite_and_name(node)) for node in broken],
         "rows": [_row(gate, run, several, detailed) for gate in run.gates],

@@ -14,8 +14,11 @@ from qgate.text import shortened
 Link = Callable[[RecordedGate], str]
 
 
-def heat_view(run: Run, link: Link = lambda gate: f"#{gate.anchor}") -> dict[str, object] | None:
-    """Return one map per model, colored by margins; `link` returns the address of a gate."""
+def heat_view(run: Run, link: Link | None = None) -> dict[str, object] | None:
+    """Return one map per model, colored by margins; `link` returns the address of a gate.
+
+    On the page of the run itself, where there is no `link`, a mode leads to its rows.
+    """
     if not run.layer_errors:
         return None
     maps = []
@@ -23,7 +26,7 @@ def heat_view(run: Run, link: Link = lambda gate: f"#{gate.anchor}") -> dict[str
         errors = [error for error in run.layer_errors if error.model == model]
         growth = [line for line in run.growth if line.model == model]
         layers = _in_order({error.layer for error in errors}, growth)
-        at = {(error.mode, error.layer): _cell(error, link) for error in errors}
+        at = {(error.mode, error.layer): _cell(error, link or _own_address) for error in errors}
         modes = sorted({error.mode for error in errors}, key=natural)
         rows = [(mode, [at.get((mode, layer)) for layer in layers]) for mode in modes]
         # A number says enough of `layers.12`.
@@ -32,8 +35,13 @@ def heat_view(run: Run, link: Link = lambda gate: f"#{gate.anchor}") -> dict[str
             (layer, number[1] if number else shortened(layer, 22))
             for layer, number in zip(layers, numbers, strict=True)
         ]
-        maps.append({"model": model, "heads": heads, "rows": rows})
+        filters = "" if link else "#show&mode="
+        maps.append({"model": model, "heads": heads, "rows": rows, "filter": filters})
     return {"legend": margin_legend(), "maps": maps}
+
+
+def _own_address(gate: RecordedGate) -> str:
+    return f"#{gate.anchor}"
 
 
 def _cell(cell: LayerError, link: Link) -> dict[str, str]:

@@ -9,13 +9,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from qgate.gate.checks import ACCEPTABLE, Check
-from qgate.gate.texts import cells_of, sentence
+from qgate.gate.texts import cells_of, finding
 from qgate.gate.updating import hint
 from qgate.metrics import METRICS
 from qgate.page.runs import RecordedGate, Run
 from qgate.results.extent import partial_head
+from qgate.results.failure_causes import suspect_of
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
-from qgate.results.ranking import WITHOUT_NUMBER, severity, times_figure, times_text
+from qgate.results.ranking import (
+    WITHOUT_NUMBER,
+    needs_accepted,
+    severity,
+    times_figure,
+    times_text,
+)
 from qgate.results.schema import Record
 from qgate.text import counted
 
@@ -72,21 +79,45 @@ def binding_of(gate: RecordedGate) -> Check | None:
 
 
 def gate_line(gate: RecordedGate) -> str:
-    """Return `relative_mse 9.2e-04 > 3.5e-05 at layers.0 (mode 2-1): 27x accepted (+3 more)`."""
-    label = "format" if gate.record["suite"] in _OF_FORMATS else "mode"
-    where = f"at {gate.record['site']} ({label} {gate.record['mode']})"
+    """Return `layers.0:output (mode 2-1) is worse than accepted: relative_mse 9.2e-04 > …`."""
+    where = f"at {_place(gate.record)}"
     check = binding_of(gate)
     if check is None:
         return f"nothing compared {where}: a gate that compared nothing does not pass"
     if check.passed:
         return f"{check.metric} {cells_of(check)[4]} {where}: {nearness_text(gate)}"
-    words = gate.record.get("finding") or {}
     beyond = gate.failures - 1
     more = f" (+{beyond} more {'place' if beyond == 1 else 'places'})" if beyond else ""
-    if words.get("diagnosed"):
-        site = where.removeprefix("at ")
-        return f"{site} {words['fault']}: {words['figures']}{more}"
-    return sentence(check, where) + more
+    place, figures = fault_texts(gate.record)
+    return f"{place}: {figures}{more}"
+
+
+def fault_texts(record: Record) -> tuple[str, str]:
+    """Return `layers.0:output (mode 2-1) is worse than accepted`, and the figures.
+
+    Files of earlier versions have the words of none of their records.
+    """
+    checks = best_first(record)
+    words = record.get("finding") or (finding(checks[0]) if checks else {})
+    fault = words.get("fault", "is out of its limit")
+    return f"{_place(record)} {fault}", str(words.get("figures", ""))
+
+
+def _place(record: Record) -> str:
+    label = "format" if record["suite"] in _OF_FORMATS else "mode"
+    return f"{record['site']} ({label} {record['mode']})"
+
+
+def evidence(gate: RecordedGate) -> list[Record]:
+    """Sort the failed comparisons of a gate: the place where the error is made comes first."""
+    suspects = [(suspect_of(record), place) for place, record in enumerate(gate.failed)]
+    suspects.sort(key=lambda pair: (pair[0] is None, pair[0] and pair[0][:2], pair[1]))
+    return [gate.failed[place] for _, place in suspects]
+
+
+def best_first(record: Record) -> list[Check]:
+    """Sort the failed checks of a record: limits that need no accepted value first, then worst."""
+    return sorted(failed_checks(record), key=lambda check: needs_accepted(vars(check)))
 
 
 def nearness_text(gate: RecordedGate) -> str:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.metrics import METRICS
 from qgate.page._header_differences import Difference, differences
 from qgate.results.ranking import binding, binding_checks, severity
 from qgate.results.schema import Record, is_counted
+from qgate.text import distinct
 
 Group = Literal["broke", "fixed", "worse", "better", "new", "gone", "equal"]
 GROUPS: tuple[Group, ...] = ("broke", "fixed", "worse", "better", "new", "gone", "equal")
@@ -154,8 +156,8 @@ class Row:
         return any(cell is not None and not cell.passed for cell in self.cells)
 
 
-@dataclass(frozen=True)
-class RunComparison:
+@dataclass(frozen=True, repr=False)
+class RunComparison(Overviewed):
     """A comparison of runs: rows by group, largest change first, and differences of the headers."""
 
     names: tuple[str, ...]
@@ -170,6 +172,20 @@ class RunComparison:
     def counts(self) -> dict[Group, int]:
         counts = Counter(row.group for row in self.rows)
         return {group: counts[group] for group in GROUPS}
+
+    def overview(self) -> Overview:
+        """Describe the comparison: how many rows are in each group, and those that moved most."""
+        counts = ", ".join(f"{count:,} {group}" for group, count in self.counts.items() if count)
+        lines = [difference.text(self.names) for difference in self.differences[:3]]
+        title = f"{', '.join(self.names[1:])} compared with {self.names[0]}: {counts}"
+        return Overview(title, self.rows, self._table_row, "row", lines)
+
+    def _table_row(self, row: Row) -> dict[str, object]:
+        values = zip(distinct(self.names), row.cells, strict=True)
+        return {
+            "group": row.group, "site": row.site, "scope": row.scope, "mode": row.mode,
+            "metric": row.metric, **{name: cell and cell.value for name, cell in values},
+        }  # fmt: skip
 
     @property
     def still_failing(self) -> int:

@@ -6,6 +6,8 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
 
 from qgate.charts.pages import render
 from qgate.charts.svg import LIGHT, STYLE
@@ -33,6 +35,7 @@ from qgate.text import listed, shortened
 __all__ = ["Section", "map_fragment", "page", "summary_head"]
 
 _CAUSES, _NOTES, _PLACES = 50, 8, 12
+_NO_LINK = ("", "", 0, False)
 _TONES = {"failed": "fail", "passed": "good", "open": "warn"}
 _COUNT_TONES = {"failed": "fail", "new": "warn", "no verdict": "warn", "passed": "good"}
 
@@ -59,13 +62,13 @@ def page(run: Run, *, plots: Plots = "worst", sections: Sequence[Section] = ()) 
     causes: dict[str, list[str]] = {}
     for node, why in run.broken.items():
         causes.setdefault(shortened(first_line(why), 600), []).append(node)
-    looser = _looser(run)
+    looser, omitted = _looser(run), _omitted(run)
     links = [
         ("unknown", "Errors", len(run.errors) + len(run.broken), run.errors or run.broken),
-        ("omitted", "Gates that were not held", *(2 * (_omitted_count(run),))),
         ("others", "Other failed tests", run.other["failed"], run.other["failed"]),
         ("map", "Modes and layers", 0, run.layer_errors),
         ("failing", "Failing gates", len(run.failed), blocks),
+        ("omitted", omitted["title"], _omitted_count(run), True) if omitted else _NO_LINK,
         ("growth", "Error over depth", 0, growth),
         *((section.anchor, section.title, 0, True) for section in sections),
         ("gates", "All gates", counts.total(), True),
@@ -88,7 +91,7 @@ def page(run: Run, *, plots: Plots = "worst", sections: Sequence[Section] = ()) 
         errors=run.errors[:_CAUSES],
         causes=list(causes.items())[:_CAUSES],
         more_unknown=max(len(run.errors) - _CAUSES, 0) + max(len(causes) - _CAUSES, 0),
-        omitted=_omitted(run),
+        omitted=omitted,
         looser=looser,
         power=_power(run),
         tasks=_tasks(run),
@@ -146,24 +149,42 @@ def _head(run: Run) -> dict[str, object]:
     counts = _counts(run)
     counts["passed"] += counts["improved"]
     rows = [
-        (_COUNT_TONES.get(word, "") if counts[word] else "", counts[word], word)
+        (
+            _COUNT_TONES.get(word, "") if counts[word] else "",
+            counts[word],
+            word,
+            f"#show&{urlencode({'verdict': word})}" if counts[word] else "",
+        )
         for word in VERDICTS
         if counts[word] or word in ("passed", "failed")
     ]
     for word in ("failed", "passed", "skipped"):
         if count := run.other[word]:
             label = f"other test{'' if count == 1 else 's'} {word}"
-            rows.append(("fail" if word == "failed" else "", count, label))
+            rows.append(("fail" if word == "failed" else "", count, label, ""))
     return {
         "tone": tone_of(run),
         "counts": rows,
         "comparisons": run.comparisons,
         "checks": run.checks,
+        "about": _about(run),
+        "covered": _covered(run),
         "facts": _facts(run),
     }
 
 
+def _about(run: Run) -> str:
+    """Sum up the facts that are folded: when, where and of which commit."""
+    header = run.header
+    commit = f"commit {str(header['commit'])[:12]}" if header.get("commit") else "no commit"
+    started = str(header.get("started") or "")[:16].replace("T", " ")
+    torch = f"torch {header['torch']}" if header.get("torch") else ""
+    parts = [started, f"on {header.get('device') or 'an unknown device'}", commit, torch]
+    return shortened(", ".join(filter(None, parts)), 200)
+
+
 def _facts(run: Run) -> list[tuple[str, str]]:
+    """Return what describes the run and is folded."""
     header = run.header
     models = header.get("models") or {}
     names = [*models] or list(dict.fromkeys(str(gate.record["model"]) for gate in run.gates))
@@ -189,6 +210,13 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("baselines", "; ".join(filter(None, baselines))),
         *[("left out", note) for note in header.get("notes") or ()][:_NOTES],
     ]
+    facts += [("weights", text) for text in across_weights_texts(header, folded=False)]
+    return [(name, shortened(fact, 400)) for name, fact in facts if fact]
+
+
+def _covered(run: Run) -> list[tuple[str, str]]:
+    """Return what was held and updated, and whether the run is whole."""
+    header, facts = run.header, []
     if update := header.get("update"):
         stale = ", ".join(map(str, update.get("stale") or ()))
         after = f"; stale until they are refreshed: the accepted errors of {stale}" if stale else ""
@@ -197,7 +225,6 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     if extent is not None:
         facts.append(("gates held", f"{extent['judged']:,} of {extent['gates']:,}"))
         facts += [("compared", text.removeprefix("compared ")) for text in covered_texts(header)]
-    facts += [("weights", text) for text in across_weights_texts(header, folded=False)]
     if not run.finished:
         facts.append(("extent", NOT_FINISHED))
     elif extent is None and header.get("complete") is False:
@@ -211,7 +238,7 @@ def _omitted_count(run: Run) -> int:
     return extent["gates"] - extent["judged"] if is_partial(extent) and extent else 0
 
 
-def _omitted(run: Run) -> dict[str, object] | None:
+def _omitted(run: Run) -> dict[str, Any] | None:
     """Return the gates that were not held, one row per reason, model and mode."""
     extent = extent_of(run.header)
     if extent is None or not is_partial(extent):
@@ -228,7 +255,8 @@ def _omitted(run: Run) -> dict[str, object] | None:
     about = (
         f"{extent['judged']:,} of {extent['gates']:,} gates within the modes asked for were held."
     )
-    return {"about": about, "rows": rows}
+    title = "Gates that were not held" if _omitted_count(run) else "What no gate compares"
+    return {"title": title, "about": about, "rows": rows}
 
 
 def _looser(run: Run) -> list[tuple[str, list[tuple[str, ...]]]]:

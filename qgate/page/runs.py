@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.results import binding, read
 from qgate.results.failure_causes import FailureCause
 from qgate.results.other_tests import is_finished, other_tests_of
@@ -20,6 +21,7 @@ from qgate.results.ranking import badness
 from qgate.results.reading import effective_header
 from qgate.results.schema import Record, is_counted
 from qgate.results.summary import Tally
+from qgate.text import counted
 
 Check = Mapping[str, Any]
 # Failed comparisons kept of one gate, worst first; the rest is counted and stands in results.csv.
@@ -108,8 +110,8 @@ class Growth:
     local: tuple[float | None, ...]
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, repr=False)
+class Run(Overviewed):
     """A results file as shown, gates worst first."""
 
     name: str
@@ -121,6 +123,13 @@ class Run:
     checks: int
     tally: Tally
     torn: str = ""
+
+    def overview(self) -> Overview:
+        """Describe the run: what failed and why, and its gates, worst first."""
+        failed = len(self.failed)
+        title = f"Run {self.name}: {counted(len(self.gates), 'gate')}, {failed:,} failed"
+        lines = [*(cause.title() for cause in self.causes[:3]), *self.errors[:2]]
+        return Overview(title, self.gates, _gate_row, "gate", lines, "times the limit")
 
     @cached_property
     def causes(self) -> list[FailureCause]:
@@ -295,3 +304,15 @@ def _growth(gathered: Mapping[str, _GateRecords]) -> list[Growth]:
         layers, carry, local_errors = (tuple(row[i] for row in rows) for i in (1, 2, 3))
         lines.append(Growth(model, mode, layers, carry, local_errors))  # type: ignore[arg-type]
     return lines
+
+
+def _gate_row(gate: RecordedGate) -> dict[str, object]:
+    check: Check = gate.check or {}
+    return {
+        "site": gate.record["site"],
+        "mode": gate.record["mode"],
+        "verdict": "passed" if gate.passed else "failed",
+        "metric": check.get("metric"),
+        "value": check.get("value"),
+        "times the limit": check.get("times"),
+    }

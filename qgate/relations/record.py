@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
+
+from qgate.charts.overviews import Overview, Overviewed
 
 RELATIONS = {
     "repeat": "three calls on one input give the same bits",
@@ -65,8 +68,8 @@ class Disagreement:
         return f"{self.relation}: {self.site} is {self.words}"
 
 
-@dataclass
-class RelationReport:
+@dataclass(repr=False)
+class RelationReport(Overviewed):
     """The record of one subject.
 
     name           the subject
@@ -96,6 +99,23 @@ class RelationReport:
         order = {site: index for index, site in enumerate(self.sites)}
         of_relation = [d for d in self.disagreements if d.relation == relation]
         return min(of_relation, key=lambda d: order.get(d.site, len(order)))
+
+    def overview(self) -> Overview:
+        """Describe the subject: what does not hold, and its sites, nearest to the limit first."""
+        first, *lines = str(self).splitlines()
+        wrong = [str(self.first_of(relation)) for relation in self.broken]
+        rows = [self._site_row(site) for site in self.sites]
+        rows.sort(key=lambda row: -(row["times the limit"] or 0.0))
+        lines = [*wrong, *(line.strip() for line in lines)]
+        return Overview(first, rows, noun="site", lines=lines, drawn="times the limit")
+
+    def _site_row(self, site: str) -> dict[str, Any]:
+        wrong = [d for d in self.disagreements if d.site == site]
+        error = max((d.error for d in wrong), default=self.errors.get(site))
+        limit = self.limits.get(site)
+        times = error / limit if error is not None and limit else None
+        return {"site": site, "broken": ", ".join(dict.fromkeys(d.relation for d in wrong)),
+                "error": error, "limit": limit, "times the limit": times}  # fmt: skip
 
     def __str__(self) -> str:
         ways = sum(self.agreed.values())

@@ -36,6 +36,15 @@ class DifferenceCounts:
         keys = np.concatenate([self.keys, other.keys])
         return DifferenceCounts(*distinct(keys, np.concatenate([self.counts, other.counts])))
 
+    def octaves(self) -> dict[int, int]:
+        """Count the differences by their exponent; those of zero are left out."""
+        exponents = (self.keys >> (52 - SHIFT)) - 1023
+        counts: dict[int, int] = {}
+        for exponent, count in zip(exponents.tolist(), self.counts.tolist(), strict=True):
+            if count and exponent > -1023:
+                counts[exponent] = counts.get(exponent, 0) + count
+        return counts
+
     def percentile(self, q: float, largest: float) -> float:
         """Return the smallest value that at least q percent do not exceed, to `RELATIVE_ERROR`.
 

@@ -9,6 +9,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from qgate.charts.figure import dress
+from qgate.charts.overviews import Overview, Overviewed
+from qgate.charts.palette import BLUE
+from qgate.charts.sheet import Sheet, panels, sheet
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
 from qgate.stats import _device_pass
@@ -17,14 +21,15 @@ from qgate.stats._device_pass import DevicePass
 from qgate.stats._error_pass import RELATIVE_ERROR, DifferenceCounts, Element, ErrorPass, NonFinite
 from qgate.stats._portion import Reader, require_floats
 from qgate.stats._sums import ErrorSums
+from qgate.text import counted, decibels
 
 __all__ = ["AxisErrors", "Element", "ErrorStats", "NonFinite", "errors"]
 
 PERCENTILES = (50, 90, 95, 99)
 
 
-@dataclass(frozen=True, eq=False)
-class ErrorStats:
+@dataclass(frozen=True, eq=False, repr=False)
+class ErrorStats(Overviewed):
     """The result of `errors`; `a + b` is its result for both together.
 
     Neither the counts nor the sums of a + b depend on which side comes first, not in the last bit.
@@ -84,6 +89,25 @@ class ErrorStats:
 
     def percentiles(self, *, finite_only: bool = False) -> dict[str, float]:
         return {f"p{q}": self.percentile(q, finite_only=finite_only) for q in PERCENTILES}
+
+    def overview(self) -> Overview:
+        """Describe the errors: how many values there are, all metrics, and percentiles."""
+        unfit = self.elements - self.sums.count
+        title = f"Errors of {counted(self.elements, 'value')}"
+        title += f", {unfit:,} of them not finite: no metric" if unfit else ""
+        figures = [*self.metrics().items(), *self.percentiles().items()]
+        return Overview(title, figures, _figure_row, "figure")
+
+    def _draw(self) -> Sheet | None:
+        octaves = self.differences.octaves()
+        if not octaves:
+            return None
+        title = f"SQNR {decibels(self.metric('sqnr_db', finite_only=True))}: differences by octave"
+        picture = sheet(7, 3.2, title)
+        (axes,) = panels(picture, 1, 1)
+        axes.bar(list(octaves), list(octaves.values()), width=0.9, color=BLUE)
+        dress(axes, x="log2 |actual - reference|", y="values", grid="y")
+        return picture
 
     def __add__(self, other: ErrorStats) -> ErrorStats:
         if not isinstance(other, ErrorStats):
@@ -208,6 +232,10 @@ def errors(
         first_non_finite=None if first is None else first.located(shape),
         **{name: collector.result() for name, collector in axes.items()},
     )
+
+
+def _figure_row(figure: tuple[str, float]) -> dict[str, object]:
+    return {"figure": figure[0], "value": figure[1]}
 
 
 def _collector(shape: tuple[int, ...] | None, axis: int) -> AxisCollector:

@@ -7,6 +7,7 @@ block's own shared exponent, which is what can be chosen in MX.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qgate.charts.overviews import Overview, Overviewed, frame_of
+from qgate.charts.sheet import Sheet
 from qgate.dumps.record import plain
 from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS, ElementFormat, Format, is_format
@@ -27,6 +30,7 @@ from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, cou
 from qgate.stats.bits import CHUNK, DIRECT, as_tensors, countable, slabs
 from qgate.sweeps._recording import record_of
 from qgate.sweeps._sums import Folded
+from qgate.sweeps.plots import draw_block, draw_metrics
 from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel, flat_level
 
 if TYPE_CHECKING:
@@ -37,19 +41,26 @@ _SUBNORMAL = -127
 Granularity = Literal["tensor", "block"]
 
 
-@dataclass(frozen=True)
-class Sweep:
+@dataclass(frozen=True, repr=False)
+class Sweep(Overviewed):
     """A sweep as plain data, with its most used parts as properties."""
 
     record: SweepRecord
 
-    def __repr__(self) -> str:
+    def overview(self) -> Overview:
+        """Describe the sweep: the recommended level, its reasons, and the levels by SQNR."""
         level, record = self.recommended, self.record
-        return (
-            f"Sweep({record['tensor']['name']}, {record['format']['name']}, "
+        title = (
+            f"Sweep of {record['tensor']['name']} in {record['format']['name']}, "
             f"{len(record['levels'])} levels: {level['exponent']:g} recommended, "
-            f"SQNR {level['metrics']['sqnr_db']:.2f} dB)"
+            f"SQNR {level['metrics']['sqnr_db']:.2f} dB"
         )
+        best = sorted(self.levels, key=lambda each: -_rank(each["metrics"]["sqnr_db"]))
+        return Overview(title, best, _level_row, "level", self.reasons[:3])
+
+    def _draw(self) -> Sheet | None:
+        draw = draw_block if self.record["kind"] == "block" else draw_metrics
+        return draw.build(self.record)
 
     @property
     def levels(self) -> list[SweptLevel]:
@@ -77,9 +88,16 @@ class Sweep:
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per level: exponent, metrics, overflow."""
-        import pandas as pd
+        return frame_of(map(flat_level, self.levels))
 
-        return pd.DataFrame(map(flat_level, self.levels))
+
+def _rank(ratio: float) -> float:
+    return -math.inf if math.isnan(ratio) else ratio
+
+
+def _level_row(level: SweptLevel) -> dict[str, object]:
+    row = flat_level(level)
+    return {name: row[name] for name in ("exponent", "sqnr_db", "mse", "overflow", "flush")}
 
 
 def sweep(

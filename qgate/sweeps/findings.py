@@ -6,7 +6,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from qgate.summaries.record import HIDDEN_DB
 from qgate.sweeps.record import (
@@ -50,6 +50,10 @@ class SweptFormat(TypedDict):
     metrics: dict[str, float]
     files: list[str]
     pictures: list[tuple[str, int, int]]
+    curve: NotRequired[list[tuple[float, float]]]
+    """The exponent and the relative MSE of every level that has one."""
+    used: NotRequired[float | None]
+    """The exponent of the usual scale, if a level has it."""
 
 
 def entry_of(
@@ -78,6 +82,12 @@ def entry_of(
         "metrics": {name: metric(best, name) for name in best["metrics"]},
         "files": list(files),
         "pictures": [(name, *_size(data)) for name, data in pictures.items()],
+        "curve": [
+            (number(level["exponent"]), error)
+            for level in view.levels
+            if 0 <= (error := metric(level, "relative_mse")) < math.inf
+        ],
+        "used": number(view.usual["exponent"]) if view.usual else None,
     }
 
 
@@ -96,11 +106,35 @@ def findings(
         rows.append(("fail", f"and {len(bad) - _MOST_NAMED} more tensors that failed"))
     groups: dict[tuple[str, str, str], list[SweptFormat]] = {}
     for entry in entries:
-        groups.setdefault((entry["format"], entry["kind"], entry["usual"]), []).append(entry)
+        # What a tensor with NaN or infinities says of its other values is no advice.
+        if not entry["failed"]:
+            groups.setdefault((entry["format"], entry["kind"], entry["usual"]), []).append(entry)
     for (name, kind, usual), group in groups.items():
         rows += [(grade, f"{name}, {KINDS[kind]}: {text}") for grade, text in _group(group, usual)]
     rows = rows or [("info", "nothing was swept")]
     return sorted(rows, key=lambda row: ("fail", "warn", "info").index(row[0]))
+
+
+def headline(
+    entries: Sequence[SweptFormat], results: Sequence[tuple[str, str | None]]
+) -> tuple[str, str]:
+    """Return the diagnosis in words, and its level: what failed, else where most is lost."""
+    bad = [(name, reason) for name, reason in results if reason]
+    if bad:
+        name, reason = bad[0]
+        return f"{counted(len(bad), 'tensor')} of {len(results)} failed: {name}: {reason}", "fail"
+    rows = findings(entries, results)
+    if rows[0][0] == "warn":
+        return rows[0][1], "warn"
+    ranked = [entry for entry in entries if not math.isnan(entry["sqnr_db"])]
+    if not ranked:
+        return rows[0][1], ""
+    least = min(ranked, key=lambda entry: entry["sqnr_db"])
+    return (
+        f"{least['format']} loses most in {least['tensor']}: SQNR "
+        f"{decibels(least['sqnr_db'], 2)} at its recommended level {least['level']}",
+        "",
+    )
 
 
 def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[SweepFinding]:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from qgate.charts.pages import number, render
+from qgate.charts.scale_curves import ScaleCurve, scale_curve
+from qgate.charts.svg import LIGHT, STYLE
 from qgate.metrics import METRICS
 from qgate.storage.access import write_text
-from qgate.sweeps.findings import EQUAL_DB, KINDS, SweptFormat, findings
+from qgate.sweeps.findings import EQUAL_DB, KINDS, SweptFormat, findings, headline
 from qgate.sweeps.record import MX_PREFIX, share_text
 from qgate.text import counted, shortened
 
@@ -65,30 +67,30 @@ def page(
     earlier: Mapping[str, Sequence[str]],
 ) -> str:
     """Render the page; `settings` is `settings_text`, `earlier` records of other runs by folder."""
-    bad = sum(1 for _, reason in results if reason)
     formats = list(dict.fromkeys(entry["format"] for entry in entries))
     swept = f"{counted(len(results), 'tensor')} in {', '.join(formats) or 'no format'}"
-    failed = f"{counted(bad, 'tensor')} of {len(results)} failed"
     rows = sorted(entries, key=_worst_first)
     folders = list(dict.fromkeys(entry["folder"] for entry in rows))
-    pictures = [
-        picture
+    drawn = [
+        (own[0]["tensor"], _link(folder), own[0]["failed"], list(map(_picture, own)))
         for folder in folders[:_MOST_PICTURED]
-        for entry in rows
-        if entry["folder"] == folder
-        for picture in _pictures(entry)
+        if (own := [entry for entry in rows if entry["folder"] == folder])
     ]
+    first, tone = headline(entries, results)
     links = [
         ("sweeps", "Sweeps", len(entries)),
         ("metrics", "Every metric", len(METRICS.of("errors"))),
-        ("pictures", "Pictures", len(pictures)),
+        ("pictures", "Pictures", sum(len(row) for *_, row in drawn)),
         ("words", "What the columns mean", 0),
         ("others", "Other runs", len(earlier)),
     ]
     return render(
         "sweeps/page",
         mark=_OURS,
-        title=f"Sweep: {failed if bad else swept}",
+        title=shortened(first, 120),
+        first=first,
+        tone=tone,
+        plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
         about=f"{swept}; {settings}.",
         findings=findings(entries, results),
         links=links if earlier else links[:-1],
@@ -96,7 +98,7 @@ def page(
         rows=[_row(entry) for entry in rows[:_MOST_ROWS]],
         unshown=len(rows) - _MOST_ROWS,
         metrics=METRICS.of("errors"),
-        pictures=pictures,
+        drawn=drawn,
         tensors=len(folders),
         most_pictured=_MOST_PICTURED,
         others=[
@@ -116,7 +118,9 @@ def _row(entry: SweptFormat) -> dict[str, object]:
     """Return the cells of a sweep in both tables."""
     ratios = [entry[name] for name in ("sqnr_db", "rest_db", "production_db")]
     shares = [entry[name] for name in ("overflow", "overflow_energy", "flush")]
-    recommended = "; ".join(filter(None, (entry["level"] or "–", entry.get("mse_cost"))))
+    # The levels of a tensor with NaN or infinities are figures of its other values, no advice.
+    advice = () if entry["failed"] else (entry["level"], entry.get("mse_cost"))
+    recommended = "; ".join(filter(None, advice)) or "–"
     values = {
         metric: entry["metrics"].get(metric.name, math.nan) for metric in METRICS.of("errors")
     }
@@ -153,16 +157,16 @@ def _short(file: str) -> str:
     return file.rpartition(".")[2]
 
 
-def _pictures(entry: SweptFormat) -> list[dict[str, object]]:
-    title = f"{shortened(entry['tensor'], 60)}: {entry['format']}, "
-    title += f"{KINDS.get(entry['kind'], entry['kind'])} {entry['level']}"
-    return [
-        {
-            "path": _link(entry["folder"], name),
-            "title": title,
-            "about": name,
-            "width": width,
-            "height": height,
-        }
-        for name, width, height in entry["pictures"]
-    ]
+def _picture(entry: SweptFormat) -> dict[str, object]:
+    """Return the curve of a sweep with its name, and links to its pictures in files."""
+    name = f"{entry['format']}, {KINDS.get(entry['kind'], entry['kind'])}"
+    # The curve of a tensor with NaN or infinities would recommend a scale for its other values.
+    levels = () if entry["failed"] else entry.get("curve", ())
+    curve = ScaleCurve(entry["format"], levels, entry["exponent"], entry.get("used"), "in use")
+    return {
+        "name": name,
+        "svg": scale_curve(curve) if levels else "",
+        "links": [
+            (_link(entry["folder"], file), _short(file), file) for file, *_ in entry["pictures"]
+        ],
+    }

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate import formats
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.formats import Quantizer
 from qgate.formats.quantizer import as_quantizer
 from qgate.stats import counts
@@ -147,8 +148,8 @@ class WatchedSite:
         )
 
 
-@dataclass
-class Watch:
+@dataclass(repr=False)
+class Watch(Overviewed):
     """Findings of `watch_underflow`: one site per place in the program and format."""
 
     sites: dict[tuple[str, str], WatchedSite] = field(default_factory=dict)
@@ -165,6 +166,12 @@ class Watch:
             total.tensors += site.tensors
             total.lossy += site.lossy
             total.worst = max(total.worst, site.worst, key=lambda worst: worst.underflow_share)
+
+    def overview(self) -> Overview:
+        """Describe what was watched, the sites that lose most first."""
+        sites = sorted(self.sites.values(), key=lambda site: site.rank)
+        title = self.lines(0)[0].removeprefix("underflow: ")
+        return Overview(title, sites, _site_row, "site", drawn="below normal (%)")
 
     def lines(self, most: int = 20) -> list[str]:
         """Sum up a run in lines: nothing was lost, or the sites that lose, worst first."""
@@ -190,6 +197,13 @@ class Watch:
             *(f"  {site}" for site in lossy[:most]),
             *more,
         ]
+
+
+def _site_row(site: WatchedSite) -> dict[str, object]:
+    return {
+        "place": site.place, "format": site.worst.format, "tensors": site.tensors,
+        "lossy": site.lossy, "below normal (%)": 100 * site.worst.underflow_share,
+    }  # fmt: skip
 
 
 @contextlib.contextmanager

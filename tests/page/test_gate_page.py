@@ -210,7 +210,9 @@ def test_every_gate_has_a_row_and_every_id_is_unique() -> None:
     assert len(ids) == len(set(ids))
     assert {gate.anchor for gate in run.gates} <= set(ids)
     links = {str(tag["href"]) for tag in Reader(html).all("a")}
-    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+    filters = {link for link in links if link.startswith("#show&")}
+    assert {link[1:] for link in links - filters if link.startswith("#")} <= set(ids)
+    assert {"#show&verdict=failed", "#show&mode=2-1"} <= filters
     assert "<p>mine</p>" in html
     assert "Compared &lt;runs&gt;" in html
     assert html.count("class=u ") == 1
@@ -337,7 +339,7 @@ def test_with_thousands_of_failures_the_page_stays_small(monkeypatch: pytest.Mon
     monkeypatch.setattr(_gates, "DETAILS_BUDGET", 20_000)
     run = made_run(200, failing=200, pictures=False)
     html = page(run)
-    blocks = html.count("<details")
+    blocks = html.count("<details class='gate")
     assert 5 < blocks < 40
     assert f"{200 - blocks} more failing gates are in the table" in html
     assert html.count("<tr id=gate-") == 200

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from qgate.sweeps.findings import SweptFormat, entry_of, findings
+from qgate.sweeps.findings import SweptFormat, entry_of, findings, headline
 from qgate.sweeps.page import page
 from qgate.sweeps.record import SweepRecord
 from tests.sweeps import sweep_records
@@ -78,12 +78,45 @@ def test_gaps_without_a_number_are_no_finding(gap: float, shown: str) -> None:
 def test_of_many_tensors_the_worst_are_pictured() -> None:
     many = [entry(i, sqnr_db=float(i)) for i in range(100)]
     text = page(many[::-1], [(each["tensor"], None) for each in many], "", {})
-    assert len(re.findall("<img ", text)) == 60
+    assert len(re.findall("<svg ", text)) == 60
     assert "t000/summary.png" in text
     assert "t099/summary.png" not in text
     assert "Of the 60 worst of 100 tensors" in text
+    assert text.count("class='curves'") == 60, "a row for each tensor"
     assert text.count("<tr>") == 2 * 101, "of the sweeps, and of every metric"
     assert text.index("t000.pt</a>") < text.index("t099.pt</a>")
+
+
+def test_values_beside_nan_give_no_advice_and_do_not_lead() -> None:
+    bad = entry(1, failed="1 NaN in the tensor", gap_db=9.0, level="2^-77", severe=True)
+    told = [words for level, words in said(bad, entry(2, gap_db=0.5)) if level != "fail"]
+    assert told
+    assert not any("t001.pt" in words for words in told)
+    text = page([bad, entry(2)], [("t001.pt", "1 NaN in the tensor"), ("t002.pt", None)], "", {})
+    assert "<h1><span class='fail'>1 tensor of 2 failed: t001.<wbr>pt" in text
+    assert "2^-77" not in text
+    row = text[text.index("sweeps of t001.pt") :].partition("</div>")[0]
+    assert "<svg" not in row
+    assert "No scale is recommended for it." in row
+
+
+def test_without_a_failure_the_page_leads_with_where_most_is_lost() -> None:
+    entries = [entry(1, gap_db=0.0), entry(2, gap_db=0.0, sqnr_db=3.0, level="2^5")]
+    results = [(each["tensor"], None) for each in entries]
+    assert headline(entries, results) == (
+        f"{entries[1]['format']} loses most in t002.pt: SQNR 3.00 dB at its recommended level 2^5",
+        "",
+    )
+    assert headline([entry(1, gap_db=-1.25)], results)[1] == "warn"
+
+
+def test_each_picture_has_its_name_below_it() -> None:
+    text = page([entry(1, format="fp<4"), entry(1, kind="block")], [("t001.pt", None)], "", {})
+    names = re.findall(r"</svg>\n?<figcaption>([^<]*?) ?<a href='([^']*)'", text)
+    assert names == [
+        ("fp&lt;4, one scale", "t001/summary.png"),
+        ("fp8_e4m3, block offset", "t001/summary.png"),
+    ]
 
 
 def test_nothing_swept_is_a_page_too() -> None:

@@ -1,122 +1,22 @@
-"""Plot of the error of a format over its scale exponents, the recommended one marked."""
+"""Plot of the sweep in a record: the error over scale exponents, recommended and accepted."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from qgate.charts import axes
-from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
-from qgate.charts.svg import (
-    brief,
-    color,
-    cut_to_width,
-    label,
-    markers,
-    path,
-    polyline,
-    power,
-    text_width,
-    times,
-)
+from qgate.charts.scale_curves import ScaleCurve, scale_curve, scale_finding
 from qgate.results.pictures import SweepPicture
-
-# Scales whose errors differ by less are called alike.
-ALIKE = 1.02
-NAME_GAP = 8.0
 
 
 def sweep_curve(picture: SweepPicture) -> str:
     """Draw relative MSE over the scale exponent, exact levels in a row at the bottom."""
-    levels = sorted(picture["levels"])
-    recommended, accepted = picture["recommended"], picture["accepted"]
-    marked = [recommended] if accepted is None else [recommended, accepted]
-    ends = [exponent for exponent, _ in levels] + marked
-    low, high = min(ends), max(ends)
-    air = max(0.04 * (high - low), 0.5)
-    x = axes.linear(low - air, high + air, LEFT, RIGHT, "scale exponent (log2)", 8)
-    if high - low < 8:
-        whole = axes.multiples(x.low, x.high, 1.0)
-        x = replace(x, ticks=tuple((v, f"{v:g}".replace("-", "−")) for v in whole))
-    y = axes.logarithmic([error for _, error in levels], BOTTOM, TOP + 16, "relative MSE")
-    points = [(x.place(exponent), y.place(error)) for exponent, error in levels]
-    line = polyline([p if e > 0 else None for p, (_, e) in zip(points, levels, strict=True)])
-    shapes = path(line, stroke=color("blue"), stroke_width=1.4, fill="none")
-    if len(levels) <= 60:
-        shapes += markers("circle", points, "blue")
-    shapes += _marks(levels, recommended, accepted, x, y)
-    description = f"{len(levels)} levels"
-    if levels:
-        description += f", relative MSE {brief(min(e for _, e in levels))} to "
-        description += brief(max(e for _, e in levels))
-    labels = _line_names(x, recommended, accepted)
-    return axes.panel(x, y, shapes, labels, sweep_finding(picture), f"{description}.")
-
-
-def _marks(
-    levels: list[tuple[float, float]],
-    recommended: float,
-    accepted: float | None,
-    x: axes.Axis,
-    y: axes.Axis,
-) -> str:
-    """Mark the recommended level with a star, and another accepted one with a diamond."""
-    errors = dict(levels)
-    shapes = ""
-    if accepted is not None and accepted != recommended:
-        shapes += axes.rule(x.place(accepted), TOP + 14, "orange", "4 3")
-        if accepted in errors:
-            point = (x.place(accepted), y.place(errors[accepted]))
-            shapes += markers("diamond", [point], "orange")
-    shapes += axes.rule(x.place(recommended), TOP + 14, "green")
-    if recommended in errors:
-        shapes += markers("star", [(x.place(recommended), y.place(errors[recommended]))], "green")
-    return shapes
-
-
-def _line_names(x: axes.Axis, recommended: float, accepted: float | None) -> str:
-    """Write names over the two lines, away from each other."""
-    if accepted is None or accepted == recommended:
-        words = "★ recommended" if accepted is None else "★ recommended = accepted"
-        width = text_width(words)
-        start = min(max(x.place(recommended) - width / 2, LEFT), RIGHT - width)
-        return label(start, TOP + 9, words, fill="green")
-    lines: list[tuple[float, str, str]] = [
-        (x.place(recommended), "★ recommended", "green"),
-        (x.place(accepted), "◆ accepted", "orange"),
-    ]
-    (at, first_name, first_fill), (after, second_name, second_fill) = sorted(lines)
-    width, wide = text_width(first_name), text_width(second_name)
-    second = min(max(after - 6, at + 6 + NAME_GAP), RIGHT - wide)
-    first = max(min(at - width / 2, second - NAME_GAP - width), LEFT)
-    second = max(second, first + width + NAME_GAP)
-    return label(first, TOP + 9, first_name, fill=first_fill) + label(
-        second, TOP + 9, second_name, fill=second_fill
-    )
+    return scale_curve(_curve(picture))
 
 
 def sweep_finding(picture: SweepPicture) -> str:
-    errors = dict(picture["levels"])
-    recommended, accepted = picture["recommended"], picture["accepted"]
-    name = cut_to_width(picture["format"], 120, 13)
-    best = errors.get(recommended)
-    error_text = "" if best is None else f", MSE {brief(best)}" if best else ", exact"
-    if accepted is None:
-        return f"{name}: recommended scale {power(2, recommended)}{error_text}"
-    if accepted == recommended:
-        return f"{name}: accepted scale {power(2, accepted)} is recommended{error_text}"
-    before = errors.get(accepted)
-    to = f"{name}: scale {power(2, recommended)}"
-    if before == 0:
-        other = f"as is {power(2, recommended)}" if best == 0 else f"{power(2, recommended)} is not"
-        return f"{name}: accepted scale {power(2, accepted)} is exact, {other}"
-    if before is None or best is None:
-        return f"{to} is recommended, not {power(2, accepted)}{error_text}"
-    if best == 0:
-        return f"{to} is exact, accepted {power(2, accepted)} is not"
-    ratio = before / best
-    if ratio < ALIKE:
-        return f"{to} is no better than accepted {power(2, accepted)}"
-    if ratio < 2:
-        saved = f"{100 * (1 - best / before):.0f} %"
-        return f"{to} has {saved} less error than accepted {power(2, accepted)}"
-    return f"{to} has {times(ratio)} less error than accepted {power(2, accepted)}"
+    """Say what the recommended scale saves beside the accepted one."""
+    return scale_finding(_curve(picture))
+
+
+def _curve(picture: SweepPicture) -> ScaleCurve:
+    return ScaleCurve(
+        picture["format"], picture["levels"], picture["recommended"], picture["accepted"]
+    )
