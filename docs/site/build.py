@@ -26,9 +26,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 # In the order in which people need them.
 GUIDES = (
-    "adopting", "ci", "gates", "faults", "reports", "checkpoints", "engines", "relations",
-    "kernels", "audit", "museum", "models", "modes", "recipes", "formats", "sweep", "capture",
-    "collecting", "dumps", "drawing", "activations", "scale", "files", "threats",
+    "adopting", "ci", "gates", "faults", "reports", "bisect", "checkpoints", "engines",
+    "relations", "kernels", "audit", "museum", "models", "modes", "recipes", "formats", "sweep",
+    "capture", "collecting", "dumps", "drawing", "activations", "scale", "files", "threats",
 )  # fmt: skip
 API = (
     "qgate", "qgate.formats", "qgate.stats", "qgate.analysis", "qgate.models", "qgate.modes",
