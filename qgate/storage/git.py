@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from qgate.storage.locations import Location
 
 # Variables by which git itself, in a hook, points its children at another repository or index.
 _OF_AN_OUTER_GIT = (
@@ -49,6 +54,27 @@ class GitRepository:
                 f"{revision!r} is no commit of {str(self.root)!r}: name a hash, a branch or a "
                 "tag, as `git log` shows them; a shallow clone has only the last ones."
             ) from None
+
+
+def last_changes(folder: Location, names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the commit and the date that each file of a folder was last changed at, if any.
+
+    A store has none, nor has a folder outside git, nor a shallow clone: there the oldest commit
+    seems to have made everything.
+    """
+    changes = {}
+    with contextlib.suppress(QgateError):
+        if not isinstance(folder, Path):
+            return {}
+        if _output(folder, "rev-parse", "--is-shallow-repository") == "true":
+            return {}
+        for name in names:
+            commit, _, date = _output(folder, "log", "-1", "--format=%H %cs", "--", name).partition(
+                " "
+            )
+            if commit:
+                changes[name] = (commit, date)
+    return changes
 
 
 def without_outer_git(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
