@@ -36,6 +36,8 @@ def ci_files(service: str, root: Path, suites: PurePosixPath) -> Iterator[NewFil
         }
         yield NewFile(actions / "action.yml", _starter("action.yml"))
         yield NewFile(workflows / "qgate.yml", _starter("github.yml", changes), ours=False)
+        comment = _starter("github-comment.yml")
+        yield NewFile(workflows / "qgate-comment.yml", comment, ours=False)
         return
     out = PurePosixPath(directory, "qgate-out")
     changes = {

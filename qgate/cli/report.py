@@ -4,6 +4,7 @@
   qgate report qgate-out --output summary.md --output gates.csv
   qgate report before=a/results.jsonl after=b/results.jsonl
   qgate report qgate-out --history history.jsonl         adds this run, and shows the trend
+  qgate report qgate-out --format comment                prints a comment for a pull request
 
 Several files are compared with the first; the page shows the last. It needs results alone, and
 neither the model nor pytest nor torch.
@@ -25,13 +26,16 @@ from typing import TYPE_CHECKING
 
 from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
+from qgate.storage.access import write_text
 from qgate.storage.files import naming, replacing
 from qgate.text import counted, megabytes, one_line
 from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
+    from qgate.page import comment as comments
     from qgate.page import comparison_texts, comparisons, history, reports, terminal
 else:
+    comments = LateModule("qgate.page.comment")
     comparison_texts = LateModule("qgate.page.comparison_texts")
     comparisons, history = LateModule("qgate.page.comparisons"), LateModule("qgate.page.history")
     reports, terminal = LateModule("qgate.page.reports"), LateModule("qgate.page.terminal")
@@ -48,6 +52,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "NAME=FILE")  # fmt: skip
     add("--output", "-o", type=Path, action="append", metavar="FILE", help="file to write; its "
         "ending chooses .html (default: report.html), .md, .csv or .json; repeatable")  # fmt: skip
+    add("--format", choices=("comment",), help="comment: for a pull request, what moved, by how "
+        "much and since when; printed, or written to an --output that ends in .md")  # fmt: skip
     add("--history", type=Path, metavar="FILE", help="add the runs to this file of JSON lines, and "
         "show the trend over all its runs")  # fmt: skip
     add("--plots", choices=PLOT_CHOICES, default="worst", help="gates to draw: "
@@ -59,7 +65,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    outputs = args.output or [Path("report.html")]
+    prints = args.format == "comment" and not args.output
+    outputs = args.output or ([] if prints else [Path("report.html")])
+    if args.format == "comment" and outputs and not any(map(_is_markdown, outputs)):
+        raise QgateError(
+            f"--format comment is Markdown, and --output {str(outputs[0])!r} is not: name a file "
+            "that ends in .md, or leave it out to print the comment."
+        )
     files = _files(args.results, args.label)
     _check_outputs(outputs, args.history, [path for _, path in files])
     loaded = [reports.load(path, name, compared=len(files) > 1) for name, path in files]
@@ -68,6 +80,9 @@ def run(args: argparse.Namespace) -> int:
     points = _write(outputs, args, loaded, comparison)
     # The work is done here, also if nobody reads the printed lines.
     args.status = int(args.exit_code and not loaded[-1].run.passed)
+    if prints:
+        print(comments.comment(loaded, comparison), end="")
+        return int(args.status)
     colors = has_colors(sys.stdout.isatty())
     for line in _lines(loaded, comparison):
         print(line.colored(colors))
@@ -202,11 +217,18 @@ def _write(
             draft = target.with_name(target.name + output.suffix)
             stack.callback(draft.unlink, missing_ok=True)
             with naming(output):
-                reports.write_report(
-                    draft, loaded, plots=args.plots, comparison=comparison, history=points
-                )
+                if args.format == "comment" and _is_markdown(output):
+                    write_text(draft, comments.comment(loaded, comparison))
+                else:
+                    reports.write_report(
+                        draft, loaded, plots=args.plots, comparison=comparison, history=points
+                    )
                 target.write_bytes(draft.read_bytes())
     return points
+
+
+def _is_markdown(output: Path) -> bool:
+    return output.suffix.lower() == ".md"
 
 
 @contextlib.contextmanager

@@ -136,6 +136,15 @@ class Metric:
             return float(2.0 ** min(max(difference, -999.0), 999.0))
         return float(10.0 ** min(max(difference / 10, -300.0), 300.0))
 
+    def ratio(self, old: float, new: float) -> float | None:
+        """Return new over old; of logarithms the factor that they differ by.
+
+        Values below zero have no ratio, nor has anything to zero.
+        """
+        if self.logarithm:
+            return self.factor(new - old)
+        return new / old if old > 0 and new >= 0 else None
+
     def slack(self, tolerance: float, value: float) -> float:
         """Return how much a share is of a value: of what a logarithm is of, where it is steady."""
         if self.logarithm == "log2":

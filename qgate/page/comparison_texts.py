@@ -6,9 +6,10 @@ import math
 import sys
 from collections.abc import Sequence
 
-from qgate.page.comparisons import EQUAL, Group, Row, RunComparison, RunValue
+from qgate.page.comparisons import Group, Row, RunComparison, RunValue
 from qgate.page.tables import cut_middle, fit_table, short, site_text, table
 from qgate.page.terminal import NARROWEST, TerminalLine, wrapped_lines
+from qgate.results.movements import EQUAL
 from qgate.results.ranking import times_figure
 from qgate.text import for_markdown, one_line
 

@@ -16,16 +16,13 @@ from typing import Any, Literal, NamedTuple
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.metrics import METRICS
 from qgate.page._header_differences import Difference, differences
+from qgate.results.movements import EQUAL, NOISE
 from qgate.results.ranking import binding, binding_checks, severity
 from qgate.results.schema import Record, is_counted
 from qgate.text import distinct
 
 Group = Literal["broke", "fixed", "worse", "better", "new", "gone", "equal"]
 GROUPS: tuple[Group, ...] = ("broke", "fixed", "worse", "better", "new", "gone", "equal")
-# What a regression may be on the same device: within it, two values are called equal.
-EQUAL = 0.02
-# Relative errors below it are what float32 leaves, and differ from device to device.
-_NOISE = 1e-9
 
 
 class ComparisonKey(NamedTuple):
@@ -291,7 +288,7 @@ def _move(metric: str, first: MetricValue, later: MetricValue, lower: Mapping[st
     if a is None or b is None:
         # A value that is not finite is worse than any other.
         return math.inf if b is None else -math.inf
-    if METRICS.find(metric).relative and max(abs(a), abs(b)) < _NOISE:
+    if METRICS.find(metric).relative and max(abs(a), abs(b)) < NOISE:
         return 0.0
     is_less_better = lower.get(METRICS.find(metric).base or metric, first.side != ">=")
     sign = 1.0 if is_less_better else -1.0
@@ -307,10 +304,7 @@ def _ratio(metric: str, first: MetricValue | None, later: MetricValue | None) ->
         return None
     if "==" in (first.side, later.side):
         return None
-    difference = later.value - first.value
-    if METRICS.find(metric).logarithm:
-        return METRICS.find(metric).factor(difference)
-    return later.value / first.value if first.value > 0 and later.value >= 0 else None
+    return METRICS.find(metric).ratio(first.value, later.value)
 
 
 def _group(results: Sequence[SiteResult | None], moves: Sequence[float]) -> tuple[Group, float]:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 
 from qgate._version import __version__
-from qgate.page.comparisons import EQUAL, Row, RunComparison
+from qgate.page.comparisons import Row, RunComparison
 from qgate.page.history import Point
 from qgate.page.runs import RecordedGate, Run
+from qgate.results.movements import EQUAL
 from qgate.results.schema import line
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally
 from qgate.text import as_csv

@@ -15,6 +15,7 @@ from qgate.page.history import Point
 from qgate.page.pages import page
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
+from qgate.results.movements import Movements
 from qgate.results.pictures import Plots
 from qgate.results.reading import effective_header, read
 from qgate.results.summary import Tally, set_up_lines
@@ -27,12 +28,13 @@ ENDINGS = (".html", ".md", ".csv", ".json")
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A results file in memory: its page content, its tally, and its side of a comparison."""
+    """A results file in memory: its page content, its tally, and what comparisons need of it."""
 
     path: Path
     run: Run
     tally: Tally
     compared: ComparedRun | None
+    moved: Movements
 
     @property
     def broken(self) -> list[str]:
@@ -44,13 +46,14 @@ def load(path: Path, name: str, *, compared: bool = False) -> LoadedRun:
     """Read a results file once for all outputs."""
     header, records = read(path)
     collected = ComparedRun(name, header) if compared else None
-    run = run_of_records(header, collected.collecting(records) if collected else records, name)
+    moved = Movements()
+    lines = moved.pass_through(records)
+    run = run_of_records(header, collected.collecting(lines) if collected else lines, name)
     header = effective_header(header, records)
     if collected is not None:
         collected.header = header
-    return LoadedRun(
-        path, dataclasses.replace(run, torn=records.torn, header=header), run.tally, collected
-    )
+    run = dataclasses.replace(run, torn=records.torn, header=header)
+    return LoadedRun(path, run, run.tally, collected, moved)
 
 
 def write_report(

@@ -33,13 +33,15 @@ from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
 from qgate.results.power import add_power
 from qgate.results.tasks import add_tasks
+from qgate.storage.git import last_changes
 from qgate.storage.locations import short_path
 from qgate.text import one_line
 
 if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession, Outcome
     from qgate.results.coverage import RunExtent
-    from qgate.results.schema import Record
+    from qgate.results.schema import AcceptedAt, Record
+    from qgate.storage.locations import Location
 
 OUT = "qgate-out"
 REPRODUCTIONS = "repro"
@@ -248,6 +250,8 @@ def write(run: SuiteRun, whole: bool, status: int) -> bool:
         "other": other_tests_record(run.others, run.lines),
         "exit": status,
         "looser": looser_limits(limit for part in run.parts for limit in part["looser"]),
+        # History is read for the comment on a pull request; of a large clone it takes a while.
+        "accepted_at": accepted_at(run.options.baselines, rows) if in_ci() else [],
     }
     if run.writer is not None:
         run.writer.close()
@@ -265,6 +269,17 @@ def write(run: SuiteRun, whole: bool, status: int) -> bool:
         run.errors.append(str(error))
         return False
     return True
+
+
+def accepted_at(baselines: Location, rows: Iterable[Mapping[str, Any]]) -> list[AcceptedAt]:
+    """Return when the accepted errors that a run was held against changed last."""
+    changes: list[AcceptedAt] = []
+    for model, modes in measured_sites(rows).items():
+        files = {accepted_file(mode): mode for mode in sorted(modes)}
+        folder = Store(baselines, model).folder
+        for file, (commit, date) in last_changes(folder, files).items():
+            changes.append({"model": model, "mode": files[file], "commit": commit, "date": date})
+    return changes
 
 
 def records_file(run: SuiteRun) -> Path:
@@ -353,6 +368,7 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> dict[str, Any]
         broken={node: text.partition("\n")[0] for node, text in run.broken.items()},
         errors=list(run.errors),
         looser=run.header.get("looser", []),
+        accepted_at=run.header.get("accepted_at", []),
         notes=[*run.selection.notes, *run.unused, *run.underflow],
         other=other_tests_record(run.others, run.lines),
         **({"extent": run.extent} if run.extent is not None else {}),

@@ -77,7 +77,7 @@ def markdown_summary(
     named = f", {for_markdown(about)}" if about else ""
     header = header or {}
     other = other_tests_of(header)
-    page.add(f"## qgate: {_verdict(tally, broken, header)}{named}", "")
+    page.add(f"## qgate: {verdict_text(tally, broken, header)}{named}", "")
     causes = tally.causes
     for cause in causes[:1]:
         page.add(f"**cause: {for_markdown(cause.text())}**", "")
@@ -129,8 +129,8 @@ def markdown_summary(
     return page.text()
 
 
-def _verdict(tally: Tally, broken: Sequence[str], header: Mapping[str, Any]) -> str:
-    """Return the verdict of the headline; a run that compared nothing did not pass."""
+def verdict_text(tally: Tally, broken: Sequence[str], header: Mapping[str, Any]) -> str:
+    """Return the verdict for a headline; a run that compared nothing did not pass."""
     counts, other = tally.counts, other_tests_of(header)
     parts = [other_tests_text(other).partition(",")[0]] if other["failed"] else []
     parts += ["partial run"] if partial_text(header) else []

@@ -213,6 +213,15 @@ class BaselineUpdate(TypedDict):
     stale: list[str]
 
 
+class AcceptedAt(TypedDict):
+    """The commit that changed the accepted errors of a mode last, and its date."""
+
+    model: str
+    mode: str
+    commit: str
+    date: str
+
+
 class RunHeader(TypedDict):
     """The first line of a file.
 
@@ -232,6 +241,7 @@ class RunHeader(TypedDict):
     across_weights  models whose errors were held against those of other weights
     notes      omitted tests, and accepted errors that were not measured
     baselines  their folder, as messages show it
+    accepted_at  when accepted errors changed last; where CI is set and git says it
     """
 
     schema: Literal[1]
@@ -264,6 +274,7 @@ class RunHeader(TypedDict):
     notes: NotRequired[list[str]]
     other: NotRequired[OtherTests]
     baselines: NotRequired[str | None]
+    accepted_at: NotRequired[list[AcceptedAt]]
     update: NotRequired[BaselineUpdate | None]
     reason: NotRequired[dict[str, str]]
 

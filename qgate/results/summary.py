@@ -21,6 +21,7 @@ from qgate.results.failure_causes import (
     joined_causes,
     suspect_of,
 )
+from qgate.results.movements import ratio_text
 from qgate.results.pictures import LONG_TEXT
 from qgate.results.ranking import binding, rank, times_figure
 from qgate.results.schema import Record, is_counted
@@ -378,16 +379,10 @@ def change_text(finding: ComparisonSummary) -> str:
         return f"{value - accepted:+g}" if value != accepted else ""
     metric = METRICS.find(str(finding.check["metric"])) if finding.check else None
     if metric and metric.logarithm:
-        return _ratio_text(metric.factor(value - accepted))
+        return ratio_text(metric.factor(value - accepted))
     if accepted == 0:
         return "" if value == 0 else "from 0"
-    return _ratio_text(value / accepted)
-
-
-def _ratio_text(ratio: float) -> str:
-    if ratio >= 1.995 or ratio < 0.5:
-        return f"{times_figure(ratio)}x"
-    return f"{100 * (ratio - 1):+.2g} %" if abs(ratio - 1) >= 5e-5 else "0 %"
+    return ratio_text(value / accepted)
 
 
 def set_up_lines(broken: Mapping[str, str]) -> list[str]:

@@ -12,12 +12,14 @@ import yaml
 
 from tests.adoption.checks import schema_complaints, shell_complaints
 from tests.adoption.github import BASH, Job, evaluated
-from tests.adoption.repository import PROGRAMS, Product, clean
+from tests.adoption.repository import PROGRAMS, Product, clean, program
+from tests.results.making import record, write
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = ROOT / "action.yml"
 STARTER = ROOT / "qgate" / "starter" / "ci"
 WORKFLOW = STARTER / "github.yml"
+COMMENT = STARTER / "github-comment.yml"
 CONTEXT = {
     "token": "secret",
     "ref_name": "main",
@@ -38,7 +40,7 @@ def runs(path: Path) -> list[str]:
 
 
 def examples() -> list[Path]:
-    return [WORKFLOW, *sorted((ROOT / "docs" / "ci").glob("*.yml"))]
+    return [WORKFLOW, COMMENT, *sorted((ROOT / "docs" / "ci").glob("*.yml"))]
 
 
 def test_the_action_that_is_written_is_that_of_the_repository() -> None:
@@ -55,7 +57,7 @@ def test_files_are_what_their_schemas_say(tmp_path: Path) -> None:
     assert "bash" in schema_complaints("github-actions", broken)
 
 
-@pytest.mark.parametrize("path", [ACTION, WORKFLOW], ids=["action", "workflow"])
+@pytest.mark.parametrize("path", [ACTION, WORKFLOW, COMMENT], ids=["action", "workflow", "comment"])
 def test_scripts_take_nothing_but_the_environment(path: Path) -> None:
     """An expression in a script is text that somebody else may have written."""
     for script in runs(path):
@@ -109,6 +111,10 @@ def test_red_then_refreshed_then_green(tmp_path: Path) -> None:
     green = job("gates")
     assert not green.failed, green.log
     assert green.summary.startswith("## qgate: 4 gates passed")
+    header = json.loads((green.artifacts / "qgate-out" / "results.jsonl").open().readline())
+    (accepted,) = header["accepted_at"]
+    assert (accepted["model"], accepted["mode"]) == ("example", "my_int8")
+    assert accepted["commit"] == product.git(product.origin, "rev-parse", branch).strip()
 
 
 # Scripts alone, with a pytest that writes down what it is asked for -----------------------------
@@ -238,6 +244,117 @@ def test_a_part_is_red_and_green_where_the_job_allows_it(tmp_path: Path) -> None
         partial = "::error title=qgate::partial run, only 2 of 4 gates were held"
         assert (partial in job.log) is (name == "red")
         assert ("gates held: 2 of 4" in job.log) is (name == "green")
+
+
+# Comments --------------------------------------------------------------------------------------
+
+OWN = {"event.workflow_run.id": "9", "event.workflow_run.html_url": "https://github.com/run/9",
+       "event.workflow_run.head_sha": "c0ffee", "event.workflow_run.head_branch": "$(touch pwned)",
+       "event.workflow_run.head_repository.owner.login": "somebody"}  # fmt: skip
+GH = """printf '%s\\n' "$*" >> "{beside}/gh.log"
+case "$*" in
+  "run download"*) test -d "{results}" && cp -R "{results}" results ;;
+  *"/pulls "*) test -e "{beside}/closed" || echo 7 ;;
+  *"--paginate"*) cat "{beside}/earlier" 2> /dev/null || true ;;
+  *) cp comment.md "{beside}/posted" ;;
+esac
+"""
+
+
+def commented(folder: Path, **said: str) -> tuple[Job, str]:
+    """The comment job with these answers of GitHub, and what it asked for."""
+    product, beside = Product(folder), folder / "answers"
+    beside.mkdir(exist_ok=True)
+    for name, text in said.items():
+        (beside / name).write_text(text)
+    environment = product.environment
+    script = GH.format(beside=beside, results=folder / "results")
+    program(folder / "shims" / "gh", script)
+    work = folder / f"work{len(list(folder.glob('work*')))}"
+    work.mkdir()
+    job = Job(work, folder / f"beside-{work.name}", environment, {**CONTEXT, **OWN})
+    job.run(COMMENT, "comment")
+    return job, (beside / "gh.log").read_text()
+
+
+def test_results_of_a_fork_become_a_comment(tmp_path: Path) -> None:
+    odd = "x|y`</details>@all https://evil.example #1"
+    (tmp_path / "results").mkdir()
+    write(
+        tmp_path / "results" / "results.jsonl", record(odd, 3e-4, mode=odd, model=odd), commit=odd
+    )
+    job, asked = commented(tmp_path)
+    assert not job.failed, job.log
+    assert "run download 9 --repo them/product --name qgate-out --dir results" in asked
+    assert "-f head=somebody:$(touch pwned)" in asked
+    assert "api --silent --method POST repos/them/product/issues/7/comments" in asked
+    body = (tmp_path / "answers" / "posted").read_text()
+    assert body.startswith(
+        "<!-- qgate report --format comment -->\n## qgate: 1 of 1 gates failed\n"
+    )
+    assert body.endswith("\n[All results and the report](https://github.com/run/9)\n")
+    plain = re.sub(r"`[^`]*`", "", body).replace("https://github.com/run/9", "")
+    assert not re.search(r"</details>|@|https:|(?<!&)#1", plain)
+    assert len([line for line in body.splitlines() if line.startswith("| ")]) == 2
+    assert not list(tmp_path.rglob("pwned"))
+    # The next run writes it anew.
+    job, asked = commented(tmp_path, earlier="31\n32\n")
+    assert "api --silent --method PATCH repos/them/product/issues/comments/31" in asked
+
+
+@pytest.mark.parametrize("lacks", ["results", "pull request"])
+def test_nothing_to_comment_on_is_no_failure(tmp_path: Path, lacks: str) -> None:
+    if lacks != "results":
+        write(tmp_path / "results" / "results.jsonl", record("a"))
+    job, asked = commented(tmp_path, **({"closed": ""} if lacks != "results" else {}))
+    assert not job.failed
+    assert "::notice title=qgate::" in job.log
+    assert "comments" not in asked
+
+
+def test_results_that_are_none_are_not_commented(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "results.jsonl").symlink_to("/etc/hostname")
+    job, asked = commented(tmp_path)
+    assert job.failed
+    assert "is a link" in job.log
+    (tmp_path / "results" / "results.jsonl").unlink()
+    (tmp_path / "results" / "results.jsonl").write_text("secrets\n")
+    job, asked = commented(tmp_path)
+    assert job.failed
+    assert "is no results file of qgate" in job.log
+    assert "comments" not in asked
+
+
+def test_the_comment_runs_no_code_of_the_pull_request() -> None:
+    flow = yaml.safe_load(COMMENT.read_text())
+    assert flow["permissions"] == {}
+    (job,) = flow["jobs"].values()
+    assert job["permissions"] == {"actions": "read", "pull-requests": "write"}
+    used = [step["uses"] for step in job["steps"] if "uses" in step]
+    assert used == ["actions/setup-python@v6"], "no checkout, and no action of the repository"
+    assert yaml.safe_load(WORKFLOW.read_text())["name"] in flow[True]["workflow_run"]["workflows"]
+
+
+def test_the_comment_needs_no_more_than_is_installed_for_it(tmp_path: Path) -> None:
+    (install,) = (script for script in runs(COMMENT) if "pip install" in script)
+    names = install.rpartition("pip install ")[2].split()
+    write(tmp_path / "results.jsonl", record("a", 1.0))
+    modules = {"pyyaml": "yaml"}
+    given = {modules.get(name, name) for name in names} | {"markupsafe", "typing_extensions"}
+    code = (
+        "import sys\nfrom qgate.cli import main\n"
+        "status = main(['report', 'results.jsonl', '--format', 'comment'])\n"
+        "files = {name.split('.')[0]: getattr(module, '__file__', '') or ''\n"
+        "         for name, module in [*sys.modules.items()] if not name.startswith('__editable__')}\n"
+        "print(*(name for name, file in files.items() if 'site-packages' in file), file=sys.stderr)\n"
+        "sys.exit(status)\n"
+    )
+    done = subprocess.run(
+        [PROGRAMS / "python", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert set(done.stderr.split()) - {"qgate"} <= given
+    assert done.stdout.startswith("<!-- qgate report")
 
 
 def test_the_runner_of_these_tests_reads_expressions() -> None:

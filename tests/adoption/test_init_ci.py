@@ -11,7 +11,11 @@ import yaml
 from qgate.cli import main
 
 Capsys = pytest.CaptureFixture[str]
-GITHUB = {".github/actions/qgate/action.yml", ".github/workflows/qgate.yml"}
+GITHUB = {
+    ".github/actions/qgate/action.yml",
+    ".github/workflows/qgate.yml",
+    ".github/workflows/qgate-comment.yml",
+}
 GITLAB = {".gitlab/qgate.yml", ".gitlab-ci.yml"}
 
 

@@ -191,6 +191,7 @@ def test_a_torn_end_is_told_and_the_rest_is_shown(folder: Path, capsys: Capsys) 
             "the ending says what is written, and it is one of .html, .md, .csv, .json.",
         ),
         (["before", "-o", "-"], "the ending says what is written"),
+        (["before", "--format", "comment", "-o", "x.html"], "--format comment is Markdown, and"),
         (["before", "-o", "x.md", "-o", "./x.md"], "would be written over"),
         (["before", "-o", "x.json", "--history", "x.json"], "would be written over"),
         (["before", "--history", "before/results.jsonl"], "is one of the results"),
@@ -298,22 +299,68 @@ def test_hostile_names_are_harmless_in_every_form(folder: Path, capsys: Capsys) 
             device=ODD,
         )
     outputs = [f"--output=r{end}" for end in (".html", ".md", ".csv", ".json")]
+    assert run("x", "--format", "comment", "-o", "comment.md") == 0
     assert run("x", "y", "--label", ODD, "--label", "=y", "--history", "h.jsonl", *outputs) == 0
     output = capsys.readouterr().out
     for text in (
         output,
         (folder / "r.md").read_text(),
+        (folder / "comment.md").read_text(),
         (folder / "r.csv").read_text(),
         (folder / "r.html").read_text(),
     ):
         assert "\x1b" not in text
         assert "\u202e" not in text
     assert not any(line.lstrip().startswith("::") for line in output.splitlines())
-    for name in ("r.md", "r.html"):
+    for name in ("r.md", "comment.md", "r.html"):
         assert "<script>alert" not in (folder / name).read_text()
     with (folder / "r.csv").open() as file:
         assert not any(cell.startswith(("=", "+", "@")) for row in csv.reader(file) for cell in row)
     Draft202012Validator(SCHEMA).validate(json.loads((folder / "r.json").read_text()))
+
+
+def test_a_comment_says_what_moved_by_how_much_and_since_when(folder: Path, capsys: Capsys) -> None:
+    accepted_at = [{"model": "tiny", "mode": "2-1", "commit": "c0ffee" * 6, "date": "2026-10-02"}]
+    rows = [record("a", 1.5e-4), record("b", 0.9e-4), record("c"), record("d", 1e-4, accepted={})]
+    write(Path("r.jsonl"), *rows, accepted_at=accepted_at, broken={"t": "kernel refused"})
+    before = sorted(path.name for path in folder.iterdir())
+    assert run("r.jsonl", "--format", "comment", "--exit-code") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "<!-- qgate report --format comment -->", "## qgate: 2 of 4 gates failed"
+    ]  # fmt: skip
+    assert lines[3].startswith("**cause: a (tiny, mode 2-1) ")
+    assert "* set-up failed, no verdict: t: kernel refused" in lines
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    assert table[2:] == [
+        ["a (carried)", "tiny 2-1", "relative&#95;mse", "1e-4", "1.5e-4", "+50 %", "failed",
+         "2026-10-02, c0ffeec0ffee"],
+        ["b (carried)", "tiny 2-1", "relative&#95;mse", "1e-4", "9e-5", "-10 %", "better",
+         "2026-10-02, c0ffeec0ffee"],
+    ]  # fmt: skip
+    assert "1 comparison within 2 % of what was accepted, 1 comparison without an" in lines[-1]
+    assert sorted(path.name for path in folder.iterdir()) == before, "it is only printed"
+
+
+def test_a_comment_on_two_runs_says_since_which(folder: Path, capsys: Capsys) -> None:
+    assert run("before", "after", "--format", "comment") == 0
+    out = capsys.readouterr().out
+    day = json.loads((folder / "before/results.jsonl").open().readline())["started"][:10]
+    assert (
+        f"| a (carried) | tiny 2-1 | relative&#95;mse | 1e-4 | 1 | 10000x | failed | {day}, abc |"
+        in out
+    )
+    assert "1 comparison within 2 % of before." in out
+    assert run("after", "after=before/results.jsonl", "--label", "x", "--format", "comment",
+               "-o", "c.md", "-o", "c.json") == 0  # fmt: skip
+    assert (folder / "c.md").read_text().startswith("<!-- qgate report")
+    assert json.loads((folder / "c.json").read_text())["kind"] == "qgate report"
+    write(Path("many.jsonl"), *(record(f"s{number}", 2e-4) for number in range(40)))
+    run("many.jsonl", "--format", "comment")
+    assert "\n+25 more\n" in capsys.readouterr().out
+    write(Path("good.jsonl"), record("a"))
+    run("good.jsonl", "--format", "comment")
+    assert "\nNothing moved.\n" in capsys.readouterr().out
 
 
 def test_colors_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

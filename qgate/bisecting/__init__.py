@@ -1,0 +1,1 @@
+"""Find the commit at which a gate turned red."""
