@@ -503,6 +503,8 @@ def test_a_channel_is_systematic_from_the_share_of_samples_that_is_asked_for(fol
         settings = read_settings(None, [*QUICK.items(), ("outlier.persistence", persistence)])
         record = qgate.activations(network, rows, settings=settings).record
         layer = next(entry for entry in record["layers"] if entry["module"] == "model.layers.0")
-        systematic[persistence] = {c["channel"]: c["systematic"] for c in layer["outliers"]["channels"]}
+        systematic[persistence] = {
+            c["channel"]: c["systematic"] for c in layer["outliers"]["channels"]
+        }
     assert systematic["0.25"][7] is True
     assert systematic["0.5"][7] is False
