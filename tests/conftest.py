@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -99,6 +100,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(
         key=lambda item: places.get(item.path, len(places) * item.path.is_relative_to(_HERE))
     )
+
+
+def pytest_collection_finish() -> None:
+    """Leave what is loaded by now out of every garbage collection.
+
+    pytest collects garbage when it ends, and hundreds of tests run pytest in a fork: each of them
+    would visit a million objects of torch and of all tests, and so copy the memory they are in.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @contextlib.contextmanager

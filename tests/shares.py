@@ -29,7 +29,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 def share(one_in: int, *, by: Sequence[str] = (), unit: str = "") -> pytest.MarkDecorator:
     """Mark a test of many cases: a run draws one in `one_in`, and one of every value of `by`.
 
-    Names in `by` are arguments of the test, also `mutant.suite` for an attribute of one. Cases with
+    As `pytestmark` of a file it marks each of its tests by itself. Names in `by` are arguments of the test, also `mutant.suite` for an attribute of one. Cases with
     the same value of `unit` are drawn together, where they share what takes long.
     """
     mark: pytest.MarkDecorator = getattr(pytest.mark, MARK)(one_in, by=tuple(by), unit=unit)
@@ -111,7 +111,8 @@ class Shares:
     ) -> None:
         tables: dict[str, list[pytest.Function]] = defaultdict(list)
         for item in items:
-            if isinstance(item, pytest.Function) and item.get_closest_marker(MARK):
+            if item.get_closest_marker(MARK) and hasattr(item, "callspec"):
+                assert isinstance(item, pytest.Function)
                 tables[item.nodeid.partition("[")[0]].append(item)
         left_out: set[pytest.Item] = set()
         for name, table in tables.items():

@@ -42,6 +42,7 @@ from tests.baselines.building import (
     state,
     tensors,
 )
+from tests.shares import share
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 BUCKET, keys, log_in = stores.BUCKET, stores.keys, stores.log_in
 
+# Of each test one store in a run: most of the time goes to requests of one of them.
+pytestmark = share(2)
 Capsys = pytest.CaptureFixture[str]
 MOST_STEPS = 120
 BUCKET_ROOT = f"s3://{BUCKET}/base"

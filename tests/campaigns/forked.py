@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import importlib
 import os
 import select
@@ -79,6 +80,7 @@ def _work(verb: Verb, folder: Path, fault: Fault | None, saying: int) -> None:
     for name in [*sys.modules]:
         if name.split(".")[0] in ("suites", "conftest"):
             del sys.modules[name]  # of a pytest run in another folder
+    gc.freeze()  # what the parent has is not visited, and so not copied
     status, coverage = OURS, _coverage()
     try:
         os.dup2(saying, 1)

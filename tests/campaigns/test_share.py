@@ -23,17 +23,19 @@ from tests.campaigns.wholeness import (
     strays,
     torn,
 )
+from tests.shares import every_case
 
 OLD: Tree = {"a.txt": b"old", "b/c.txt": b"old too", "gone.txt": b"x"}
 NEW: Tree = {"a.txt": b"new", "b/c.txt": b"new too", "come.txt": b"y"}
 
 
 @pytest.fixture(scope="module")
-def share(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def share(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> dict[str, Any]:
+    count = "300" if every_case(pytestconfig) else "30"
     home = tmp_path_factory.mktemp("share")
     table = home / "table.json"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.campaigns", "share", "--count", "30", "--seed", "1",
+        [sys.executable, "-m", "tests.campaigns", "share", "--count", count, "--seed", "1",
          "--home", str(home / "cases"), "--json", str(table)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         check=False,

@@ -22,6 +22,7 @@ from qgate.sweeps.plots import PICTURES as SWEEPS
 from tests.activation_stats import activation_records
 from tests.charts.picture_style import has_data, violations
 from tests.drawing import dump_records
+from tests.shares import share
 from tests.sweeps import sweep_records
 
 Build = Callable[[], Sheet | None]
@@ -45,6 +46,7 @@ def _registered() -> Iterator[tuple[str, Build]]:
 REGISTERED = dict(_registered())
 
 
+@share(4)
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_picture_keeps_to_the_style(name: str) -> None:
     with np.errstate(all="ignore"):

@@ -20,6 +20,7 @@ from qgate.cli import main
 from qgate.errors import QgateError
 from tests.activation_stats.test_settings import KNOWN_FILE
 from tests.activation_stats.tiny_transformers import llama, save
+from tests.shares import share
 
 Capsys = pytest.CaptureFixture[str]
 WORDS = [
@@ -407,6 +408,7 @@ def recorded(folder: Path, text: Path) -> Callable[..., Any]:
     return told
 
 
+@share(4)
 @pytest.mark.parametrize("key", COMPUTED)
 def test_a_key_changes_the_record(key: str, recorded: Callable[..., Any]) -> None:
     value, more = COMPUTED[key]
@@ -497,10 +499,12 @@ def test_a_channel_is_systematic_from_the_share_of_samples_that_is_asked_for(fol
         network.get_parameter("model.embed_tokens.weight")[2, 7] = 50.0
     rows = [torch.full((8,), 2), torch.full((8,), 3), torch.full((8,), 4)]
     systematic = {}
-    for share in ("0.25", "0.5"):
-        settings = read_settings(None, [*QUICK.items(), ("outlier.persistence", share)])
+    for persistence in ("0.25", "0.5"):
+        settings = read_settings(None, [*QUICK.items(), ("outlier.persistence", persistence)])
         record = qgate.activations(network, rows, settings=settings).record
         layer = next(entry for entry in record["layers"] if entry["module"] == "model.layers.0")
-        systematic[share] = {c["channel"]: c["systematic"] for c in layer["outliers"]["channels"]}
+        systematic[persistence] = {
+            c["channel"]: c["systematic"] for c in layer["outliers"]["channels"]
+        }
     assert systematic["0.25"][7] is True
     assert systematic["0.5"][7] is False

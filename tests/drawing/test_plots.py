@@ -29,6 +29,7 @@ from qgate.summaries.reading import ratio_db, sqnr_db
 from qgate.summaries.record import DumpAnalysis
 from qgate.text import brief, percent, shortened
 from tests.drawing import dump_records
+from tests.shares import share
 
 BY_PATH = {picture.path: picture for picture in PICTURES}
 COLORED = ("fp8_e4m3", "fp16", "mxfp4_e2m1", "hif8", "nvfp4")
@@ -80,6 +81,7 @@ def test_every_folder_has_pictures_and_every_file_one() -> None:
     assert {picture.folder for picture in PICTURES} == {"", *SECTIONS}
 
 
+@share(4)
 @pytest.mark.parametrize("path", BY_PATH)
 def test_each_picture_is_drawn_and_no_labels_overlap(path: str, normal: DumpAnalysis) -> None:
     sheet = sheet_of(path, normal)
@@ -98,6 +100,7 @@ def test_each_picture_is_drawn_and_no_labels_overlap(path: str, normal: DumpAnal
         assert drawn, f"{path}: an empty panel"
 
 
+@share(3)
 def test_extreme_records_are_drawn_without_a_warning(extreme: DumpAnalysis, tmp_path: Path) -> None:
     """Without laying it out, which takes most of the time, but for where names are long."""
     hostile = any(tensor["title"] == dump_records.HOSTILE[0] for tensor in extreme["tensors"])

@@ -18,6 +18,7 @@ from qgate.models import Model
 from qgate.modes.attention import core as core_module
 from qgate.modes.attention.casting import StoredSide
 from qgate.modes.attention.core import Attend, AttentionCore, QuantizedCache
+from tests.shares import share
 
 CACHE_MODES = [mode.name for mode in modes.select("kv-*", "other")]
 WAYS = {"cache:decode", "cache:prefill", "cache:chunked_prefill", "o_proj:input"}
@@ -324,6 +325,7 @@ def not_quantized(patch: pytest.MonkeyPatch) -> None:
     _cast(patch, lambda _side, x: x)
 
 
+@share(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_red_and_named(
     name: str, loaded: tuple[Model, modes.Calibration], monkeypatch: pytest.MonkeyPatch

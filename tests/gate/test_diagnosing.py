@@ -22,6 +22,7 @@ from qgate.models import Sampling, llama
 from qgate.modes.setups import ModelSetup
 from qgate.results import Tally
 from tests.campaigns.mutants.bed import SUITE, Bed, Healthy, all_layers, gates_of
+from tests.shares import share
 
 SAMPLES = Sampling(samples=4, seqlen=64, calib_samples=2, calib_seqlen=64)
 UP = "model.layers.1.mlp.up_proj"
@@ -157,6 +158,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@share(4, by=["fault.mode"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_first_line_names_place_and_fault(
     fault: Fault, recorded: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ from qgate.modes.setups import ModelSetup
 from tests.gate.benches import bench, session
 from tests.gate.grouped_experts import served
 from tests.models.test_moe import network_of
+from tests.shares import share
 
 SHORT = Sampling(samples=2, seqlen=128, calib_samples=2, calib_seqlen=256)
 MODE_OF = {
@@ -90,6 +91,7 @@ def named(rows: list[Measured]) -> dict[str, str]:
 # Planted faults -----------------------------------------------------------------------------------
 
 
+@share(4, by=["fmt"])
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "mxfp8_e4m3"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_mixture_is_named_at_its_layer(fault: str, fmt: str, moe: Bench) -> None:

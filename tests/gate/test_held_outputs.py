@@ -18,6 +18,7 @@ from qgate.models import Model, Sampling
 from qgate.modes import Mode, Rule
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, MAMBA, mode_of, session
+from tests.shares import share
 
 SEVERAL = Sampling(samples=4, seqlen=96, calib_samples=2, calib_seqlen=64)
 BLOCK = {LLAMA: "model.layers.2", MAMBA: "backbone.layers.2"}
@@ -81,6 +82,7 @@ NAMES = {
 }
 
 
+@share(4, by=["model", "mode", "fault"])
 @pytest.mark.parametrize(("model", "mode"), CASES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_red_at_its_place(recorded: Path, model: str, mode: str, fault: str) -> None:

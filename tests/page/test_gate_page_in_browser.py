@@ -18,6 +18,7 @@ from tests import browser as browsers
 from tests.browser import Opened, opened, serious_findings
 from tests.drawing import dump_records
 from tests.page.gate_records import hostile_run, made_header, made_records, made_run
+from tests.shares import share
 
 BROKEN = {"suites/test_task.py::test_task[tiny-mamba-2-4]": "QgateError: no calibration"}
 ROWS = "#all-gates tbody tr"
@@ -264,6 +265,7 @@ def test_arrows_walk_the_map_which_is_one_stop_of_the_tab_key(opened_page: Opene
     expect(page.locator("tr:target")).to_be_focused()
 
 
+@share(2, by=["scheme", "width"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_axe_has_no_serious_finding(browser: Browser, path: Path, scheme: Any, width: int) -> None:
@@ -272,6 +274,7 @@ def test_axe_has_no_serious_finding(browser: Browser, path: Path, scheme: Any, w
         assert serious_findings(it.page) == []
 
 
+@share(2, by=["scheme", "width"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_axe_has_no_serious_finding_on_the_page_of_a_dump(

@@ -24,8 +24,13 @@ import qgate.plugin.records
 import qgate.plugin.sessions
 import qgate.plugin.summary
 import qgate.results  # noqa: F401
+from qgate.gate import Policy
+from qgate.gate.measuring.model_gates import ModelGates
+from qgate.modes.setups import ModelSetup
 from tests.campaigns.forked import ran
-from tests.gate.benches import LLAMA, MAMBA, mode_of, session
+from tests.gate.benches import LLAMA, MAMBA, mode_of
+from tests.gate.benches import SHORT as SAMPLING
+from tests.plugin.shared_bench import SharedBench
 from tests.warm_workers import forked_workers
 
 Run = Callable[..., pytest.RunResult]
@@ -33,12 +38,25 @@ SUITES = Path(__file__).parents[2] / "suites"
 SHORT = ("--samples=2", "--seqlen=64", "--calib-samples=2", "--calib-seqlen=64")
 
 
+@pytest.fixture(autouse=True)
+def measured_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure a shipped mode of a shipped model once for all runs of this process."""
+    if "measured_anew" not in request.fixturenames:
+        monkeypatch.setattr("qgate.plugin.sessions.Bench", SharedBench)
+
+
+@pytest.fixture
+def measured_anew() -> None:
+    """For a test that changes how modes are measured, or that counts how often."""
+
+
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Baselines of both tiny models in modes int8 and, of one, fp16 and 2-1."""
     folder: Path = tmp_path_factory.mktemp("recorded")
     for model, modes in ((LLAMA, ("int8", "fp16")), (MAMBA, ("int8", "2-1"))):
-        made = session(folder, model, updating="all")
+        bench = SharedBench(ModelSetup(model, sampling=SAMPLING))
+        made = ModelGates(bench, folder, Policy(), updating="all", plots="worst")
         for mode in modes:
             found = mode_of(made.bench, mode)
             for layer in made.bench.layers:

@@ -51,6 +51,7 @@ def test_pictures_are_of_what_may_be_drawn(project: Path, suites: Run, choice: s
     assert count == (1 if choice in ("worst", "all") else 0)
 
 
+@pytest.mark.usefixtures("measured_anew")
 def test_without_pictures_nothing_is_computed_for_them(
     suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -313,6 +313,7 @@ def test_their_own_fixture_of_that_name_is_told(project: Path, suites: Run) -> N
     result.stdout.fnmatch_lines(["*a gate needs qgate's fixture `model`*"])
 
 
+@pytest.mark.usefixtures("measured_anew")
 def test_an_update_of_new_entries_leaves_the_reference(project: Path, suites: Run) -> None:
     import shutil
 

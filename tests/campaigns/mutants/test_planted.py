@@ -72,11 +72,6 @@ CASES = [
 ]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "repetition" in metafunc.fixturenames:
-        metafunc.parametrize("repetition", range(20 if every_case(metafunc.config) else 2))
-
-
 @share(20, by=["mutant.suite"])
 @pytest.mark.parametrize("mutant", CASES)
 def test_mutant_turns_the_gate_red(
@@ -124,6 +119,8 @@ def healthy_cases(whole: bool) -> list[tuple[str, str, str]]:
     return sorted({*few, *planted_in, *of_modes, *of_formats})
 
 
+@share(20)
+@pytest.mark.parametrize("repetition", range(20))
 def test_healthy_code_stays_green(
     healthy: Healthy, repetition: int, request: pytest.FixtureRequest
 ) -> None:
