@@ -85,7 +85,7 @@ class ExpectedState:
 
     @cached_property
     def wrong(self) -> np.ndarray:
-        """Where other numbers were stored, or nothing that the definition knows."""
+        """Mark numbers that are other ones than the definition stores."""
         return np.asarray(
             (self.actual != self.stored) & ~(np.isnan(self.actual) & np.isnan(self.stored))
         )
