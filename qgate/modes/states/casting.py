@@ -40,7 +40,7 @@ class StoredState(nn.Module):
         """Return what is stored of a tensor whose first token has this number."""
         with torch.no_grad():
             stored = self._stored(x.detach(), first)
-        return _Straight.apply(x, stored) if x.requires_grad else stored  # type: ignore[no-any-return, no-untyped-call]
+        return _Straight.apply(x, stored) if x.requires_grad else stored  # type: ignore[no-untyped-call]
 
     def _stored(self, x: Tensor, first: int) -> Tensor:
         assert self.quantizer is not None
@@ -87,7 +87,7 @@ class _Straight(torch.autograd.Function):
         return stored
 
     @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
