@@ -226,6 +226,14 @@ class ElementFormat(abc.ABC):
                 y = y.masked_fill(y < 0, float("nan"))
         return y if self.negative_zero is not None else y.add_(0.0)
 
+    def at_random(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Round float64 numbers up in size where a draw is below what they lack, else down."""
+        x = x.clamp(*self.bounds())
+        inverse = self.inverse_quantum(x, DOUBLE)
+        steps = (x * inverse).abs()
+        below = steps.floor()
+        return (below + (draws < steps - below)).copysign(x) / inverse
+
     def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
         """Split a float64 chunk into elements and scale; without a scale they are the values."""
         q, scale = context.q, context.state

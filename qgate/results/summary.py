@@ -21,9 +21,9 @@ from qgate.results.failure_causes import (
     joined_causes,
     suspect_of,
 )
+from qgate.results.long_texts import LONG_TEXT, long_text_words
 from qgate.results.movements import ratio_text
-from qgate.results.pictures import LONG_TEXT
-from qgate.results.ranking import binding, rank, times_figure
+from qgate.results.ranking import binding, rank
 from qgate.results.schema import Record, is_counted
 from qgate.text import counted
 
@@ -292,7 +292,7 @@ def _add(part: _TestTally, record: Mapping[str, Any]) -> None:
     if error is not None and math.isfinite(error):
         part.errors[scope] = max(part.errors.get(scope, 0.0), error)
     if record["site"] == LONG_TEXT:
-        part.long_text = _long_text_words(record["values"])
+        part.long_text = long_text_words(record["values"])
     if scope == "carried" and record.get("grades"):
         for metric, grade in record["grades"].items():
             value = record["values"].get(metric)
@@ -349,17 +349,6 @@ def _mode(model: str, mode: str, parts: list[_TestTally]) -> ModeSummary:
         errors,
         next((part.long_text for part in parts if part.long_text), ""),
     )
-
-
-def _long_text_words(values: Mapping[str, float | None]) -> str:
-    """Write how the error grows along a long text, and where the mode stops predicting it."""
-    names = ("compared_tokens", "kl_divergence", "error_growth", "predicted_tokens")
-    figures = [values.get(name) for name in names]
-    if not all(value is not None and math.isfinite(value) for value in figures):
-        return ""
-    tokens, kl, growth, predicted = (float(value or 0) for value in figures)
-    text = f"KL {kl:.1e} along {tokens:,.0f} tokens, {times_figure(2**growth)}x at the end"
-    return text if predicted >= tokens else f"{text}, stops predicting at token {predicted:,.0f}"
 
 
 def correlation_text(value: float) -> str:

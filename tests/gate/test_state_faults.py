@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qgate import modes
 from qgate.gate.measured import Measured
+from qgate.gate.measuring import state_traces
 from qgate.gate.measuring.state_rows import state_rows
 from qgate.gate.measuring.state_traces import StateRunTraces
 from qgate.models import Model
@@ -51,6 +52,22 @@ def test_healthy_states_are_green(name: str, model: Model) -> None:
         else:
             assert row.ideal is not None
             assert row.values["relative_mse"] == pytest.approx(row.ideal["relative_mse"], rel=1e-5)
+
+
+CLEAN = {1: (1, 40), 2: (7, 2, 3), 3: (40, 1), 4: (5,)}
+
+
+@pytest.mark.parametrize("threads", CLEAN)
+def test_clean_runs_are_green(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other weights, texts, threads and chunks."""
+    monkeypatch.setattr(state_traces, "_CHUNKS", CLEAN[threads])
+    other, before = small_mamba(seed=threads), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for name in STATE_MODES[threads::4]:
+            assert findings(rows_of(other, name)) == {}
+    finally:
+        torch.set_num_threads(before)
 
 
 Plant = Callable[[pytest.MonkeyPatch], None]

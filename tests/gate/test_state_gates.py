@@ -11,20 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from qgate import modes
+from qgate import models, modes
 from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.gate.measuring import long_texts
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.coverage import mode_scope
-from qgate.gate.measuring.long_texts import compare_along, long_text, long_text_row
+from qgate.gate.measuring.long_texts import (
+    compare_along,
+    long_text,
+    long_text_row,
+    token_logits,
+)
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.sessions import Outcome
-from qgate.models import Model, Sampling
+from qgate.models import Model
 from qgate.modes.setups import ModelSetup
 from qgate.modes.states.casting import StoredState
 from qgate.page.plots.panels import panels_of
-from qgate.results.pictures import predicted_tokens
+from qgate.results.long_texts import predicted_tokens
 from qgate.results.summary import Tally
 from tests.gate.state_models import small_mamba
 
@@ -152,15 +157,16 @@ def test_figures_are_those_of_their_definitions() -> None:
 
 def test_a_state_that_grows_stops_predicting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_texts, "TOKENS", 512)
-    setup = ModelSetup("tiny-mamba", sampling=Sampling(samples=2, seqlen=320))
-    mode = modes.find_mode("state-fp16", "mamba")
-    values = long_text_row(Bench(setup), mode).values
+    model = models.load("tiny-mamba", sampling=models.Sampling(samples=2, seqlen=320))
+    quantized = modes.apply(modes.find_mode("state-fp16", "mamba"), model).model
+    reference = token_logits(model, long_text(model))
+    values = long_text_row(model, quantized, reference).values
     assert values["predicted_tokens"] == values["compared_tokens"] == 512
     forward = StoredState.forward
     monkeypatch.setattr(
         StoredState, "forward", lambda self, x, first: forward(self, x, first) * (1 + first / 1000)
     )
-    values = long_text_row(Bench(setup), mode).values
+    values = long_text_row(model, quantized, reference).values
     assert 0 < values["predicted_tokens"] < 512  # type: ignore[operator]
     assert values["error_growth"] > 2  # type: ignore[operator]
 

@@ -81,18 +81,22 @@ def test_patterns(pattern: str, family: str, expected: list[str]) -> None:
     assert chosen(pattern, family) == expected
 
 
-def test_modes_that_are_asked_for_by_name_are_in_no_group() -> None:
-    cached = chosen("kv-*", "other")
-    assert cached[0] == "kv-fp8"
-    assert all(find_mode(name, "other").by_name for name in cached)
-    assert chosen("kv-fp8, kv_int4", "other") == ["kv-fp8", "kv-int4"]
-    for wanted in (*GROUPS, "*", "*fp8*", "?v-fp8", "[k]v-*"):
+@pytest.mark.parametrize(
+    ("pattern", "family", "other"), [("kv-*", "other", "mamba"), ("state-*", "mamba", "other")]
+)
+def test_modes_that_are_asked_for_by_name_are_in_no_group(
+    pattern: str, family: str, other: str
+) -> None:
+    named = chosen(pattern, family)
+    assert all(find_mode(name, family).by_name for name in named)
+    assert chosen(f"{named[0]}, {named[1].replace('-', '_')}", family) == named[:2]
+    for wanted in (*GROUPS, "*", "*fp8*", "?v-fp8", "[k]v-*", "[s]tate-*"):
         with contextlib.suppress(QgateError):
-            assert not {*cached} & {*chosen(wanted, "other")}
-    with pytest.raises(QgateError, match="does not fit this model: it is for models other than"):
-        select("kv-fp8", "mamba")
+            assert not {*named} & {*chosen(wanted, family)}
+    with pytest.raises(QgateError, match="does not fit this model: it is for"):
+        select(named[0], other)
     with pytest.raises(QgateError, match="matches no mode that fits this model"):
-        select("kv-*", "mamba")
+        select(pattern, other)
 
 
 def test_a_pattern_never_means_the_reference() -> None:

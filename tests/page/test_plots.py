@@ -30,6 +30,12 @@ from qgate.page.plots.errors import (
     worst_channels,
 )
 from qgate.page.plots.growth import align_layers, error_growth, growth_finding, layer_names
+from qgate.page.plots.long_texts import (
+    divergence_along,
+    divergence_finding,
+    loss_along,
+    loss_finding,
+)
 from qgate.page.plots.magnitudes import magnitude_histogram, magnitudes_finding
 from qgate.page.plots.panels import panels_of
 from qgate.page.plots.sweeps import sweep_curve, sweep_finding
@@ -117,6 +123,19 @@ def magnitudes(**changes: Any) -> Picture:
     return picture | changes
 
 
+def along(**changes: Any) -> Picture:
+    """A text of 32 tokens in four stretches; the loss leaves the reference's interval in the last two."""
+    picture: Picture = {
+        "kind": "long_text",
+        "stretch": 8,
+        "kl": [0.001, 0.002, 0.03, 0.064],
+        "bits": [1.0, 1.1, 1.5, 2.0],
+        "reference": [1.0, 1.0, 1.0, 1.0],
+        "half_95": [0.25, 0.25, 0.25, 0.25],
+    }
+    return picture | changes
+
+
 def growth(mode: str, carried: list[Any], local: list[Any] | None = None) -> Growth:
     names = tuple(f"layers.{at}" for at in range(len(carried)))
     return Growth("tiny", mode, names, tuple(carried), tuple(local or [None] * len(carried)))
@@ -145,6 +164,8 @@ DRAWN: dict[str, Callable[[], str]] = {
     "error_by_magnitude": lambda: error_by_magnitude(errors()),  # type: ignore[arg-type]
     "sweep": lambda: sweep_curve(sweep(CURVE, -1.0, 1.0)),  # type: ignore[arg-type]
     "magnitudes": lambda: magnitude_histogram(magnitudes()),  # type: ignore[arg-type]
+    "divergence_along": lambda: divergence_along(along()),  # type: ignore[arg-type]
+    "loss_along": lambda: loss_along(along()),  # type: ignore[arg-type]
     "growth": lambda: error_growth([growth("2-1", [0, 1e-4, None, 3e-3], [0, 1e-4, 2e-4, 1e-4])]),
     "trends": lambda: trend_lines([trend("2-1", 1e-3, 2e-3, 9e-3, failed=(2,))]),
 }
@@ -600,6 +621,16 @@ FINDINGS: dict[Callable[[Any], str], list[tuple[Picture, str]]] = {
         (magnitudes() | {"saturated": 0, "flushed": 0, "largest": None, "smallest": None}, "Magnitudes span 7 octaves"),
         (magnitudes() | {"saturated": 0, "flushed": 0, "counts": [0]}, "All values are zero"),
     ],
+    divergence_finding: [
+        (along(), "The divergence grows 64 times from the first 8 tokens to the last"),
+        (along(kl=[0.02, 0.1, 0.1, 0.01]), "The divergence falls 2 times from the first 8 tokens to the last"),
+        (along(kl=[0.0, 0.1, 0.1, 0.0]), "The divergence is zero in parts of the text"),
+    ],
+    loss_finding: [
+        (along(), "Stops predicting at token 16 of 32"),
+        (along(bits=[1.0, 3.0, 1.0, 1.2]), "Predicts as the reference to the end, 32 tokens"),
+        (along(bits=[3.0, 3.0, 3.0, 3.0]), "Stops predicting at token 0 of 32"),
+    ],
 }  # fmt: skip
 
 
@@ -768,7 +799,7 @@ def test_trends_say_what_they_show(trends: list[Trend], title: str) -> None:
 
 
 def test_a_record_has_a_panel_for_everything_it_carries() -> None:
-    record = {"pictures": [errors(), sweep(CURVE, -1.0), magnitudes()]}
+    record = {"pictures": [errors(), sweep(CURVE, -1.0), magnitudes(), along()]}
     drawn_panels, problems = panels_of(json.loads(json.dumps(record)))
     assert not problems
     assert [panel.kind for panel in drawn_panels] == [
@@ -819,7 +850,7 @@ def damaged() -> list[tuple[str, Picture]]:
         for key, inner_value in list(inner)[:12]:
             visit(picture, (*at, key), inner_value)
 
-    for picture in (errors(), sweep(CURVE, -1.0, 1.0), magnitudes()):
+    for picture in (errors(), sweep(CURVE, -1.0, 1.0), magnitudes(), along()):
         for key, value in picture.items():
             visit(picture, (key,), value)
             pictures.append((f"no {key}", {k: v for k, v in picture.items() if k != key}))

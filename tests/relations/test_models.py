@@ -17,6 +17,7 @@ from qgate.modes import Mode, Rule, apply, modes_of
 from qgate.relations.compute import ModelRelations
 from qgate.relations.record import RELATIONS
 from qgate.testing import RelationFailure, RelationReport, check_relations
+from tests.gate.state_models import small_mamba
 from tests.relations.decoders import VOCABULARY, WINDOW, small_model
 
 
@@ -158,7 +159,6 @@ def split_in_float(x: Tensor, w: Tensor) -> Tensor:
 def test_what_a_model_cannot_be_asked_is_said() -> None:
     report = check_relations(qgate.models.load("tiny-mamba"), mode="fp32", relations=["alone"])
     assert "attention_mask" in report.left_out["padded left"]
-    assert "new_cache" in report.left_out["chunked, stepwise, warm prefix, reused cache"]
     assert report.agreed == {"alone": 4}
 
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(QgateError, match="name one"):
         check_relations(model, mode="int8,mxfp4")
     with pytest.raises(QgateError, match="no relation of"):
-        check_relations(qgate.models.load("tiny-mamba"), relations=["chunked"])
+        check_relations(nn.Linear(4, 4), torch.zeros(6, 4), relations=["chunked"])
 
 
 def test_the_report_has_what_was_compared() -> None:
@@ -248,4 +248,12 @@ def test_a_dynamic_cast_of_a_mixer_is_named() -> None:
     words = r"alone: backbone\.layers\.0\.mixer\.conv_cast:output .* a dynamic scale per tensor"
     with pytest.raises(RelationFailure, match=words):
         check_relations(model, mode="3", relations=["alone"])
-    assert check_relations(model, mode="2-1", relations=["alone"]).agreed == {"alone": 4}
+    report = check_relations(model, mode="2-1", relations=["alone"])
+    assert report.agreed == {"alone": 4}
+    assert "new_cache" in report.left_out["chunked, stepwise, warm prefix, reused cache"]
+
+
+def test_a_mamba_decodes_with_its_states() -> None:
+    ways = ("chunked", "stepwise", "warm prefix", "reused cache")
+    report = check_relations(small_mamba(), mode="fp32", relations=ways)
+    assert report.agreed == {"chunked": 3, "stepwise": 2, "warm prefix": 1, "reused cache": 1}

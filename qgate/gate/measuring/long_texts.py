@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,11 +18,8 @@ from qgate.gate.measured import Measured
 from qgate.metrics.intervals import mean_interval
 from qgate.models import Model
 from qgate.models.rows import is_text
-from qgate.results.pictures import LONG_TEXT, LongTextPicture, predicted_tokens
-
-if TYPE_CHECKING:
-    from qgate.gate.measuring.bench import Bench
-    from qgate.modes import Mode
+from qgate.results.long_texts import LONG_TEXT, predicted_tokens
+from qgate.results.pictures import LongTextPicture
 
 TOKENS = 4096
 _STRETCHES = 16
@@ -55,11 +51,11 @@ def token_logits(model: Model, text: Tensor) -> Tensor:
     return model.outputs(text)["logits"][0, :-1].float().cpu()
 
 
-def long_text_row(bench: Bench, mode: Mode) -> Measured:
-    """Measure a mode along the long text."""
-    text = long_text(bench.model)
-    actual = token_logits(bench.quantized(mode).model, text)
-    picture = compare_along(text[0].cpu(), actual, bench.long_reference)
+def long_text_row(model: Model, quantized: Model, reference: Tensor) -> Measured:
+    """Measure a model in a mode along the long text; `reference` has the reference's logits."""
+    text = long_text(model)
+    actual = token_logits(quantized, text)
+    picture = compare_along(text[0].cpu(), actual, reference)
     values = {
         "bits_per_byte": _mean(picture["bits"]),
         "kl_divergence": _mean(picture["kl"]),

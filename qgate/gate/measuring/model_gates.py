@@ -46,7 +46,7 @@ from qgate.modes import Mode
 from qgate.modes.formats import FP32
 from qgate.results.coverage import ModeScope
 from qgate.results.failure_causes import LOCAL
-from qgate.results.pictures import LONG_TEXT
+from qgate.results.long_texts import LONG_TEXT
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -345,7 +345,10 @@ class ModelGates(GateSession):
                 f"samples, and figures of {len(before.accepted_samples())} samples are accepted: "
                 "return one for each, or give the metric another name to record it anew."
             )
-        rows = [row] if mode.states is None else [row, long_text_row(self.bench, mode)]
+        rows = [row]
+        if mode.states is not None:
+            quantized = self.bench.quantized(mode).model
+            rows.append(long_text_row(self.bench.model, quantized, self.bench.long_reference))
         return self.judge(suite, mode, rows, row.site, notes, whole=("",))
 
 

@@ -70,8 +70,7 @@ def _stored_candidates(expected: ExpectedState) -> Iterator[Candidate]:
             lambda: _truncated(source, choice, of.ranges.get(of.site)),
         )
     if choice.remainder:
-        plain = replace(choice, remainder="")
-        rounded = lambda: of.stored(source, tokens, plain)  # noqa: E731
+        rounded = as_choice(remainder="")
         yield "lacks its rounding error, which is to be stored as well", rounded
         yield (
             "has its rounding error subtracted, not added",
@@ -100,7 +99,10 @@ def _scale_candidates(expected: ExpectedState) -> Iterator[Candidate]:
         return
     ranges = of.ranges[of.site]
     top = largest_value(of.choice.format)
-    with_ranges = lambda r: lambda: of.stored(source, tokens, ranges=r)  # noqa: E731
+
+    def with_ranges(reaches: Floats) -> Callable[[], Floats]:
+        return lambda: of.stored(source, tokens, ranges=reaches)
+
     words = "has a scale of 1, the calibrated one is forgotten"
     yield words, with_ranges(np.full_like(ranges, top))
     for words, turn in _other_channels(0):
@@ -149,9 +151,9 @@ def _token_scaled(source: Floats, choice: StateChoice, turn: Callable[[Floats], 
 
 def _where(expected: ExpectedState, wrong: np.ndarray) -> str:
     """Name the tokens, requests and channels that are wrong, where that is not all of them."""
-    wrong = wrong.any(-1) if wrong.ndim == 4 else wrong
-    numbers = np.array(expected.trace.tokens)[np.flatnonzero(wrong.any((1, 2)))]
-    words = places(wrong[:1] if not wrong.any() else wrong.any(0)[None], ("", "request", "channel"))
+    channels = np.asarray(wrong.reshape(*wrong.shape[:3], -1).any(-1))
+    numbers = np.array(expected.trace.tokens)[np.flatnonzero(channels.any((1, 2)))]
+    words = places(np.asarray(channels.any(0))[None], ("", "request", "channel"))
     return _with_tokens(words, numbers, len(wrong))
 
 
@@ -179,7 +181,7 @@ def read_words(expected: ExpectedState) -> str:
         candidates, errors, limit = _before(expected), expected.state_errors, expected.state_limit
     wrong = ~(errors() <= limit)
     numbers = expected.tokens[np.flatnonzero(wrong.reshape(len(wrong), -1).any(1))]
-    requests = wrong.reshape(len(wrong), wrong.shape[1], -1).any((0, 2))
+    requests = np.asarray(wrong.reshape(len(wrong), wrong.shape[1], -1).any((0, 2)))
     names = places(requests[None], ("", "request"))
     where = _with_tokens(names, numbers, len(wrong))
     for words, make in candidates:

@@ -85,7 +85,7 @@ class ExpectedState:
 
     @cached_property
     def wrong(self) -> np.ndarray:
-        """Where other numbers were stored, or nothing that the definition knows."""
+        """Mark numbers that are other ones than the definition stores."""
         return np.asarray(
             (self.actual != self.stored) & ~(np.isnan(self.actual) & np.isnan(self.stored))
         )
@@ -110,7 +110,7 @@ class ExpectedState:
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        return np.array(self.trace.tokens, int)[self.places]
+        return np.asarray(np.array(self.trace.tokens, int)[self.places])
 
     @cached_property
     def weight(self) -> Floats:
@@ -118,7 +118,7 @@ class ExpectedState:
 
     def input(self, port: str) -> Floats:
         """Return an input at the tokens that are held."""
-        return self.inputs[port][self.tokens]
+        return np.asarray(self.inputs[port][self.tokens])
 
     def kept(self, stored: Floats, back: int = 1, begin: Floats | None = None) -> Floats:
         """Return what is kept of the token that many before each; `begin` is before the first."""
@@ -203,7 +203,7 @@ class ExpectedState:
     @property
     def actual_output(self) -> Floats:
         assert self.trace.output is not None
-        return array(self.trace.output)[self.tokens]
+        return np.asarray(array(self.trace.output)[self.tokens])
 
     def output_errors(self, expected: Floats | None = None) -> Floats:
         """Return the squared relative error of each token's output, (tokens, batch)."""

@@ -189,7 +189,7 @@ class StateRunTraces:
     def _watch(self, hooks: ModuleHooks, at: str, mixer: MambaMixer, side: str) -> None:
         trace = StateTrace(at, side, RUN, ())
 
-        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(_module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
             given = {"input": args[0]} if side == "conv" else kwargs
             inputs = {port: given[port].detach() for port in INPUTS[side]}
             first = next(iter(inputs.values()))

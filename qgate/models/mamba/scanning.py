@@ -251,4 +251,4 @@ def _states(
         if store is not None:
             state = store(state, number)
             stored.append(state)
-    return decay, states, states if store is None else stored
+    return decay, states, states.unbind() if store is None else stored

@@ -90,7 +90,8 @@ def named_mixers(network: nn.Module) -> list[tuple[str, MambaMixer]]:
 
 
 def simulate(network: nn.Module, choices: MambaChoices, calibration: Calibration) -> None:
-    """Replace every mixer of a rotated network, in place."""
+    """Replace every mixer of a rotated network, in place; the new ones keep no state."""
+    network.new_cache = None  # type: ignore[assignment]
     for at, mixer in named_mixers(network):
         scales = MixerScales(
             norm=calibration[f"{at}.in_proj:input"].scale,

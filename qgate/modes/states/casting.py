@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qgate.formats import Quantizer
-from qgate.formats._work import DOUBLE
 from qgate.modes.states.choices import StateChoice
 from qgate.modes.states.draws import Draws, site_key
 
@@ -40,7 +40,7 @@ class StoredState(nn.Module):
         """Return what is stored of a tensor whose first token has this number."""
         with torch.no_grad():
             stored = self._stored(x.detach(), first)
-        return _Straight.apply(x, stored) if x.requires_grad else stored  # type: ignore[no-any-return, no-untyped-call]
+        return _Straight.apply(x, stored) if x.requires_grad else stored  # type: ignore[no-untyped-call]
 
     def _stored(self, x: Tensor, first: int) -> Tensor:
         assert self.quantizer is not None
@@ -54,11 +54,7 @@ class StoredState(nn.Module):
         element = self.quantizer.format.element
         scale = self._scale_of(x)
         ratios = x.double() if scale is None else x.double() / scale
-        ratios = ratios.clamp(*element.bounds())
-        inverse = element.inverse_quantum(ratios, DOUBLE)
-        steps = (ratios * inverse).abs()
-        below = steps.floor()
-        cast = (below + (self._draws(x, first) < steps - below)).copysign(ratios) / inverse
+        cast = element.at_random(ratios, self._draws(x, first))
         return (cast if scale is None else cast * scale).float()
 
     def _scale_of(self, x: Tensor) -> Any:
@@ -91,7 +87,7 @@ class _Straight(torch.autograd.Function):
         return stored
 
     @staticmethod
-    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(_ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
@@ -99,7 +95,7 @@ def quantizer_of(name: str, share: str, scale: Scale, axis: int) -> Quantizer | 
     """Return the quantizer of a format; None without one."""
     if not name:
         return None
-    sharing: dict[str, Any] = {}
+    sharing: Mapping[str, Any] = {}
     if share == "token":
         # A block that is too long stands for all elements along its axis.
         sharing = {"granularity": "block", "block": 2**30, "axis": axis}

@@ -132,7 +132,7 @@ def next_states(before: Floats, delta: Floats, A: Floats, B: Floats, u: Floats) 
 def outputs(states: Floats, C: Floats, D: Floats, u: Floats, z: Floats) -> Floats:
     """Return what the scan gives for each token, made of its state before that is stored."""
     y = (states * C[:, :, None, :]).sum(-1) + D * u
-    return y * z / (1 + np.exp(-z))
+    return np.asarray(y * z / (1 + np.exp(-z)))
 
 
 def step_sizes(dt: Floats, bias: Floats | None) -> Floats:

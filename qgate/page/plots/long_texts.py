@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from qgate.charts import axes
 from qgate.charts.axes import BOTTOM, LEFT, RIGHT, TOP
 from qgate.charts.svg import brief, color, label, markers, path, polyline, times
-from qgate.results.pictures import LongTextPicture, predicted_tokens
+from qgate.results.long_texts import predicted_tokens
+from qgate.results.pictures import LongTextPicture
 
 
 def divergence_along(picture: LongTextPicture) -> str:
@@ -46,7 +47,7 @@ def loss_along(picture: LongTextPicture) -> str:
         polyline(places(picture["bits"])), stroke=color("blue"), stroke_width=1.4, fill="none"
     )
     end, name = _end(picture, x)
-    name += label(LEFT, TOP + 9, "shaded: 95 % interval of the reference", fill="green")
+    name += label(RIGHT, axes.STRIP, "shaded: 95 % of the reference", "end", fill="green")
     description = f"{brief(picture['bits'][-1])} bits in the last stretch, "
     description += f"the reference has {brief(picture['reference'][-1])}."
     return axes.panel(x, y, shapes + end, name, loss_finding(picture), description)
