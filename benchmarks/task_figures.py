@@ -1,6 +1,6 @@
 """Figures of a task of a real model, and the size of its reference logits when they are kept.
 
-    python benchmarks/task_figures.py FOLDER [--text FILE] [--samples 8] [--tokens 96] [--modes int8]
+    python benchmarks/task_figures.py FOLDER [--text FILE] [--samples 8] [--tokens 96] [--modes X]
 
 FOLDER holds a causal model of transformers with its tokenizer.
 """
