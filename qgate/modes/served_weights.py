@@ -1,7 +1,7 @@
 """Modes of linear layers in four and eight bits as engines serve them.
 
-They are asked for by name, or by a pattern that begins with a letter (`served-*`): "all" leaves them
-out. A mode of your own is one more literal like these.
+They are asked for by name, or by a pattern that begins with a letter (`served-*`): "all" leaves
+them out. A mode of your own is one more literal like these.
 """
 
 from __future__ import annotations

@@ -158,11 +158,8 @@ def task_cells(task: TaskSummary) -> list[str]:
     return [
         f"{brief(task['detectable'], 2)} {unit}" if "detectable" in task else "–",
         f"{brief(task['kl'])}{error}" if "kl" in task else "–",
-        *(brief(task[key]) if key in task else "–" for key in ("kl_q99", "kl_q999")),  # type: ignore[literal-required]
-        *(
-            percent(task[key]) if key in task else "–"  # type: ignore[literal-required]
-            for key in ("flips", "lost", "gained")
-        ),
+        *(brief(task[key]) if key in task else "–" for key in ("kl_q99", "kl_q999")),
+        *(percent(task[key]) if key in task else "–" for key in ("flips", "lost", "gained")),
         f"x {task['perplexity_ratio']:.4g}" if "perplexity_ratio" in task else "–",
         kept,
         *(_outcome(task, share) if "kept" in task else "–" for share in MARGINS.values()),

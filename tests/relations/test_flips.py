@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch
 from torch import Tensor, nn
 
 from qgate.models import Sampling, load
