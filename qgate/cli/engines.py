@@ -3,6 +3,8 @@
   qgate engines A B                          per-token differences, KL, flips, and where they begin
   qgate engines A B --max-kl 1e-3 --same-weights --weights CKPT_A CKPT_B
   qgate engines A B --output-dir DIR         also as a page, with all tokens
+  qgate engines A B --keep-reference FILE    also B's logits in about 1 % of their bytes, to compare
+                                             with in place of B
 
 A and B are dumps of `qgate.collect` with the embedding and the head among their sites; .npz,
 .safetensors or .pt files of token ids with logits or log-probabilities; or JSON lines as vLLM,
@@ -37,6 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--logits", default="", metavar="MODULE", help="the module of dumps that gives logits")
     add("--output-dir", metavar="DIR",
         help="write a page, engines.json and tokens.csv there; a folder or a URL")  # fmt: skip
+    add("--keep-reference", metavar="FILE",
+        help="write B's logits there in few bytes, to compare with in place of B; ends in "
+        ".safetensors")  # fmt: skip
     add("--json", action="store_true", help="print all figures as JSON")
     add("--limit", type=from_one, default=10, metavar="N", help="tokens and weights to list (10)")
 
@@ -55,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from qgate.engines import files
     from qgate.engines.comparison import compare_tokens
     from qgate.engines.findings import EngineLimits
+    from qgate.engines.kept_logits import keep_logits
     from qgate.engines.profile import token_rows
     from qgate.engines.texts import result_lines
     from qgate.storage.output import check_folder
@@ -71,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
             progress=report, most_drawn=files.DRAWN if folder else 0,
         )  # fmt: skip
     record = comparison.record
+    if args.keep_reference is not None:
+        keep_logits(args.keep_reference, [reference for _, reference in comparison.samples])
     if args.json:
         print_json(files.record_json(record), end="")
     else:

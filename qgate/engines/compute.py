@@ -17,7 +17,15 @@ from qgate.engines.record import (
     Spread,
     TokenFigures,
 )
-from qgate.engines.scored import MISSING, BoolArray, FloatArray, IntArray, Pair, ScoredSample
+from qgate.engines.scored import (
+    MISSING,
+    BoolArray,
+    FloatArray,
+    IntArray,
+    KeptRows,
+    Pair,
+    ScoredSample,
+)
 from qgate.errors import QgateError
 from qgate.metrics.intervals import GroupedMean, grouped_mean
 
@@ -125,6 +133,9 @@ def _add_logits(a: ScoredSample, r: ScoredSample, values: TokenValues) -> None:
             best_tokens[name][start:stop] = logs[name].argmax(-1).numpy()
         if len(logs) == 2:
             values.kl[start:stop] = _kl(logs["reference"], logs["actual"]).numpy()
+        elif r.kept is not None and "actual" in logs:
+            part = slice(start - 1, stop - 1)
+            values.kl[start:stop] = _kept_kl(r.kept, part, logs["actual"])
     values.same_best = _same(best_tokens["actual"], best_tokens["reference"])
     values.actual_right = _same(best_tokens["actual"], a.ids)
     values.reference_right = _same(best_tokens["reference"], r.ids)
@@ -145,13 +156,31 @@ def _check_ids(sample: ScoredSample, ids: Tensor, vocabulary: int) -> None:
 
 
 def _kl(reference: Tensor, actual: Tensor) -> Tensor:
-    if reference.shape != actual.shape:
-        raise QgateError(
-            f"the engines have logits of {actual.shape[-1]:,} and {reference.shape[-1]:,} tokens; "
-            "cut padding of the vocabulary off both."
-        )
+    _check_vocabularies(actual.shape[-1], reference.shape[-1])
     p = reference.exp()
     return torch.where(p > 0, p * (reference - actual), 0.0).sum(-1)
+
+
+def _kept_kl(reference: KeptRows, part: slice, actual: Tensor) -> FloatArray:
+    """Return the KL to a reference of which a part of the tokens was kept.
+
+    It is the sum of p (exp(d) - 1 - d), where d is the difference of log-probabilities: exact for
+    the most likely tokens, and for the others the mean over those that were drawn.
+    """
+    _check_vocabularies(actual.shape[-1], reference.vocabulary)
+    p = reference.logprobs[part]
+    terms = _k3(actual.gather(1, torch.from_numpy(reference.ids[part])).numpy() - p)
+    top = reference.top
+    kl: FloatArray = (np.exp(p) * terms)[:, :top].sum(1)
+    return kl + reference.rest[part] * terms[:, top:].mean(1) if top < p.shape[1] else kl
+
+
+def _check_vocabularies(actual: int, reference: int) -> None:
+    if actual != reference:
+        raise QgateError(
+            f"the engines have logits of {actual:,} and {reference:,} tokens; cut padding of the "
+            "vocabulary off both."
+        )
 
 
 def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFigures:

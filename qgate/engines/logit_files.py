@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.dumps import read_tensors
+from qgate.engines.kept_logits import are_kept, kept_samples
 from qgate.engines.scored import EngineRun, FloatArray, LogitRows, ScoredSample, scored
 from qgate.errors import QgateError
 
@@ -47,6 +48,9 @@ def _pick(tensors: Mapping[str, Tensor], names: tuple[str, ...]) -> Tensor | Non
 
 
 def _samples(spec: str, number: str, tensors: Mapping[str, Tensor]) -> Iterator[ScoredSample]:
+    if are_kept(tensors):
+        yield from kept_samples(spec, tensors)
+        return
     tokens, logits = _pick(tensors, TOKENS), _pick(tensors, LOGITS)
     logprobs, lengths = _pick(tensors, LOGPROBS), _pick(tensors, LENGTHS)
     if tokens is None or (logits is None and logprobs is None):

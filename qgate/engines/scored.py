@@ -25,6 +25,23 @@ MISSING = -1
 
 
 @dataclass(frozen=True)
+class KeptRows:
+    """Kept tokens of each position of a sample but the first, the most likely one in front.
+
+    ids       token ids, one row per position
+    logprobs  of these tokens
+    top       how many of them are the most likely ones; the others are draws
+    rest      probability of all tokens that are not among these most likely ones
+    """
+
+    ids: IntArray
+    logprobs: FloatArray
+    top: int
+    rest: FloatArray
+    vocabulary: int
+
+
+@dataclass(frozen=True)
 class ScoredSample:
     """One sequence of tokens as one engine scored it.
 
@@ -33,6 +50,7 @@ class ScoredSample:
     logprobs  of each token given those before it; NaN where the engine gives none
     best      the most likely token at each position; MISSING where the engine does not tell
     logits    reads logits where there are any; then the other two are computed from them
+    kept      what was kept of logits in place of all of them
     """
 
     name: str
@@ -40,6 +58,7 @@ class ScoredSample:
     logprobs: FloatArray
     best: IntArray
     logits: LogitRows | None = None
+    kept: KeptRows | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -61,12 +80,19 @@ class EngineRun:
 
 
 def scored(
-    name: str, ids: IntArray, logprobs: FloatArray | None = None, logits: LogitRows | None = None
+    name: str,
+    ids: IntArray,
+    logprobs: FloatArray | None = None,
+    logits: LogitRows | None = None,
+    kept: KeptRows | None = None,
 ) -> ScoredSample:
-    """Make a sample of ids with log-probabilities, with logits, or with both."""
+    """Make a sample of ids with log-probabilities, with logits or what was kept of them."""
     if logprobs is None:
         logprobs = np.full(len(ids), np.nan)
-    return ScoredSample(name, ids, logprobs, np.full(len(ids), MISSING, np.int64), logits)
+    best = np.full(len(ids), MISSING, np.int64)
+    if kept is not None:
+        best[1:] = kept.ids[:, 0]
+    return ScoredSample(name, ids, logprobs, best, logits, kept)
 
 
 def align(actual: EngineRun, reference: EngineRun) -> list[Pair]:

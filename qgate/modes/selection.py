@@ -12,6 +12,7 @@ from qgate.modes.formats import FORMAT_MODES, FP32
 from qgate.modes.mamba import MAMBA_MODES
 from qgate.modes.mode import Kernel, Mode
 from qgate.modes.served import SERVED_MODES
+from qgate.modes.served_weights import SERVED_WEIGHT_MODES
 from qgate.registry import Registry
 
 GROUPS = {
@@ -28,7 +29,8 @@ class DoesNotFitError(QgateError):
 
 
 _FITTING: dict[str, Registry[Mode]] = {"mamba": Registry("mode"), "other": Registry("mode")}
-for _mode in (FP32, *MAMBA_MODES, *FORMAT_MODES, *EXPERT_MODES, *SERVED_MODES):
+_BY_NAME = (*EXPERT_MODES, *SERVED_MODES, *SERVED_WEIGHT_MODES)
+for _mode in (FP32, *MAMBA_MODES, *FORMAT_MODES, *_BY_NAME):
     for _family, _registry in _FITTING.items():
         if _mode.fits in ("any", _family):
             _key = _mode.name.replace("-", "_")

@@ -16,6 +16,7 @@ from qgate.models import Model
 from qgate.modes import Quantized
 from qgate.relations.caches import TextCalls
 from qgate.relations.causes import explain
+from qgate.relations.flips import cores_by_site, may_be_flips, without_casts
 from qgate.relations.noise import FloatNoise, measure_noise, token_errors
 from qgate.relations.parts import part_results
 from qgate.relations.record import EXACT, RELATIONS, Disagreement, RelationReport
@@ -155,6 +156,11 @@ class ModelRelations:
             self.report.sites[site] = self.report.sites.get(site, 0) + values
         wrong = [site for site in self.recording.tensors if site in judge.errors]
         wrong = [site for site in wrong if judge.wrong(site)]
+        if is_fed and wrong:
+            flipped = self._flipped(way, wrong, judge)
+            for site in flipped:
+                del judge.errors[site]
+            wrong = [site for site in wrong if site not in flipped]
         if wrong:
             # Behind the first other bits of a call that nothing fed, all others follow from them.
             named = wrong[:1] if way.relation in EXACT else wrong
@@ -164,6 +170,23 @@ class ModelRelations:
         for site, listed in judge.errors.items():
             worst = max(float(errors.max()) for errors, _ in listed)
             self.report.errors[site] = max(worst, self.report.errors.get(site, 0.0))
+
+    def _flipped(self, way: Way, wrong: Sequence[str], judge: _Judge) -> list[str]:
+        """Return sites that differ by codes of attention weights alone, which noise turned."""
+        cores = {site: core for site, core in cores_by_site(self.model).items() if site in wrong}
+        few = [
+            site
+            for site in cores
+            if may_be_flips([errors for errors, _ in judge.errors[site]], judge.limit_of(site))
+        ]
+        if not few or self.bitwise:
+            return []
+        again = _Judge(judge.limit_of)
+        whole = self.rows.whole
+        with without_casts([cores[site] for site in few]):
+            recording = record(self.model, self.sites, whole.sample, whole.rows, whole.tokens)
+            FedRun(self.model, leaf_sites(self.model), recording, again).run(way.calls())
+        return [site for site in few if site in again.errors and not again.wrong(site)]
 
     def _compare_rebuilt(self, rebuilding: Rebuilding, chosen: frozenset[str]) -> None:
         """Compare a run of the mode built anew, here and in another process."""

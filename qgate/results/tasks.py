@@ -127,7 +127,14 @@ def margin_text(task: TaskSummary) -> str:
     words = {name: _outcome(task, share) for name, share in MARGINS.items()}
     text = ", ".join(f"{name.removeprefix('mlperf-')} % {word}" for name, word in words.items())
     unseen = _unseen(task) if "kept" in words.values() else ""
-    return f"{percent(task['kept'])} of {task['reference']}'s accuracy (MLPerf {text}{unseen})"
+    return (
+        f"{_of_reference(task['kept'])} of {task['reference']}'s accuracy (MLPerf {text}{unseen})"
+    )
+
+
+def _of_reference(share: float) -> str:
+    """Write a share that may be above one."""
+    return f"{100 * share:.4g} %"
 
 
 def _outcome(task: TaskSummary, share: float) -> str:
@@ -144,18 +151,15 @@ def _unseen(task: TaskSummary) -> str:
 def task_cells(task: TaskSummary) -> list[str]:
     """Write the figures of one mode under `TASK_HEADS`."""
     unit = task["metric"] or "bits per byte"
-    kept = percent(task["kept"]) if "kept" in task else "–"
+    kept = _of_reference(task["kept"]) if "kept" in task else "–"
     if "kept_detectable" in task:
-        kept += f" (from {percent(task['kept_low'])})"
+        kept += f" (from {_of_reference(task['kept_low'])})"
     error = f" ± {brief(task['kl_error'], 2)}" if "kl_error" in task else ""
     return [
         f"{brief(task['detectable'], 2)} {unit}" if "detectable" in task else "–",
         f"{brief(task['kl'])}{error}" if "kl" in task else "–",
-        *(brief(task[key]) if key in task else "–" for key in ("kl_q99", "kl_q999")),  # type: ignore[literal-required]
-        *(
-            percent(task[key]) if key in task else "–"  # type: ignore[literal-required]
-            for key in ("flips", "lost", "gained")
-        ),
+        *(brief(task[key]) if key in task else "–" for key in ("kl_q99", "kl_q999")),
+        *(percent(task[key]) if key in task else "–" for key in ("flips", "lost", "gained")),
         f"x {task['perplexity_ratio']:.4g}" if "perplexity_ratio" in task else "–",
         kept,
         *(_outcome(task, share) if "kept" in task else "–" for share in MARGINS.values()),
@@ -166,9 +170,9 @@ def kept_text(task: TaskSummary) -> str:
     """Say how sure it is that a mode keeps a share of the reference's accuracy."""
     if "kept" not in task:
         return ""
-    text = f"{percent(task['kept'])} of {task['reference']}'s in the mean"
+    text = f"{_of_reference(task['kept'])} of {task['reference']}'s in the mean"
     if "kept_detectable" not in task:
         return f"{text}, without an interval: it needs figures of several samples"
-    text += f", {percent(task['kept_low'])} at the lower end of the 95 % interval"
+    text += f", {_of_reference(task['kept_low'])} at the lower end of the 95 % interval"
     text += f"; {task['samples']:,} samples tell changes from {percent(task['kept_detectable'])} on"
     return text + _unseen(task)

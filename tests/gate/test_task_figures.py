@@ -279,7 +279,7 @@ def test_what_samples_can_tell_comes_first() -> None:
         "ones 0.94 % lost and 0.67 % gained, perplexity x 1.002, 99.6 % of fp32's accuracy (MLPerf "
         "99 % kept, 99.9 % not kept; blind to 0.67 % that cancel)"
     )
-    assert more[1] == "mxfp4: 90.0 % of fp32's accuracy (MLPerf 99 % not kept, 99.9 % not kept)"
+    assert more[1] == "mxfp4: 90 % of fp32's accuracy (MLPerf 99 % not kept, 99.9 % not kept)"
     assert more[-1] == "+1 more modes in the report"
     assert task_texts({"tasks": [*_lines()], "shard": {"number": 1}}) == []
     assert task_texts({}) == []

@@ -13,7 +13,7 @@ from torch import Tensor
 from qgate.capture.next_tokens import are_logits, masked_ids
 from qgate.engines.compute import TokenValues, estimate_of, figures_of, token_values
 from qgate.engines.record import Estimate, TokenFigures
-from qgate.engines.scored import Pair, scored
+from qgate.engines.scored import LogitRows, Pair, scored
 from qgate.errors import QgateError
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
@@ -28,6 +28,11 @@ from qgate.results.tasks import TaskSummary, kept_text
 Notes = Mapping[str, Any]
 NO_TASK = "predicts no next tokens and has no metric (qgate.Model(metric=…))"
 TASK_METRIC, KEPT = "task_metric", "accuracy_kept"
+_LIMITED = {
+    "perplexity_ratio": "perplexity_ratio", "token_flips": "flips", "tokens_lost": "lost",
+    "tokens_gained": "gained", "kl_q99": "kl_q99", "kl_q999": "kl_q999", KEPT: "kept_low",
+}  # fmt: skip
+"""Figures of a summary by the metrics that absolute limits name."""
 _NATS = math.log(2)
 """Nats of one bit."""
 
@@ -45,9 +50,9 @@ def task_row(bench: Bench, mode: Mode) -> tuple[Measured, Notes, TaskSummary]:
     )  # fmt: skip
     if figures is not None:
         _summarize(summary, figures)
-        values = {**values, **_limited(figures)}
     row = Measured(
-        site="logits", layer="", scope="task", values=values, order=0, nonfinite=nonfinite,
+        site="logits", layer="", scope="task", values=values | _limited(summary), order=0,
+        nonfinite=nonfinite,
         positions=tuple(row_tokens(bench.model.inputs)[0]),
         parts={
             sample_part(number): {"bits_per_byte": bits}
@@ -74,9 +79,7 @@ def _metric_row(
         samples=len(model.inputs), tokens=0,
     )  # fmt: skip
     _summarize_metric(summary, figures, expected)
-    values = {TASK_METRIC: figures.figure}
-    if "kept_low" in summary:
-        values[KEPT] = summary["kept_low"]
+    values = {TASK_METRIC: figures.figure} | _limited(summary)
     row = Measured(
         site=name, layer="", scope="task", values=values, order=0,
         nonfinite=0, gated=(TASK_METRIC,), why={TASK_METRIC: "", KEPT: kept_text(summary)},
@@ -157,12 +160,14 @@ def _row_pairs(ids: Tensor, actual: Tensor, reference: Tensor, first: int) -> It
             continue
         tokens = torch.cat([row[:1].clamp(min=0), row[1:][is_scored]]).numpy()
         one, other = (
-            scored(str(number), tokens, logits=lambda start, stop, kept=side[:-1][is_scored]: (
-                kept[start - 1 : stop - 1]
-            ))
-            for side in sides
-        )  # fmt: skip
+            scored(str(number), tokens, logits=_reader(side[:-1][is_scored])) for side in sides
+        )
         yield one, other
+
+
+def _reader(logits: Tensor) -> LogitRows:
+    """Return a reader of the logits that predict the tokens from one position up to another."""
+    return lambda start, stop: logits[start - 1 : stop - 1]
 
 
 def _means(rows: Sequence[TokenValues]) -> tuple[float, float, float, float]:
@@ -176,19 +181,13 @@ def _means(rows: Sequence[TokenValues]) -> tuple[float, float, float, float]:
     return -actual / _NATS, -reference / _NATS, right, kl
 
 
-def _limited(figures: TokenFigures) -> dict[str, float]:
+def _limited(summary: TaskSummary) -> dict[str, float]:
     """Return the figures that absolute limits may be about, by metric."""
-    kept, spread = figures.kept, figures.kl_spread
-    values = {"perplexity_ratio": figures.perplexity_ratio}
-    shares = {
-        "token_flips": figures.flips, "tokens_lost": figures.lost, "tokens_gained": figures.gained,
-    }  # fmt: skip
-    values |= {name: of.mean for name, of in shares.items() if of is not None}
-    if spread is not None:
-        values |= {"kl_q99": spread.q99, "kl_q999": spread.q999}
-    if kept is not None:
-        values[KEPT] = kept.mean - (kept.half_interval or 0.0)
-    return values
+    return {
+        metric: summary[key]  # type: ignore[literal-required]
+        for metric, key in _LIMITED.items()
+        if key in summary
+    }
 
 
 def _summarize(summary: TaskSummary, figures: TokenFigures) -> None:
