@@ -36,7 +36,11 @@ CONTENTS = {
     "How to": (
         "failures", "adopting", "ci", "bisect", "baselines", "reports", "kernels", "checkpoints",
         "collecting", "drawing", "activations", "sweep", "capture", "engines", "relations",
-        "audit", "recipes", "scale",
+        "audit", "recipes", "engine-kernels", "scale",
+    ),
+    "Coming from": (
+        "migrate/assert-close", "migrate/pytest-regressions", "migrate/msprobe",
+        "migrate/megatron-tensor-saver", "migrate/quant-smooth-ana",
     ),
     "Reference": (
         "gates", "measured", "other-gates", "models", "modes", "formats", "dumps", "files",

@@ -40,7 +40,7 @@ COMMAND = re.compile(r"^    pytest suites --model docs/recipes/(\w+)\.py:build -
 SHORT = models.Sampling(samples=2, seqlen=32, calib_samples=2, calib_seqlen=32)
 # The kernels of torchao are gated in full by tests below; of an encoder of real size the task is.
 SUITES = {"sentence_encoder": ("task",)}
-MODES = {"torchao_int8": "torchao_int8"}
+MODES = {"torchao_int8": "torchao_int8", "bitsandbytes_int8": "bnb_int8"}
 OUTPUTS_ALONE = ("compiled", "exported", "onnx_session", "pt2e")
 
 
@@ -145,6 +145,20 @@ def test_a_scale_of_torchao_that_is_off_is_over_the_budget(mode: str, tmp_path: 
 
     model.modes = {mode: Kernel(scaled, kernel.stands_for)}
     lines = failures(gates(model, tmp_path, updating="all"), mode)
+    assert any("up_proj:output" in line and "over the ideal" in line for line in lines), lines
+
+
+def test_a_scale_of_bitsandbytes_that_is_off_is_over_the_budget(tmp_path: Path) -> None:
+    model = build("bitsandbytes_int8")
+    kernel = model.modes["bnb_int8"]
+
+    def scaled(reference: qgate.Model) -> nn.Module:
+        module = kernel(reference)
+        module.get_submodule("model.layers.1.mlp.up_proj").weight.SCB.mul_(1.1)  # type: ignore[operator, union-attr]
+        return module
+
+    model.modes = {"bnb_int8": Kernel(scaled, "int8", "mse")}
+    lines = failures(gates(model, tmp_path, updating="all"), "bnb_int8")
     assert any("up_proj:output" in line and "over the ideal" in line for line in lines), lines
 
 
