@@ -15,6 +15,7 @@ from pathlib import Path
 from qgate.errors import QgateError
 
 _PAUSE = 0.02
+_SCRATCH = "qgate-scratch-"
 _HAS_LOCKS = importlib.util.find_spec("fcntl") is not None
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -80,6 +81,27 @@ def temporary_file(prefix: str) -> tuple[Path, int]:
         handle, name = tempfile.mkstemp(prefix=prefix)
         if try_lock(handle) is not False and _is_still(Path(name), handle):
             return Path(name), handle
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield a new temporary folder, owned by this process and removed at the end.
+
+    Those that killed processes have left are removed now.
+    """
+    for leftover in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        _remove_abandoned(leftover, folder=True)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        handle = os.open(path, os.O_RDONLY | _CLOEXEC)
+        if try_lock(handle) is not False and _is_still(path, handle):
+            break
+        os.close(handle)  # another process has taken it for one that was left
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
         os.close(handle)
 
 
@@ -167,6 +189,21 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
     remaining = memoryview(data)
     while remaining:
         remaining = remaining[os.write(handle, remaining) :]
+
+
+def lock_or_none(path: Path) -> int | None:
+    """Create a file and lock it until the handle is closed; None while another process does.
+
+    Without locks on this system nothing is locked.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW | _CLOEXEC, 0o666)
+        is_ours = try_lock(handle)
+        if is_ours is None or (is_ours and _is_still(path, handle)):
+            return handle
+        os.close(handle)
+        if not is_ours:
+            return None
 
 
 @contextlib.contextmanager
