@@ -231,8 +231,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     except KeyboardInterrupt:
         session.exitstatus = pytest.ExitCode.INTERRUPTED
         run.errors.append(
-            "interrupted while files were written: each is old or new, and baselines are all old or "
-            "all new. Run it again."
+            "interrupted while files were written: each is old or new, and baselines are all old "
+            "or all new. Run it again."
         )
 
 
