@@ -15,8 +15,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from qgate.cli._base_gates import run_gates_from
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_more=True)
@@ -25,6 +23,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.gate_from is not None:
+        from qgate.cli._base_gates import run_gates_from
+
         return run_gates_from(args.gate_from, args.more, Path.cwd())
     suites = [] if args.more and not args.more[0].startswith("-") else ["suites"]
     return subprocess.run(

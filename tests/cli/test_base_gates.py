@@ -93,7 +93,7 @@ PULL_REQUESTS: dict[str, tuple[dict[str, str | None], int, str]] = {
     "no change": ({}, 0, "2 of 2 held"),
     "a worse kernel, and every gate silenced": (SILENCED, 1, "2 of 2 held"),
     "a model without its second layer": (
-        {"kernel.py": "SCALE = 1.0\nLAYERS = 1\n"}, 1, "1 gate of main went missing",
+        {"kernel.py": "SCALE = 1.0\nLAYERS = 1\n"}, 1, "2 gates of main went missing",
     ),
 }  # fmt: skip
 
