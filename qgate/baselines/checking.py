@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from qgate.baselines.accepted import FOLDER, accepted_file, inspect_accepted
-from qgate.baselines.manifest import NAME, Manifest, read_manifest, read_reference, reference_file
+from qgate.baselines.manifest import (
+    NAME,
+    Manifest,
+    edits_of,
+    read_manifest,
+    read_reference,
+    reference_file,
+)
 from qgate.baselines.origin import Key
 from qgate.baselines.store import Store
 from qgate.errors import QgateError
@@ -31,6 +38,7 @@ def verify(store: Store) -> list[str]:
     elif NAME in files:
         try:
             manifest = read_manifest(files[NAME], str(folder / NAME))
+            problems += edits_of(files[NAME], str(folder / NAME))
         except QgateError as error:
             problems.append(str(error))
     if manifest is not None and manifest.origin.model != store.model:

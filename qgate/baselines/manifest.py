@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import numpy as np
 from safetensors import SafetensorError
@@ -53,6 +54,7 @@ class ManifestRecord(TypedDict):
     qgate: str
     version: int
     references: dict[str, BasisEntry]
+    digest: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,23 @@ class Manifest:
             file = _json(reference_file(basis))
             bases.append(f'  {_json(basis)}: {{"file": {file}, "tensors": [\n{tensor_lines}\n  ]}}')
         body = ",\n".join(bases)
-        text = "\n".join(["{", *lines, f' "references": {{\n{body}\n }}', "}", ""])
-        return text.encode("utf-8")
+        text = "\n".join(["{", *lines, f' "references": {{\n{body}\n }},', ""])
+        return f'{text} "digest": {_json(_digest(text))}\n}}\n'.encode()
+
+
+def edits_of(data: bytes, file: str) -> list[str]:
+    """Say that a manifest is not what was written; one of an earlier qgate has no digest."""
+    text, found, tail = data.decode("utf-8").replace("\r\n", "\n").rpartition(' "digest": ')
+    if not found and "digest" not in tail:
+        return []
+    if tail == f"{_json(_digest(text))}\n}}\n":
+        return []
+    return [f"{file}: it was edited: its digest is not that of what it says"]
+
+
+def _digest(text: str) -> str:
+    """Return sixteen hexadecimal digits: against edits by mistake, not against a forger."""
+    return hashlib.blake2b(text.encode("utf-8"), digest_size=8).hexdigest()
 
 
 def _json(value: object) -> str:

@@ -9,13 +9,16 @@ prints sets `args.status`, which is its status also where nobody reads on.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import errno
 import importlib
 import os
 import pkgutil
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from qgate._version import __version__
@@ -93,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
             about = (module.__doc__ or "").strip()
             sub = commands.add_parser(
                 info.name,
-                help=about.splitlines()[0].rstrip("."),
+                help=about.partition("\n")[0].rstrip("."),
                 description=about,
                 formatter_class=argparse.RawDescriptionHelpFormatter,
             )
@@ -102,9 +105,39 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _open_streams() -> None:
+    """Give a command that was started with a closed stream somewhere to write to."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm(command: str) -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, with its temporary files removed.
+
+    A program that is collected has its own way to end.
+    """
+
+    def end(number: int, _frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    usual = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if not usual or command == "collect":
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it did its work, 2 if its arguments cannot be used."""
     wait_calmly()
+    _open_streams()
     top = parser()
     for word in sys.argv[1:] if argv is None else argv:
         if "\0" in word:
@@ -117,7 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         top.print_help()
         return 0
     try:
-        args.status = int(args.run(args))
+        with _ended_by_sigterm(args.command):
+            args.status = int(args.run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:
         print_text(f"\nqgate {args.command}: interrupted", file=sys.stderr)

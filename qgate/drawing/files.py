@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
-import tempfile
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -30,6 +29,7 @@ from qgate.storage.access import (
     write_parts,
     write_text,
 )
+from qgate.storage.files import scratch_folder
 from qgate.storage.locations import check_writable, location_of, name_exists
 from qgate.summaries.record import DumpAnalysis
 
@@ -207,8 +207,8 @@ def _draw_elsewhere(
 ) -> tuple[PictureOutcome, bytes]:
     """Draw one picture as bytes: a worker may not reach the folder."""
     analysis, dpi = shared
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / path
+    with scratch_folder() as folder:
+        target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         picture = _draw(analysis, target, path, dpi)
         return picture, target.read_bytes() if picture.title else b""

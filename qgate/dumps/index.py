@@ -13,16 +13,37 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import xxhash
+
 from qgate.dumps.layout import INDEX, index_parts_in
 from qgate.dumps.record import Record, plain
 from qgate.errors import QgateError
 from qgate.storage.folders import Folder, Stamp
 
 EVENT = "event"
+_DIGEST = "digest"
 
 
 def line(content: Mapping[str, Any]) -> str:
     return json.dumps(plain(content), separators=(",", ":"), allow_nan=False) + "\n"
+
+
+class SessionDigest:
+    """Digest of all lines of one session of a writer; its closing line has it, and is part of it.
+
+    It finds damage: what records say is proved by nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._lines = xxhash.xxh3_64()
+
+    def add(self, lines: bytes) -> None:
+        self._lines.update(lines)
+
+    def closing(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the content of the closing line, with the digest."""
+        self.add(line(content).encode("ascii"))
+        return {**content, _DIGEST: self._lines.hexdigest()}
 
 
 @dataclass
@@ -31,6 +52,7 @@ class IndexLines:
 
     damaged   lines that are no record, with the reasons
     torn      bytes of a last line that is not whole
+    session   digest of the session that is open, if its opening was read
     ends      end of the last whole line, by file
     """
 
@@ -38,6 +60,7 @@ class IndexLines:
     events: list[dict[str, object]] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     torn: int = 0
+    session: SessionDigest | None = None
     ends: dict[str, int] = field(default_factory=dict)
 
     def is_of(self, run: str) -> bool:
@@ -85,15 +108,23 @@ class Index:
                     lines.torn += len(raw)
                     break
                 try:
-                    self._take(json.loads(raw), lines)
+                    self._take(json.loads(raw), raw, lines)
                 except (QgateError, ValueError, TypeError, RecursionError) as error:
                     where = f"{self._home.at(name)} at byte {lines.ends[name]}"
                     lines.damaged.append(f"{where}: {error}")
                 lines.ends[name] += len(raw)
 
-    def _take(self, content: Any, lines: IndexLines) -> None:
+    def _take(self, content: Any, raw: bytes, lines: IndexLines) -> None:
         if not isinstance(content, dict):
             raise ValueError("it is no object")
+        if content.get(EVENT) == "open":
+            lines.session = SessionDigest()
+        if content.get(EVENT) == "close":
+            lines.events.append(content)
+            self._check_session(content, lines)
+            return
+        if lines.session is not None:
+            lines.session.add(raw)
         if EVENT in content:
             lines.events.append(content)
             return
@@ -101,3 +132,15 @@ class Index:
         if record.rank != self._rank:
             raise ValueError(f"it is of rank {record.rank}")
         lines.records.append(record)
+
+    @staticmethod
+    def _check_session(content: dict[str, Any], lines: IndexLines) -> None:
+        """Raise a ValueError where the lines of a session are not those that were written."""
+        session, lines.session = lines.session, None
+        told = {name: value for name, value in content.items() if name != _DIGEST}
+        if session is None or len(told) == len(content):
+            return
+        if session.closing(told) != content:
+            raise ValueError(
+                "the lines up to here are not those that were written: their digest is another one"
+            )

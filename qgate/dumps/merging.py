@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qgate.charts.overviews import Overview, Overviewed
-from qgate.dumps.index import line
+from qgate.dumps.index import SessionDigest, line
 from qgate.dumps.layout import (
     INDEX,
     MANIFEST,
@@ -240,13 +240,20 @@ def _merge_rank(
     began, ended = ({"time": times[i]} if times else {} for i in (0, -1))
     shards = _ShardCopies(home, dumps, rank)
     with home.writing(INDEX) as path, path.open("w", encoding="ascii", newline="\n") as file:
-        file.write(line({"event": "open", **began, "run": dumps[0].manifest.run}))
+        session = SessionDigest()
+
+        def write(text: str) -> None:
+            session.add(text.encode("ascii"))
+            file.write(text)
+
+        write(line({"event": "open", **began, "run": dumps[0].manifest.run}))
         for order in sorted(chosen):
             number, record = chosen[order]
             tensor = shards.copy(number, record, record.tensor)
             counts = shards.copy(number, record, record.counts)
-            file.write(line(replace(record, tensor=tensor, counts=counts).to_dict()))
-        file.write(line({"event": "close", **ended, "missing": missing, "missing_count": count}))
+            write(line(replace(record, tensor=tensor, counts=counts).to_dict()))
+        closing = {"event": "close", **ended, "missing": missing, "missing_count": count}
+        file.write(line(session.closing(closing)))
     return MergedDump(1, len(chosen), same, tuple(missing), count)
 
 

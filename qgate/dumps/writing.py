@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from qgate.dumps.index import Index, line
+from qgate.dumps.index import Index, SessionDigest, line
 from qgate.dumps.layout import (
     INDEX,
     RUN,
@@ -82,6 +82,7 @@ class DumpWriter:
         self._counted: dict[str, StoredValues] = {}
         self._orders: set[int] = set()
         self._closed = False
+        self._session = SessionDigest()
         try:
             self._files = open_line_folder(self.home, INDEX, index_part_name)
         except AnotherWriterError:
@@ -211,7 +212,7 @@ class DumpWriter:
                 self._files.take(self._shard.path.name)
             if self._pending:
                 lines = "".join(line(record.to_dict()) for record in self._pending)
-                self._files.append(lines.encode("ascii"))
+                self._append(lines)
         except OSError as error:
             raise self._failure(error) from error
         except BaseException:
@@ -256,7 +257,13 @@ class DumpWriter:
 
     def _event(self, event: str, **details: Any) -> None:
         when = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._files.append(line({"event": event, "time": when, **details}).encode("ascii"))
+        content = {"event": event, "time": when, **details}
+        self._append(line(self._session.closing(content) if event == "close" else content))
+
+    def _append(self, lines: str) -> None:
+        data = lines.encode("ascii")
+        self._files.append(data)
+        self._session.add(data)
 
     def _failure(self, error: OSError, record: Record | None = None) -> QgateError:
         """Return the error to raise; the files stay whole, and the unfinished is missing."""

@@ -6,6 +6,8 @@ import contextlib
 import multiprocessing
 import os
 import shutil
+import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,12 +16,15 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from qgate.engine.workers import Failure, Workers
+from qgate.storage.files import scratch_folder
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SHARED = "shared"
+_ENDS = {signal.SIGINT, signal.SIGTERM}
+_HAS_MASKS = hasattr(signal, "pthread_sigmask")
 _ENDED = "its process ended twice: killed, or out of memory"
 # The value that every process gets once, the same for all items.
 _shared: list[Any] = []
@@ -111,8 +116,9 @@ class _Processes(_LocalFold):
     def __init__(self, jobs: int, function: Callable[..., Any], shared: Sequence[Any]) -> None:
         self.ahead = 3 * jobs
         self._jobs, self._function = jobs, function
-        self._home = tempfile.TemporaryDirectory(prefix="qgate-")
-        _write_shared(shared, Path(self._home.name))
+        self._end = contextlib.ExitStack()
+        self._home = self._end.enter_context(scratch_folder())
+        _write_shared(shared, self._home)
         self._pool = self._new(jobs)
 
     def _new(self, jobs: int) -> ProcessPoolExecutor:
@@ -121,7 +127,7 @@ class _Processes(_LocalFold):
             jobs,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_process,
-            initargs=(self._home.name,),
+            initargs=(str(self._home),),
         )
 
     def start(self, item: Any) -> _Handle:
@@ -148,8 +154,12 @@ class _Processes(_LocalFold):
         return None
 
     def close(self) -> None:
+        if sys.exc_info()[0] is not None:  # nobody waits for what they compute
+            for pid in list(self._pool._processes or ()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
         self._pool.shutdown(wait=True, cancel_futures=True)
-        self._home.cleanup()
+        self._end.close()
 
 
 def _write_shared(shared: Sequence[Any], home: Path) -> None:
@@ -163,7 +173,13 @@ def _write_shared(shared: Sequence[Any], home: Path) -> None:
 
 
 def _start_process(home: str) -> None:
-    """Prepare a new process: watch its parent, and load the shared value."""
+    """Prepare a new process: watch its parent, and load the shared value.
+
+    Its temporary files are in the folder of its parent, which removes them.
+    """
+    for number in _ENDS:
+        signal.signal(number, _leave)
+    os.environ["TMPDIR"] = tempfile.tempdir = home
     threading.Thread(target=_end_with_parent, args=(home,), daemon=True).start()
     path = Path(home) / _SHARED
     _shared[:] = ForkingPickler.loads(path.read_bytes()) if path.exists() else []
@@ -178,7 +194,14 @@ def _end_with_parent(home: str) -> None:
         os._exit(1)
 
 
+def _leave(number: int, _frame: object) -> NoReturn:
+    """End an item, or this process between two, without a word: the parent says what happened."""
+    raise SystemExit(128 + number)
+
+
 def _work(function: Callable[..., Any], item: Any) -> Any:
+    if _HAS_MASKS:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
     return function(item, *_shared)
 
 
@@ -191,8 +214,12 @@ def _one_thread_each() -> Iterator[None]:
     """
     added = [name for name in _THREADS if name not in os.environ]
     os.environ.update(dict.fromkeys(added, "1"))
+    # Ctrl-C reaches new processes with their first item, and no import of theirs.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS) if _HAS_MASKS else set()
     try:
         yield
     finally:
+        if _HAS_MASKS:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for name in added:
             os.environ.pop(name, None)

@@ -45,6 +45,7 @@ from qgate.plugin.fixtures import (
 from qgate.plugin.gate_collection import FileHooks, gates_of, has_fixture
 from qgate.plugin.holding_back import hold_back
 from qgate.plugin.options import add_options, add_short_names
+from qgate.plugin.out_folder import reserve_out_folder, tell_worker
 from qgate.plugin.reports import add_other, add_report, attach, finish
 from qgate.plugin.runs import WATCH, SuiteRun
 from qgate.plugin.settings import options_of
@@ -128,6 +129,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(FileHooks(config), "qgate-files")
     run = config.stash[_RUN] = SuiteRun(options)
     if not hasattr(config, "workerinput"):
+        if options.header is not None:
+            reserve_out_folder(config, options.home)
         config.pluginmanager.register(_ReportHooks(run), "qgate-reports")
         if config.getoption("htmlpath", None) and config.pluginmanager.hasplugin("html"):
             config.pluginmanager.register(lazy.html_columns.HtmlColumns(run), "qgate-html")
@@ -205,6 +208,11 @@ def pytest_report_teststatus(report: pytest.TestReport) -> Any:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    tell_worker(node.config, node.workerinput)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: Any) -> None:
     """Take what a worker of pytest-xdist knew, or note that it went down."""
     run = node.config.stash[_RUN]
@@ -217,7 +225,15 @@ def pytest_testnodedown(node: Any, error: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    finish(session.config.stash[_RUN], session, exitstatus)
+    run = session.config.stash[_RUN]
+    try:
+        finish(run, session, exitstatus)
+    except KeyboardInterrupt:
+        session.exitstatus = pytest.ExitCode.INTERRUPTED
+        run.errors.append(
+            "interrupted while files were written: each is old or new, and baselines are all old "
+            "or all new. Run it again."
+        )
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

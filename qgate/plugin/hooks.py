@@ -33,4 +33,6 @@ def pytest_qgate_record(item: pytest.Item, record: dict[str, Any]) -> None:
 def listed() -> list[str]:
     """A line for every hook."""
     hooks = (pytest_qgate_models, pytest_qgate_modes, pytest_qgate_record)
-    return [f"{hook.__name__}: {(hook.__doc__ or '').splitlines()[0]}" for hook in hooks]
+    # `python -OO` leaves no docstrings.
+    firsts = {hook.__name__: (hook.__doc__ or "").partition("\n")[0] for hook in hooks}
+    return [f"{name}: {first}" for name, first in firsts.items()]

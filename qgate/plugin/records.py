@@ -14,6 +14,7 @@ import torch
 from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
+from qgate.plugin.out_folder import out_folder
 from qgate.plugin.runs import Part, SuiteRun, conflicts_of, part_of, sessions_used
 from qgate.plugin.settings import options_of
 from qgate.results import (
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from qgate.results.schema import AcceptedAt, Record
     from qgate.storage.locations import Location
 
-OUT = "qgate-out"
 REPRODUCTIONS = "repro"
 # Lines of accepted errors from which on an update says that they are many.
 _LINES = 1000
@@ -115,7 +115,7 @@ def leave_candidates(item: pytest.Item, report: pytest.TestReport, outcomes: Out
     item.stash[_PASSED] = report.passed
     if hasattr(report, "wasxfail"):
         return
-    folder = options_of(item.config).home / OUT / "candidates"
+    folder = out_folder(item.config, options_of(item.config).home) / "candidates"
     for session, outcome in outcomes:
         try:
             session.leave_candidate(folder, outcome, item.nodeid)
@@ -127,7 +127,7 @@ def leave_reproductions(item: pytest.Item, report: pytest.TestReport, outcomes: 
     """Leave tensors and a script for the first failing site of each mode."""
     if report.passed or hasattr(report, "wasxfail"):
         return
-    folder = options_of(item.config).home / OUT / REPRODUCTIONS
+    folder = out_folder(item.config, options_of(item.config).home) / REPRODUCTIONS
     for session, outcome in outcomes:
         try:
             session.leave_reproduction(folder, outcome)
@@ -137,7 +137,7 @@ def leave_reproductions(item: pytest.Item, report: pytest.TestReport, outcomes: 
 
 def _remove_reproductions(run: SuiteRun, rows: Iterable[Mapping[str, Any]]) -> None:
     """Remove the reproductions of earlier runs."""
-    folder = run.options.home / OUT / REPRODUCTIONS
+    folder = out_folder(run.options.config, run.options.home) / REPRODUCTIONS
     current = {row["reproduction"] for row in rows if "reproduction" in row}
     for path in folder.glob("*"):
         if path.name not in current:
@@ -284,7 +284,7 @@ def accepted_at(baselines: Location, rows: Iterable[Mapping[str, Any]]) -> list[
 
 def records_file(run: SuiteRun) -> Path:
     """Return where the records of a run are, in a folder that is made."""
-    run.folder = run.options.home / OUT
+    run.folder = out_folder(run.options.config, run.options.home)
     run.folder.mkdir(exist_ok=True)
     return run.folder / "results.jsonl"
 

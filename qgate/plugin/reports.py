@@ -11,6 +11,7 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin import lazy
 from qgate.plugin.fixtures import COMPUTING, OUTCOMES
+from qgate.plugin.out_folder import out_folder_notes
 from qgate.plugin.runs import Selection, SuiteRun, part_of, sessions_used
 from qgate.text import one_line
 
@@ -127,6 +128,7 @@ def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
         return
     run.parts.append(part)
     run.selection = _joined_selection(run)
+    run.selection.notes += out_folder_notes(config) if run.gates else []
     if run.selection.refused:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         return

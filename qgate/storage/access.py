@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError
 from qgate.storage.bucket_files import BucketFiles
+from qgate.storage.files import scratch_folder
 from qgate.storage.folders import Folder, LocalFolder
 from qgate.storage.locations import check_writable, location_of, read_errors
 from qgate.storage.object_folders import ObjectFolder
@@ -105,8 +105,8 @@ def local_files(locations: Sequence[Location]) -> Iterator[list[Path]]:
     if len(paths) == len(locations):
         yield paths
         return
-    with tempfile.TemporaryDirectory(prefix="qgate-") as folder:
-        paths = [Path(folder) / location.name for location in locations]
+    with scratch_folder() as folder:
+        paths = [folder / location.name for location in locations]
         yield paths
         for path, location in zip(paths, locations, strict=True):
             if path.exists():

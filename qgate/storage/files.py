@@ -15,6 +15,7 @@ from qgate.errors import QgateError
 from qgate.storage.locks import HAS_LOCKS, MOVES_OPEN_FILES, lock_handle, open_handle, try_lock
 
 _PAUSE = 0.02
+_SCRATCH = "qgate-scratch-"
 _NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 _DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 
@@ -77,6 +78,28 @@ def temporary_file(prefix: str) -> tuple[Path, int]:
         if try_lock(handle) is not False and _is_still(Path(name), handle):
             return Path(name), handle
         os.close(handle)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield a new temporary folder, owned by this process and removed at the end.
+
+    Those that killed processes have left are removed now.
+    """
+    for leftover in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        _remove_abandoned(leftover, folder=True)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        handle = open_handle(path, os.O_RDONLY) if MOVES_OPEN_FILES else None
+        if handle is None or (try_lock(handle) is not False and _is_still(path, handle)):
+            break
+        os.close(handle)  # another process has taken it for one that was left
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        if handle is not None:
+            os.close(handle)
 
 
 def remove_with_leftovers(path: Path) -> None:
@@ -154,6 +177,21 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
     remaining = memoryview(data)
     while remaining:
         remaining = remaining[os.write(handle, remaining) :]
+
+
+def lock_or_none(path: Path) -> int | None:
+    """Create a file and lock it until the handle is closed; None while another process does.
+
+    Without locks on this system nothing is locked.
+    """
+    while True:
+        handle = open_handle(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW)
+        is_ours = try_lock(handle)
+        if is_ours is None or (is_ours and _is_still(path, handle)):
+            return handle
+        os.close(handle)
+        if not is_ours:
+            return None
 
 
 @contextlib.contextmanager

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
-from qgate.storage.files import write_all
+from qgate.storage.files import scratch_folder, write_all
 from qgate.storage.folders import Folder, LocalFolder
 from qgate.storage.locks import open_handle, try_lock
 
@@ -110,8 +109,8 @@ class _ObjectLines:
 
     def __init__(self, home: Folder, part_name: Callable[[int], str]) -> None:
         self._home, self._part_name, self._part = home, part_name, 0
-        self._temporary = tempfile.TemporaryDirectory(prefix="qgate-")
-        self.staging = Path(self._temporary.name)
+        self._end = contextlib.ExitStack()
+        self.staging = self._end.enter_context(scratch_folder())
 
     def cut(self, end: int, part: int) -> None:  # noqa: ARG002
         self._part = part
@@ -134,4 +133,4 @@ class _ObjectLines:
         """Do nothing: uploaded files are not on this machine any more."""
 
     def close(self) -> None:
-        self._temporary.cleanup()
+        self._end.close()

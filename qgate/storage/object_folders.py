@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from qgate.errors import QgateError
 from qgate.storage import locations
+from qgate.storage.files import scratch_folder
 from qgate.storage.folders import Folder, Kind, NotRemovedError, Stamp, read_parts
 from qgate.storage.object_listing import create_new, stamp_of
 
@@ -123,8 +123,8 @@ class ObjectFolder:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="qgate-") as home:
-            path = Path(home) / name
+        with scratch_folder() as home:
+            path = home / name
             yield path
             self._upload(path, name)
 

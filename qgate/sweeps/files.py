@@ -7,12 +7,12 @@ import io
 import itertools
 import json
 import re
-import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.storage.access import write_text
+from qgate.storage.files import scratch_folder
 from qgate.sweeps.plots import PICTURES
 from qgate.sweeps.record import SweepRecord, SweepView, flat_level
 from qgate.sweeps.texts import results_text
@@ -66,7 +66,7 @@ def draw_pictures(records: Sequence[SweepRecord]) -> tuple[list[dict[str, bytes]
     A worker does not write them: its node need not see the output folder.
     """
     pictures_of: list[dict[str, bytes]] = [{} for _ in records]
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         for index, record in enumerate(records):
             pictures: dict[str, bytes] = {}
             for picture in PICTURES:

@@ -51,7 +51,7 @@ PROBLEMS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "nothing there": (empty, ["manifest.json: it is missing"]),
     "malformed manifest": (edit("manifest.json", b"{", b"["), ["manifest.json:", "no file of this baseline", "no file of this"]),
     "newer manifest": (edit("manifest.json", b'"version": 1', b'"version": 9'), ["update qgate", "no file", "no file"]),
-    "another model": (edit("manifest.json", b'"tiny"', b'"large"'), ["it is of model 'large'"]),
+    "another model": (edit("manifest.json", b'"tiny"', b'"large"'), ["manifest.json: it was edited", "it is of model 'large'"]),
     "damaged tensor": (edit("reference-plain.safetensors", b"\x00", b"\x01"), ["reference-plain.safetensors: "]),
     "missing tensors": (lambda f: (f / "reference-plain.safetensors").unlink(), ["reference-plain.safetensors: it is missing"]),
     "two malformed lines": (

@@ -24,7 +24,18 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 os.environ["QGATE_ALLOW_CI_UPDATE"] = "1"  # baselines of a folder that is thrown away
 sys.dont_write_bytecode = True
-CAMPAIGNS = ("kills", "disk", "closed", "pairs", "clocks", "slow", "workers", "long", "share")
+CAMPAIGNS = (
+    "bytes",
+    "kills",
+    "disk",
+    "closed",
+    "pairs",
+    "clocks",
+    "slow",
+    "workers",
+    "long",
+    "share",
+)
 _ON_A_DISK = ("disk", "closed", "share")
 
 

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.campaigns.bytes import changed_bytes
 from tests.campaigns.scenarios import ROOT
 from tests.campaigns.wholeness import (
     Tree,
@@ -126,3 +128,27 @@ def test_times_do_not_count_and_all_else_does() -> None:
     later = said.replace(b"2026-01", b"2027-11").replace(b"0.25", b"1e-3")
     assert scrubbed(said) == scrubbed(later)
     assert scrubbed(said) != scrubbed(said.replace(b"1.5", b"1.6"))
+
+
+# Single bytes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("baseline", 80), ("dump", 80), ("checkpoint index", 8)]
+)
+def test_a_changed_byte_is_found_or_harmless(name: str, count: int, tmp_path: Path) -> None:
+    tally = changed_bytes(name, tmp_path / "files", count, seed=1)
+    assert tally.failures == []
+    assert tally.cases == count
+
+
+def test_a_change_that_nothing_finds_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qgate.baselines.checking.edits_of", lambda *_: [])
+    monkeypatch.setattr(
+        "random.Random.choices",
+        lambda _draw, files, _sizes: [p for p in files if p.name == "manifest.json"],
+    )
+    tally = changed_bytes("baseline", tmp_path / "files", 60, seed=1)
+    assert any("manifest.json" in text and "not found" in text for text in tally.failures)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from qgate.cli import formats as command
 from qgate.cli import main
 from qgate.formats import FORMATS
+from qgate.storage.files import scratch_folder
 
 
 def test_help_says_what_qgate_is_and_what_it_can(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,3 +187,52 @@ def test_a_format_of_a_family_is_shown_by_its_name(capsys: pytest.CaptureFixture
     assert "binary{K}p{P}" in capsys.readouterr().out
     assert main(["formats", "binary9p3se"]) == 2
     assert "K from 3 to 8" in capsys.readouterr().err
+
+
+def test_python_without_docstrings_loads_the_commands_and_the_plugin(tmp_path: Path) -> None:
+    """`python -OO` leaves none, and pytest loads the plugin in every run."""
+    (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
+    code = "import qgate.cli, pytest; qgate.cli.parser(); raise SystemExit(pytest.main(['-q']))"
+    done = subprocess.run(
+        [sys.executable, "-OO", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["modes"], ["report", "nothing"]], ids=" ".join)
+def test_a_closed_stream_is_no_traceback(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python has no stream where a command was started with `>&-`."""
+    monkeypatch.setattr(sys, "stdout", None)
+    try:
+        status = main(words)
+    except SystemExit as end:
+        status = int(end.code or 0)
+    assert status == (2 if words[0] == "report" else 0)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_sigterm_ends_a_command_with_its_folders_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_args: object) -> int:
+        with scratch_folder():
+            assert any(tmp_path.iterdir())
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        return 0
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("qgate.cli.modes.run", run)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stop:
+        main(["modes"])
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -259,18 +259,26 @@ def test_a_changed_byte_is_named_and_cannot_be_read(tmp_path: Path) -> None:
     assert not torch.equal(dump.tensor(second, check=False), X + 1)
 
 
+def beside_the_digest(folder: Path) -> list[str]:
+    """Return the problems of a dump with edited lines, beside the digest of these lines."""
+    found = list(problems(Dump.open(folder)))
+    digests = [text for text in found if "their digest is another one" in text]
+    assert len(digests) == 1, found
+    return [text for text in found if text not in digests]
+
+
 def test_a_missing_shard_a_missing_key_and_a_wrong_shape(tmp_path: Path) -> None:
     write(tmp_path, [X, X + 1, X + 2])
     change_line(tmp_path, 1, lambda told: told.update(shape=[10, 100]))
     change_line(tmp_path, 2, lambda told: told["tensor"].update(key="77"))
     change_line(tmp_path, 3, lambda told: told.update(dtype="int32"))
-    first, second, third = problems(Dump.open(tmp_path))
+    first, second, third = beside_the_digest(tmp_path)
     assert "holds float32 [1000]" in first
     assert "index says float32 [10, 100]" in first
     assert "cannot be read" in second
     assert "index says int32 [1000]" in third
     shard(tmp_path).unlink()
-    (problem,) = problems(Dump.open(tmp_path))
+    (problem,) = beside_the_digest(tmp_path)
     assert "is missing, and the index names it" in problem
 
 
@@ -281,7 +289,7 @@ def test_tampered_lines_are_damage_and_not_torn(tmp_path: Path) -> None:
     lines = index(tmp_path).read_bytes().splitlines(keepends=True)
     lines[4] = b"\xff[" * 100_000 + b"\n"
     index(tmp_path).write_bytes(b"".join(lines))
-    found = list(problems(Dump.open(tmp_path)))
+    found = beside_the_digest(tmp_path)
     assert len(found) == 3
     assert "it is of rank 5" in found[0]
     assert "at byte" in found[1]
@@ -306,7 +314,7 @@ def test_a_path_out_of_the_dump_is_refused(file: str, tmp_path: Path) -> None:
     (found,) = dump.records()
     with pytest.raises(QgateError, match="none of a dump: it is refused"):
         dump.tensor(found)
-    assert len(list(problems(dump))) == 1
+    assert len(beside_the_digest(tmp_path / "dump")) == 1
 
 
 @pytest.mark.parametrize("what", ["shard", "rank"])

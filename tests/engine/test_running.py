@@ -1,6 +1,7 @@
 """One function over many items: the same answers in one process and in several."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -117,8 +118,12 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path):
-    """They would wait for work without end, and keep open whatever reads what they print."""
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_end_when_the_one_that_started_them_does(tmp_path, number):
+    """They would wait for work without end, and keep open whatever reads what they print.
+
+    Ctrl-C reaches all of them, and only the one that was typed says so.
+    """
     script = tmp_path / "script.py"
     script.write_text(_KILLED.replace("where", "where_with"))
     temporary = tmp_path / "tmp"
@@ -126,10 +131,13 @@ def test_processes_end_when_the_one_that_started_them_is_killed(tmp_path):
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": root, "TMPDIR": str(temporary)}
     running = subprocess.Popen(
-        [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     assert all(running.stdout.readline().strip().isdecimal() for _ in range(5))
     assert len(list(temporary.glob("qgate-*"))) == 1
-    running.kill()
-    running.communicate(timeout=120)  # to the end of what any of them could print
+    (os.killpg if number == signal.SIGINT else os.kill)(running.pid, number)
+    _, said = running.communicate(timeout=120)  # to the end of what any of them could print
+    assert said.count("Traceback") == (number == signal.SIGINT), said
+    assert "SpawnProcess" not in said
     assert list(temporary.glob("qgate-*")) == []

@@ -7,11 +7,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from qgate.cli import main
+from qgate.plugin.out_folder import reserve_out_folder
 from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps.gated import at, with_nan, write_dump
@@ -70,6 +73,42 @@ def test_a_dump_by_url_is_the_dump(house: Path, gates: Gates) -> None:
     assert "--dump 'memory://bucket/rum' is not there." in result.stderr.str()
     (house / "qgate.toml").write_text('dump = "memory://bucket/run"')
     gates().assert_outcomes(passed=ALL)
+
+
+@pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "two workers"])
+def test_a_second_run_at_once_writes_to_a_folder_of_its_own(
+    house: Path, gates: Gates, more: tuple[str, ...]
+) -> None:
+    """While one run writes, another has the next folder, with its candidates."""
+    ends: list[Callable[[], None]] = []
+    first: Any = SimpleNamespace(stash=pytest.Stash(), add_cleanup=ends.append)
+    reserve_out_folder(first, house)
+    result = gates("--dump", "dump", "--format", "int8", "--layers", "first", *more)
+    assert "another run writes to qgate-out: this one wrote to qgate-out-2" in result.stdout.str()
+    assert [path.name for path in (house / "qgate-out").iterdir()] == [".run"]
+    names = {path.name for path in (house / "qgate-out-2").iterdir()}
+    assert names >= {"results.jsonl", "results.csv", "report.html", "candidates"}
+    assert ".run" not in names
+    for end in ends:
+        end()
+    assert not (house / "qgate-out").exists()
+
+
+@pytest.mark.usefixtures("accepted")
+def test_ctrl_c_in_an_update_is_a_sentence(
+    house: Path, gates: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = files(house)
+    write_dump(house / "later", change=at("layers.1.fc", "input", lambda t: t * 2))
+    monkeypatch.setattr("qgate.baselines.Store.commit", interrupted)
+    result = gates("--dump", "later", "--update-baselines", "--format", "int8")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "ERROR: interrupted while files were written" in result.stdout.str()
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    assert files(house) == before
 
 
 def test_without_a_dump_they_are_left_out_with_one_note(gates: Gates) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from qgate.storage.files import neighbor, remove_with_leftovers, replacing
+from qgate.storage.files import neighbor, remove_with_leftovers, replacing, scratch_folder
 from tests.baselines.faults import ended, in_child, started
 
 
@@ -132,3 +134,32 @@ def test_permissions_are_those_of_new_files(mask: int, tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+_SCRATCH = """
+import os, signal, sys
+from qgate.storage.files import scratch_folder
+with scratch_folder() as folder:
+    (folder / "inside").mkdir()
+    print(folder, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_next_run_removes_the_scratch_folder_of_a_killed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRATCH],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    left = Path(done.stdout.strip())
+    assert (left / "inside").is_dir()
+    with scratch_folder() as first, scratch_folder() as second:
+        assert set(tmp_path.iterdir()) == {first, second}, "those of living processes stay"
+    assert list(tmp_path.iterdir()) == []

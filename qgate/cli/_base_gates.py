@@ -1,0 +1,212 @@
+"""Gates of another commit against the code of this checkout: `qgate run --gate-from REF`.
+
+A pull request cannot silence gates whose suites, settings and baselines are those of its base. Two
+trees are made of links: the base commit as it is, whose collected gates have to run, and this
+checkout with the gates of the base, which runs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from qgate.documents import toml
+from qgate.errors import QgateError
+from qgate.results import read
+from qgate.storage.files import scratch_folder
+from qgate.text import counted, listed
+from qgate.text.printing import print_line
+
+_SETTINGS = {
+    "conftest.py", "pyproject.toml", "qgate.toml", "pytest.ini", ".pytest.ini", "tox.ini",
+    "setup.cfg",
+}  # fmt: skip
+"""Files at any depth that decide which tests run, and how strict they are."""
+_HIDING = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+_OUT, _SHOWN = "qgate-out", 5
+
+
+def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
+    """Run the gates of a commit, and fail where one of them went missing.
+
+    words   what pytest is called with: suites first, then its options
+    """
+    if update := next((word for word in words if word.startswith("--update")), None):
+        raise QgateError(f"{update} and --gate-from: a run with other gates accepts nothing.")
+    root = Path(_git(here, "rev-parse", "--show-toplevel").decode().strip())
+    commit = _commit(root, reference)
+    inside = here.resolve().relative_to(root.resolve())
+    tests = [*words] if words and not words[0].startswith("-") else ["suites", *words]
+    with scratch_folder() as scratch:
+        base, mixed = scratch / "base", scratch / "mixed"
+        _unpack(root, commit, base)
+        _link_ignored(root, base)
+        gates = _gate_files(root, commit, inside, tests)
+        _overlay(root, base, mixed, gates)
+        planned = _planned(base / inside, tests, scratch)
+        status = _pytest(mixed / inside, tests)
+        held = _held(mixed / inside / _OUT / "results.jsonl")
+        _keep_results(mixed / inside / _OUT, here / _OUT)
+    missing = [node for node in planned if node not in held]
+    count = f"{len(planned) - len(missing)} of {len(planned)}"
+    print_line(f"gates of {reference} ({commit[:12]}): {count} held")
+    if not missing:
+        return status
+    print_line(
+        f"{counted(len(missing), 'gate')} of {reference} went missing: {listed(missing, _SHOWN)}. "
+        "If they are meant to go, remove them in a pull request that is reviewed for that.",
+        file=sys.stderr,
+    )
+    return status or 1
+
+
+def _git(folder: Path, *words: str) -> bytes:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=False)
+    except FileNotFoundError:
+        raise QgateError("--gate-from needs git, which is not installed here.") from None
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise QgateError(f"git {words[0]} failed in {str(folder)!r}: {said}")
+    return done.stdout
+
+
+def _commit(root: Path, reference: str) -> str:
+    try:
+        found = _git(root, "rev-parse", "--verify", "--end-of-options", f"{reference}^{{commit}}")
+    except QgateError:
+        raise QgateError(
+            f"--gate-from {reference!r} is no commit of this clone: fetch it first, as in `git "
+            "fetch origin main`, and name origin/main."
+        ) from None
+    return found.decode().strip()
+
+
+def _unpack(root: Path, commit: str, target: Path) -> None:
+    with tarfile.open(fileobj=BytesIO(_git(root, "archive", commit))) as archive:
+        archive.extractall(target, filter="data")
+
+
+def _link_ignored(root: Path, base: Path) -> None:
+    """Link what git ignores, such as built extensions, where the commit has nothing."""
+    names = _git(
+        root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"
+    )
+    for name in filter(None, names.decode().split("\0")):
+        target = base / name.rstrip("/")
+        is_ours = PurePosixPath(name).name.startswith(_OUT)
+        if not is_ours and target.parent.is_dir() and not os.path.lexists(target):
+            target.symlink_to(root / name.rstrip("/"))
+
+
+def _gate_files(root: Path, commit: str, inside: Path, tests: Sequence[str]) -> set[str]:
+    """List folders and files, of the commit or of this checkout, that are gates or settings."""
+    paths = [word.partition("::")[0] for word in tests]
+    paths = [path for path in paths[: _count_paths(paths)] if path]
+    for file in ("qgate.toml", "pyproject.toml"):
+        paths += _baselines_in(_at(root, commit, inside / file))
+    names = [_within(inside, path) for path in [*paths, "baselines"]]
+    listed_files = _git(root, "ls-tree", "-r", "-z", "--name-only", commit)
+    listed_files += _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    settings_files = {
+        name for name in listed_files.decode().split("\0") if PurePosixPath(name).name in _SETTINGS
+    }
+    return {name for name in names if name} | settings_files
+
+
+def _baselines_in(settings: str) -> list[str]:
+    """Return the folder of baselines that a file of settings names."""
+    try:
+        table: Any = toml(settings)
+    except ValueError:
+        return []  # pytest says what is wrong with it
+    table = table["tool"].get("qgate", {}) if "tool" in table else table
+    return [table["baselines"]] if isinstance(table.get("baselines"), str) else []
+
+
+def _count_paths(words: Sequence[str]) -> int:
+    return next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+
+
+def _within(inside: Path, path: str) -> str:
+    """Return a path below the repository, empty for one that is elsewhere or a URL."""
+    if "://" in path or Path(path).is_absolute():
+        return ""
+    name = os.path.normpath(inside / path)
+    return "" if name.startswith("..") else Path(name).as_posix()
+
+
+def _at(root: Path, commit: str, path: Path) -> str:
+    try:
+        return _git(root, "show", f"{commit}:{path.as_posix()}").decode()
+    except QgateError:
+        return ""
+
+
+def _overlay(root: Path, base: Path, target: Path, gates: set[str]) -> None:
+    """Link this checkout into a folder, but for the gates, which are those of the base."""
+    opened = {str(parent) for name in gates for parent in PurePosixPath(name).parents}
+
+    def link(name: str) -> None:
+        for entry in sorted(os.listdir(root / name)):  # noqa: PTH208
+            path = (PurePosixPath(name) / entry).as_posix()
+            if path in gates or entry == ".git" or entry.startswith(_OUT):
+                continue
+            if path in opened and (root / path).is_dir():
+                (target / path).mkdir()
+                link(path)
+            else:
+                (target / path).symlink_to(root / path)
+
+    target.mkdir()
+    link("")
+    for name in sorted(gates):
+        source = base / name
+        if source.exists() and not (target / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if source.is_dir() else shutil.copy2)(source, target / name)
+
+
+def _planned(folder: Path, tests: Sequence[str], scratch: Path) -> list[str]:
+    """Return the gates that the base commit collects with its own code."""
+    listing = scratch / "planned.json"
+    more = ["-p", "qgate.plugin.gate_listing", "--qgate-list", str(listing), "--collect-only", "-q"]
+    status = _pytest(folder, [*tests, *more], quiet=True)
+    nodes: list[str] = json.loads(listing.read_text(encoding="utf-8")) if listing.exists() else []
+    if status or not nodes:
+        raise QgateError(
+            f"the gates of the base cannot be collected (pytest ended with {status}): run `pytest "
+            f"{' '.join(tests)} --collect-only` on the base branch."
+        )
+    return nodes
+
+
+def _pytest(folder: Path, words: Iterable[str], *, quiet: bool = False) -> int:
+    kept = {name: value for name, value in os.environ.items() if name not in _HIDING}
+    paths = [str(folder), *filter(None, [kept.get("PYTHONPATH", "")])]
+    kept["PYTHONPATH"] = os.pathsep.join(paths)
+    command = [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider"]
+    stream = subprocess.DEVNULL if quiet else None
+    return subprocess.run(command, cwd=folder, env=kept, stdout=stream, check=False).returncode
+
+
+def _held(results: Path) -> set[str]:
+    """Return the gates that have a verdict."""
+    if not results.exists():
+        return set()
+    _, records = read(results)
+    return {str(row["node"]) for row in records if "xfailed" not in row}
+
+
+def _keep_results(made: Path, target: Path) -> None:
+    if made.is_dir():
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(made, target)
