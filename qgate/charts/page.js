@@ -181,7 +181,7 @@ function jump() {
 addEventListener('hashchange', jump);
 document.addEventListener('click', event => {
   const link = event.target.closest && event.target.closest('a[href^="#"]');
-  if (link && link.hash === location.hash) jump();
+  if (link && !event.defaultPrevented && link.hash === location.hash) jump();
 });
 if (location.hash) jump();
 
@@ -209,6 +209,51 @@ for (const heat of document.querySelectorAll('table.heat')) {
       return;
     }
   });
+}
+
+// Tabs: the links to sections show one of them at a time; the address says which.
+for (const nav of document.querySelectorAll('nav.tabs')) {
+  const tabs = [...nav.querySelectorAll('a')];
+  const panel = tab => document.getElementById(tab.hash.slice(1));
+  const show = (chosen, focus) => {
+    for (const tab of tabs) {
+      const on = tab === chosen;
+      tab.setAttribute('aria-selected', on);
+      tab.tabIndex = on ? 0 : -1;
+      panel(tab).classList.toggle('behind', !on);
+    }
+    if (focus) chosen.focus();
+  };
+  nav.setAttribute('role', 'tablist');
+  for (const tab of tabs) {
+    tab.id = `tab-${tab.hash.slice(1)}`;
+    tab.setAttribute('role', 'tab');
+    tab.setAttribute('aria-controls', tab.hash.slice(1));
+    panel(tab).setAttribute('role', 'tabpanel');
+    panel(tab).setAttribute('aria-labelledby', tab.id);
+  }
+  const follow = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    show(tabs.find(tab => target && panel(tab).contains(target)) || tabs[0]);
+  };
+  nav.addEventListener('click', event => {
+    const tab = event.target.closest('a');
+    if (!tab) return;
+    event.preventDefault();
+    show(tab, true);
+    try {
+      history.replaceState(null, '', tab.hash);
+    } catch { /* a sandbox that keeps its address */ }
+  });
+  nav.addEventListener('keydown', event => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
+    const at = tabs.indexOf(document.activeElement);
+    tabs[Math.min(Math.max(at + step, 0), tabs.length - 1)].click();
+  });
+  addEventListener('hashchange', follow);
+  follow();
 }
 
 for (const button of document.querySelectorAll('button.unfold')) {

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from qgate.charts.pages import number, render
+from qgate.charts.pages import leading, number, render
 from qgate.charts.scale_curves import ScaleCurve, scale_curve
 from qgate.charts.svg import LIGHT, STYLE
 from qgate.metrics import METRICS
@@ -88,7 +88,7 @@ def page(
         "sweeps/page",
         mark=_OURS,
         title=shortened(first, 120),
-        first=first,
+        first=leading(first),
         tone=tone,
         plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
         about=f"{swept}; {settings}.",
