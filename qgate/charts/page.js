@@ -65,13 +65,13 @@ for (const table of document.querySelectorAll('table.sortable')) {
   });
 }
 
-// The state of a table is in the address: `#show&mode=2-1&sort=margin`; of the second table of a
-// page with its name, `#show&table=compared&…`.
+// The state of a table is in the address: `#show&mode=2-1&sort=margin`; of a table that is not
+// that of all gates with its name, `#show&table=compared&…`.
 const forms = [...document.querySelectorAll('form.filters')];
 for (const form of forms) {
   const list = document.getElementById(form.dataset.table);
   if (!list || !list.tHead) continue;
-  const own = form === forms[0] ? '' : list.id;
+  const own = list.id === 'all-gates' ? '' : list.id;
   form.hidden = false;
   const fields = [...form.elements].filter(each => each.name);
   const count = form.querySelector('output');
@@ -93,8 +93,24 @@ for (const form of forms) {
     const said = `${left.toLocaleString('en')} of ${all.length.toLocaleString('en')} shown`;
     if (count.textContent !== said) count.textContent = said;
   };
+  // Another run to compare with: the change and the ratio of each row are in its data.
+  let shownBase = 0;
+  const rebase = base => {
+    if (base === shownBase) return;
+    shownBase = base;
+    texts.clear();
+    const last = names.indexOf('ratio');
+    for (const row of all) {
+      const [group, ratio, moved] = row.dataset.changes.split(';')[base].split('|');
+      row.cells[0].textContent = group;
+      row.cells[last].textContent = ratio;
+      row.cells[last].dataset.key = moved;
+    }
+  };
   const apply = () => {
-    const wanted = fields.filter(field => field.value.trim());
+    const base = fields.find(field => field.dataset.base !== undefined);
+    if (base) rebase(Number(base.value));
+    const wanted = fields.filter(field => field.value.trim() && field !== base);
     const words = wanted.filter(f => f.dataset.column === undefined)
       .flatMap(f => f.value.toLowerCase().trim().split(/\s+/));
     const exact = wanted.filter(f => f.dataset.column !== undefined)
