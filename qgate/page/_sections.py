@@ -43,6 +43,7 @@ def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Sectio
     ]
     heads = distinct([cut_middle(one_line(name), 30) for name in names])
     rows = comparison.rows[:_ROWS]
+    groups = {change.group for row in rows for change in row.changes}
     html = render(
         "page/comparison",
         about=f"{headline(comparison)}: {counts_text(comparison)}",
@@ -50,7 +51,7 @@ def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Sectio
         runs=[_run_row(name, run) for name, run in zip(heads, runs, strict=True)],
         differences=differences,
         filters=[
-            ("change", 0, [group for group in GROUPS if comparison.of(group)]),
+            ("change", 0, [group for group in GROUPS if group in groups]),
             ("mode", 3, sorted({_mode(row, several) for row in rows}, key=natural)),
             ("verdict", 5 + len(names) + 1, sorted({verdict_text(row, heads) for row in rows})),
         ],
