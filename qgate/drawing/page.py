@@ -98,7 +98,7 @@ def page(
     worst = _worst_rows(analysis)
     return render(
         "drawing/page",
-        title=shortened(first, 120),
+        title=leading(first, 110),
         first=leading(first) if level != "info" else f"Nothing is broken or lost in {name}",
         tone={"fail": "fail", "warn": "warn"}.get(level, "good"),
         name=name,

@@ -28,9 +28,12 @@ from qgate.text import distinct, one_line, shortened
 
 # Values below these say nothing, and would stretch an axis over many decades.
 _QUIET = {"margin": 0.01, "error": 1e-9}
-_ROWS = 3000
+_ROWS = 2000
 _RUN_HEAD = ("run", "verdict", "device", "commit", "started", "failed", "gates")
 _RUNS = 50
+# In rem, so that the table is laid out at once: change, site (what is left), scope, mode, metric;
+# the value of each run; ratio and verdict.
+_WIDTHS, _VALUE, _LAST, _SITE = (4.5, 0, 6, 8, 10), 7, (5, 9), 14
 
 
 def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Section:
@@ -58,6 +61,8 @@ def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Sectio
         bases=heads,
         head=["change", "site", "scope", "mode", "metric", *heads, "ratio", "verdict"],
         words=5,
+        widths=[*_WIDTHS, *([_VALUE] * len(heads)), *_LAST],
+        least=sum(_WIDTHS) + _VALUE * len(heads) + sum(_LAST) + _SITE,
         rows=[_row(row, heads, several) for row in rows],
         more=len(comparison.rows) - len(rows),
     )
