@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qgate.errors import QgateError
-from qgate.storage.files import try_lock
+from qgate.storage.locks import try_lock
 from qgate.storage.git import GitRepository
 
 _PREFIX = "qgate-bisect-"

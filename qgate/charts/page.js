@@ -65,13 +65,13 @@ for (const table of document.querySelectorAll('table.sortable')) {
   });
 }
 
-// The state of a table is in the address: `#show&mode=2-1&sort=margin`; of the second table of a
-// page with its name, `#show&table=compared&…`.
+// The state of a table is in the address: `#show&mode=2-1&sort=margin`; of a table that is not
+// that of all gates with its name, `#show&table=compared&…`.
 const forms = [...document.querySelectorAll('form.filters')];
 for (const form of forms) {
   const list = document.getElementById(form.dataset.table);
   if (!list || !list.tHead) continue;
-  const own = form === forms[0] ? '' : list.id;
+  const own = list.id === 'all-gates' ? '' : list.id;
   form.hidden = false;
   const fields = [...form.elements].filter(each => each.name);
   const count = form.querySelector('output');
@@ -93,8 +93,24 @@ for (const form of forms) {
     const said = `${left.toLocaleString('en')} of ${all.length.toLocaleString('en')} shown`;
     if (count.textContent !== said) count.textContent = said;
   };
+  // Another run to compare with: the change and the ratio of each row are in its data.
+  let shownBase = 0;
+  const rebase = base => {
+    if (base === shownBase) return;
+    shownBase = base;
+    texts.clear();
+    const last = names.indexOf('ratio');
+    for (const row of all) {
+      const [group, ratio, moved] = row.dataset.changes.split(';')[base].split('|');
+      row.cells[0].textContent = group;
+      row.cells[last].textContent = ratio;
+      row.cells[last].dataset.key = moved;
+    }
+  };
   const apply = () => {
-    const wanted = fields.filter(field => field.value.trim());
+    const base = fields.find(field => field.dataset.base !== undefined);
+    if (base) rebase(Number(base.value));
+    const wanted = fields.filter(field => field.value.trim() && field !== base);
     const words = wanted.filter(f => f.dataset.column === undefined)
       .flatMap(f => f.value.toLowerCase().trim().split(/\s+/));
     const exact = wanted.filter(f => f.dataset.column !== undefined)
@@ -181,7 +197,7 @@ function jump() {
 addEventListener('hashchange', jump);
 document.addEventListener('click', event => {
   const link = event.target.closest && event.target.closest('a[href^="#"]');
-  if (link && link.hash === location.hash) jump();
+  if (link && !event.defaultPrevented && link.hash === location.hash) jump();
 });
 if (location.hash) jump();
 
@@ -209,6 +225,51 @@ for (const heat of document.querySelectorAll('table.heat')) {
       return;
     }
   });
+}
+
+// Tabs: the links to sections show one of them at a time; the address says which.
+for (const nav of document.querySelectorAll('nav.tabs')) {
+  const tabs = [...nav.querySelectorAll('a')];
+  const panel = tab => document.getElementById(tab.hash.slice(1));
+  const show = (chosen, focus) => {
+    for (const tab of tabs) {
+      const on = tab === chosen;
+      tab.setAttribute('aria-selected', on);
+      tab.tabIndex = on ? 0 : -1;
+      panel(tab).classList.toggle('behind', !on);
+    }
+    if (focus) chosen.focus();
+  };
+  nav.setAttribute('role', 'tablist');
+  for (const tab of tabs) {
+    tab.id = `tab-${tab.hash.slice(1)}`;
+    tab.setAttribute('role', 'tab');
+    tab.setAttribute('aria-controls', tab.hash.slice(1));
+    panel(tab).setAttribute('role', 'tabpanel');
+    panel(tab).setAttribute('aria-labelledby', tab.id);
+  }
+  const follow = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    show(tabs.find(tab => target && panel(tab).contains(target)) || tabs[0]);
+  };
+  nav.addEventListener('click', event => {
+    const tab = event.target.closest('a');
+    if (!tab) return;
+    event.preventDefault();
+    show(tab, true);
+    try {
+      history.replaceState(null, '', tab.hash);
+    } catch { /* a sandbox that keeps its address */ }
+  });
+  nav.addEventListener('keydown', event => {
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
+    const at = tabs.indexOf(document.activeElement);
+    tabs[Math.min(Math.max(at + step, 0), tabs.length - 1)].click();
+  });
+  addEventListener('hashchange', follow);
+  follow();
 }
 
 for (const button of document.querySelectorAll('button.unfold')) {

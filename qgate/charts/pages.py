@@ -34,6 +34,15 @@ def number(value: float, text: str | None = None, *, bad: bool = False) -> Cell:
     return Cell(brief(value) if text is None else text, repr(float(value)), bad)
 
 
+def leading(sentence: str, most: int = 160) -> str:
+    """Return a sentence as a headline: a long one ends at a comma, colon or semicolon."""
+    text = one_line(sentence).rstrip(".")
+    if len(text) <= most:
+        return text
+    clauses = [match.start() for match in re.finditer(r"[,:;] ", text[: most - 1])]
+    return f"{text[: clauses[-1]]} …" if clauses else shortened(text, most)
+
+
 def render(template: str, /, **values: object) -> str:
     """Render a template by its room and name, such as `sweeps/page`."""
     return _environment().get_template(f"{template}.html.j2").render(values)

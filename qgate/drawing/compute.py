@@ -13,7 +13,7 @@ from qgate.drawing.fitting import group_summary
 from qgate.drawing.loss_scaling import loss_scale
 from qgate.drawing.quant_types import compare_formats, compare_quant_types, compared_names
 from qgate.drawing.rank_differences import ranks_of, sample_cells
-from qgate.drawing.tensor_maps import tensor_map
+from qgate.drawing.tensor_maps import by_channel, row_name, tensor_map
 from qgate.drawing.tensor_pass import (
     Batch,
     BatchSummary,
@@ -138,8 +138,9 @@ def analyze_dump(
         "samples": sample_cells(tensors),
         "maps": [
             tensor_map(
-                values_of(record, request.most), kind,
+                by_channel(record.record, values_of(record, request.most)), kind,
                 title=tensor["title"], order=tensor["order"], rank=tensor["rank"],
+                row_name=row_name(record.record),
             )
             for kind, record, tensor in totals.maps.best()
         ],

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from qgate.charts.pages import Cell, number, render
+from qgate.charts.pages import Cell, leading, number, render
 from qgate.drawing.findings import (
     FORMATS_ABOUT,
     LEVELS,
@@ -93,18 +93,24 @@ def page(
     for picture in pictures:
         by_folder[picture.path.rpartition("/")[0]].append(vars(picture))
     name = str(analysis["dump"].get("folder") or "a dump")
+    sentences.sort(key=lambda row: LEVELS.index(row[0]))
+    level, first = sentences[0] if sentences else ("info", "Nothing stands out")
     worst = _worst_rows(analysis)
     return render(
         "drawing/page",
-        title=f"Analysis of {shortened(name, 60)}",
+        title=leading(first, 110),
+        first=leading(first) if level != "info" else f"Nothing is broken or lost in {name}",
+        tone={"fail": "fail", "warn": "warn"}.get(level, "good"),
         name=name,
         summary=summary_line(analysis),
-        findings=sorted(sentences, key=lambda row: LEVELS.index(row[0])),
+        findings=sentences,
         links=[
+            ("overview", "Overview", 0),
             ("worst", "Worst tensors", 0),
             ("formats", "Formats", 0),
             *((name, title, len(by_folder[name])) for name, (title, _) in SECTIONS.items()),
             ("files", "Files", 0),
+            *([("notes", "Notes", len(analysis["notes"]))] if analysis["notes"] else ()),
         ],
         pictures=by_folder,
         sections=SECTIONS,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qgate.dumps import Record
 from qgate.errors import QgateError, unknown
 from qgate.stats import serial
 from qgate.stats.summary import Floats, Ints
@@ -22,12 +23,38 @@ CELLS = 96
 _CHUNK = 2**18
 
 
+def is_convolution(record: Record) -> bool:
+    """Tell whether the channels of a tensor are its second axis, not its last."""
+    words = f"{record.layer_type} {record.component} {record.module.rpartition('.')[2]}"
+    many = len(record.shape) > 3 and record.layer_type != "attention"
+    return len(record.shape) > 2 and (many or "conv" in words.lower())
+
+
+def by_channel(record: Record, values: Tensor) -> Tensor:
+    """Return the values with their channels last; of a part of a convolution there are none."""
+    if not is_convolution(record):
+        return values
+    is_whole = values.dim() == len(record.shape)
+    return values.movedim(1, -1) if is_whole else values.flatten()
+
+
+def row_name(record: Record) -> str:
+    """Name the rows of a map: what all axes but the channels are."""
+    if is_convolution(record):
+        return "all other axes"
+    return (
+        "output channel" if "weight" in record.name and "attention" not in record.name else "token"
+    )
+
+
 def tensor_map(
-    tensor: Tensor, kind: Kind = "tokens", *, title: str = "", order: int = 0, rank: int = 0
-) -> Map:
+    tensor: Tensor, kind: Kind = "tokens", *, title: str = "", order: int = 0, rank: int = 0,
+    row_name: str = "token",
+) -> Map:  # fmt: skip
     """Map a tensor to cells of equal sizes, give or take one row or column.
 
-    tokens: all leading dimensions are rows, a cell is the largest finite magnitude in it.
+    tokens: all leading dimensions are rows, which `row_name` names; a cell is the largest finite
+    magnitude in it.
     attention: queries by keys, a cell is the largest mean over batch and heads.
     """
     if kind not in get_args(Kind):
@@ -42,6 +69,8 @@ def tensor_map(
     record = Map(
         title=title, kind=kind, rows=rows, columns=columns, cells=[], order=order, rank=rank
     )
+    if row_name != "token":
+        record["row_name"] = row_name
     if not table.numel():
         return record
     starts = _starts(columns)

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, cast
 
 from torch import Tensor
 
+from qgate.drawing.tensor_maps import by_channel
 from qgate.dumps.choosing import LocatedRecord, open_cached
 from qgate.errors import QgateError
 from qgate.results.rows import pack_record, unpack_record
@@ -67,8 +68,8 @@ class MapCandidates:
         if tensor["source"] != "values":
             return
         site = tensor["module"] or f"{tensor['layer_type']} {tensor['layer']}", tensor["name"]
-        channels, shape = tensor.get("channels"), tensor["shape"]
-        if channels and len(shape) >= 2 and shape[-1] >= 8:
+        channels = tensor.get("channels")
+        if channels and channels["count"] >= 8:
             largest = max((size for _, size in channels["largest"]), default=0.0)
             factor = largest / channels["median"] if channels["median"] > 0 else 0.0
             self._take([_Candidate(factor, self._number, site, record, pack_record(tensor))], [])
@@ -153,7 +154,8 @@ def _pool(located: LocatedRecord, settings: PassSettings) -> tuple[Pool, Any]:
         pool = pool_of(values, formats=names, rows=settings.rows, seed=settings.seed)
         if values.numel() < record.elements:
             pool = replace(pool, elements=record.elements)
-        return pool, channels_of(values) if values.dim() > 1 else None
+        ordered = by_channel(record, values)
+        return pool, channels_of(ordered) if ordered.dim() > 1 else None
     nonfinite = dict(record.nonfinite)
     if record.counts is None:
         return pool_of_statistics(record.stats, nonfinite, record.elements), None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from qgate.charts.heat import margin_step
 from qgate.charts.pages import Cell, number, render
+from qgate.page._heat import natural
+from qgate.page._texts import headline_parts
 from qgate.page.comparison_texts import (
-    TITLES,
     cell_text,
     counts_text,
     headline,
@@ -15,54 +17,93 @@ from qgate.page.comparison_texts import (
     ratio_text,
     verdict_text,
 )
-from qgate.page.comparisons import Row, RunComparison, RunValue
+from qgate.page.comparisons import GROUPS, Row, RunComparison, RunValue
 from qgate.page.history import ModePoint, Point
 from qgate.page.pages import Section
 from qgate.page.plots.trends import Trend, TrendPoint, trend_lines
+from qgate.page.runs import Run
 from qgate.page.tables import cut_middle
 from qgate.results.ranking import times_figure
+from qgate.text import distinct, one_line, shortened
 
 # Values below these say nothing, and would stretch an axis over many decades.
 _QUIET = {"margin": 0.01, "error": 1e-9}
-_ROWS = 200
+_ROWS = 2000
+_RUN_HEAD = ("run", "verdict", "device", "commit", "started", "failed", "gates")
 _RUNS = 50
+# In rem, so that the table is laid out at once: change, site (what is left), scope, mode, metric;
+# the value of each run; ratio and verdict.
+_WIDTHS, _VALUE, _LAST, _SITE = (4.5, 0, 6, 8, 10), 7, (5, 9), 14
 
 
-def comparison_section(comparison: RunComparison) -> Section:
-    """Render the differences of the headers and the rows of each group."""
+def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Section:
+    """Render the runs, the differences of their headers, and all rows in one table to filter."""
     names = comparison.names
-    groups = [
-        {
-            "name": group,
-            "title": title,
-            "count": len(rows),
-            "rows": [_cells(row, names, len({r.model for r in rows[:_ROWS]}) > 1)
-                     for row in rows[:_ROWS]],
-        }
-        for group, title in TITLES.items()
-        if (rows := comparison.of(group))
-    ]  # fmt: skip
+    several = len({row.model for row in comparison.rows}) > 1
     differences = [
         ("warn" if difference.warning else "info", difference.text(names))
         for difference in comparison.differences
     ]
-    head = ["site", "scope", "mode", "metric", "verdict"]
+    heads = distinct([cut_middle(one_line(name), 30) for name in names])
+    rows = comparison.rows[:_ROWS]
+    groups = {change.group for row in rows for change in row.changes}
     html = render(
         "page/comparison",
         about=f"{headline(comparison)}: {counts_text(comparison)}",
+        run_head=_RUN_HEAD,
+        runs=[_run_row(name, run) for name, run in zip(heads, runs, strict=True)],
         differences=differences,
-        groups=groups,
-        head=[*head, *(cut_middle(name, 30) for name in names), "ratio"],
+        filters=[
+            ("change", 0, [group for group in GROUPS if group in groups]),
+            ("mode", 3, sorted({_mode(row, several) for row in rows}, key=natural)),
+            ("verdict", 5 + len(names) + 1, sorted({verdict_text(row, heads) for row in rows})),
+        ],
+        bases=heads,
+        head=["change", "site", "scope", "mode", "metric", *heads, "ratio", "verdict"],
+        words=5,
+        widths=[*_WIDTHS, *([_VALUE] * len(heads)), *_LAST],
+        least=sum(_WIDTHS) + _VALUE * len(heads) + sum(_LAST) + _SITE,
+        rows=[_row(row, heads, several) for row in rows],
+        more=len(comparison.rows) - len(rows),
     )
     return Section("comparison", "Comparison", html)
 
 
-def _cells(row: Row, names: Sequence[str], several: bool) -> list[Cell]:
-    mode = f"{row.model} {mode_text(row)}" if several else mode_text(row)
-    words = (row.site, row.scope, mode, row.metric, verdict_text(row, names))
-    # Sorted by how far it moved, in the direction that is worse.
-    ratio = Cell(ratio_text(row) or "–", repr(row.moved))
-    return [*map(Cell, words), *map(_number, row.cells), ratio]
+def _run_row(name: str, run: Run) -> list[Cell]:
+    failed = sum(not gate.is_new for gate in run.failed)
+    words = (name, headline_parts(run)[0], run.header.get("device"), run.header.get("commit"))
+    started = str(run.header.get("started") or "")[:16].replace("T", " ")
+    counts = (number(failed, f"{failed:,}", bad=failed > 0), number(len(run.gates)))
+    return [*(Cell(shortened(word or "–", 60)) for word in words), Cell(started), *counts]
+
+
+def _mode(row: Row, several: bool) -> str:
+    return shortened(f"{row.model} {mode_text(row)}" if several else mode_text(row), 80)
+
+
+def _row(row: Row, names: Sequence[str], several: bool) -> dict[str, object]:
+    """Return the cells of a row; `changes` are those against each run, which a script shows."""
+    changes = [
+        f"{change.group}|{ratio_text(change) or '–'}|{change.moved!r}" for change in row.changes
+    ]
+    return {
+        "group": row.group,
+        "site": shortened(row.site, 120),
+        "words": [shortened(row.scope, 40), _mode(row, several), shortened(row.metric, 60)],
+        "cells": [(_number(cell), _step(cell)) for cell in row.cells],
+        # Sorted by how far it moved, in the direction that is worse.
+        "ratio": Cell(ratio_text(row) or "–", repr(row.moved)),
+        "verdict": verdict_text(row, names),
+        "changes": ";".join(changes),
+    }
+
+
+def _step(cell: RunValue | None) -> str:
+    """Return the classes of a value: its color by how near to its limit it is, and a failure."""
+    if cell is None:
+        return ""
+    step = "" if cell.times is None else f"h{margin_step(cell.times)}"
+    return step if cell.passed else f"{step} bad".strip()
 
 
 def _number(cell: RunValue | None) -> Cell:

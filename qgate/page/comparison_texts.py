@@ -6,12 +6,12 @@ import math
 import sys
 from collections.abc import Sequence
 
-from qgate.page.comparisons import Group, Row, RunComparison, RunValue
+from qgate.page.comparisons import Group, Row, RowChange, RunComparison, RunValue
 from qgate.page.tables import cut_middle, fit_table, short, site_text, table
 from qgate.page.terminal import NARROWEST, TerminalLine, wrapped_lines
 from qgate.results.movements import EQUAL
 from qgate.results.ranking import times_figure
-from qgate.text import for_markdown, one_line
+from qgate.text import counted, for_markdown, one_line
 
 TITLES: dict[Group, str] = {
     "broke": "Broke: passed before, fails now",
@@ -48,6 +48,27 @@ def headline(comparison: RunComparison) -> str:
     return f"{', '.join(labels[1:])} compared with {labels[0]}"
 
 
+def diagnosis(comparison: RunComparison) -> tuple[str, str]:
+    """Say in words what changed, and its tone, for the headline of a page."""
+    counts, names = comparison.counts, list(map(one_line, comparison.names))
+    if counts["broke"]:
+        first = comparison.of("broke")[0]
+        place, later = f"{one_line(first.site)} ({mode_text(first)})", " or ".join(names[1:4])
+        if counts["broke"] == 1:
+            return f"{place} passed in {names[0]} and fails in {later}", "fail"
+        many = f"{counts['broke']:,} places that passed in {names[0]} fail in {later}"
+        return f"{many}, first {place}", "fail"
+    if counts["worse"]:
+        row = comparison.of("worse")[0]
+        ratio = f", {row.metric} {ratio_text(row)}" if ratio_text(row) else ""
+        places = counted(counts["worse"], "place")
+        return f"{places} got worse, most {one_line(row.site)} ({mode_text(row)}{ratio})", "warn"
+    if counts["gone"] or counts["new"]:
+        return f"Nothing got worse; {counts['gone']:,} places are gone, {counts['new']:,} new", ""
+    better = f", {counted(counts['better'], 'place')} got better" if counts["better"] else ""
+    return f"Nothing got worse{better}", "good"
+
+
 def cell_text(cell: RunValue | None) -> str:
     if cell is None:
         return "-"
@@ -56,7 +77,7 @@ def cell_text(cell: RunValue | None) -> str:
     return short(cell.value)
 
 
-def ratio_text(row: Row) -> str:
+def ratio_text(row: Row | RowChange) -> str:
     """Return the ratio of the run that moved most; empty where there is none."""
     ratios = [ratio for ratio in row.ratios if ratio is not None]
     if not ratios:

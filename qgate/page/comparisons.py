@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.metrics import METRICS
@@ -22,6 +22,7 @@ from qgate.results.schema import Record, is_counted
 from qgate.text import distinct
 
 Group = Literal["broke", "fixed", "worse", "better", "new", "gone", "equal"]
+T = TypeVar("T")
 GROUPS: tuple[Group, ...] = ("broke", "fixed", "worse", "better", "new", "gone", "equal")
 
 
@@ -127,12 +128,23 @@ class RunValue(NamedTuple):
     passed: bool
 
 
+class RowChange(NamedTuple):
+    """The change of a row against one run.
+
+    `ratios` are of the values of the other runs to that of the run, None where there is none;
+    `moved` is how far the worst of them went, as a logarithm, and positive where it got worse.
+    """
+
+    group: Group
+    ratios: tuple[float | None, ...]
+    moved: float
+
+
 @dataclass(frozen=True)
 class Row:
     """One comparison in all runs; None where a run does not have it.
 
-    `ratios` are of the values of the later runs to that of the first, None where there is none;
-    `moved` is how far the worst of them went, as a logarithm, and positive where it got worse.
+    `group`, `ratios` and `moved` are its change against the first run; `changes` has one for each.
     """
 
     group: Group
@@ -147,6 +159,7 @@ class Row:
     cells: tuple[RunValue | None, ...]
     ratios: tuple[float | None, ...]
     moved: float
+    changes: tuple[RowChange, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -244,11 +257,28 @@ def _row(
         else None
         for result, n in zip(results, numbers, strict=True)
     )
-    moves = _moves(metric, numbers, lower)
-    group, moved = _group(results, moves)
+    changes = tuple(
+        _change(metric, _first(results, base), _first(numbers, base), lower)
+        for base in range(len(results))
+    )
     order = min(result.order for result in present)
-    ratios = tuple(_ratio(metric, numbers[0], result) for result in numbers[1:])
-    return Row(group, *key, metric, order, cells, ratios, moved)
+    group, ratios, moved = changes[0]
+    return Row(group, *key, metric, order, cells, ratios, moved, changes)
+
+
+def _first(values: Sequence[T], base: int) -> list[T]:
+    """Return the values with one of them in front, the others in their order."""
+    return [values[base], *values[:base], *values[base + 1 :]]
+
+
+def _change(
+    metric: str,
+    results: Sequence[SiteResult | None],
+    numbers: Sequence[MetricValue | None],
+    lower: Mapping[str, bool],
+) -> RowChange:
+    group, moved = _group(results, _moves(metric, numbers, lower))
+    return RowChange(group, tuple(_ratio(metric, numbers[0], n) for n in numbers[1:]), moved)
 
 
 def _metric(

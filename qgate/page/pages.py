@@ -49,8 +49,17 @@ class Section:
     html: str
 
 
-def page(run: Run, *, plots: Plots = "worst", sections: Sequence[Section] = ()) -> str:
-    """Render the whole page of a run."""
+def page(
+    run: Run,
+    *,
+    plots: Plots = "worst",
+    sections: Sequence[Section] = (),
+    lead: tuple[str, str] | None = None,
+) -> str:
+    """Render the whole page of a run; `lead` is another headline and its tone.
+
+    With one, the further sections come before those of the run.
+    """
     panels = Panels(plots)
     growth = panels.growth(run)
     blocks = failing_blocks(run, panels)
@@ -63,14 +72,16 @@ def page(run: Run, *, plots: Plots = "worst", sections: Sequence[Section] = ()) 
     for node, why in run.broken.items():
         causes.setdefault(shortened(first_line(why), 600), []).append(node)
     looser, omitted = _looser(run), _omitted(run)
+    further = [(section.anchor, section.title, 0, True) for section in sections]
     links = [
+        *(further if lead else ()),
         ("unknown", "Errors", len(run.errors) + len(run.broken), run.errors or run.broken),
         ("others", "Other failed tests", run.other["failed"], run.other["failed"]),
         ("map", "Modes and layers", 0, run.layer_errors),
         ("failing", "Failing gates", len(run.failed), blocks),
         ("omitted", omitted["title"], _omitted_count(run), True) if omitted else _NO_LINK,
         ("growth", "Error over depth", 0, growth),
-        *((section.anchor, section.title, 0, True) for section in sections),
+        *(() if lead else further),
         ("gates", "All gates", counts.total(), True),
         ("looser", "Looser limits", len(looser_of(run.header, shipped=False)), looser),
         ("power", "Smallest defects seen", 0, power_of(run.header)),
@@ -80,7 +91,8 @@ def page(run: Run, *, plots: Plots = "worst", sections: Sequence[Section] = ()) 
     ]
     return render(
         "page/page",
-        title=shortened(f"{first}: {details}" if details else first, 120),
+        title=shortened(lead[0] if lead else f"{first}: {details}" if details else first, 120),
+        lead=lead and {"text": lead[0], "tone": lead[1], "run": run.name},
         plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
         tone=_TONES[tone_of(run)],
         first=first,

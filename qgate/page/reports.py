@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qgate.page._sections import comparison_section, trend_section
-from qgate.page.comparison_texts import comparison_markdown
+from qgate.page.comparison_texts import comparison_markdown, diagnosis
 from qgate.page.comparisons import ComparedRun, RunComparison
 from qgate.page.data import comparison_csv, report_json
 from qgate.page.history import Point
@@ -92,9 +92,10 @@ def write_page(
 
     A comparison has to be passed in, since runs keep only the worst of each gate.
     """
-    sections = [comparison_section(comparison)] if comparison is not None else []
+    sections = [comparison_section(comparison, runs)] if comparison is not None else []
     sections += [trend_section(history)] if history else []
-    write_text(output, page(runs[-1], plots=plots, sections=sections))
+    lead = diagnosis(comparison) if comparison is not None else None
+    write_text(output, page(runs[-1], plots=plots, sections=sections, lead=lead))
 
 
 def markdown_report(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None) -> str:

@@ -304,6 +304,8 @@ class Map(TypedDict):
     rank: int
     entropy_bits: NotRequired[float]
     first_key: NotRequired[float]
+    row_name: NotRequired[str]
+    """What the rows are, if they are no tokens."""
 
 
 class DumpAnalysis(TypedDict):

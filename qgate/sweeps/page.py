@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from qgate.charts.pages import number, render
+from qgate.charts.pages import leading, number, render
 from qgate.charts.scale_curves import ScaleCurve, scale_curve
 from qgate.charts.svg import LIGHT, STYLE
 from qgate.metrics import METRICS
 from qgate.storage.access import write_text
 from qgate.sweeps.findings import EQUAL_DB, KINDS, SweptFormat, findings, headline
 from qgate.sweeps.record import MX_PREFIX, share_text
-from qgate.text import counted, shortened
+from qgate.text import counted
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -87,8 +87,8 @@ def page(
     return render(
         "sweeps/page",
         mark=_OURS,
-        title=shortened(first, 120),
-        first=first,
+        title=leading(first, 110),
+        first=leading(first),
         tone=tone,
         plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
         about=f"{swept}; {settings}.",
@@ -117,6 +117,7 @@ def _worst_first(entry: SweptFormat) -> tuple[bool, bool, float]:
 def _row(entry: SweptFormat) -> dict[str, object]:
     """Return the cells of a sweep in both tables."""
     ratios = [entry[name] for name in ("sqnr_db", "rest_db", "production_db")]
+    gap = math.nan if entry["failed"] else entry["gap_db"]
     shares = [entry[name] for name in ("overflow", "overflow_energy", "flush")]
     # The levels of a tensor with NaN or infinities are figures of its other values, no advice.
     advice = () if entry["failed"] else (entry["level"], entry.get("mse_cost"))
@@ -131,7 +132,7 @@ def _row(entry: SweptFormat) -> dict[str, object]:
         "cells": [
             number(entry["exponent"], recommended),
             *(number(db, "exact" if db == math.inf else f"{db:.2f}") for db in ratios),
-            number(entry["gap_db"], f"{entry['gap_db']:+.2f}", bad=entry["gap_db"] <= -EQUAL_DB),
+            number(gap, f"{gap:+.2f}", bad=gap <= -EQUAL_DB),
             *(
                 number(
                     share, share_text(share).removesuffix("%"), bad=not column and entry["severe"]

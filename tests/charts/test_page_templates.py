@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 
-from qgate.charts.pages import Cell, _environment, number, render
+from qgate.charts.pages import Cell, _environment, leading, number, render
 from tests.charts.page_reader import PageReader
 from tests.hostile import HOSTILE
 
@@ -69,3 +69,17 @@ def test_no_template_links_to_the_network() -> None:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"(?:src|href)=['\"]?(?:https?:)?//", text), path
         assert "@import" not in text
+
+
+@pytest.mark.parametrize(
+    ("sentence", "headline"),
+    [
+        ("Nothing is lost.", "Nothing is lost"),
+        ("aaa bb, cc: " + 30 * "d", "aaa bb …"),
+        ("aaa bb, cc; " + 30 * "d", "aaa bb, cc …"),
+        (40 * "x", "xxxxxxxxx…xxxxxxxxxx"),
+    ],
+)
+def test_a_long_headline_ends_where_a_clause_ends(sentence: str, headline: str) -> None:
+    most = 11 if ":" in sentence else 20
+    assert leading(sentence, most) == headline

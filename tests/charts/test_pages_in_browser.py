@@ -90,8 +90,10 @@ def test_it_opens_offline_without_a_complaint_and_shows_all_pictures(
         it.page.on("dialog", lambda dialog: it.complaints.append(dialog.message))
         images = it.page.locator("img")
         assert it.page.locator("img, svg.plot").count() >= 5
-        for place in range(images.count()):
-            images.nth(place).scroll_into_view_if_needed()
+        for tab in it.page.locator("nav.tabs a").all() or [it.page.locator("h1")]:
+            tab.click()
+            for image in it.page.locator("img:visible").all():
+                image.scroll_into_view_if_needed()
         script = "all => all.filter(i => !i.complete || !i.naturalWidth).map(i => i.src)"
         if images.count():
             expect(images.last).to_have_js_property("complete", True)
@@ -117,6 +119,31 @@ def test_links_of_the_contents_lead_to_sections(browser: Browser, path: Path) ->
         assert len(links) >= 3
         for anchor in links:
             assert it.page.locator(f"[id='{anchor}']").count() == 1
+
+
+def test_tabs_show_one_section_at_a_time(browser: Browser, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        draw_analysis(dump_records.normal_record(), tmp_path, plots=False)
+    with opened(browser, tmp_path / "index.html") as it:
+        page, sections = it.page, it.page.locator("section:visible")
+        expect(sections).to_have_count(1)
+        expect(page.locator("#overview")).to_be_visible()
+        page.click("nav.tabs a[href='#formats']")
+        expect(sections).to_have_id("formats")
+        page.keyboard.press("ArrowRight")
+        expect(sections).to_have_id("distributions")
+        expect(page.locator("[role=tab][aria-selected=true]")).to_be_focused()
+        assert page.url.endswith("#distributions")
+        assert serious_findings(page) == []
+        page.goto(f"{page.url.partition('#')[0]}#files")
+        page.reload()
+        expect(sections).to_have_id("files")
+        page.emulate_media(media="print")
+        assert sections.count() > 10
+        assert it.complaints == []
+    with opened(browser, tmp_path / "index.html", java_script_enabled=False) as it:
+        assert it.page.locator("section:visible").count() > 10
 
 
 def test_all_is_there_with_scripts_blocked(browser: Browser, path: Path) -> None:

@@ -117,6 +117,31 @@ def test_whole_numbers_and_empty_tensors_are_left_out_with_a_note(tmp_path):
     assert any("2 tensors are left out" in note for note in analysis["notes"])
 
 
+@pytest.mark.parametrize(
+    ("told", "shape", "axis", "rows"),
+    [
+        ({"name": "grad_weight", "module": "features.0"}, (16, 12, 3, 9), 1, "all other axes"),
+        ({"name": "input", "module": "mixer.conv1d"}, (4, 12, 40), 1, "all other axes"),
+        ({"name": "weight", "module": "fc1"}, (16, 12), 1, "output channel"),
+        ({"name": "input", "module": "fc1"}, (2, 8, 12), 2, "token"),
+        ({"name": "key", "layer_type": "attention", "module": "attn"}, (1, 2, 8, 12), 3, "token"),
+    ],
+)
+def test_channels_are_those_of_the_operator(tmp_path, told, shape, axis, rows):
+    x = noise(*shape)
+    x.select(axis, 5).mul_(64)
+    with DumpWriter(tmp_path / "e") as writer:
+        writer.add(record(0, **told), x)
+    analysis = analyzed(tmp_path / "e")
+    (tensor,), (drawn,) = analysis["tensors"], analysis["maps"]
+    assert tensor["channels"]["count"] == drawn["columns"] == 12
+    assert tensor["channels"]["largest"][0][0] == 5
+    assert drawn.get("row_name", "token") == rows
+    assert np.argmax(np.max(drawn["cells"], axis=0)) == 5
+    part = analyzed(tmp_path / "e", most=x.numel() // 2)["tensors"][0]
+    assert ("channels" in part) == (rows != "all other axes")
+
+
 def test_a_record_of_counts_alone_has_no_figures_of_blocks(tmp_path):
     x = noise(64, 64)
     patterns, found = np.unique(x.view(torch.int16).numpy().view(np.uint16), return_counts=True)

@@ -15,6 +15,7 @@ from qgate.page.comparison_texts import (
     comparison_lines,
     comparison_markdown,
     counts_text,
+    diagnosis,
     headline,
     verdict_text,
 )
@@ -233,6 +234,44 @@ def test_runs_with_nothing_in_common_say_so_first() -> None:
     assert comparison.differences[0].what == "nothing in common"
     assert "different models are compared" in comparison.differences[1].text(comparison.names)
     assert any(line.color == "yellow" for line in comparison_lines(comparison, 80))
+
+
+def test_a_row_has_its_change_against_each_run() -> None:
+    runs = [[record("a", 1e-4)], [record("a", 1.0)], [record("a", 5e-5)]]
+    (row,) = compared(*runs).rows
+    assert [change.group for change in row.changes] == ["broke", "fixed", "broke"]
+    assert [change.ratios for change in row.changes] == [
+        (pytest.approx(1e4), pytest.approx(0.5)),
+        (pytest.approx(1e-4), pytest.approx(5e-5)),
+        (pytest.approx(2.0), pytest.approx(2e4)),
+    ]
+    assert (row.group, row.ratios, row.moved) == row.changes[0]
+    for base in range(3):
+        turned = [runs[base], *runs[:base], *runs[base + 1 :]]
+        assert compared(*turned).rows[0].group == row.changes[base].group
+
+
+@pytest.mark.parametrize(
+    ("later", "words", "tone"),
+    [
+        ({"a": 1.0, "b": 1e-4}, "a (mode) passed in before and fails in after", "fail"),
+        (
+            {"a": 1.0, "b": 2.0},
+            "2 places that passed in before fail in after, first b (mode)",
+            "fail",
+        ),
+        ({"a": 1.5e-4, "b": 1e-4}, "1 place got worse, most a (mode, relative_mse 1.5x)", "warn"),
+        ({"a": 1e-4}, "Nothing got worse; 1 places are gone, 0 new", ""),
+        ({"a": 5e-5, "b": 1e-4}, "Nothing got worse, 1 place got better", "good"),
+    ],
+)
+def test_the_page_leads_with_what_changed(later: dict[str, float], words: str, tone: str) -> None:
+    first = [record(site, mode="mode") for site in ("a", "b")]
+    second = [
+        record(site, mse, mode="mode", accepted={"relative_mse": min(mse, 1e-3)})
+        for site, mse in later.items()
+    ]
+    assert diagnosis(compared(first, second)) == (words, tone)
 
 
 ODD = "a|b\n<script>\x1b[31m=cmd()"

@@ -12,7 +12,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from qgate.drawing.files import draw_analysis
+from qgate.page.comparisons import ComparedRun, compare
 from qgate.page.pages import page as gate_page
+from qgate.page.reports import write_page
 from qgate.page.runs import run_of_records
 from tests import browser as browsers
 from tests.browser import Opened, opened, serious_findings
@@ -233,6 +235,82 @@ def test_a_row_leads_to_its_details_and_opens_them(opened_page: Opened) -> None:
     expect(page.locator(f"#{name} table")).to_be_in_viewport()
 
 
+# Several runs -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs: the second with other failures, the third without any."""
+    runs, sides = [], []
+    for name, failing in (("base", 4), ("worse <b>", 7), ("third", 0)):
+        header, records = made_header(), [*made_records(60, failing=failing or 1)]
+        records = [r for r in records if failing or r["passed"]]
+        runs.append(run_of_records(header, records, name))
+        sides.append(ComparedRun(name, header, records))
+    path = tmp_path_factory.mktemp("compared") / "compared.html"
+    write_page(path, runs, plots="none", comparison=compare(sides))
+    return path
+
+
+def test_runs_are_compared_with_any_of_them_and_the_view_is_in_the_address(
+    browser: Browser, compared_path: Path
+) -> None:
+    shown = "#compared tbody tr:not([hidden]) td:first-child"
+    with opened(browser, compared_path) as it:
+        page = it.page
+        expect(page.locator("h1")).to_contain_text("passed in base")
+        expect(page.locator("#comparison table").first.locator("tbody tr")).to_have_count(3)
+        page.select_option("select[name=change]", "broke")
+        expect(page.locator("#comparison output")).to_have_text("6 of 120 shown")
+        page.select_option("select[name=base]", label="worse <b>")
+        page.select_option("select[name=change]", "fixed")
+        expect(page.locator(shown).first).to_have_text("fixed")
+        expect(page.locator("#comparison output")).to_have_text("6 of 120 shown")
+        assert set(page.locator(shown).all_inner_texts()) == {"fixed"}
+        page.click("#compared button:text-is('ratio')")
+        address = page.url
+        assert "table=compared" in address
+        assert page.get_attribute("#comparison a.here", "href") == f"#{address.partition('#')[2]}"
+        rows = page.locator(shown).locator("xpath=..").all_inner_texts()
+        expect(page.locator("#gates output")).to_have_text("60 of 60 shown")
+    with opened(browser, compared_path) as it:
+        it.page.goto(address)
+        it.page.reload()
+        assert it.page.locator(shown).locator("xpath=..").all_inner_texts() == rows
+        assert it.page.input_value("select[name=base]") == "1"
+        assert it.complaints == []
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_page_of_several_runs_keeps_nobody_out(
+    browser: Browser, compared_path: Path, width: int
+) -> None:
+    size = {"width": width, "height": 900}
+    with opened(browser, compared_path, color_scheme="dark", viewport=size) as it:
+        assert serious_findings(it.page) == []
+        assert it.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_counts_and_modes_lead_to_their_rows(opened_page: Opened) -> None:
+    page = opened_page.page
+    page.click(".qgate-head a:has-text('failed')")
+    expect(page.locator("#gates output")).to_have_text("5 of 121 shown")
+    page.click("table.heat tbody th a:text-is('2-1')")
+    expect(page.locator("#gates output")).to_have_text("24 of 121 shown")
+    assert page.get_attribute("#gates a.here", "href") == "#show&mode=2-1"
+
+
+def test_a_phone_shows_value_and_limit(browser: Browser, path: Path) -> None:
+    with opened(browser, path, viewport={"width": 400, "height": 900}) as it:
+        for table in (".gate[open] table.checks", "#all-gates"):
+            it.page.locator(table).first.scroll_into_view_if_needed()
+            for head in ("site", "value", "limit"):
+                cell = it.page.locator(f"{table} thead th:has-text('{head}'):visible").first
+                box = cell.bounding_box()
+                assert box is not None
+                assert 0 <= box["x"] < box["x"] + box["width"] <= 400, (table, head)
+
+
 # Keyboard and screen readers ----------------------------------------------------------------------
 
 
@@ -286,6 +364,7 @@ def test_axe_has_no_serious_finding_on_the_page_of_a_dump(
     size = {"width": width, "height": 900}
     with opened(browser, tmp_path / "index.html", color_scheme=scheme, viewport=size) as it:
         assert serious_findings(it.page) == []
+        it.page.click("nav.tabs a[href='#worst']")
         it.page.locator("table.sortable button").first.click()
         expect(it.page.locator("th[aria-sort]")).to_have_count(1)
         assert it.complaints == []

@@ -183,7 +183,13 @@ def tokens(analysis: DumpAnalysis) -> Sheet | None:
         norm = shapes.log_norm(low if low < high else high / 2, high)
         extent = (0, record["columns"], record["rows"], 0)
         image = shapes.cell_map(axes, cells, norm=norm, extent=extent)
-        dress(axes, title=charts.two_lines(name, 44), x="channel", y="token", grid="")
+        dress(
+            axes,
+            title=charts.two_lines(name, 44),
+            x="channel",
+            y=record.get("row_name", "token"),
+            grid="",
+        )
         charts.color_bar(page, image, axes, "largest magnitude")
     return page
 

@@ -60,7 +60,7 @@ _TABLE: dict[str, dict[str, tuple[Build, str]]] = {
             maps.lost(format_names, flushed, "of the values become zero"),
             "Values that become zero, by layer and format.",
         ),
-        "tokens": (maps.tokens, "Tensors as maps of tokens and channels."),
+        "tokens": (maps.tokens, "Tensors as maps of their channels and all other axes."),
     },
     "comparisons": {
         "sqnr_by_layer": (formats.sqnr_by_layer, "SQNR by layer and format."),
