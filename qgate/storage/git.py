@@ -30,19 +30,31 @@ class GitRepository:
     folder: Path
 
     @classmethod
-    def around(cls, folder: Path) -> GitRepository:
-        """Return the repository around a folder; an error where there is none."""
+    def around(cls, folder: Location) -> GitRepository:
+        """Return the repository around a folder; an error where there is none, as in a store."""
+        problem = f"{str(folder.resolve())!r} is in no git repository: run this in a clone."
+        if not isinstance(folder, Path):
+            raise QgateError(problem)
         try:
             root = _output(folder, "rev-parse", "--show-toplevel")
         except QgateError:
-            raise QgateError(
-                f"{str(folder.resolve())!r} is in no git repository: run this in a clone."
-            ) from None
+            raise QgateError(problem) from None
         return cls(Path(root).resolve(), folder.resolve())
 
     def run(self, *words: str, folder: Path | None = None) -> str:
         """Run git without hooks in the folder, or in another one; return what it prints."""
         return _output(folder or self.folder, *words)
+
+    def is_clean(self) -> bool:
+        """Tell if nothing in the folder differs from the last commit."""
+        return not self.run("status", "--porcelain", "--untracked-files=all", "--", ".")
+
+    def commit(self, subject: str, body: str) -> str:
+        """Commit what is in the folder, and nothing else, as the user would; return its hash."""
+        self.run("add", "--force", "--all", "--", ".")
+        words = ("commit", "--quiet", "--only", "-m", subject, "-m", body, "--", ".")
+        _output(self.folder, *words, hooks=True)
+        return self.run("rev-parse", "HEAD")
 
     def commit_of(self, revision: str) -> str:
         """Return the commit that a revision names."""
@@ -82,8 +94,9 @@ def without_outer_git(environment: Mapping[str, str] = os.environ) -> dict[str, 
     return {name: text for name, text in environment.items() if name not in _OF_AN_OUTER_GIT}
 
 
-def _output(folder: Path, *words: str) -> str:
-    command = ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *words]
+def _output(folder: Path, *words: str, hooks: bool = False) -> str:
+    without = [] if hooks else ["-c", f"core.hooksPath={os.devnull}"]
+    command = ["git", *without, "-C", str(folder), *words]
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="surrogateescape",
