@@ -254,12 +254,12 @@ def _accepted_changes(mode: str, old: Accepted | None, new: Accepted | None) -> 
 
     file = accepted_file(mode)
     before, after = (accepted.values if accepted else {} for accepted in (old, new))
-    pairs = [(key, before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after])]
-    return [
-        *_compared(file, header(old), header(new)),
-        *(StoredChange(file, str(key), *pair, mode, key) for key, *pair in pairs
-          if pair[0] != pair[1]),
-    ]  # fmt: skip
+    changes = _compared(file, header(old), header(new))
+    for key in dict.fromkeys([*before, *after]):
+        was, now = before.get(key), after.get(key)
+        if was != now:
+            changes.append(StoredChange(file, str(key), was, now, mode, key))
+    return changes
 
 
 def _compared(
