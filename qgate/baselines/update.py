@@ -25,12 +25,17 @@ from qgate.metrics import METRICS
 
 @dataclass(frozen=True)
 class StoredChange:
-    """One entry of one file, before and after; None where it does not exist."""
+    """One entry of one file, before and after; None where it does not exist.
+
+    An accepted error has a mode and a key.
+    """
 
     file: str
     entry: str
     old: float | str | None
     new: float | str | None
+    mode: str = ""
+    key: Key | None = None
 
     def __str__(self) -> str:
         return f"{self.file}: {self.entry}: {brief(self.old)} -> {brief(self.new)}"
@@ -151,7 +156,7 @@ def applied(
         if now != old:
             file = accepted_file(mode)
             files[file] = now.to_bytes() if now is not None and now.values else None
-            changes += _accepted_changes(file, old, now)
+            changes += _accepted_changes(mode, old, now)
     return files, changes
 
 
@@ -240,15 +245,21 @@ def _manifest_changes(old: Manifest | None, new: Manifest) -> list[StoredChange]
     return _compared(NAME, entries(old), entries(new))
 
 
-def _accepted_changes(file: str, old: Accepted | None, new: Accepted | None) -> list[StoredChange]:
-    def entries(accepted: Accepted | None) -> dict[str, float | str]:
+def _accepted_changes(mode: str, old: Accepted | None, new: Accepted | None) -> list[StoredChange]:
+    def header(accepted: Accepted | None) -> dict[str, float | str]:
         if accepted is None or not accepted.values:
             return {}
         names = ("weights", "inputs", "calibration", "device")
-        header = {name: getattr(accepted, name) or "none" for name in names}
-        return header | {str(key): value for key, value in accepted.values.items()}
+        return {name: getattr(accepted, name) or "none" for name in names}
 
-    return _compared(file, entries(old), entries(new))
+    file = accepted_file(mode)
+    before, after = (accepted.values if accepted else {} for accepted in (old, new))
+    changes = _compared(file, header(old), header(new))
+    for key in dict.fromkeys([*before, *after]):
+        was, now = before.get(key), after.get(key)
+        if was != now:
+            changes.append(StoredChange(file, str(key), was, now, mode, key))
+    return changes
 
 
 def _compared(

@@ -6,6 +6,7 @@
   qgate baselines prune --results qgate-out/results.jsonl      what a complete run did not measure
   qgate baselines accept                       what failing gates left in qgate-out/candidates
   qgate baselines accept ci-artifact.zip --mode 2-1
+  qgate baselines accept ci-artifact.zip --commit    and commits it, with what moved as the message
   qgate baselines unlock --baselines s3://bucket/baselines --model tiny-mamba
   qgate baselines migrate --baselines s3://bucket/baselines
   qgate baselines migrate --baselines s3://bucket/baselines --to baselines
@@ -35,10 +36,16 @@ from qgate.text.printing import print_line, print_text
 if TYPE_CHECKING:
     from qgate import baselines, results
     from qgate.baselines import store as stores
+    from qgate.page import accepted_changes
+    from qgate.storage import git
     from qgate.storage.locations import Location
 else:
     baselines, results = LateModule("qgate.baselines"), LateModule("qgate.results")
     stores = LateModule("qgate.baselines.store")
+    accepted_changes, git = (
+        LateModule("qgate.page.accepted_changes"),
+        LateModule("qgate.storage.git"),
+    )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +59,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "(default qgate-out)")  # fmt: skip
     accept.add_argument("--accept-plan", action="store_true",
         help="also another plan: what quantizes which site")  # fmt: skip
+    accept.add_argument("--commit", action="store_true",
+        help="commit the changed baselines alone, with a table of what moved")  # fmt: skip
     unlock = verbs.add_parser(
         "unlock", help="remove the lock that an earlier qgate has left in a bucket"
     )
@@ -249,18 +258,20 @@ def _prune_unused(args: argparse.Namespace) -> int:
         for mode, keys in baselines.unused(store, chosen).items():
             for key in keys:
                 update.drop(mode, key)
-        removed += _changed(store, update, dry=args.dry_run)
+        removed += len(_changed(store, update, dry=args.dry_run))
     verb = "would go" if args.dry_run else "removed"
     print_line(f"{removed} accepted errors {verb}" if removed else "nothing is unused")
     return 0
 
 
-def _changed(store: baselines.Store, update: baselines.Update, *, dry: bool) -> int:
-    """Commit an update, or only look at it; print and count what changes."""
+def _changed(
+    store: baselines.Store, update: baselines.Update, *, dry: bool
+) -> list[baselines.StoredChange]:
+    """Commit an update, or only look at it; print what changes and return it."""
     changes = (store.preview if dry else store.commit)(update)
     for change in changes:
         print_line(f"{store.model}: {change}")
-    return len(changes)
+    return changes
 
 
 def _unlock(args: argparse.Namespace) -> int:
@@ -301,18 +312,41 @@ def _accept(args: argparse.Namespace) -> int:
     if not by_model:
         asked = " of the modes and models asked for" if args.mode or args.model else ""
         raise QgateError(f"there are no candidates{asked} in {str(folder)!r}.")
-    changed, refused = 0, []
+    repository = _clean_repository(args.baselines) if args.commit else None
+    changed, refused, moves = 0, [], []
     for model, candidates in by_model.items():
         store = baselines.Store(args.baselines, model)
-        count, reasons = _accepted(store, candidates, args.dry_run, args.accept_plan)
-        changed += count
+        changes, reasons = _accepted(store, candidates, args.dry_run, args.accept_plan)
+        changed += len(changes)
+        moves += accepted_changes.accepted_movements(model, changes)
         refused += [f"{model}: {reason}" for reason in reasons]
+    for sentence in accepted_changes.mode_sentences(moves):
+        print_line(sentence)
     for sentence in refused:
         print_line(f"refused: {sentence}", file=sys.stderr)
     verb = "would change" if args.dry_run else "changed"
     total = sum(map(len, by_model.values()))
     print_line(f"{changed} entries {verb}, {len(refused)} of {total} candidates refused")
+    if repository is not None and moves:
+        commits = [entry.origin.commit for of_model in by_model.values() for entry in of_model]
+        subject, body = accepted_changes.commit_message(moves, commits)
+        if args.dry_run:
+            print_text(f"would commit: {subject}\n\n{body}", end="")
+        else:
+            commit = repository.commit(subject, body)
+            print_line(f"committed {commit[:12]}: {subject}")
     return 1 if refused else 0
+
+
+def _clean_repository(folder: Location) -> git.GitRepository:
+    """Return the repository of baselines, in which nothing of theirs waits for a commit."""
+    repository = git.GitRepository.around(folder)
+    if not repository.is_clean():
+        raise QgateError(
+            f"{str(folder)!r} has changes that are not committed, which the commit would have "
+            "too: commit or restore them first."
+        )
+    return repository
 
 
 def _candidate_folder(path: Path) -> Path:
@@ -326,13 +360,13 @@ def _candidate_folder(path: Path) -> Path:
 
 def _accepted(
     store: baselines.Store, candidates: list[baselines.Candidate], dry: bool, accept_plan: bool
-) -> tuple[int, list[str]]:
-    """Accept candidates of a model; how many entries change, and what is refused."""
+) -> tuple[list[baselines.StoredChange], list[str]]:
+    """Accept candidates of a model; return what changes, and what is refused."""
     origin = candidates[0].origin
     recorded = store.origin() or (origin if origin.is_collected else None)
     if recorded is None:
         why = _missing(store.folder, " to accept errors against")
-        return 0, [f"{entry.source} (mode {entry.mode}): {why}" for entry in candidates]
+        return [], [f"{entry.source} (mode {entry.mode}): {why}" for entry in candidates]
     accepted = {} if accept_plan else store.accepted_of({entry.mode for entry in candidates})
     update, refused = baselines.update_of(recorded, candidates, accepted)
     for commit in dict.fromkeys(entry.origin.commit for entry in candidates):

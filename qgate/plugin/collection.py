@@ -35,7 +35,9 @@ from qgate.plugin.relation_suites import asks_for_relations, unasked_relations
 from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, home_above, options_of
 from qgate.plugin.shared_sessions import sessions_of
+from qgate.plugin.since import untouched_gates
 from qgate.plugin.used_formats import drop_unused_formats, selected_formats
+from qgate.text import counted
 
 if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession
@@ -235,6 +237,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     beyond = [item for item in [*items, *unreached] if _is_beyond_layers(item, selection)]
     deselect(config, items, beyond)
     drop_unused_formats(config, items, selection)
+    deselect(config, items, untouched_gates(config, items))
     if options.shard is not None and items:
         groups = _deal(config, items, selection, options.shard)
         number = options.shard[0]
@@ -249,7 +252,7 @@ def note_running(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _fits(config: pytest.Config, item: pytest.Item) -> bool:
-    """Return True if a gate is within what a run asks for: its mode fits, its dump is there."""
+    """Tell if a gate is within what a run asks for: its mode fits, its dump is there."""
     for fixture, (kind, *_) in _SUBJECTS.items():
         if has_fixture(item, fixture):
             session = sessions_of(config).of_subject(kind)
@@ -270,10 +273,6 @@ def _is_beyond_layers(item: pytest.Item, selection: Selection) -> bool:
         if isinstance(layer, str) and narrowed is not None:
             return layer not in ("", f"no_{SUBJECT_LAYERS.get(name)}", _REFUSED, *narrowed)
     return False
-
-
-def _tests(count: int) -> str:
-    return f"{count} test{'s' * (count > 1)} deselected"
 
 
 def _without_subject(
@@ -299,7 +298,7 @@ def _without_subject(
         return gates
     unfit = [(item, why) for item in gates if (why := _lacking(config, item)) is not None]
     for why, count in Counter(why for _, why in unfit if why).items():
-        selection.notes.append(f"{_tests(count)}: {why}")
+        selection.notes.append(f"{counted(count, 'test')} deselected: {why}")
     return [item for item, _ in unfit]
 
 
@@ -332,7 +331,8 @@ def _drop_unfit(config: pytest.Config, items: list[pytest.Item], selection: Sele
     unfit = Counter(case for case in cases if case in selection.unfit)
     if not unfit:
         return
-    selection.notes += [f"{_tests(n)}: {selection.unfit[case]}" for case, n in unfit.items()]
+    for case, count in unfit.items():
+        selection.notes.append(f"{counted(count, 'test')} deselected: {selection.unfit[case]}")
     selection.empty = not any(mode for model, mode in cases if (model, mode) not in unfit)
     remaining = [
         item

@@ -219,6 +219,13 @@ OPTIONS = {
         "command",
         kind=bool,
     ),
+    "since": Option(
+        "run only the gates that the difference from a commit can touch, at which all passed; all "
+        "of them where that is unclear",
+        None,
+        "command",
+        "COMMIT",
+    ),
     "watch-underflow": Option(
         "list at the end where quantization lost values below the smallest normal number "
         "of the format (slows the run)",

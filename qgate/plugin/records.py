@@ -15,6 +15,7 @@ from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
 from qgate.plugin.out_folder import out_folder
+from qgate.page.accepted_changes import accepted_movements
 from qgate.plugin.runs import Part, SuiteRun, conflicts_of, part_of, sessions_used
 from qgate.plugin.settings import options_of
 from qgate.results import (
@@ -216,6 +217,7 @@ def update_baselines(run: SuiteRun) -> None:
         store, update = Store(run.options.baselines, model), joined(collected)
         changes = store.preview(update) if run.options.dry_run else store.commit(update)
         run.changes += [str(change) for change in changes]
+        run.accepted += accepted_movements(model, changes)
         origin, written = store.origin(), {} if run.options.dry_run else update.modes()
         for mode, accepted in store.accepted_of(store.modes()).items():
             if origin is not None and accepted.stale(origin):
@@ -368,7 +370,7 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> dict[str, Any]
         broken={node: text.partition("\n")[0] for node, text in run.broken.items()},
         errors=list(run.errors),
         looser=run.header.get("looser", []),
-        accepted_at=run.header.get("accepted_at", []),
+        **({"accepted_at": accepted} if (accepted := run.header.get("accepted_at")) else {}),
         notes=[*run.selection.notes, *run.unused, *run.underflow],
         other=other_tests_record(run.others, run.lines),
         **({"extent": run.extent} if run.extent is not None else {}),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession
     from qgate.page.runs import Run
     from qgate.results.coverage import RunExtent
+    from qgate.results.movements import Movement
     from qgate.results.schema import LooserLimit
     from qgate.sweeps.underflow import Watch
 
@@ -57,6 +58,7 @@ class SuiteRun:
     parts      what each process knows
     changes    what an update wrote, or would write; stale what it left out of date
     header     how the run ended, and which other tests failed
+    accepted   accepted errors that an update wrote, or would write
     idle       there were gates, and none of them compared anything
     underflow  what --watch-underflow saw
     page_run   the run as its page reads it, once it is written
@@ -77,6 +79,7 @@ class SuiteRun:
     crashed: set[str] = field(default_factory=set)
     parts: list[Part] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
+    accepted: list[Movement] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     underflow: list[str] = field(default_factory=list)

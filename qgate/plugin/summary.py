@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qgate.errors import QgateError
+from qgate.page.accepted_changes import mode_sentences
 from qgate.page.reports import write_page
 from qgate.page.runs import Run, read_run
 from qgate.page.terminal import (
@@ -92,6 +93,7 @@ def _sentences(run: SuiteRun) -> list[str]:
     if run.updated:
         verb = "would change" if run.options.dry_run else "written"
         lines.append(f"baselines: {len(run.changes)} entries {verb}")
+        lines += [f"  {line}" for line in _first(mode_sentences(run.accepted))]
         lines += [f"  {line}" for line in _first(run.changes)]
     elif run.options.update is not None:
         lines.append("baselines: nothing written")

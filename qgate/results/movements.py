@@ -82,10 +82,9 @@ def _moved(record: Mapping[str, Any], check: Mapping[str, Any]) -> Movement:
     if old is None:
         old = (record["accepted"] or {}).get(metric)
     outcome, change, size = movement(metric, old, new)
-    names = (str(record[name]) for name in ("model", "mode"))
+    model, mode, site, scope = (str(record[n]) for n in ("model", "mode", "site", "scope"))
     title = str(record.get("title", record["mode"]))
-    at = (str(record["site"]), str(record["scope"]), metric)
-    return Movement(*names, title, *at, old, new, outcome, change, size)
+    return Movement(model, mode, title, site, scope, metric, old, new, outcome, change, size)
 
 
 def movement(metric: str, old: float | None, new: float | None) -> tuple[str, str, float]:

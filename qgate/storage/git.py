@@ -30,19 +30,53 @@ class GitRepository:
     folder: Path
 
     @classmethod
-    def around(cls, folder: Path) -> GitRepository:
-        """Return the repository around a folder; an error where there is none."""
+    def around(cls, folder: Location) -> GitRepository:
+        """Return the repository around a folder; an error where there is none, as in a store."""
+        problem = f"{str(folder.resolve())!r} is in no git repository: run this in a clone."
+        if not isinstance(folder, Path):
+            raise QgateError(problem)
         try:
             root = _output(folder, "rev-parse", "--show-toplevel")
         except QgateError:
-            raise QgateError(
-                f"{str(folder.resolve())!r} is in no git repository: run this in a clone."
-            ) from None
+            raise QgateError(problem) from None
         return cls(Path(root).resolve(), folder.resolve())
 
     def run(self, *words: str, folder: Path | None = None) -> str:
         """Run git without hooks in the folder, or in another one; return what it prints."""
         return _output(folder or self.folder, *words)
+
+    def is_clean(self) -> bool:
+        """Tell if nothing in the folder differs from the last commit."""
+        return not self.run("status", "--porcelain", "--untracked-files=all", "--", ".")
+
+    def commit(self, subject: str, body: str) -> str:
+        """Commit what is in the folder, and nothing else, as the user would; return its hash."""
+        self.run("add", "--force", "--all", "--", ".")
+        words = ("commit", "--quiet", "--only", "-m", subject, "-m", body, "--", ".")
+        _output(self.folder, *words, hooks=True)
+        return self.run("rev-parse", "HEAD")
+
+    def changed_files(self, commit: str) -> list[tuple[Path, bool]]:
+        """List files that differ from a commit, and whether it has them; without ignored ones."""
+        fields = self._split("diff", "--no-renames", "--name-status", "-z", commit)
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        new = self._split("ls-files", "--others", "--exclude-standard", "-z")
+        changed = [(self.root / name, status != "A") for status, name in pairs]
+        return [*changed, *((self.root / name, False) for name in new)]
+
+    def files_at(self, commit: str) -> set[Path]:
+        """Return the files of a commit."""
+        return {
+            self.root / name for name in self._split("ls-tree", "-r", "-z", "--name-only", commit)
+        }
+
+    def text_at(self, commit: str, path: Path) -> str:
+        """Return the text of a file as a commit has it."""
+        return self.run("show", f"{commit}:{path.relative_to(self.root).as_posix()}")
+
+    def _split(self, *words: str) -> list[str]:
+        """Return names that git ends with NUL, whatever folder it is asked in."""
+        return [name for name in self.run(*words, folder=self.root).split("\0") if name]
 
     def commit_of(self, revision: str) -> str:
         """Return the commit that a revision names."""
@@ -82,8 +116,9 @@ def without_outer_git(environment: Mapping[str, str] = os.environ) -> dict[str, 
     return {name: text for name, text in environment.items() if name not in _OF_AN_OUTER_GIT}
 
 
-def _output(folder: Path, *words: str) -> str:
-    command = ["git", "-c", f"core.hooksPath={os.devnull}", "-C", str(folder), *words]
+def _output(folder: Path, *words: str, hooks: bool = False) -> str:
+    without = [] if hooks else ["-c", f"core.hooksPath={os.devnull}"]
+    command = ["git", *without, "-C", str(folder), *words]
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="surrogateescape",

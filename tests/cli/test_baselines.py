@@ -12,6 +12,7 @@ import pytest
 from qgate.baselines import Candidate, Key, Store, write_candidate
 from qgate.cli import main
 from qgate.results import write_results
+from tests.adoption.repository import clean, run
 from tests.baselines.building import ORIGIN, accepting, contents, key, recorded
 from tests.results.making import header, record
 
@@ -272,6 +273,63 @@ def test_a_new_entry_is_shown_as_new(store: Store, capsys: Capsys) -> None:
     found = store.accepted("2-1")
     assert found is not None
     assert found.values[new] == 1.5
+
+
+def test_a_commit_of_accepted_errors_has_what_moved_as_its_message(
+    tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in clean().items():
+        monkeypatch.setenv(name, text)
+    run(["git", "init", "--quiet"], tmp_path)
+    candidate(1.5e-4)
+    new = Key("test_task", "logits", "task", "bits_per_byte")
+    write_candidate(CANDIDATES, Candidate(ORIGIN, "2-4", "test_b", {key(): 0.4, new: 1.5}))
+    assert "has changes that are not committed" in complaint(capsys, "accept", "--commit")
+    (tmp_path / ".gitignore").write_text("qgate-out\nbaselines/\n")
+    run(["git", "add", "--force", ".gitignore", "baselines"], tmp_path)
+    run(["git", "commit", "--quiet", "--message", "Baselines"], tmp_path)
+    (tmp_path / "staged").touch()
+    run(["git", "add", "staged"], tmp_path)
+    hook = tmp_path / ".git" / "hooks" / "commit-msg"
+    hook.write_text('#!/bin/sh\necho "Signed-off-by: x" >> "$1"\n')
+    hook.chmod(0o755)
+    before = run(["git", "rev-parse", "HEAD"], tmp_path)
+    assert baselines("accept", "--commit", "--dry-run") == 0
+    assert "would commit: Accept errors of tiny in 2-1, 2-4\n" in capsys.readouterr().out
+    assert run(["git", "rev-parse", "HEAD"], tmp_path) == before
+
+    assert baselines("accept", "--commit") == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].startswith("committed ")
+    assert "tiny 2-4: 1 better, up to -20 % (layers.0:output relative_mse); 1 new\n" in out
+    message = run(["git", "log", "-1", "--format=%B"], tmp_path).splitlines()
+    assert message[:4] == [
+        "Accept errors of tiny in 2-1, 2-4",
+        "",
+        "tiny 2-1: 1 worse, up to +50 % (layers.0:output relative_mse)",
+        "tiny 2-4: 1 better, up to -20 % (layers.0:output relative_mse); 1 new",
+    ]
+    table = [line.split() for line in message[5:]]
+    assert table[:5] == [
+        ["what", "moved", "mode", "metric", "before", "now", "change"],
+        [*(part for part in table[1])],
+        ["layers.0:output", "(local)", "tiny", "2-1", "relative_mse", "1e-4", "1.5e-4", "+50", "%"],
+        ["layers.0:output", "(local)", "tiny", "2-4", "relative_mse", "0.5", "0.4", "-20", "%"],
+        ["logits", "(task)", "tiny", "2-4", "bits_per_byte", "-", "1.5", "new"],
+    ]
+    assert "Measured at commit abc1234." in message
+    assert "Signed-off-by: x" in message, "hooks of the user are run"
+    changed = run(["git", "show", "--format=", "--name-only"], tmp_path).split()
+    assert changed == ["baselines/tiny/accepted/2-1.txt", "baselines/tiny/accepted/2-4.txt"]
+    assert run(["git", "status", "--short"], tmp_path) == "A  staged\n", "only those"
+    assert baselines("accept", "--commit") == 0
+    assert "committed" not in capsys.readouterr().out, "nothing changed"
+
+
+def test_a_commit_needs_a_repository(capsys: Capsys) -> None:
+    candidate(2e-4)
+    assert "is in no git repository" in complaint(capsys, "accept", "--commit")
+    assert "0.0001" not in complaint(capsys, "accept", "--commit")
 
 
 def zipped(*entries: tuple[str, bytes]) -> str:

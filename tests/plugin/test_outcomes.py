@@ -149,7 +149,8 @@ def test_an_update_says_what_it_would_write_and_then_writes_it(project: Path, su
     assert result.parseoutcomes() == {"passed": 5, "updated": 1}
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines([f"*{FAILING} UPDATED*"])
-    result.stdout.fnmatch_lines(["baselines: 1 entries written", change])
+    summary = f"  tiny-llama int8: 1 worse, up to 10x ({SITE} relative_mse)"
+    result.stdout.fnmatch_lines(["baselines: 1 entries written", summary, change])
     after = files(project)
     assert {name for name in before if before[name] != after[name]} == {
         "tiny-llama/accepted/int8.txt"

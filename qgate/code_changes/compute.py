@@ -1,0 +1,127 @@
+"""Compare a project with a commit: changed functions and accepted files, or everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qgate.code_changes.reach import ProjectCode
+from qgate.code_changes.sources import SourceFile
+from qgate.errors import QgateError
+from qgate.storage.git import GitRepository
+
+# Files that no run reads, unless code has their name.
+_DOCUMENTS = (".md", ".rst")
+_UNREAD = ("LICENSE", ".gitignore", ".gitattributes", "CODEOWNERS")
+_CI_FOLDERS = (".github", ".gitlab")
+
+
+@dataclass
+class TouchedCode:
+    """The touched parts of a project: `everything` says why it is all of it, else it is empty.
+
+    names     functions and classes whose bodies differ
+    files     suites that differ themselves
+    baselines folders of baselines, relative to their root, in which something differs
+    paths     the files that differ and matter, for people
+    """
+
+    everything: str = ""
+    names: set[str] = field(default_factory=set)
+    files: set[Path] = field(default_factory=set)
+    baselines: set[str] = field(default_factory=set)
+    paths: list[str] = field(default_factory=list)
+    code: ProjectCode | None = None
+
+
+def touched_since(
+    repository: GitRepository,
+    commit: str,
+    loaded: Sequence[Path],
+    folders: Sequence[Path],
+    suites: Sequence[Path],
+    baselines: Path | None,
+    output: Path,
+) -> TouchedCode:
+    """Compare the working tree with a commit, on the safe side wherever something is unclear.
+
+    loaded     files that Python has imported, also those of the environment
+    folders    folders that it imports from
+    """
+    touched = TouchedCode()
+    try:
+        _compare(repository, commit, loaded, folders, suites, baselines, output, touched)
+    except QgateError as error:
+        touched.everything = str(error)
+    return touched
+
+
+def _compare(
+    repository: GitRepository,
+    commit: str,
+    loaded: Sequence[Path],
+    folders: Sequence[Path],
+    suites: Sequence[Path],
+    baselines: Path | None,
+    output: Path,
+    touched: TouchedCode,
+) -> None:
+    root = repository.root
+    code_files: list[Path] = []
+    for path, is_old in repository.changed_files(commit):
+        shown = path.relative_to(root).as_posix()
+        if path.is_relative_to(output):
+            continue
+        if baselines is not None and path.is_relative_to(baselines):
+            touched.baselines.add(path.relative_to(baselines).parts[0])
+        elif path.suffix == ".py" and path.name != "conftest.py":
+            if not (is_old and path.is_file()):
+                raise QgateError(f"{shown} is {'new' if path.is_file() else 'gone'}")
+            code_files.append(path)
+        elif not _is_unread(path, root):
+            raise QgateError(f"{shown} differs")
+        touched.paths.append(shown)
+    documents = [name for name in touched.paths if Path(name).suffix in _DOCUMENTS]
+    if not (code_files or documents):
+        return
+    tracked = repository.files_at(commit)
+    # Some modules have the name of a file that there is not.
+    inside = [file for file in loaded if file.is_relative_to(root) and file.is_file()]
+    if unknown := [file for file in inside if file not in tracked]:
+        raise QgateError(f"{unknown[0].relative_to(root).as_posix()} is not in {commit[:12]}")
+    own_folders = [folder for folder in folders if folder.is_relative_to(root)]
+    touched.code = code = ProjectCode([*inside, *suites], own_folders)
+    read = {name for file in code.files.values() for name in _texts(file)}
+    for name in documents:
+        if Path(name).name in read:
+            raise QgateError(f"{name} differs, and code names it")
+    for path in code_files:
+        if path in code.files:
+            shown = path.relative_to(root).as_posix()
+            before = SourceFile.parse(repository.text_at(commit, path), shown)
+            _compare_files(before, code.files[path], path, path in suites, shown, touched)
+
+
+def _compare_files(
+    before: SourceFile, now: SourceFile, path: Path, is_suite: bool, shown: str,
+    touched: TouchedCode,
+) -> None:  # fmt: skip
+    if is_suite:
+        if before.import_code != now.import_code or before.units != now.units:
+            touched.files.add(path)
+        return
+    if before.import_code != now.import_code:
+        raise QgateError(f"{shown} differs in what runs when it is imported")
+    touched.names |= {
+        name for name, unit in now.units.items() if unit.code != before.units[name].code
+    }
+
+
+def _is_unread(path: Path, root: Path) -> bool:
+    first = path.relative_to(root).parts[0]
+    return path.suffix in _DOCUMENTS or path.name in _UNREAD or first in _CI_FOLDERS
+
+
+def _texts(file: SourceFile) -> Iterable[str]:
+    return (Path(name).name for name in file.texts() if name.endswith(_DOCUMENTS))
