@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qgate.errors import QgateError
-from qgate.storage.locks import try_lock
 from qgate.storage.git import GitRepository
+from qgate.storage.locks import try_lock
 
 _PREFIX = "qgate-bisect-"
 _OWNER, _TREE = "owner", "tree"

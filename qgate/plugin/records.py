@@ -14,8 +14,8 @@ import torch
 from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
-from qgate.plugin.out_folder import out_folder
 from qgate.page.accepted_changes import accepted_movements
+from qgate.plugin.out_folder import out_folder
 from qgate.plugin.runs import Part, SuiteRun, conflicts_of, part_of, sessions_used
 from qgate.plugin.settings import options_of
 from qgate.results import (
