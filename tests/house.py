@@ -30,7 +30,7 @@ FLOORS = {
         6: "comparing collecting sweeps activation_stats kernel_checks checkpoints audits relations",
         5: "summaries modes causes",
         4: "capture scales dumps expected",
-        3: "formats stats models results baselines engine charts",
+        3: "project formats stats models results baselines engine charts",
         2: "hooks storage devices kernels metrics",
         1: "registry archives hashing records text documents",
         0: "errors exports _version",

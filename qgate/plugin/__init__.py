@@ -18,6 +18,7 @@ from qgate.devices import keep_freed_memory, wait_calmly
 from qgate.kernel_checks.accepted import UPDATING
 from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, note_running, select, selected_formats
+from qgate.plugin.command_line import add_options, add_short_names
 from qgate.plugin.fixtures import (
     GATES,
     CheckpointGate,
@@ -44,7 +45,6 @@ from qgate.plugin.fixtures import (
 )
 from qgate.plugin.gate_collection import FileHooks, gates_of, has_fixture
 from qgate.plugin.holding_back import hold_back
-from qgate.plugin.options import add_options, add_short_names
 from qgate.plugin.reports import add_other, add_report, attach, finish
 from qgate.plugin.runs import WATCH, SuiteRun
 from qgate.plugin.settings import options_of

@@ -33,9 +33,10 @@ from qgate.plugin.gate_collection import (
 from qgate.plugin.lacking import LackingSuites
 from qgate.plugin.relation_suites import asks_for_relations, unasked_relations
 from qgate.plugin.runs import Selection, selection_of
-from qgate.plugin.settings import RunOptions, home_above, options_of
+from qgate.plugin.settings import RunOptions, options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.plugin.used_formats import drop_unused_formats
+from qgate.project.settings import home_above
 
 if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession
