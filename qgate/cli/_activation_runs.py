@@ -32,6 +32,7 @@ from qgate.activation_stats.subjects import (
     trusted_subject,
 )
 from qgate.activation_stats.texts import activation_text
+from qgate.cli._console import is_quiet
 from qgate.cli._progress import progress_bars
 from qgate.devices import resolve
 from qgate.engine import Workers
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace, overrides: list[tuple[str, str]], workers: Wor
             text = list(value) if isinstance(value, tuple) else value
             print(f"{' ' if value == KEYS[key].default else '*'} {key}: {text}")
         print()
-    for note in notes:
+    for note in [] if is_quiet() else notes:
         print(f"note    {note}", file=sys.stderr)
     name = _named(settings)
     model = trusted_subject(name) if args.trust_remote_code else name

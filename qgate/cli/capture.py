@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import is_quiet, shows_progress
 from qgate.cli._model_options import add_model_options, setup_of
 from qgate.text import for_terminal
 
@@ -68,12 +69,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    print(for_terminal(text), file=sys.stderr, flush=True)
+    if not is_quiet():
+        print(for_terminal(text), file=sys.stderr, flush=True)
 
 
 def _step(done: int, total: int) -> None:
     """Write a line over the last one, on terminals only."""
-    if sys.stderr.isatty():
+    if shows_progress(sys.stderr):
         end = "\r\x1b[K" if done == total else ""
         print(f"\r  sample {done} of {total}{end}", end="", file=sys.stderr, flush=True)
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._dump_selection import add_selection, selected_fields
 from qgate.cli._dump_texts import comparison_lines, note_lines, record_table, total_lines
 from qgate.cli._progress import progress
@@ -49,8 +49,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         verb.add_argument("folder", metavar="DIR")
     for verb in (listing, compare, export):
         add_selection(verb)
-    for verb in (listing, info, compare):
-        verb.add_argument("--json", action="store_true", help="as JSON")
+    add_json(listing, info, verify, compare, merge, export, watch)
     listing.add_argument("--limit", type=from_one, default=50, metavar="N", help="rows (50)")
     compare.add_argument("actual", metavar="A")
     compare.add_argument("reference", metavar="B")
@@ -110,36 +109,6 @@ def _say_notes(notes: list[str]) -> None:
         _say("\n".join(note_lines(notes)))
 
 
-def _print_json(content: object) -> None:
-    """Print JSON, with NaN and infinities, which it lacks, as texts.
-
-    Values of an object that are iterators are printed one item after the other.
-    """
-    from qgate.dumps.record import plain
-
-    encode = json.JSONEncoder(indent=1, allow_nan=False).encode
-
-    def indented(value: object, depth: int) -> str:
-        return encode(plain(value)).replace("\n", "\n" + depth * " ")
-
-    if not isinstance(content, Mapping):
-        print(indented(content, 0))
-        return
-    end = "{"
-    for name, value in content.items():
-        print(f"{end}\n {encode(name)}: ", end="")
-        end = ","
-        if isinstance(value, Iterator):
-            begin = "["
-            for item in value:
-                print(f"{begin}\n  {indented(item, 2)}", end="")
-                begin = ","
-            print("[]" if begin == "[" else "\n ]", end="")
-        else:
-            print(indented(value, 1), end="")
-    print("\n}")
-
-
 # ls, info, verify ------------------------------------------------------------------------------
 
 
@@ -149,7 +118,7 @@ def _list(args: argparse.Namespace) -> int:
     dump = Dump.open(args.folder)
     records = _selected(dump, args)
     if args.json:
-        _print_json([record.to_dict() for record in records])
+        print_json([record.to_dict() for record in records])
         return 0
     first = list(itertools.islice(records, args.limit))
     _say("\n".join(record_table(first, sum(1 for _ in records))))
@@ -162,7 +131,7 @@ def _info(args: argparse.Namespace) -> int:
 
     sums = totals(Dump.open(args.folder))
     if args.json:
-        _print_json(sums)
+        print_json(sums)
     else:
         _say("\n".join(total_lines(sums)))
     return 0
@@ -210,7 +179,7 @@ def _compare(args: argparse.Namespace) -> int:
     )
     reasons = comparison.reasons(args.relative_mse, unpaired=args.allow_unpaired)
     if args.json:
-        _print_json(
+        print_json(
             {
                 "passed": not reasons,
                 "reasons": reasons,

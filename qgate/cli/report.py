@@ -16,13 +16,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import has_colors
 from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
 from qgate.storage.files import naming, replacing
@@ -234,12 +234,3 @@ def _lines(
     if comparison is not None:
         yield from comparison_texts.comparison_lines(comparison, width)
         yield terminal.TerminalLine("")
-
-
-def has_colors(on_terminal: bool) -> bool:
-    """Tell if a terminal has colors; NO_COLOR is stronger than FORCE_COLOR."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return on_terminal and os.environ.get("TERM") != "dumb"

@@ -7,6 +7,7 @@
 Reads .pt (weights only), .safetensors, .npy and .npz, also by URL: s3://bucket/w.safetensors:NAME
 reads that one tensor. Results go to draw/scaling_analysis/NAME/,
 and draw/scaling_analysis/index.html shows them side by side.
+With --quiet the analysis is in the logs only.
 After a kill the same command does only the files that were not finished.
 Exit status: 0 if every tensor was swept and is free of NaN and Inf, 1 if one was not.
 """
@@ -18,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import is_quiet
 from qgate.cli._loading import LateModule
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
@@ -53,8 +55,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--cast", "--via", choices=("bf16", "fp16"), dest="via", help="round 32-bit tensors first, "
         "which is faster, and make integers floating point")  # fmt: skip
     add("--no-plots", action="store_true", help="text and data only")
-    add("--quiet", action="store_true", help="no analysis on the console; the logs have it")
     add_workers(parser)
+    parser.set_defaults(shortens_itself=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     specs = dumps.expand(args.tensors)
     root = location_of(args.output_dir or Path("draw") / "scaling_analysis")
     check_writable(root)
-    run = running.SweepRun(request, root, _say, quiet=args.quiet)
+    run = running.SweepRun(request, root, _say, quiet=is_quiet())
     with progress("files") as step:
         passed = run.sweep(specs, workers, step)
     return 0 if passed else 1

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qgate.dumps.layout import INDEX, index_parts_in
-from qgate.dumps.record import Record, plain
+from qgate.dumps.record import Record
 from qgate.errors import QgateError
+from qgate.records.plain_data import plain
 from qgate.storage.folders import Folder, Stamp
 
 EVENT = "event"
