@@ -34,6 +34,7 @@ from qgate.activation_stats.subjects import (
 from qgate.activation_stats.texts import activation_text
 from qgate.cli._console import is_quiet
 from qgate.cli._progress import progress_bars
+from qgate.cli._project import find_project_modules, model_here, option_here
 from qgate.devices import resolve
 from qgate.engine import Workers
 from qgate.errors import QgateError
@@ -44,6 +45,12 @@ from qgate.storage.locations import may_expire
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
+_PROJECT_KEYS = {
+    "data.num_samples": "samples",
+    "data.seq_len": "seqlen",
+    "memory.device": "device",
+}
+
 
 def run(args: argparse.Namespace, overrides: list[tuple[str, str]], workers: Workers) -> int:
     """Do what the options say."""
@@ -51,7 +58,7 @@ def run(args: argparse.Namespace, overrides: list[tuple[str, str]], workers: Wor
         if any(name.lstrip("-") == "model.path" for name, _ in overrides):
             raise QgateError("--model and --model.path are the same key: give one of them.")
         overrides.append(("model.path", args.model))
-    settings = read_settings(args.config, overrides)
+    settings = read_settings(args.config, overrides, _project_defaults(args))
     notes: list[str] = []
     if workers.is_local:
         settings, notes = _on_this_machine(settings, overrides)
@@ -69,6 +76,14 @@ def run(args: argparse.Namespace, overrides: list[tuple[str, str]], workers: Wor
     if args.dry_run:
         return _dry_run(model, settings)
     return _run(model, settings, workers, notes, verbose=args.verbose)
+
+
+def _project_defaults(args: argparse.Namespace) -> dict[str, object]:
+    """Return the keys that the project's settings have under their own names."""
+    find_project_modules()
+    keys = {name: option_here(option) for name, option in _PROJECT_KEYS.items()}
+    keys["model.path"] = None if args.model is not None else model_here()
+    return {name: value for name, value in keys.items() if value is not None}
 
 
 def _on_this_machine(

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.cli._loading import LateModule
+from qgate.cli._project import option_here, project_folder
 from qgate.errors import QgateError, unknown
 from qgate.storage.locations import location_of
 from qgate.text import megabytes
@@ -46,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     verify = verbs.add_parser("verify", help="whether the files are what was recorded")
     prune = verbs.add_parser("prune", help="remove accepted errors")
     accept = verbs.add_parser("accept", help="make candidates the accepted errors")
-    accept.add_argument("folder", nargs="?", type=Path, default=Path("qgate-out"), metavar="PATH",
+    accept.add_argument("folder", nargs="?", type=Path, metavar="PATH",
         help="candidates, the folder or results.jsonl beside them, or a zip file of that folder "
         "(default qgate-out)")  # fmt: skip
     accept.add_argument("--accept-plan", action="store_true",
@@ -60,7 +61,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     migrate.add_argument("--to", metavar="DIR", help="write them to this folder or URL instead")
     for verb in (listing, verify, prune, accept, unlock, migrate):
         add = verb.add_argument
-        add("--baselines", default="baselines", metavar="DIR", help="a folder or a URL")
+        add("--baselines", metavar="DIR", help="a folder or a URL (default: that of qgate.toml, or "
+            "baselines)")  # fmt: skip
         add("--model", action="append", metavar="NAME", help="only this; repeatable")
     prune.add_argument("--results", type=Path, metavar="FILE", help="remove what the modes of this "
         "complete run accepted once and did not measure")  # fmt: skip
@@ -78,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
         "unlock": _unlock,
         "migrate": _migrate,
     }
+    if args.baselines is None:
+        args.baselines = option_here("baselines") or project_folder("baselines")
     args.baselines = location_of(args.baselines)
     return verbs[args.verb](args)
 
@@ -287,7 +291,7 @@ def _migrate(args: argparse.Namespace) -> int:
 
 
 def _accept(args: argparse.Namespace) -> int:
-    folder = _candidate_folder(args.folder)
+    folder = _candidate_folder(project_folder("qgate-out") if args.folder is None else args.folder)
     by_model: dict[str, list[baselines.Candidate]] = {}
     for candidate in baselines.read_candidates(folder):
         model = candidate.origin.model
@@ -316,7 +320,7 @@ def _candidate_folder(path: Path) -> Path:
         return path
     path = path.parent if path.is_file() else path
     inside = path / "candidates"
-    return inside if inside.is_dir() or path == Path("qgate-out") else path
+    return inside if inside.is_dir() or path.name == "qgate-out" else path
 
 
 def _accepted(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qgate.cli._model_options import add_model_options, setup_of
+from qgate.cli._model_options import add_model_options, fill_from_project, setup_of
 from qgate.cli._progress import progress
 
 
@@ -22,6 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from tabulate import tabulate
 
+    fill_from_project(args)
     args.calibration = args.calibration or Path("calibration.json")
     is_kept = args.calibration.exists()
     setup = setup_of(args)

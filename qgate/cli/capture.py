@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING
 
 from qgate.cli._console import is_quiet, shows_progress
 from qgate.cli._model_options import add_model_options, setup_of
+from qgate.cli._project import option_here
+from qgate.errors import QgateError
 from qgate.text import for_terminal
 
 if TYPE_CHECKING:
@@ -30,9 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--mode",
-        required=True,
         metavar="MODES",
-        help="names, patterns or groups, separated by commas: fp_only, quant_only, essential, all",
+        help="names, patterns or groups, separated by commas: fp_only, quant_only, essential, all "
+        "(default: those of qgate.toml)",
     )
     add(
         "--output-dir",
@@ -54,9 +56,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qgate.gate.measuring.layer_captures import capture_modes
 
+    mode = ",".join(option_here("mode") or ()) if args.mode is None else args.mode
+    if not mode:
+        raise QgateError("say in which modes, such as --mode 2-1; `qgate modes` lists them.")
     dumps = capture_modes(
         setup_of(args),
-        args.mode,
+        mode,
         args.output_dir,
         args.layers,
         overwrite=args.overwrite,

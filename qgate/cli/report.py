@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from qgate.cli._console import has_colors
 from qgate.cli._loading import LateModule
+from qgate.cli._project import project_folder
 from qgate.errors import QgateError
 from qgate.storage.files import naming, replacing
 from qgate.text import counted, megabytes, one_line
@@ -43,8 +44,8 @@ PLOT_CHOICES = ("failed", "worst", "all", "none")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("results", nargs="+", metavar="RESULTS", help="a results.jsonl, a folder with one, or "
-        "NAME=FILE")  # fmt: skip
+    add("results", nargs="*", metavar="RESULTS", help="a results.jsonl, a folder with one, or "
+        "NAME=FILE (default: qgate-out)")  # fmt: skip
     add("--output", "-o", type=Path, action="append", metavar="FILE", help="file to write; its "
         "ending chooses .html (default: report.html), .md, .csv or .json; repeatable")  # fmt: skip
     add("--history", type=Path, metavar="FILE", help="add the runs to this file of JSON lines, and "
@@ -59,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     outputs = args.output or [Path("report.html")]
-    files = _files(args.results, args.label)
+    files = _files(args.results or [str(project_folder("qgate-out"))], args.label)
     _check_outputs(outputs, args.history, [path for _, path in files])
     loaded = [reports.load(path, name, compared=len(files) > 1) for name, path in files]
     compared = [run.compared for run in loaded if run.compared is not None]

@@ -76,7 +76,7 @@ def _names_tests(words: Sequence[str]) -> bool:
 def project_suites(here: Path) -> list[str]:
     """Return the suites of the project that a folder is in, as they are typed there."""
     project = settings.settings_above(here)
-    suites = project.suites or (str(project.home / "suites"),)
+    suites = project.suite_folders
     missing = [suite for suite in suites if not Path(suite).exists()]
     if missing:
         where = f"named by {project.source}" if project.suites else "to run"
