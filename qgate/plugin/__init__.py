@@ -45,6 +45,7 @@ from qgate.plugin.fixtures import (
 )
 from qgate.plugin.gate_collection import FileHooks, gates_of, has_fixture
 from qgate.plugin.holding_back import hold_back
+from qgate.plugin.progress_lines import group_by_mode, name_lines
 from qgate.plugin.reports import add_other, add_report, attach, finish
 from qgate.plugin.runs import WATCH, SuiteRun
 from qgate.plugin.settings import options_of
@@ -161,12 +162,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Select before anything else deselects; hold back gates once nothing else is deselected."""
     select(config, items)
     result = yield
+    group_by_mode(items)
     hold_back(config, items)
     return result
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     note_running(session.config, session.items)
+    name_lines(session.config, session.items)
 
 
 @pytest.hookimpl(wrapper=True)
