@@ -46,6 +46,10 @@ class ProjectSettings:
     suites: tuple[str, ...] = ()
     source: str = ""
 
+    def value(self, name: str) -> Any:
+        """Return what the settings say of an option, else its default."""
+        return self.options.get(name, OPTIONS[name].default)
+
     @property
     def suite_folders(self) -> tuple[str, ...]:
         """Return what `qgate run` runs: the suites named, or the folder suites."""
