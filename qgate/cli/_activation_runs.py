@@ -32,7 +32,8 @@ from qgate.activation_stats.subjects import (
     trusted_subject,
 )
 from qgate.activation_stats.texts import activation_text
-from qgate.cli._console import is_quiet
+from qgate.cli._activation_records import print_activations
+from qgate.cli._console import is_quiet, print_json
 from qgate.cli._progress import progress_bars
 from qgate.cli._project import find_project_modules, model_here, option_here
 from qgate.devices import resolve
@@ -72,10 +73,10 @@ def run(args: argparse.Namespace, overrides: list[tuple[str, str]], workers: Wor
     name = _named(settings)
     model = trusted_subject(name) if args.trust_remote_code else name
     if args.list_layers is not None:
-        return _list_layers(subject_of(model).module, args.list_layers)
+        return _list_layers(subject_of(model).module, args.list_layers, as_json=args.json)
     if args.dry_run:
         return _dry_run(model, settings)
-    return _run(model, settings, workers, notes, verbose=args.verbose)
+    return _run(model, settings, workers, notes, verbose=args.verbose, as_json=args.json)
 
 
 def _project_defaults(args: argparse.Namespace) -> dict[str, object]:
@@ -127,13 +128,16 @@ def _named(settings: ActivationSettings) -> str:
     return f"hf:{path}" if is_folder or Path(path).is_dir() else path
 
 
-def _list_layers(module: nn.Module, pattern: str) -> int:
+def _list_layers(module: nn.Module, pattern: str, *, as_json: bool) -> int:
     names = [name for name in matching_modules(module, pattern, "--list-layers") if name]
     rows = []
     for name in names:
         layer = module.get_submodule(name)
         shape = " x ".join(map(str, getattr(getattr(layer, "weight", None), "shape", ())))
         rows.append((name, kind_of(layer), shape or type(layer).__name__))
+    if as_json:
+        print_json([dict(zip(("name", "kind", "shape"), row, strict=True)) for row in rows])
+        return 0
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     for name, kind, shape in rows:
         print(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {shape}")
@@ -180,12 +184,16 @@ def _run(
     notes: Sequence[str],
     *,
     verbose: bool,
+    as_json: bool,
 ) -> int:
     _check_writing(settings)
     with progress_bars() as step:
         result = activations(model, settings=settings, workers=workers, progress=step)
         result.record["notes"][:0] = notes
         written = _write(result.record, settings.visualization.save_dir, step)
+    if as_json:
+        print_activations(result.record, written)
+        return 1 if result.failed else 0
     print(activation_text(result.record))
     if verbose:
         times = ", ".join(

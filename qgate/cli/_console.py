@@ -1,4 +1,4 @@
-"""What every command shares on the console: `--quiet`, `--color`, and JSON."""
+"""Options that all commands share on the console: `--quiet`, `--color`, and JSON."""
 
 from __future__ import annotations
 

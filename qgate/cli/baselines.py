@@ -20,12 +20,14 @@ has given them the layout of a bucket; unlock removes the lock that an earlier q
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fnmatch
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._loading import LateModule
 from qgate.cli._project import option_here, project_folder
 from qgate.errors import QgateError, unknown
@@ -64,6 +66,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         add("--baselines", metavar="DIR", help="a folder or a URL (default: that of qgate.toml, or "
             "baselines)")  # fmt: skip
         add("--model", action="append", metavar="NAME", help="only this; repeatable")
+    add_json(listing, verify, prune, accept)
     prune.add_argument("--results", type=Path, metavar="FILE", help="remove what the modes of this "
         "complete run accepted once and did not measure")  # fmt: skip
     for verb in (prune, accept):
@@ -83,7 +86,17 @@ def run(args: argparse.Namespace) -> int:
     if args.baselines is None:
         args.baselines = option_here("baselines") or project_folder("baselines")
     args.baselines = location_of(args.baselines)
-    return verbs[args.verb](args)
+    args.changes, args.refused = [], []
+    status = verbs[args.verb](args)
+    if args.verb in ("prune", "accept") and args.json:
+        print_json({"dry_run": args.dry_run, "changes": args.changes, "refused": args.refused})
+    return status
+
+
+def _say(args: argparse.Namespace, text: str) -> None:
+    """Print a line, unless the changes are printed as JSON at the end."""
+    if not args.json:
+        print(text)
 
 
 def _missing(place: Location, then: str = "") -> str:
@@ -115,8 +128,26 @@ def _asked(mode: str, patterns: Sequence[str] | None) -> bool:
 
 
 def _list(args: argparse.Namespace) -> int:
+    if args.json:
+        print_json([_facts(store) for store in _stores(args)])
+        return 0
     print("\n\n".join(_described(store) for store in _stores(args)))
     return 0
+
+
+def _facts(store: baselines.Store) -> dict[str, object]:
+    """Return what a baseline holds and was made with, for JSON."""
+    manifest = store.manifest()
+    if manifest is None:
+        raise QgateError(_missing(store.folder))
+    modes = {
+        mode: {"entries": len(accepted.values), "device": accepted.device,
+               "is_stale": any(accepted.stale(manifest.origin))}
+        for mode, accepted in store.accepted_of(store.modes()).items()
+    }  # fmt: skip
+    references = {basis: len(tensors) for basis, tensors in manifest.references.items()}
+    origin = dataclasses.asdict(manifest.origin)
+    return {"folder": store.folder, "origin": origin, "references": references, "modes": modes}
 
 
 def _described(store: baselines.Store) -> str:
@@ -182,6 +213,9 @@ def _verify(args: argparse.Namespace) -> int:
             problems += baselines.verify(baselines.Store(root, name))
         else:
             problems.append(f"{folder}: it has no manifest that can be read")
+    if args.json:
+        print_json({"passed": not problems, "baselines": len(folders), "problems": problems})
+        return 1 if problems else 0
     print("\n".join(problems) or f"{len(folders)} baselines in {root} are as they were recorded")
     return 1 if problems else 0
 
@@ -193,7 +227,7 @@ def _prune(args: argparse.Namespace) -> int:
     # What updates that were cut off have left goes first.
     for store in _stores(args) if not args.dry_run else ():
         for name in store.tidy():
-            print(f"{store.model}: {name}: the rest of an update that was cut off removed")
+            _say(args, f"{store.model}: {name}: the rest of an update that was cut off removed")
     if args.results is not None:
         return _prune_unused(args)
     if not (args.mode or args.model):
@@ -222,10 +256,9 @@ def _prune(args: argparse.Namespace) -> int:
         )
     for store, update in updates:
         for mode in update.modes():
-            verb = "would go" if args.dry_run else "removed"
-            print(f"{store.model}: mode {mode}: {len(update.drops[mode])} accepted errors {verb}")
-        if not args.dry_run:
-            store.commit(update)
+            verb, count = "would go" if args.dry_run else "removed", len(update.drops[mode])
+            _say(args, f"{store.model}: mode {mode}: {count} accepted errors {verb}")
+        _changes(args, store, update)
     return 0
 
 
@@ -249,17 +282,26 @@ def _prune_unused(args: argparse.Namespace) -> int:
         for mode, keys in baselines.unused(store, chosen).items():
             for key in keys:
                 update.drop(mode, key)
-        removed += _changed(store, update, dry=args.dry_run)
+        removed += _changed(args, store, update)
     verb = "would go" if args.dry_run else "removed"
-    print(f"{removed} accepted errors {verb}" if removed else "nothing is unused")
+    _say(args, f"{removed} accepted errors {verb}" if removed else "nothing is unused")
     return 0
 
 
-def _changed(store: baselines.Store, update: baselines.Update, *, dry: bool) -> int:
+def _changes(
+    args: argparse.Namespace, store: baselines.Store, update: baselines.Update
+) -> list[baselines.StoredChange]:
+    """Commit an update, or only look at it; return what changes."""
+    changes = (store.preview if args.dry_run else store.commit)(update)
+    args.changes += [{"model": store.model, **dataclasses.asdict(change)} for change in changes]
+    return changes
+
+
+def _changed(args: argparse.Namespace, store: baselines.Store, update: baselines.Update) -> int:
     """Commit an update, or only look at it; print and count what changes."""
-    changes = (store.preview if dry else store.commit)(update)
+    changes = _changes(args, store, update)
     for change in changes:
-        print(f"{store.model}: {change}")
+        _say(args, f"{store.model}: {change}")
     return len(changes)
 
 
@@ -303,14 +345,15 @@ def _accept(args: argparse.Namespace) -> int:
     changed, refused = 0, []
     for model, candidates in by_model.items():
         store = baselines.Store(args.baselines, model)
-        count, reasons = _accepted(store, candidates, args.dry_run, args.accept_plan)
+        count, reasons = _accepted(args, store, candidates)
         changed += count
         refused += [f"{model}: {reason}" for reason in reasons]
+    args.refused = refused
     for sentence in refused:
         print(f"refused: {sentence}", file=sys.stderr)
     verb = "would change" if args.dry_run else "changed"
     total = sum(map(len, by_model.values()))
-    print(f"{changed} entries {verb}, {len(refused)} of {total} candidates refused")
+    _say(args, f"{changed} entries {verb}, {len(refused)} of {total} candidates refused")
     return 1 if refused else 0
 
 
@@ -324,7 +367,7 @@ def _candidate_folder(path: Path) -> Path:
 
 
 def _accepted(
-    store: baselines.Store, candidates: list[baselines.Candidate], dry: bool, accept_plan: bool
+    args: argparse.Namespace, store: baselines.Store, candidates: list[baselines.Candidate]
 ) -> tuple[int, list[str]]:
     """Accept candidates of a model; how many entries change, and what is refused."""
     origin = candidates[0].origin
@@ -332,12 +375,12 @@ def _accepted(
     if recorded is None:
         why = _missing(store.folder, " to accept errors against")
         return 0, [f"{entry.source} (mode {entry.mode}): {why}" for entry in candidates]
-    accepted = {} if accept_plan else store.accepted_of({entry.mode for entry in candidates})
+    accepted = {} if args.accept_plan else store.accepted_of({entry.mode for entry in candidates})
     update, refused = baselines.update_of(recorded, candidates, accepted)
     for commit in dict.fromkeys(entry.origin.commit for entry in candidates):
-        print(f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")
-    changed = _changed(store, update, dry=dry)
+        _say(args, f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")
+    changed = _changed(args, store, update)
     if not changed and not refused:
         modes = ", ".join(sorted({entry.mode for entry in candidates}))
-        print(f"{store.model}: {modes}: all of it is accepted already")
+        _say(args, f"{store.model}: {modes}: all of it is accepted already")
     return changed, refused

@@ -15,6 +15,7 @@ in s3://bucket/run. OUT and FOLDER may be URLs too.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import sys
 import time
@@ -49,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         verb.add_argument("folder", metavar="DIR")
     for verb in (listing, compare, export):
         add_selection(verb)
-    add_json(listing, info, verify, compare, merge, export, watch)
+    add_json(listing, info, verify, compare, merge, export)
     listing.add_argument("--limit", type=from_one, default=50, metavar="N", help="rows (50)")
     compare.add_argument("actual", metavar="A")
     compare.add_argument("reference", metavar="B")
@@ -142,13 +143,25 @@ def _verify(args: argparse.Namespace) -> int:
     from qgate.dumps.verifying import Verification
 
     verification = Verification(Dump.open(args.folder).folder, workers_from(args))
-    problems = 0
+    problems: list[str] = []
     with progress("records") as step:
         for problem in verification.problems(step):
-            _say(one_line(problem), flush=True)
-            problems += 1
+            if not args.json:
+                _say(one_line(problem), flush=True)
+            problems.append(problem)
     if not verification.records and not problems:
         raise QgateError(f"{str(args.folder)!r} has no records: nothing was verified.")
+    if args.json:
+        print_json(
+            {
+                "passed": not problems,
+                "problems": problems,
+                "records": verification.records,
+                "proved": verification.hashed,
+                "notes": verification.notes(),
+            }
+        )
+        return 1 if problems else 0
     if not problems:
         proved = [f"{number} {kind}" for kind, number in verification.hashed.items() if number]
         values = f"{' and '.join(proved)} are what was written"
@@ -208,6 +221,9 @@ def _merge(args: argparse.Namespace) -> int:
 
     with progress("ranks") as step:
         merged = merge_dumps(args.folders, args.output, workers_from(args), step)
+    if args.json:
+        print_json({"output": args.output, **dataclasses.asdict(merged)})
+        return 0
     same = f", {merged.same} of them in several folders" if merged.same else ""
     _say(f"{args.output}: {merged.records} records of {merged.ranks} ranks{same}")
     notes = [f"missing: {text}" for text in merged.missing]
@@ -223,6 +239,9 @@ def _export(args: argparse.Namespace) -> int:
     dump = Dump.open(args.folder)
     deque(_selected(dump, args), maxlen=0)  # refuses before anything is written
     done = export_dump(dump, args.output, _selected(dump, args))
+    if args.json:
+        print_json({"output": args.output, **dataclasses.asdict(done)})
+        return 0 if done.files else 1
     _say(f"{args.output}: {done.files} files")
     _say_notes([f"no values were kept of {title}" for title in done.without_values])
     if not done.files:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qgate.cli._console import has_colors
+from qgate.cli._console import add_json, has_colors, print_json
 from qgate.cli._loading import LateModule
 from qgate.cli._project import project_folder
 from qgate.errors import QgateError
@@ -56,6 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "the order of the files; repeatable")  # fmt: skip
     add("--exit-code", action="store_true", help="exit with 1 if the run failed; the last one "
         "of several")  # fmt: skip
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,6 +69,18 @@ def run(args: argparse.Namespace) -> int:
     points = _write(outputs, args, loaded, comparison)
     # The work is done here, also if nobody reads the printed lines.
     args.status = int(args.exit_code and not loaded[-1].run.passed)
+    if args.json:
+        last = loaded[-1].run
+        print_json(
+            {
+                "runs": [report.run.name for report in loaded],
+                "passed": last.passed,
+                "failed": [gate.node for gate in last.failed],
+                "gates": len(last.gates),
+                "written": outputs,
+            }
+        )
+        return int(args.status)
     colors = has_colors(sys.stdout.isatty())
     for line in _lines(loaded, comparison):
         print(line.colored(colors))

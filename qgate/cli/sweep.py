@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qgate.cli._console import is_quiet
+from qgate.cli._console import add_json, is_quiet, print_json
 from qgate.cli._loading import LateModule
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
@@ -55,6 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--cast", "--via", choices=("bf16", "fp16"), dest="via", help="round 32-bit tensors first, "
         "which is faster, and make integers floating point")  # fmt: skip
     add("--no-plots", action="store_true", help="text and data only")
+    add_json(parser)
     add_workers(parser)
     parser.set_defaults(shortens_itself=True)
 
@@ -64,10 +65,20 @@ def run(args: argparse.Namespace) -> int:
     specs = dumps.expand(args.tensors)
     root = location_of(args.output_dir or Path("draw") / "scaling_analysis")
     check_writable(root)
-    run = running.SweepRun(request, root, _say, quiet=is_quiet())
+    say = (lambda *_lines: None) if args.json else _say
+    run = running.SweepRun(request, root, say, quiet=is_quiet())
     with progress("files") as step:
-        passed = run.sweep(specs, workers, step)
-    return 0 if passed else 1
+        outcome = run.sweep(specs, workers, step)
+    if args.json:
+        print_json(
+            {
+                "passed": outcome.passed,
+                "tensors": [{"tensor": name, "failed": why} for name, why in outcome.results],
+                "sweeps": outcome.entries,
+                "page": outcome.page and str(outcome.page),
+            }
+        )
+    return 0 if outcome.passed else 1
 
 
 def _request(args: argparse.Namespace) -> requests.Request:

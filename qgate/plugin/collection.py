@@ -255,8 +255,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def note_running(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Note the gates that run, and those that -k, a conftest or anything else leaves out."""
-    layers = str(options_of(config).values["layers"])
-    gates_of(config).finish(items, layers, deselecting_options(config))
+    gates_of(config).finish(items, options_of(config).values["layers"], deselecting_options(config))
 
 
 def _fits(config: pytest.Config, item: pytest.Item) -> bool:

@@ -1,4 +1,4 @@
-"""What is installed: the packages that qgate needs, those of its extras, and pytest's plugins."""
+"""State of the packages that qgate needs, of those of its extras, and of pytest's plugins."""
 
 from __future__ import annotations
 
