@@ -48,10 +48,11 @@ def run(args: argparse.Namespace) -> int:
 def script(top: argparse.ArgumentParser) -> str:
     """Write the script for all commands of a parser."""
     commands, names, choices = [], [], []
+    first = [path.strip() for path, _ in _parsers(top, "") if path.count(" ") == 1]
     for path, parser in _parsers(top, ""):
         if path:
             commands.append(shlex.quote(path))
-        words: list[str] = []
+        words: list[str] = [*first] if path == " help" else []
         for action in parser._actions:
             options = [name for name in action.option_strings if name.startswith("--")]
             words += options if action.option_strings else map(str, action.choices or ())

@@ -189,7 +189,7 @@ def test_the_gap_to_production_is_said(gap: Any, words: str) -> None:
 
 def test_a_tensor_that_fails_says_so_first_and_last() -> None:
     record = failing()
-    loud = "❌ This tensor does not pass: 3 NaN and 1 Inf in the tensor."
+    loud = "This tensor does not pass: 3 NaN and 1 Inf in the tensor."
     lines = sweep_text.lines(record)
     assert lines[3] == lines[-2] == loud
     assert "   for the finite values; the tensor itself does not pass" in lines
@@ -233,13 +233,7 @@ def test_lines_fit_and_have_an_ascii_form(make: Callable[[], Record]) -> None:
 
 
 def test_the_ascii_form_keeps_the_meaning() -> None:
-    assert sweep_text.plain(["✅ fine", "❌ broken", "⚠️  careful", "Δ: 1", "张"]) == [
-        "OK fine",
-        "FAILED broken",
-        "WARNING  careful",
-        "delta: 1",
-        "\\u5f20",
-    ]
+    assert sweep_text.plain(["fine", "Δ: 1", "张"]) == ["fine", "delta: 1", "\\u5f20"]
     for name, make in {**TENSORS, **BLOCKS}.items():
         if name != "odd name":
             assert "\\" not in "".join(sweep_text.plain(all_lines(make())))
