@@ -62,11 +62,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     examination = Examination()
     project = _settings(examination)
+    is_readable = not examination.problems
     for examine in (_python, _devices, _plugins, _extras, _project):
         try:
             examine(examination, project)
         except QgateError as error:
-            examination.problems.append(str(error))
+            if is_readable:  # else it is the same file that cannot be read
+                examination.problems.append(str(error))
     if args.json:
         is_able = not examination.problems
         lists = {"notes": examination.notes, "problems": examination.problems}

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(
             {
                 "tensors": len(analysis["tensors"]),
-                "findings": [dataclasses.asdict(finding) for finding in findings],
+                "findings": [dataclasses.asdict(finding) for finding in findings.findings],
                 "skipped": list(skipped_lines(analysis, written, plots=not args.no_plots)),
                 "page": str(folder / "index.html"),
             }

@@ -54,17 +54,18 @@ def run(args: argparse.Namespace) -> int:
             picture_at(_FILE).draw(picture, analysis)
         except QgateError as error:
             raise QgateError(str(error).replace(str(picture), str(output))) from None
+    findings = findings_of(analysis)
     if args.json:
         print_json(
             {
                 "tensors": len(analysis["tensors"]),
-                "findings": [dataclasses.asdict(finding) for finding in findings_of(analysis)],
+                "findings": [dataclasses.asdict(finding) for finding in findings.findings],
                 "notes": analysis["notes"],
                 "picture": str(output),
             }
         )
         return 0
-    for line in finding_lines(findings_of(analysis)):
+    for line in finding_lines(findings):
         print(line)
     for note in analysis["notes"]:
         print(f"note    {one_line(note)}")

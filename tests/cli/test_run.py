@@ -77,7 +77,10 @@ def test_suites_are_found_from_below_and_by_the_settings(
     assert started("run") == [str(Path("..", "suites"))]
     (project / "suites").rename(project / "gates")
     (project / "qgate.toml").write_text('suites = ["gates/test_a.py", "gates"]\n')
-    assert started("run", "-x") == [*(str(Path("..", s)) for s in ("gates/test_a.py", "gates")), "-x"]
+    assert started("run", "-x") == [
+        *(str(Path("..", s)) for s in ("gates/test_a.py", "gates")),
+        "-x",
+    ]
 
 
 @pytest.mark.parametrize(
