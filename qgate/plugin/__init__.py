@@ -45,7 +45,7 @@ from qgate.plugin.fixtures import (
 )
 from qgate.plugin.gate_collection import FileHooks, gates_of, has_fixture
 from qgate.plugin.holding_back import hold_back
-from qgate.plugin.progress_lines import group_by_mode, name_lines
+from qgate.plugin.progress_lines import grouped_by_mode, name_lines
 from qgate.plugin.reports import add_other, add_report, attach, finish
 from qgate.plugin.runs import WATCH, SuiteRun
 from qgate.plugin.settings import options_of
@@ -161,8 +161,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):  # type: ignore[no-untyped-def]
     """Select before anything else deselects; hold back gates once nothing else is deselected."""
     select(config, items)
-    result = yield
-    group_by_mode(items)
+    with grouped_by_mode(items):
+        result = yield
     hold_back(config, items)
     return result
 

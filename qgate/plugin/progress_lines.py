@@ -6,7 +6,8 @@ with the same names. Modes stay one after the other, since only one of them is k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,12 @@ from qgate.models.naming import shown_name
 from qgate.plugin.gate_collection import is_gate, model_and_mode, parameters_of
 
 
-def group_by_mode(items: list[pytest.Item]) -> None:
-    """Put the tests of a model next to each other, in them those of a mode, file by file."""
+@contextlib.contextmanager
+def grouped_by_mode(items: list[pytest.Item]) -> Iterator[None]:
+    """Put the tests of a model next to each other, in them those of a mode, file by file.
+
+    Models, modes and files keep the order that they have before pytest and others sort the tests.
+    """
     ranks: list[dict[object, int]] = [{}, {}, {}]
 
     def position(item: pytest.Item) -> tuple[int, ...]:
@@ -26,7 +31,8 @@ def group_by_mode(items: list[pytest.Item]) -> None:
         return tuple(rank.setdefault(key, len(rank)) for rank, key in zip(ranks, keys, strict=True))
 
     positions = {id(item): position(item) for item in items}
-    items.sort(key=lambda item: positions[id(item)])
+    yield
+    items.sort(key=lambda item: positions.get(id(item)) or position(item))
 
 
 def line_of(item: pytest.Item) -> str:
