@@ -26,8 +26,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 # In the order in which people need them.
 GUIDES = (
-    "adopting", "commands", "ci", "gates", "faults", "reports", "checkpoints", "engines", "relations",
-    "kernels", "audit", "museum", "models", "modes", "recipes", "formats", "sweep", "capture",
+    "adopting", "commands", "ci", "gates", "faults", "reports", "checkpoints", "engines",
+    "relations", "kernels", "audit", "museum", "models", "modes", "recipes", "formats", "sweep", "capture",
     "collecting", "dumps", "drawing", "activations", "scale", "files", "threats",
 )  # fmt: skip
 API = (

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         file for service in services for file in ci_files(service, repository.root, repository.into)
     ]
     starters = _files(repository, _suites_asked(args.suites))
-    removed = _removed(repository, starters) if services and args.suites is None else []
+    removed = _removed(starters) if services and args.suites is None else []
     files = [*(file for file in starters if file not in removed), *ci]
     for file in ci:
         missing = [parent for parent in file.path.parents if not parent.exists()]
@@ -129,9 +129,9 @@ def _settings(repository: RepositoryFolder) -> bytes:
     return text.encode()
 
 
-def _removed(repository: RepositoryFolder, files: Sequence[NewFile]) -> list[NewFile]:
-    """List files that are missing from suites written before: their owner has removed them."""
-    if not any(repository.suites.glob("test_*.py")):
+def _removed(files: Sequence[NewFile]) -> list[NewFile]:
+    """List files that are missing beside suites written before: their owner has removed them."""
+    if not any(file.path.name.startswith("test_") and file.path.exists() for file in files):
         return []
     return [file for file in files if not file.path.exists() or file.path.name == ".gitignore"]
 
