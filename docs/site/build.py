@@ -27,8 +27,8 @@ ROOT = HERE.parents[1]
 # In the order in which people need them.
 GUIDES = (
     "adopting", "commands", "ci", "gates", "faults", "reports", "checkpoints", "engines",
-    "relations", "kernels", "audit", "museum", "models", "modes", "recipes", "formats", "sweep", "capture",
-    "collecting", "dumps", "drawing", "activations", "scale", "files", "threats",
+    "relations", "kernels", "audit", "museum", "models", "modes", "recipes", "formats", "sweep",
+    "capture", "collecting", "dumps", "drawing", "activations", "scale", "files", "threats",
 )  # fmt: skip
 API = (
     "qgate", "qgate.formats", "qgate.stats", "qgate.analysis", "qgate.models", "qgate.modes",
