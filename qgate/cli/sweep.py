@@ -9,13 +9,15 @@ reads that one tensor. Results go to draw/scaling_analysis/NAME/,
 and draw/scaling_analysis/index.html shows them side by side.
 With --quiet the analysis is in the logs only.
 After a kill the same command does only the files that were not finished.
-Exit status: 0 if every tensor was swept and is free of NaN and Inf, 1 if one was not.
+Exit status: 0 if every tensor was swept and is free of NaN and Inf, 1 if one was not, 2 if there is
+no file to sweep.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,8 +31,10 @@ from qgate.text import for_terminal
 
 if TYPE_CHECKING:
     from qgate import dumps
+    from qgate.dumps import tensor_files
     from qgate.sweeps import compute, requests, running, texts
 else:
+    tensor_files = LateModule("qgate.dumps.tensor_files")
     dumps, compute = LateModule("qgate.dumps"), LateModule("qgate.sweeps.compute")
     requests, running = LateModule("qgate.sweeps.requests"), LateModule("qgate.sweeps.running")
     texts = LateModule("qgate.sweeps.texts")
@@ -63,6 +67,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     request, workers = _request(args), workers_from(args)
     specs = dumps.expand(args.tensors)
+    _check_files(specs)
     root = location_of(args.output_dir or Path("draw") / "scaling_analysis")
     check_writable(root)
     say = (lambda *_lines: None) if args.json else _say
@@ -79,6 +84,20 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     return 0 if outcome.passed else 1
+
+
+def _check_files(specs: Sequence[str]) -> None:
+    """Refuse a sweep without any file; one that lacks some says so at its end."""
+    problems = []
+    for spec in specs:
+        try:
+            tensor_files.check_file(spec)
+        except QgateError as error:
+            problems.append(str(error))
+        else:
+            return
+    none = f"none of the {len(specs)} inputs exists: " if len(specs) > 1 else ""
+    raise QgateError(f"{none}{problems[0].rstrip('.')}; check the spelling.")
 
 
 def _request(args: argparse.Namespace) -> requests.Request:

@@ -30,7 +30,7 @@ _PLAIN = {"Δ": "delta"}
 _COLORS = (
     (re.compile(r"^This tensor does not pass|\bHIGH$"), "31"),
     (re.compile(r"^AVOID|\bMODERATE$"), "33"),
-    (re.compile(r"^Use |^ *\d+/\d+ .*\brec\b"), "1;32"),
+    (re.compile(r"^RECOMMENDED |^Use |^ *\d+/\d+ .*\brec\b"), "1;32"),
     (re.compile(r"^ *\d+/\d+ .*not E8M0"), "2"),
     (re.compile(r"^(MXFP )?(BLOCK )?SCALING (TEST|RESULTS): |^(?=.*[A-Z])[^a-z]+$"), "1"),
 )
