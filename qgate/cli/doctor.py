@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import qgate
 from qgate._version import __version__
 from qgate.cli._console import add_json, print_json
 from qgate.cli._loading import LateModule
@@ -48,7 +47,7 @@ _LABEL = 14
 
 @dataclass
 class Examination:
-    """What was seen: facts by topic, notes, and what keeps gates from running."""
+    """Facts by topic, notes, and problems that keep gates from running."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -93,7 +92,7 @@ def _python(examination: Examination, _project: ProjectSettings) -> None:
     packages = installation.required_packages()
     examination.facts["qgate"] = {
         "version": __version__,
-        "folder": str(Path(qgate.__file__).parent),
+        "folder": str(Path(__file__).parents[1]),
     }
     examination.facts["python"] = {
         "version": platform.python_version(),
