@@ -72,7 +72,7 @@ class CommandParser(argparse.ArgumentParser):
         """Refuse an unknown option before the command, which would hide what the command is."""
         name = words[0].partition("=")[0] if words else ""
         if name.startswith("-") and not any(
-            known.startswith(name) for known in self._option_string_actions
+            option.startswith(name) for option in self._option_string_actions
         ):
             self.refuse([words[0]])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from qgate.project.options import OPTIONS
 
@@ -66,8 +66,8 @@ def script(top: argparse.ArgumentParser) -> str:
     )
 
 
-def _quoted(words: object) -> str:
-    return shlex.quote(" ".join(map(str, words)))  # type: ignore[call-overload]
+def _quoted(words: Iterable[object]) -> str:
+    return shlex.quote(" ".join(map(str, words)))
 
 
 def _parsers(

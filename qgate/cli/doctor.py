@@ -120,9 +120,9 @@ def _devices(examination: Examination, project: ProjectSettings) -> None:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         arithmetic = devices.arithmetic_of(device)
     except Exception as error:  # a broken torch raises anything
-        known = isinstance(error, QgateError)
-        why = str(error) if known else f"torch cannot be used: {first_line(error)}."
-        examination.problems.append(why)
+        is_ours = isinstance(error, QgateError)
+        problem = str(error) if is_ours else f"torch cannot be used: {first_line(error)}."
+        examination.problems.append(problem)
         return
     examination.facts["devices"] = {
         "used": str(device),
