@@ -29,7 +29,7 @@ FLOORS = {
         7: "drawing engines",
         6: "bisecting comparing collecting sweeps activation_stats kernel_checks checkpoints audits relations",
         5: "summaries modes causes",
-        4: "capture scales dumps expected",
+        4: "capture scales dumps expected project",
         3: "code_changes formats stats models results baselines engine",
         2.5: "charts",
         2: "hooks storage devices kernels metrics",

@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from qgate.cli import parser
-from qgate.plugin.options import OPTIONS
+from qgate.project.options import OPTIONS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -43,13 +43,13 @@ CONTENTS = {
         "migrate/megatron-tensor-saver", "migrate/quant-smooth-ana",
     ),
     "Reference": (
-        "gates", "measured", "other-gates", "models", "modes", "formats", "dumps", "files",
-        "threats",
+        "commands", "gates", "measured", "other-gates", "models", "modes", "formats", "dumps",
+        "files", "threats",
     ),
     "Explanation": ("limits", "museum", "faults"),
 }  # fmt: skip
 GENERATED = {
-    "Reference": ("commands", "api", "changelog"),
+    "Reference": ("options", "api", "changelog"),
     "Explanation": ("comparison", "gallery"),
 }
 API = (
@@ -131,7 +131,7 @@ def stage(source: Path, *, gallery: bool) -> None:
         added = [name for name in GENERATED.get(caption, ()) if gallery or name != "gallery"]
         trees.append(TREE.format(caption=caption, pages="\n".join([*names, *added])))
     (source / "index.md").write_text(readme + "".join(trees), encoding="utf-8")
-    (source / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
+    (source / "options.md").write_text("\n".join(commands()), encoding="utf-8")
     (source / "changelog.md").write_text(
         relinked((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), ""), encoding="utf-8"
     )
@@ -183,7 +183,7 @@ def slug(heading: str) -> str:
 
 def commands() -> Iterator[str]:
     """Yield the help of each command, and the options that pytest gets."""
-    yield "# Commands and options\n\n`qgate COMMAND --help` and `pytest --help` print the same.\n"
+    yield "# Every option\n\n`qgate COMMAND --help` and `pytest --help` print the same.\n"
     suites = argparse.ArgumentParser("pytest suites", add_help=False)
     for name, option in OPTIONS.items():
         suites.add_argument(f"--{name}", f"--qgate-{name}", **option.argparse)

@@ -216,13 +216,17 @@ class ActivationSettings(SettingSection):
 
 
 def read_settings(
-    path: str | Location | None = None, overrides: Sequence[tuple[str, str]] = ()
+    path: str | Location | None = None,
+    overrides: Sequence[tuple[str, str]] = (),
+    defaults: Mapping[str, object] | None = None,
 ) -> ActivationSettings:
     """Read the settings of a file in YAML or TOML, and over them those of a command line.
 
+    `defaults` stand in for what neither of them says.
+
     A key that is unknown, given twice or of another type is an error.
     """
-    values: dict[str, object] = {}
+    values = {name: value_of(KEYS[name], value) for name, value in (defaults or {}).items()}
     if path is not None:
         location = user_location(path)
         document = read_document(location, "configuration")

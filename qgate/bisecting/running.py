@@ -42,7 +42,7 @@ class CommitGates:
         self._accepted: list[str] | None = None
         source = packaged("qgate") / "starter" / "bisect_recorder.py.txt"
         recorder = worktree.around / f"{_RECORDER}.py"
-        recorder.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+        recorder.write_bytes(source.read_bytes())
 
     def run(self, name: CommitName) -> CommitRun:
         """Run the gates of a commit."""

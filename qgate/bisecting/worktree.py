@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qgate.errors import QgateError
 from qgate.storage.git import GitRepository
-from qgate.storage.locks import try_lock
+from qgate.storage.locks import open_handle, try_lock
 
 _PREFIX = "qgate-bisect-"
 _OWNER, _TREE = "owner", "tree"
@@ -48,7 +48,7 @@ def own_worktree(repository: GitRepository, commit: str) -> Iterator[OwnWorktree
     """Make a worktree at a commit, and remove those that killed processes have left."""
     _remove_leftovers(repository)
     around = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
-    handle = os.open(around / _OWNER, os.O_RDWR | os.O_CREAT)
+    handle = open_handle(around / _OWNER, os.O_RDWR | os.O_CREAT)
     worktree = OwnWorktree(repository, around)
     try:
         try_lock(handle)
@@ -76,7 +76,7 @@ def _remove_leftovers(repository: GitRepository) -> None:
 
 def _is_abandoned(around: Path) -> bool:
     try:
-        handle = os.open(around / _OWNER, os.O_RDWR)
+        handle = open_handle(around / _OWNER, os.O_RDWR)
     except FileNotFoundError:
         return True
     except OSError:

@@ -3,7 +3,8 @@
 A subcommand has a docstring (its help), `arguments(parser)` and `run(args) -> int`. What does its
 work is a `LateModule`, so that `qgate --help` answers at once. One that reads options it has not
 declared sets `takes_more`, and finds them in `args.more`. One that has done its work before it
-prints sets `args.status`, which is its status also where nobody reads on.
+prints sets `args.status`, which is its status also where nobody reads on. Every command has
+`--quiet` and `--color`; one that lists or decides something has `--json`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from qgate._version import __version__
+from qgate.cli._console import add_console_options, console
 from qgate.devices import wait_calmly
 from qgate.errors import QgateError, unknown
 from qgate.text import for_terminal, one_line
@@ -46,7 +48,11 @@ _WAYS_OUT = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+_Verbs = argparse._SubParsersAction
+_MISSING = "the following arguments are required"
+
+
+class CommandParser(argparse.ArgumentParser):
     """A command parser whose errors are one line: the problem, the nearest name, the help."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -55,6 +61,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         text = for_terminal(one_line(message))
+        verbs = [action for action in self._actions if isinstance(action, _Verbs)]
+        if verbs and verbs[0].required and message.startswith(_MISSING):
+            text = f"{text}: {', '.join(verbs[0].choices)}"
         end = "" if text.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog}: {text}{end} `{self.prog} --help` shows what it takes.\n")
 
@@ -62,6 +71,14 @@ class _Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             error = unknown("choice", value, map(str, action.choices))
             raise argparse.ArgumentError(action, str(error))
+
+    def check_first(self, words: Sequence[str]) -> None:
+        """Refuse an unknown option before the command, which would hide what the command is."""
+        name = words[0].partition("=")[0] if words else ""
+        if name.startswith("-") and not any(
+            option.startswith(name) for option in self._option_string_actions
+        ):
+            self.refuse([words[0]])
 
     def refuse(self, more: Sequence[str]) -> NoReturn:
         """Name undeclared arguments, and the options that are nearest to them."""
@@ -80,15 +97,17 @@ def _sentence(error: Exception) -> str:
     return f"{str(error.filename)!r}: {error.strerror}{f'; {way_out}' if way_out else ''}."
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> CommandParser:
     """Build the whole command line."""
-    top = _Parser(
+    top = CommandParser(
         prog="qgate",
         description=_ABOUT,
-        epilog="`qgate COMMAND --help` tells what a command takes, with examples.",
+        epilog="`qgate help COMMAND` tells what a command takes, with examples.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    top.add_argument("--version", action="version", version=f"qgate {__version__}")
+    version = f"qgate {__version__}"
+    top.add_argument("--version", "-V", action="version", version=version)
+    top.set_defaults(top=top)
     commands = top.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for info in pkgutil.iter_modules(__path__):
         if not info.name.startswith("_"):
@@ -102,7 +121,18 @@ def parser() -> argparse.ArgumentParser:
             )
             module.arguments(sub)
             sub.set_defaults(run=module.run)
+    _add_shared(top)
     return top
+
+
+def _add_shared(at: argparse.ArgumentParser) -> None:
+    """Add the options of every command, unless it hands those of that name to another program."""
+    if not at.get_default("forwards"):
+        add_console_options(at)
+    for action in at._actions:
+        if isinstance(action, _Verbs):
+            for sub in action.choices.values():
+                _add_shared(sub)
 
 
 def _open_streams() -> None:
@@ -139,10 +169,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     wait_calmly()
     _open_streams()
     top = parser()
-    for word in sys.argv[1:] if argv is None else argv:
+    words = sys.argv[1:] if argv is None else argv
+    for word in words:
         if "\0" in word:
             top.error(f"{ascii(word)[:80]} has a NUL character, which no name and no file can have")
-    args, more = top.parse_known_args(argv)
+    top.check_first(words)
+    args, more = top.parse_known_args(words)
     args.more, args.status = more, 0
     if more and not getattr(args, "takes_more", False):
         args.parser.refuse(more)
@@ -150,16 +182,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         top.print_help()
         return 0
     try:
-        with _ended_by_sigterm(args.command):
+        with _ended_by_sigterm(args.command), console(args):
             args.status = int(args.run(args))
-        sys.stdout.flush()
+            sys.stdout.flush()
     except KeyboardInterrupt:
-        print_text(f"\nqgate {args.command}: interrupted", file=sys.stderr)
+        print_text(f"\n{args.parser.prog}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(args.status)
     except (QgateError, OSError) as error:
-        print_line(f"qgate {args.command}: {_sentence(error)}", file=sys.stderr)
+        print_line(f"{args.parser.prog}: {_sentence(error)}", file=sys.stderr)
         return 2
     return int(args.status)

@@ -14,6 +14,7 @@ from qgate.activation_stats.reading import REPORT_KEYS, report_options
 from qgate.activation_stats.setting_values import UNSAID, full_name, value_of
 from qgate.activation_stats.settings import KEYS, default_config_text
 from qgate.activation_stats.texts import activation_text
+from qgate.cli._console import print_json
 from qgate.cli._progress import progress_bars
 from qgate.errors import QgateError, unknown
 from qgate.storage.access import create_text, folder_of
@@ -21,6 +22,7 @@ from qgate.storage.locations import check_writable, location_of, may_be_folder, 
 from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
+    from qgate.activation_stats.record import ActivationsRecord
     from qgate.storage.locations import Location
 
 _RECORD, _SAVE_DIR = "activations.json", "visualization.save_dir"
@@ -107,8 +109,11 @@ def redraw(
             written = write_report(
                 record, folder, options, lambda done, of: step("pictures", done, of)
             )
-        print_text(activation_text(record))
-        print_text(f"\n{len(written)} files, the first is {written[0]}")
+        if args.json:
+            print_activations(record, written)
+        else:
+            print_text(activation_text(record))
+            print_text(f"\n{len(written)} files, the first is {written[0]}")
         return 1 if any(finding.level == "fail" for finding in findings(record)) else 0
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, QgateError):
@@ -116,6 +121,12 @@ def redraw(
         raise QgateError(
             f"{str(path)!r} is damaged: {type(error).__name__} {error}. Run the model again."
         ) from error
+
+
+def print_activations(record: ActivationsRecord, written: Sequence[Location]) -> None:
+    """Print findings of a record and the files written, as JSON."""
+    listed = [{"level": finding.level, "text": finding.text} for finding in findings(record)]
+    print_json({"findings": listed, "files": [str(path) for path in written]})
 
 
 def _record_in(location: Location) -> Location:

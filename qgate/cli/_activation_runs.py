@@ -32,7 +32,10 @@ from qgate.activation_stats.subjects import (
     trusted_subject,
 )
 from qgate.activation_stats.texts import activation_text
+from qgate.cli._activation_records import print_activations
+from qgate.cli._console import is_quiet, print_json
 from qgate.cli._progress import progress_bars
+from qgate.cli._project import find_project_modules, model_here, option_here
 from qgate.devices import resolve
 from qgate.engine import Workers
 from qgate.errors import QgateError
@@ -45,6 +48,12 @@ from qgate.text.printing import print_line, print_text
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
+_PROJECT_KEYS = {
+    "data.num_samples": "samples",
+    "data.seq_len": "seqlen",
+    "memory.device": "device",
+}
+
 
 def run(args: argparse.Namespace, overrides: list[tuple[str, str]], workers: Workers) -> int:
     """Do what the options say."""
@@ -52,7 +61,7 @@ def run(args: argparse.Namespace, overrides: list[tuple[str, str]], workers: Wor
         if any(name.lstrip("-") == "model.path" for name, _ in overrides):
             raise QgateError("--model and --model.path are the same key: give one of them.")
         overrides.append(("model.path", args.model))
-    settings = read_settings(args.config, overrides)
+    settings = read_settings(args.config, overrides, _project_defaults(args))
     notes: list[str] = []
     if workers.is_local:
         settings, notes = _on_this_machine(settings, overrides)
@@ -61,15 +70,23 @@ def run(args: argparse.Namespace, overrides: list[tuple[str, str]], workers: Wor
             text = list(value) if isinstance(value, tuple) else value
             print_line(f"{' ' if value == KEYS[key].default else '*'} {key}: {text}")
         print_line()
-    for note in notes:
+    for note in [] if is_quiet() else notes:
         print_line(f"note    {note}", file=sys.stderr)
     name = _named(settings)
     model = trusted_subject(name) if args.trust_remote_code else name
     if args.list_layers is not None:
-        return _list_layers(subject_of(model).module, args.list_layers)
+        return _list_layers(subject_of(model).module, args.list_layers, as_json=args.json)
     if args.dry_run:
         return _dry_run(model, settings)
-    return _run(model, settings, workers, notes, verbose=args.verbose)
+    return _run(model, settings, workers, notes, verbose=args.verbose, as_json=args.json)
+
+
+def _project_defaults(args: argparse.Namespace) -> dict[str, object]:
+    """Return the keys that the project's settings have under their own names."""
+    find_project_modules()
+    keys = {name: option_here(option) for name, option in _PROJECT_KEYS.items()}
+    keys["model.path"] = None if args.model is not None else model_here()
+    return {name: value for name, value in keys.items() if value is not None}
 
 
 def _on_this_machine(
@@ -113,13 +130,17 @@ def _named(settings: ActivationSettings) -> str:
     return f"hf:{path}" if is_folder or Path(path).is_dir() else path
 
 
-def _list_layers(module: nn.Module, pattern: str) -> int:
+def _list_layers(module: nn.Module, pattern: str, *, as_json: bool) -> int:
     names = [name for name in matching_modules(module, pattern, "--list-layers") if name]
     rows = []
     for name in names:
         layer = module.get_submodule(name)
         shape = " x ".join(map(str, getattr(getattr(layer, "weight", None), "shape", ())))
-        rows.append((one_line(name), kind_of(layer), shape or type(layer).__name__))
+        shown = name if as_json else one_line(name)
+        rows.append((shown, kind_of(layer), shape or type(layer).__name__))
+    if as_json:
+        print_json([dict(zip(("name", "kind", "shape"), row, strict=True)) for row in rows])
+        return 0
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     for name, kind, shape in rows:
         print_line(f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {shape}")
@@ -166,12 +187,16 @@ def _run(
     notes: Sequence[str],
     *,
     verbose: bool,
+    as_json: bool,
 ) -> int:
     _check_writing(settings)
     with progress_bars() as step:
         result = activations(model, settings=settings, workers=workers, progress=step)
         result.record["notes"][:0] = notes
         written = _write(result.record, settings.visualization.save_dir, step)
+    if as_json:
+        print_activations(result.record, written)
+        return 1 if result.failed else 0
     print_text(activation_text(result.record))
     if verbose:
         times = ", ".join(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qgate.cli._loading import LateModule
+from qgate.cli._project import find_project_modules, model_here, project_here
 
 if TYPE_CHECKING:
     from qgate import models, modes
@@ -16,24 +17,42 @@ else:
     setups = LateModule("qgate.modes.setups")
 
 
-def add_model_options(parser: argparse.ArgumentParser, model: str = "tiny-mamba") -> None:
+# What these options are where neither the command line nor the project's settings say it.
+_DEFAULTS: dict[str, Any] = {
+    "model": "tiny-mamba",
+    "device": "cpu",
+    "samples": 10,
+    "seqlen": 512,
+    "text": None,
+    "tokens": None,
+    "calib_samples": 64,
+    "calib_seqlen": 512,
+    "calib_text": None,
+    "percentile_alpha": 0.9995,
+    "calibration": None,
+}
+_PATHS = ("text", "tokens", "calib_text", "calibration")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add `--model` and the other options that `setup_of` reads."""
-    add = parser.add_argument_group("model").add_argument
-    add("--model", default=model, metavar="NAME", help="tiny-mamba, tiny-llama, mamba:PATH, "
+    about = "defaults are those of qgate.toml, if it has any"
+    add = parser.add_argument_group("model", about).add_argument
+    add("--model", metavar="NAME", help="tiny-mamba, tiny-llama, mamba:PATH, "
         "hf:PATH or package.module:build; hf:PATH=NAME and mamba:PATH=NAME are called NAME "
-        f"(default {model})")  # fmt: skip
-    add("--device", default="cpu", metavar="D", help="auto, cpu, cuda or cuda:N (default cpu)")
-    add("--samples", type=int, default=10, metavar="N", help="texts evaluated (default 10)")
-    add("--seqlen", type=int, default=512, metavar="N", help="tokens of each (default 512)")
+        "(default tiny-mamba)")  # fmt: skip
+    add("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default cpu)")
+    add("--samples", type=int, metavar="N", help="texts evaluated (default 10)")
+    add("--seqlen", type=int, metavar="N", help="tokens of each (default 512)")
     add("--seed", type=int, default=0, metavar="N", help="which texts are drawn (default 0)")
     add("--text", type=Path, metavar="FILE", help="text to run on (default: a built-in one)")
     add("--tokens", type=Path, metavar="FILE", help="token ids (.npy) in place of text")
     add = parser.add_argument_group("calibration").add_argument
-    add("--calib-samples", type=int, default=64, metavar="N", help="calibration texts (64)")
-    add("--calib-seqlen", type=int, default=512, metavar="N", help="tokens of each (512)")
+    add("--calib-samples", type=int, metavar="N", help="calibration texts (64)")
+    add("--calib-seqlen", type=int, metavar="N", help="tokens of each (512)")
     add("--calib-text", type=Path, metavar="FILE", help="calibration text (default: another "
         "built-in)")  # fmt: skip
-    add("--percentile-alpha", type=float, default=0.9995, metavar="A", help="(default 0.9995)")
+    add("--percentile-alpha", type=float, metavar="A", help="(default 0.9995)")
     add("--arithmetic", default="fp32", choices=("fp32", "fp16"), help="for weights and scales; "
         "fp16 gives the codes of Quamba-SE")  # fmt: skip
     add(
@@ -44,8 +63,22 @@ def add_model_options(parser: argparse.ArgumentParser, model: str = "tiny-mamba"
     )
 
 
+def fill_from_project(args: argparse.Namespace) -> None:
+    """Set options that were not typed to those of the project's settings, else to defaults."""
+    find_project_modules()
+    in_project = dict(project_here().options)
+    if args.model is None:
+        in_project["model"] = model_here()
+    for name, default in _DEFAULTS.items():
+        if getattr(args, name) is None:
+            value = in_project.get(name.replace("_", "-"))
+            value = default if value is None else value
+            setattr(args, name, Path(value) if value and name in _PATHS else value)
+
+
 def setup_of(args: argparse.Namespace) -> setups.ModelSetup:
-    """Return the model setup of the options, not loaded yet."""
+    """Return the model setup of the options and the project's settings, not loaded yet."""
+    fill_from_project(args)
     sampling = models.Sampling(
         samples=args.samples,
         seqlen=args.seqlen,

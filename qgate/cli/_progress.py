@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from qgate.cli._console import shows_progress
+
 
 @contextlib.contextmanager
 def progress_bars(unit: str = "it") -> Iterator[Callable[[str, int, int], None]]:
@@ -24,7 +26,7 @@ def progress_bars(unit: str = "it") -> Iterator[Callable[[str, int, int], None]]
         bars[title].update(done - bars[title].n)
 
     try:
-        yield step if sys.stderr.isatty() else lambda _what, _done, _total: None
+        yield step if shows_progress(sys.stderr) else lambda _what, _done, _total: None
     finally:
         for bar in bars.values():
             bar.close()

@@ -103,7 +103,7 @@ class RepositoryFolder:
         """List settings of pytest that hide the suites: name, value, and the missing pattern."""
         hiding = []
         for name, (missing, example) in _NAMES.items():
-            patterns = self._pytest_setting(name).split()
+            patterns = self.pytest_setting(name).split()
             # A function may also be named by how it starts.
             prefix = "*" if name == "python_functions" else ""
             matching = [*patterns, *(pattern + prefix for pattern in patterns)]
@@ -111,7 +111,7 @@ class RepositoryFolder:
                 hiding.append((name, " ".join(patterns), missing))
         return hiding
 
-    def _pytest_setting(self, name: str) -> str:
+    def pytest_setting(self, name: str) -> str:
         """Read a setting from the one file that pytest reads, as words."""
         for file, section in _INI_FILES.items():
             options = self.table("tool", "pytest", "ini_options")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 
+from qgate.cli._console import add_json
 from qgate.cli._workers import add_workers, workers_from
 from qgate.errors import QgateError
 
@@ -32,6 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "model's modules (those that match), and stop")  # fmt: skip
     add("--write-config", nargs="?", const="-", metavar="FILE", help="print the commented "
         "defaults, or write them to a new file (.yaml or .toml), and stop")  # fmt: skip
+    add_json(parser)
     add("--dry-run", action="store_true", help="check all there is to check before the first "
         "forward pass, say what would run, and stop")  # fmt: skip
     add("--verbose", action="store_true", help="print every setting, and the times")

@@ -21,13 +21,16 @@ has given them the layout of a bucket; unlock removes the lock that an earlier q
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fnmatch
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._loading import LateModule
+from qgate.cli._project import option_here, project_folder
 from qgate.errors import QgateError, unknown
 from qgate.storage.locations import location_of
 from qgate.text import megabytes, one_line
@@ -54,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     verify = verbs.add_parser("verify", help="whether the files are what was recorded")
     prune = verbs.add_parser("prune", help="remove accepted errors")
     accept = verbs.add_parser("accept", help="make candidates the accepted errors")
-    accept.add_argument("folder", nargs="?", type=Path, default=Path("qgate-out"), metavar="PATH",
+    accept.add_argument("folder", nargs="?", type=Path, metavar="PATH",
         help="candidates, the folder or results.jsonl beside them, or a zip file of that folder "
         "(default qgate-out)")  # fmt: skip
     accept.add_argument("--accept-plan", action="store_true",
@@ -70,8 +73,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     migrate.add_argument("--to", metavar="DIR", help="write them to this folder or URL instead")
     for verb in (listing, verify, prune, accept, unlock, migrate):
         add = verb.add_argument
-        add("--baselines", default="baselines", metavar="DIR", help="a folder or a URL")
+        add("--baselines", metavar="DIR", help="a folder or a URL (default: that of qgate.toml, or "
+            "baselines)")  # fmt: skip
         add("--model", action="append", metavar="NAME", help="only this; repeatable")
+    add_json(listing, verify, prune, accept)
     prune.add_argument("--results", type=Path, metavar="FILE", help="remove what the modes of this "
         "complete run accepted once and did not measure")  # fmt: skip
     for verb in (prune, accept):
@@ -88,8 +93,20 @@ def run(args: argparse.Namespace) -> int:
         "unlock": _unlock,
         "migrate": _migrate,
     }
+    if args.baselines is None:
+        args.baselines = option_here("baselines") or project_folder("baselines")
     args.baselines = location_of(args.baselines)
-    return verbs[args.verb](args)
+    args.changes, args.refused = [], []
+    status = verbs[args.verb](args)
+    if args.verb in ("prune", "accept") and args.json:
+        print_json({"dry_run": args.dry_run, "changes": args.changes, "refused": args.refused})
+    return status
+
+
+def _say(args: argparse.Namespace, text: str) -> None:
+    """Print a line, unless the changes are printed as JSON at the end."""
+    if not args.json:
+        print_line(text)
 
 
 def _missing(place: Location, then: str = "") -> str:
@@ -121,8 +138,26 @@ def _asked(mode: str, patterns: Sequence[str] | None) -> bool:
 
 
 def _list(args: argparse.Namespace) -> int:
+    if args.json:
+        print_json([_facts(store) for store in _stores(args)])
+        return 0
     print_text("\n\n".join(_described(store) for store in _stores(args)))
     return 0
+
+
+def _facts(store: baselines.Store) -> dict[str, object]:
+    """Return what a baseline holds and was made with, for JSON."""
+    manifest = store.manifest()
+    if manifest is None:
+        raise QgateError(_missing(store.folder))
+    modes = {
+        mode: {"entries": len(accepted.values), "device": accepted.device,
+               "is_stale": any(accepted.stale(manifest.origin))}
+        for mode, accepted in store.accepted_of(store.modes()).items()
+    }  # fmt: skip
+    references = {basis: len(tensors) for basis, tensors in manifest.references.items()}
+    origin = dataclasses.asdict(manifest.origin)
+    return {"folder": store.folder, "origin": origin, "references": references, "modes": modes}
 
 
 def _described(store: baselines.Store) -> str:
@@ -188,6 +223,9 @@ def _verify(args: argparse.Namespace) -> int:
             problems += baselines.verify(baselines.Store(root, name))
         else:
             problems.append(f"{folder}: it has no manifest that can be read")
+    if args.json:
+        print_json({"passed": not problems, "baselines": len(folders), "problems": problems})
+        return 1 if problems else 0
     whole = f"{len(folders)} baselines in {root} are as they were recorded"
     for line in problems or [whole]:
         print_line(line)
@@ -201,7 +239,7 @@ def _prune(args: argparse.Namespace) -> int:
     # What updates that were cut off have left goes first.
     for store in _stores(args) if not args.dry_run else ():
         for name in store.tidy():
-            print_line(f"{store.model}: {name}: the rest of an update that was cut off removed")
+            _say(args, f"{store.model}: {name}: the rest of an update that was cut off removed")
     if args.results is not None:
         return _prune_unused(args)
     if not (args.mode or args.model):
@@ -230,11 +268,9 @@ def _prune(args: argparse.Namespace) -> int:
         )
     for store, update in updates:
         for mode in update.modes():
-            verb = "would go" if args.dry_run else "removed"
-            count = len(update.drops[mode])
-            print_line(f"{store.model}: mode {mode}: {count} accepted errors {verb}")
-        if not args.dry_run:
-            store.commit(update)
+            verb, count = "would go" if args.dry_run else "removed", len(update.drops[mode])
+            _say(args, f"{store.model}: mode {mode}: {count} accepted errors {verb}")
+        _changes(args, store, update)
     return 0
 
 
@@ -258,19 +294,28 @@ def _prune_unused(args: argparse.Namespace) -> int:
         for mode, keys in baselines.unused(store, chosen).items():
             for key in keys:
                 update.drop(mode, key)
-        removed += len(_changed(store, update, dry=args.dry_run))
+        removed += len(_changed(args, store, update))
     verb = "would go" if args.dry_run else "removed"
-    print_line(f"{removed} accepted errors {verb}" if removed else "nothing is unused")
+    _say(args, f"{removed} accepted errors {verb}" if removed else "nothing is unused")
     return 0
 
 
+def _changes(
+    args: argparse.Namespace, store: baselines.Store, update: baselines.Update
+) -> list[baselines.StoredChange]:
+    """Commit an update, or only look at it; return what changes."""
+    changes = (store.preview if args.dry_run else store.commit)(update)
+    args.changes += [{"model": store.model, **dataclasses.asdict(change)} for change in changes]
+    return changes
+
+
 def _changed(
-    store: baselines.Store, update: baselines.Update, *, dry: bool
+    args: argparse.Namespace, store: baselines.Store, update: baselines.Update
 ) -> list[baselines.StoredChange]:
     """Commit an update, or only look at it; print what changes and return it."""
-    changes = (store.preview if dry else store.commit)(update)
+    changes = _changes(args, store, update)
     for change in changes:
-        print_line(f"{store.model}: {change}")
+        _say(args, f"{store.model}: {change}")
     return changes
 
 
@@ -303,7 +348,7 @@ def _migrate(args: argparse.Namespace) -> int:
 
 
 def _accept(args: argparse.Namespace) -> int:
-    folder = _candidate_folder(args.folder)
+    folder = _candidate_folder(project_folder("qgate-out") if args.folder is None else args.folder)
     by_model: dict[str, list[baselines.Candidate]] = {}
     for candidate in baselines.read_candidates(folder):
         model = candidate.origin.model
@@ -316,25 +361,28 @@ def _accept(args: argparse.Namespace) -> int:
     changed, refused, moves = 0, [], []
     for model, candidates in by_model.items():
         store = baselines.Store(args.baselines, model)
-        changes, reasons = _accepted(store, candidates, args.dry_run, args.accept_plan)
+        changes, reasons = _accepted(args, store, candidates)
         changed += len(changes)
         moves += accepted_changes.accepted_movements(model, changes)
         refused += [f"{model}: {reason}" for reason in reasons]
+    args.refused = refused
     for sentence in accepted_changes.mode_sentences(moves):
-        print_line(sentence)
+        _say(args, sentence)
     for sentence in refused:
         print_line(f"refused: {sentence}", file=sys.stderr)
     verb = "would change" if args.dry_run else "changed"
     total = sum(map(len, by_model.values()))
-    print_line(f"{changed} entries {verb}, {len(refused)} of {total} candidates refused")
+    _say(args, f"{changed} entries {verb}, {len(refused)} of {total} candidates refused")
     if repository is not None and moves:
         commits = [entry.origin.commit for of_model in by_model.values() for entry in of_model]
         subject, body = accepted_changes.commit_message(moves, commits)
         if args.dry_run:
-            print_text(f"would commit: {subject}\n\n{body}", end="")
+            _say(args, f"would commit: {subject}")
+            if not args.json:
+                print_text(f"\n{body}", end="")
         else:
             commit = repository.commit(subject, body)
-            print_line(f"committed {commit[:12]}: {subject}")
+            _say(args, f"committed {commit[:12]}: {subject}")
     return 1 if refused else 0
 
 
@@ -355,11 +403,11 @@ def _candidate_folder(path: Path) -> Path:
         return path
     path = path.parent if path.is_file() else path
     inside = path / "candidates"
-    return inside if inside.is_dir() or path == Path("qgate-out") else path
+    return inside if inside.is_dir() or path.name == "qgate-out" else path
 
 
 def _accepted(
-    store: baselines.Store, candidates: list[baselines.Candidate], dry: bool, accept_plan: bool
+    args: argparse.Namespace, store: baselines.Store, candidates: list[baselines.Candidate]
 ) -> tuple[list[baselines.StoredChange], list[str]]:
     """Accept candidates of a model; return what changes, and what is refused."""
     origin = candidates[0].origin
@@ -367,12 +415,12 @@ def _accepted(
     if recorded is None:
         why = _missing(store.folder, " to accept errors against")
         return [], [f"{entry.source} (mode {entry.mode}): {why}" for entry in candidates]
-    accepted = {} if accept_plan else store.accepted_of({entry.mode for entry in candidates})
+    accepted = {} if args.accept_plan else store.accepted_of({entry.mode for entry in candidates})
     update, refused = baselines.update_of(recorded, candidates, accepted)
     for commit in dict.fromkeys(entry.origin.commit for entry in candidates):
-        print_line(f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")
-    changed = _changed(store, update, dry=dry)
+        _say(args, f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")
+    changed = _changed(args, store, update)
     if not changed and not refused:
         modes = ", ".join(sorted({entry.mode for entry in candidates}))
-        print_line(f"{store.model}: {modes}: all of it is accepted already")
+        _say(args, f"{store.model}: {modes}: all of it is accepted already")
     return changed, refused

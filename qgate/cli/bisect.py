@@ -15,15 +15,16 @@ unknown, or GOOD or BAD cannot be run.
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
 from qgate.text import counted, one_line
+from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
     from qgate.bisecting import compute, history, record, running, texts, worktree
@@ -44,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("bad", metavar="BAD", help="a later commit at which some fail")
     add("--suites", action="append", metavar="PATH", help="a folder or file that pytest runs "
         "(suites); repeatable")  # fmt: skip
-    add("--json", action="store_true", help="print the answer and all runs as JSON")
+    add_json(parser)
     add("options", nargs="*", metavar="-- OPTIONS", help="options of pytest")
     # Words after `--` that stand behind an option are left over by argparse.
     parser.set_defaults(takes_more=True)
@@ -67,15 +68,16 @@ def run(args: argparse.Namespace) -> int:
 
         def measure(name: record.CommitName) -> record.CommitRun:
             subject = f"{name.short} {one_line(name.subject)}"
-            print(f"{subject} (about {counted(commits.steps(), 'run')} left)", file=sys.stderr)
+            left = counted(commits.steps(), "run")
+            print_line(f"{subject} (about {left} left)", file=sys.stderr)
             return gates.run(name)
 
         answer = compute.bisect(commits, measure)
     if args.json:
-        print(json.dumps(texts.bisection_data(answer), indent=1))
+        print_json(texts.bisection_data(answer))
     else:
-        print(texts.diagnosis(answer), end="\n\n")
+        print_text(f"{texts.diagnosis(answer)}\n")
         width = shutil.get_terminal_size((80, 24)).columns
         for line in tables.table(texts.HEADS, texts.rows(answer)):
-            print(tables.clip_line(line, width).rstrip())
+            print_line(tables.clip_line(line, width).rstrip())
     return 0 if answer.first is not None else 1

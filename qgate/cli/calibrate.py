@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qgate.cli._model_options import add_model_options, setup_of
+from qgate.cli._console import add_json, print_json
+from qgate.cli._model_options import add_model_options, fill_from_project, setup_of
 from qgate.cli._progress import progress
 from qgate.text import one_line
 from qgate.text.printing import print_text
@@ -19,17 +20,26 @@ from qgate.text.printing import print_text
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from tabulate import tabulate
 
+    fill_from_project(args)
     args.calibration = args.calibration or Path("calibration.json")
     is_kept = args.calibration.exists()
     setup = setup_of(args)
     model = setup.load()
     with progress("samples") as step:
         calibration = setup.calibrate(model, step)
+    if args.json:
+        scales = {
+            site: {"scale": entry.scale, "range": entry.range, "origin": calibration.origin(site)}
+            for site, entry in calibration.scales.items()
+        }
+        print_json({"file": args.calibration, "is_new": not is_kept, "scales": scales})
+        return 0
     rows = [
         [one_line(site), f"{entry.scale:.6g}", f"{entry.range:.4g}", calibration.origin(site)]
         for site, entry in calibration.scales.items()

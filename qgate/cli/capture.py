@@ -18,7 +18,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import is_quiet, shows_progress
 from qgate.cli._model_options import add_model_options, setup_of
+from qgate.cli._project import option_here
+from qgate.errors import QgateError
 from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
@@ -29,9 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--mode",
-        required=True,
         metavar="MODES",
-        help="names, patterns or groups, separated by commas: fp_only, quant_only, essential, all",
+        help="names, patterns or groups, separated by commas: fp_only, quant_only, essential, all "
+        "(default: those of qgate.toml)",
     )
     add(
         "--output-dir",
@@ -53,9 +56,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qgate.gate.measuring.layer_captures import capture_modes
 
+    mode = ",".join(option_here("mode") or ()) if args.mode is None else args.mode
+    if not mode:
+        raise QgateError("say in which modes, such as --mode 2-1; `qgate modes` lists them.")
     dumps = capture_modes(
         setup_of(args),
-        args.mode,
+        mode,
         args.output_dir,
         args.layers,
         overwrite=args.overwrite,
@@ -68,12 +74,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _say(text: str) -> None:
-    print_line(text, file=sys.stderr, flush=True)
+    if not is_quiet():
+        print_line(text, file=sys.stderr, flush=True)
 
 
 def _step(done: int, total: int) -> None:
     """Write a line over the last one, on terminals only."""
-    if sys.stderr.isatty():
+    if shows_progress(sys.stderr):
         end = "\r\x1b[K" if done == total else ""
         print(f"\r  sample {done} of {total}{end}", end="", file=sys.stderr, flush=True)
 

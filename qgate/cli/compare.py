@@ -16,6 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from qgate.cli._console import add_json, print_json
 from qgate.errors import QgateError
 from qgate.text.printing import print_line, print_text
 
@@ -33,6 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="folder that qgate capture wrote (default: layer_outputs)",
     )
     add("--save-comparison", type=Path, metavar="F.json", help="the numbers of one mode as JSON")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,10 +50,14 @@ def _one(args: argparse.Namespace) -> int:
     from qgate.comparing.texts import comparison_lines
 
     record = comparison(args.output_dir, args.mode, args.reference)
-    print_text("\n".join(comparison_lines(record)))
+    if args.json:
+        print_json(record)
+    else:
+        print_text("\n".join(comparison_lines(record)))
     if args.save_comparison is not None:
         save_json(args.save_comparison, record)
-        print_text(f"\nSaved to {args.save_comparison}")
+        if not args.json:
+            print_text(f"\nSaved to {args.save_comparison}")
     return 0 if is_clean(record) else 1
 
 
@@ -70,7 +76,9 @@ def _all(args: argparse.Namespace) -> int:
         name = f"{safe_name(mode)}_vs_{safe_name(record['reference'])}.json"
         save_json(args.output_dir / "comparisons" / name, record)
         records.append(record)
-    if records:
+    if args.json:
+        print_json(records)
+    elif records:
         print_text("\n".join(summary_lines(records)))
         print_text(f"\nSaved to {args.output_dir / 'comparisons'}")
     if refused:

@@ -14,8 +14,10 @@ Exit status: 0, also where tensors are bad; `pytest suites --dump DIR` is the ga
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._dump_selection import add_selection, selected_fields
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
@@ -33,6 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("folders", nargs="+", metavar="DIR")
     add("--output-dir", default="draw", metavar="OUT", help="a folder or URL (default: draw)")
     add_analysis(parser)
+    add_json(parser)
     add("--no-plots", action="store_true", help="texts, tables and data only")
     add_selection(parser)
 
@@ -77,6 +80,16 @@ def run(args: argparse.Namespace) -> int:
         written = draw_analysis(
             analysis, folder, workers_from(args), not args.no_plots, step, findings=findings
         )
+    if args.json:
+        print_json(
+            {
+                "tensors": len(analysis["tensors"]),
+                "findings": [dataclasses.asdict(finding) for finding in findings.findings],
+                "skipped": list(skipped_lines(analysis, written, plots=not args.no_plots)),
+                "page": str(folder / "index.html"),
+            }
+        )
+        return 0
     for line in finding_lines(findings):
         print_line(line)
     for line in skipped_lines(analysis, written, plots=not args.no_plots):

@@ -15,20 +15,21 @@ in s3://bucket/run. OUT and FOLDER may be URLs too.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
-import json
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._dump_selection import add_selection, selected_fields
 from qgate.cli._dump_texts import comparison_lines, note_lines, record_table, total_lines
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
 from qgate.errors import QgateError
-from qgate.text.printing import print_json, print_line, print_text
+from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
     from qgate.dumps import Dump, Record
@@ -49,8 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         verb.add_argument("folder", metavar="DIR")
     for verb in (listing, compare, export):
         add_selection(verb)
-    for verb in (listing, info, compare):
-        verb.add_argument("--json", action="store_true", help="as JSON")
+    add_json(listing, info, verify, compare, merge, export)
     listing.add_argument("--limit", type=from_one, default=50, metavar="N", help="rows (50)")
     compare.add_argument("actual", metavar="A")
     compare.add_argument("reference", metavar="B")
@@ -105,36 +105,6 @@ def _say_notes(notes: list[str]) -> None:
         print_text("\n".join(note_lines(notes)))
 
 
-def _print_json(content: object) -> None:
-    """Print JSON, with NaN and infinities, which it lacks, as texts.
-
-    Values of an object that are iterators are printed one item after the other.
-    """
-    from qgate.dumps.record import plain
-
-    encode = json.JSONEncoder(indent=1, allow_nan=False).encode
-
-    def indented(value: object, depth: int) -> str:
-        return encode(plain(value)).replace("\n", "\n" + depth * " ")
-
-    if not isinstance(content, Mapping):
-        print_json(indented(content, 0))
-        return
-    end = "{"
-    for name, value in content.items():
-        print_json(f"{end}\n {encode(name)}: ", end="")
-        end = ","
-        if isinstance(value, Iterator):
-            begin = "["
-            for item in value:
-                print_json(f"{begin}\n  {indented(item, 2)}", end="")
-                begin = ","
-            print_json("[]" if begin == "[" else "\n ]", end="")
-        else:
-            print_json(indented(value, 1), end="")
-    print_json("\n}")
-
-
 # ls, info, verify ------------------------------------------------------------------------------
 
 
@@ -144,7 +114,7 @@ def _list(args: argparse.Namespace) -> int:
     dump = Dump.open(args.folder)
     records = _selected(dump, args)
     if args.json:
-        _print_json([record.to_dict() for record in records])
+        print_json([record.to_dict() for record in records])
         return 0
     first = list(itertools.islice(records, args.limit))
     print_text("\n".join(record_table(first, sum(1 for _ in records))))
@@ -157,7 +127,7 @@ def _info(args: argparse.Namespace) -> int:
 
     sums = totals(Dump.open(args.folder))
     if args.json:
-        _print_json(sums)
+        print_json(sums)
     else:
         print_text("\n".join(total_lines(sums)))
     return 0
@@ -168,13 +138,25 @@ def _verify(args: argparse.Namespace) -> int:
     from qgate.dumps.verifying import Verification
 
     verification = Verification(Dump.open(args.folder).folder, workers_from(args))
-    problems = 0
+    problems: list[str] = []
     with progress("records") as step:
         for problem in verification.problems(step):
-            print_line(problem, flush=True)
-            problems += 1
+            if not args.json:
+                print_line(problem, flush=True)
+            problems.append(problem)
     if not verification.records and not problems:
         raise QgateError(f"{str(args.folder)!r} has no records: nothing was verified.")
+    if args.json:
+        print_json(
+            {
+                "passed": not problems,
+                "problems": problems,
+                "records": verification.records,
+                "proved": verification.hashed,
+                "notes": verification.notes(),
+            }
+        )
+        return 1 if problems else 0
     if not problems:
         proved = [f"{number} {kind}" for kind, number in verification.hashed.items() if number]
         values = f"{' and '.join(proved)} are what was written"
@@ -205,7 +187,7 @@ def _compare(args: argparse.Namespace) -> int:
     )
     reasons = comparison.reasons(args.relative_mse, unpaired=args.allow_unpaired)
     if args.json:
-        _print_json(
+        print_json(
             {
                 "passed": not reasons,
                 "reasons": reasons,
@@ -234,6 +216,9 @@ def _merge(args: argparse.Namespace) -> int:
 
     with progress("ranks") as step:
         merged = merge_dumps(args.folders, args.output, workers_from(args), step)
+    if args.json:
+        print_json({"output": args.output, **dataclasses.asdict(merged)})
+        return 0
     same = f", {merged.same} of them in several folders" if merged.same else ""
     print_line(f"{args.output}: {merged.records} records of {merged.ranks} ranks{same}")
     notes = [f"missing: {text}" for text in merged.missing]
@@ -249,6 +234,9 @@ def _export(args: argparse.Namespace) -> int:
     dump = Dump.open(args.folder)
     deque(_selected(dump, args), maxlen=0)  # refuses before anything is written
     done = export_dump(dump, args.output, _selected(dump, args))
+    if args.json:
+        print_json({"output": args.output, **dataclasses.asdict(done)})
+        return 0 if done.files else 1
     print_line(f"{args.output}: {done.files} files")
     _say_notes([f"no values were kept of {title}" for title in done.without_values])
     if not done.files:

@@ -14,6 +14,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
 from qgate.text.printing import print_text
@@ -34,16 +35,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="write a picture (.png, .svg, .pdf)"
     )
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.name is None:
         if args.plot is not None:
             raise QgateError(f"--plot {args.plot} needs a format: qgate formats NAME --plot FILE.")
-        print_text(table())
+        listed = [figures(fmt) for fmt in formats.FORMATS] if args.json else None
+        print_text(table()) if listed is None else print_json(listed)
         return 0
     fmt = formats.get(args.name)
-    print_text("\n".join(describe(fmt)))
+    if args.json:
+        print_json({**figures(fmt), "values": list(fmt.element.code_values())})
+    else:
+        print_text("\n".join(describe(fmt)))
     if args.plot is not None:
         charts.draw_values(
             args.plot,
@@ -52,8 +58,16 @@ def run(args: argparse.Namespace) -> int:
             min_normal=fmt.min_normal,
             unit="in units of the block's scale" if fmt.kind == "block" else "",
         )
-        print_text(f"\nwrote {args.plot}")
+        if not args.json:
+            print_text(f"\nwrote {args.plot}")
     return 0
+
+
+def figures(fmt: formats.Format) -> dict[str, object]:
+    """Return the facts of a format by name, for JSON."""
+    names = ("name", "bits", "layout", "max", "min_normal", "min_subnormal", "block", "scale",
+             "rounding", "notes")  # fmt: skip
+    return {**{name: getattr(fmt, name) for name in names}, "aliases": formats.aliases(fmt.name)}
 
 
 def _tabulated(rows: list[list[object]], heads: list[str], *align: str) -> str:

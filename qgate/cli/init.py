@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from importlib.resources import files as packaged
 from pathlib import Path
 
 from qgate.cli._ci_files import SERVICES, ci_files, ci_note
+from qgate.cli._console import add_json, print_json
 from qgate.cli._repository import BASELINES, NewFile, RepositoryFolder, read_bytes, suites_folder
 from qgate.errors import QgateError, unknown
 from qgate.storage.files import replacing
@@ -33,7 +35,7 @@ from qgate.text.printing import print_text
 SETTINGS = "qgate.toml"
 EXAMPLE = "qgate_model.py"
 OUT = "qgate-out/"
-_CHANGES = ("written", "replaced", "extended")
+_CHANGES, _OTHERS = ("written", "replaced", "extended"), ("unchanged", "left alone")
 Step = tuple[str, NewFile]
 """An action, one of `_CHANGES`, "unchanged" or "left alone", and the file."""
 
@@ -49,6 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "gates in this service, with a job that refreshes baselines; repeatable")  # fmt: skip
     add("--force", action="store_true", help="replace suites that differ")
     add("--dry-run", action="store_true", help="say what would be written")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,17 +61,25 @@ def run(args: argparse.Namespace) -> int:
     ci = [
         file for service in services for file in ci_files(service, repository.root, repository.into)
     ]
-    files = [*_files(repository, _suites_asked(args.suites)), *ci]
+    starters = _files(repository, _suites_asked(args.suites))
+    removed = _removed(starters) if services and args.suites is None else []
+    files = [*(file for file in starters if file not in removed), *ci]
     for file in ci:
         missing = [parent for parent in file.path.parents if not parent.exists()]
         folders += [folder for folder in reversed(missing) if folder not in folders]
     steps = [_step(file, args.force) for file in files]
     notes = [
         *_notes(repository, steps),
+        *_removal_note(removed, repository),
         *filter(None, (ci_note(service, repository.root) for service in services)),
     ]
     if not args.dry_run:
         _write([file for verb, file in steps if verb in _CHANGES], folders)
+    if args.json:
+        by_verb = {verb: [str(file.path) for done, file in steps if done == verb]
+                   for verb in (*_CHANGES, *_OTHERS)}  # fmt: skip
+        print_json({"dry_run": args.dry_run, **by_verb, "notes": notes})
+        return 0
     print_text(_report(steps, repository.root, args.dry_run))
     for note in notes:
         print_text(f"\n{note}")
@@ -106,8 +117,33 @@ def _files(repository: RepositoryFolder, suites: Sequence[str]) -> list[NewFile]
         for name, source in sources.items()
     ]
     if not repository.has_settings:
-        files.append(NewFile(repository.root / SETTINGS, starter(SETTINGS), ours=False))
+        files.append(NewFile(repository.root / SETTINGS, _settings(repository), ours=False))
     return [*files, NewFile(repository.root / ".gitignore", f"{OUT}\n".encode())]
+
+
+def _settings(repository: RepositoryFolder) -> bytes:
+    """Return the settings, which name the suites where `qgate run` would not look for them."""
+    text = starter(SETTINGS).decode()
+    if str(repository.into) != "suites":
+        line = f"suites = {json.dumps(str(repository.into))}\n"
+        text = text.replace("\n[limits]", f"{line}\n[limits]", 1)
+    return text.encode()
+
+
+def _removed(files: Sequence[NewFile]) -> list[NewFile]:
+    """List files that are missing beside suites written before: their owner has removed them."""
+    if not any(file.path.name.startswith("test_") and file.path.exists() for file in files):
+        return []
+    return [file for file in files if not file.path.exists() or file.path.name == ".gitignore"]
+
+
+def _removal_note(removed: Sequence[NewFile], repository: RepositoryFolder) -> Iterator[str]:
+    names = [file.path.name for file in removed if not file.path.exists()]
+    if names:
+        yield (
+            f"left out, since {repository.into} has suites already: {', '.join(names)}. `qgate "
+            "init` without --ci writes them."
+        )
 
 
 def starter(name: str) -> bytes:
@@ -169,7 +205,7 @@ def _write(files: Sequence[NewFile], folders: Sequence[Path]) -> None:
 def _report(steps: Sequence[Step], root: Path, dry: bool) -> str:
     """List the files by what happened to them."""
     lines = []
-    for verb in (*_CHANGES, "unchanged", "left alone"):
+    for verb in (*_CHANGES, *_OTHERS):
         files = [file for done, file in steps if done == verb]
         would = "would be " if dry and verb in _CHANGES else ""
         lines += [f"{would}{verb}:"] * bool(files)
@@ -217,7 +253,7 @@ def _notes(repository: RepositoryFolder, steps: Sequence[Step]) -> Iterator[str]
 def _missing_settings(repository: RepositoryFolder) -> list[str]:
     """Return settings that an existing [tool.qgate] lacks, without limits, which have defaults."""
     table = repository.table("tool", "qgate")
-    lines = starter(SETTINGS).decode().partition("[limits]")[0].splitlines()
+    lines = _settings(repository).decode().partition("[limits]")[0].splitlines()
     keys = {line.split(" =")[0]: line for line in lines if "=" in line}
     return [] if table is None else [f"  {keys[key]}" for key in keys if key not in table]
 

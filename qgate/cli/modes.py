@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
 from qgate.text import one_line
 from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
-    from qgate.modes import selection, setups
+    from qgate.modes import Mode, selection, setups
 else:
     selection = LateModule("qgate.modes.selection")
     setups = LateModule("qgate.modes.setups")
@@ -30,10 +31,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("wanted", nargs="?", metavar="MODES", help="names, groups or patterns")
     parser.add_argument("--model", metavar="NAME", help="only modes that fit this model: "
         "tiny-mamba, hf:PATH, hf:PATH=NAME, package.module:build")  # fmt: skip
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     families, own = _fitting(args.wanted or "all", args.model)
+    if args.json:
+        print_json([
+            {"mode": mode.name, "models": fits.split(), "basis": mode.basis,
+             "equals": mode.equals, "about": mode.about}
+            for fits, mode in _meanings(families, own)
+        ])  # fmt: skip
+        return 0
     print_text(table(families, own))
     groups = "; ".join(f"{name}: {about}" for name, about in selection.GROUPS.items())
     print_text("\n" + textwrap.fill(f"Groups. {groups}. Patterns like '2-*' work too.", 96))
@@ -66,17 +75,22 @@ def _fitting(pattern: str, model: str | None) -> tuple[dict[str, list[str]], lis
     return families, []
 
 
+def _meanings(families_of: dict[str, list[str]], own: Sequence[str]) -> Iterator[tuple[str, Mode]]:
+    """Yield each mode with the families it fits, once for each meaning of its name."""
+    for name, families in families_of.items():
+        modes = {family: selection.find_mode(name, family, own=own) for family in families}
+        for mode in dict.fromkeys(modes.values()):
+            fits = " ".join(family for family, same_mode in modes.items() if same_mode == mode)
+            yield ("any" if mode.fits == "any" else fits), mode
+
+
 def table(families_of: dict[str, list[str]], own: Sequence[str] = ()) -> str:
     """Write one line per mode and meaning."""
     from tabulate import tabulate
 
     rows = []
-    for name, families in families_of.items():
-        modes = {family: selection.find_mode(name, family, own=own) for family in families}
-        for mode in dict.fromkeys(modes.values()):
-            fits = " ".join(family for family, same_mode in modes.items() if same_mode == mode)
-            equals = " ".join(f"={other}" for other in mode.equals)
-            fits = "any" if mode.fits == "any" else fits
-            rows.append([one_line(mode.name), fits, mode.basis, equals, mode.about])
+    for fits, mode in _meanings(families_of, own):
+        equals = " ".join(f"={other}" for other in mode.equals)
+        rows.append([one_line(mode.name), fits, mode.basis, equals, mode.about])
     heads = ["mode", "models", "basis", "=", "what it does"]
     return tabulate(rows, headers=heads, disable_numparse=True)

@@ -11,8 +11,10 @@ It reads the first rows of large tensors, and at most 500 tensors.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._dump_selection import add_selection
 from qgate.cli.draw import add_analysis, analysis_of
 from qgate.errors import QgateError
@@ -35,6 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help=f"a folder or URL that gets {_FILE}, in place of --output",
     )
+    add_json(parser)
     add_analysis(parser)
     add_selection(parser)
 
@@ -51,7 +54,18 @@ def run(args: argparse.Namespace) -> int:
             picture_at(_FILE).draw(picture, analysis)
         except QgateError as error:
             raise QgateError(str(error).replace(str(picture), str(output))) from None
-    for line in finding_lines(findings_of(analysis)):
+    findings = findings_of(analysis)
+    if args.json:
+        print_json(
+            {
+                "tensors": len(analysis["tensors"]),
+                "findings": [dataclasses.asdict(finding) for finding in findings.findings],
+                "notes": analysis["notes"],
+                "picture": str(output),
+            }
+        )
+        return 0
+    for line in finding_lines(findings):
         print_line(line)
     for note in analysis["notes"]:
         print_line(f"note    {note}")

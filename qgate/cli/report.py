@@ -17,19 +17,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, has_colors, print_json
 from qgate.cli._loading import LateModule
+from qgate.cli._project import project_folder
 from qgate.errors import QgateError
 from qgate.storage.access import write_text
 from qgate.storage.files import naming, replacing
 from qgate.text import counted, megabytes, one_line
-from qgate.text.printing import print_line
+from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
     from qgate.page import comment as comments
@@ -48,8 +49,8 @@ PLOT_CHOICES = ("failed", "worst", "all", "none")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("results", nargs="+", metavar="RESULTS", help="a results.jsonl, a folder with one, or "
-        "NAME=FILE")  # fmt: skip
+    add("results", nargs="*", metavar="RESULTS", help="a results.jsonl, a folder with one, or "
+        "NAME=FILE (default: qgate-out)")  # fmt: skip
     add("--output", "-o", type=Path, action="append", metavar="FILE", help="file to write; its "
         "ending chooses .html (default: report.html), .md, .csv or .json; repeatable")  # fmt: skip
     add("--format", choices=("comment",), help="comment: for a pull request, what moved, by how "
@@ -62,6 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "the order of the files; repeatable")  # fmt: skip
     add("--exit-code", action="store_true", help="exit with 1 if the run failed; the last one "
         "of several")  # fmt: skip
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             f"--format comment is Markdown, and --output {str(outputs[0])!r} is not: name a file "
             "that ends in .md, or leave it out to print the comment."
         )
-    files = _files(args.results, args.label)
+    files = _files(args.results or [str(project_folder("qgate-out"))], args.label)
     _check_outputs(outputs, args.history, [path for _, path in files])
     loaded = [reports.load(path, name, compared=len(files) > 1) for name, path in files]
     compared = [run.compared for run in loaded if run.compared is not None]
@@ -80,8 +82,20 @@ def run(args: argparse.Namespace) -> int:
     points = _write(outputs, args, loaded, comparison)
     # The work is done here, also if nobody reads the printed lines.
     args.status = int(args.exit_code and not loaded[-1].run.passed)
+    if args.json:
+        last = loaded[-1].run
+        print_json(
+            {
+                "runs": [report.run.name for report in loaded],
+                "passed": last.passed,
+                "failed": [gate.node for gate in last.failed],
+                "gates": len(last.gates),
+                "written": outputs,
+            }
+        )
+        return int(args.status)
     if prints:
-        print(comments.comment(loaded, comparison), end="")
+        print_text(comments.comment(loaded, comparison), end="")
         return int(args.status)
     colors = has_colors(sys.stdout.isatty())
     for line in _lines(loaded, comparison):
@@ -257,12 +271,3 @@ def _lines(
     if comparison is not None:
         yield from comparison_texts.comparison_lines(comparison, width)
         yield terminal.TerminalLine("")
-
-
-def has_colors(on_terminal: bool) -> bool:
-    """Tell if a terminal has colors; NO_COLOR is stronger than FORCE_COLOR."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return on_terminal and os.environ.get("TERM") != "dumb"

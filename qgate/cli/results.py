@@ -16,6 +16,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._loading import LateModule
 from qgate.cli.report import PLOT_CHOICES, results_in
 from qgate.errors import QgateError
@@ -40,6 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--allow-partial", action="store_true", help="where CI is set, let skipped gates pass")
     add("--plots", choices=PLOT_CHOICES, default="worst")
     add("--exit-code", action="store_true", help="exit with 1 if the run failed")
+    add_json(merge)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,6 +64,20 @@ def run(args: argparse.Namespace) -> int:
     whole = runs.read_run(target)
     reports.write_page(report, [whole], plots=args.plots)
     partial = extents.partial_text(whole.header)
+    status = int(bool(partial) or (args.exit_code and not whole.passed))
+    if args.json:
+        print_json(
+            {
+                "passed": whole.passed and not partial,
+                "failed": [gate.node for gate in whole.failed],
+                "gates": len(whole.gates),
+                "records": merged.records,
+                "notes": [partial, *merged.torn] if partial else merged.torn,
+                "results": target,
+                "page": report,
+            }
+        )
+        return status
     if extents.is_partial(extents.extent_of(whole.header)):
         print_line(partial or extents.extent_text(whole.header))
     for text in extents.covered_texts(whole.header):
@@ -71,4 +87,4 @@ def run(args: argparse.Namespace) -> int:
     failed = f"{len(whole.failed)} failed" if whole.failed else "none failed"
     counts = f"{merged.records} records of {len(whole.gates)} gates"
     print_line(f"{target}: {counts}, {failed}; {report}")
-    return int(bool(partial) or (args.exit_code and not whole.passed))
+    return status

@@ -2,31 +2,105 @@
 
   qgate run                                   all suites
   qgate run --mode 2-1 -n 2                   options are those of pytest and of its plugins
+  qgate run suites/test_task.py -k int8       SUITES come first: folders, files or tests
   qgate run --gate-from origin/main           suites, settings and baselines of another commit
 
+The suites are those that `suites` in qgate.toml names, or else the folder suites beside it.
 --gate-from holds the code of this checkout against the gates of a commit, so that a pull request
-cannot silence a gate: it fails if one that the commit has did not run. Exit status: that of pytest.
+cannot silence a gate: it fails if one that the commit has did not run. `pytest --help` lists all
+options. Exit status: that of pytest: 0 if all gates passed, 1 if one failed, 2 to 5 if they could
+not be run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qgate.cli._loading import LateModule
+from qgate.errors import QgateError
+
+if TYPE_CHECKING:
+    from qgate.cli import _base_gates
+    from qgate.project import settings
+else:
+    _base_gates = LateModule("qgate.cli._base_gates")
+    settings = LateModule("qgate.project.settings")
+
+_COLORS = {"always": "yes", "never": "no", "auto": "auto"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(takes_more=True)
+    parser.usage = "qgate run [-h] [SUITES ...] [--gate-from REF] [options of pytest]"
+    parser.allow_abbrev = False
+    parser.set_defaults(takes_more=True, forwards=True)
     parser.add_argument("--gate-from", metavar="REF", help="run the gates of this commit or branch")
 
 
 def run(args: argparse.Namespace) -> int:
+    words = _as_pytest_spells(args.more)
+    if getattr(args, "quiet", False):
+        words.append("--quiet")
+    if (color := getattr(args, "color", "auto")) != "auto":
+        words.append(f"--color={_COLORS[color]}")
     if args.gate_from is not None:
-        from qgate.cli._base_gates import run_gates_from
+        return _base_gates.run_gates_from(args.gate_from, words, Path.cwd())
+    suites = [] if _names_tests(args.more) else project_suites(Path.cwd())
+    return _finished([sys.executable, "-m", "pytest", *suites, *words])
 
-        return run_gates_from(args.gate_from, args.more, Path.cwd())
-    suites = [] if args.more and not args.more[0].startswith("-") else ["suites"]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *suites, *args.more], check=False
-    ).returncode
+
+def _as_pytest_spells(words: Sequence[str]) -> list[str]:
+    """Return words with the value of `--color` as pytest calls it."""
+    spelled: list[str] = []
+    for word in words:
+        name, _, value = word.rpartition("=")
+        if name == "--color" or (not name and spelled[-1:] == ["--color"]):
+            word = word.replace(value, _COLORS.get(value, value))
+        spelled.append(word)
+    return spelled
+
+
+def _names_tests(words: Sequence[str]) -> bool:
+    """Tell if words say which suites to run: at the start, or by a file's name anywhere.
+
+    A word after an option of another plugin may be its value, and so names no folder to run.
+    """
+    if words and not words[0].startswith("-"):
+        return True
+    for before, word in itertools.pairwise(words):
+        path = Path(word.partition("::")[0])
+        is_value = before.startswith("--") and "=" not in before
+        if path.suffix == ".py" and not is_value and path.is_file():
+            return True
+    return False
+
+
+def project_suites(here: Path) -> list[str]:
+    """Return the suites of the project that a folder is in, as they are typed there."""
+    project = settings.settings_above(here)
+    suites = project.suite_folders
+    missing = [suite for suite in suites if not Path(suite).exists()]
+    if missing:
+        where = f"named by {project.source}" if project.suites else "to run"
+        raise QgateError(
+            f"there is no {missing[0]!r} {where}: name the suites, qgate run PATH, or let `qgate "
+            "init` write some."
+        )
+    return [os.path.relpath(suite, here) for suite in suites]
+
+
+def _finished(command: Sequence[str]) -> int:
+    """Return the exit status of a program that the user may interrupt."""
+    with subprocess.Popen(command) as process:
+        while True:
+            try:
+                status = process.wait()
+            except KeyboardInterrupt:  # the program has it too, and says how far it came
+                continue
+            return status if status >= 0 else 128 - status

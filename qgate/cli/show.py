@@ -7,8 +7,10 @@ qgate show model tiny-llama              sizes, figure of its task, outliers of 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, print_json
 from qgate.cli._loading import LateModule
 from qgate.cli._model_options import add_model_options, setup_of
 from qgate.cli._progress import progress
@@ -33,6 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         sub = kinds.add_parser(kind, help=about)
         sub.add_argument("name", metavar=kind.upper(), help=named)
         add_model_options(sub)
+        add_json(sub)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,14 +50,23 @@ def run(args: argparse.Namespace) -> int:
     if any(mode.calibrated for mode in chosen):
         with progress("samples") as step:
             calibration = setup.calibrate(model, step)
-    for mode in chosen:
-        print_text(modes.make_plan(mode, model, calibration if mode.calibrated else None))
+    plans = (modes.make_plan(mode, model, calibration if mode.calibrated else None)
+             for mode in chosen)  # fmt: skip
+    if args.json:
+        print_json([plan.to_dict() for plan in plans])
+        return 0
+    for plan in plans:
+        print_text(plan)
     return 0
 
 
 def _show_model(args: argparse.Namespace) -> int:
     model = setup_of(args).load()
-    print_text(model_text(model_figures.model_figures(model)))
+    figures = model_figures.model_figures(model)
+    if args.json:
+        print_json(dataclasses.asdict(figures))
+        return 0
+    print_text(model_text(figures))
     trained = next((candidate for candidate in tiny.TINY if candidate.title == model.name), None)
     if trained is not None:
         record = trained.record()

@@ -7,17 +7,21 @@
 Reads .pt (weights only), .safetensors, .npy and .npz, also by URL: s3://bucket/w.safetensors:NAME
 reads that one tensor. Results go to draw/scaling_analysis/NAME/,
 and draw/scaling_analysis/index.html shows them side by side.
+With --quiet the analysis is in the logs only.
 After a kill the same command does only the files that were not finished.
-Exit status: 0 if every tensor was swept and is free of NaN and Inf, 1 if one was not.
+Exit status: 0 if every tensor was swept and is free of NaN and Inf, 1 if one was not, 2 if there is
+no file to sweep.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._console import add_json, is_quiet, print_json
 from qgate.cli._loading import LateModule
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
@@ -27,8 +31,10 @@ from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
     from qgate import dumps
+    from qgate.dumps import tensor_files
     from qgate.sweeps import compute, requests, running, texts
 else:
+    tensor_files = LateModule("qgate.dumps.tensor_files")
     dumps, compute = LateModule("qgate.dumps"), LateModule("qgate.sweeps.compute")
     requests, running = LateModule("qgate.sweeps.requests"), LateModule("qgate.sweeps.running")
     texts = LateModule("qgate.sweeps.texts")
@@ -53,19 +59,45 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--cast", "--via", choices=("bf16", "fp16"), dest="via", help="round 32-bit tensors first, "
         "which is faster, and make integers floating point")  # fmt: skip
     add("--no-plots", action="store_true", help="text and data only")
-    add("--quiet", action="store_true", help="no analysis on the console; the logs have it")
+    add_json(parser)
     add_workers(parser)
+    parser.set_defaults(shortens_itself=True)
 
 
 def run(args: argparse.Namespace) -> int:
     request, workers = _request(args), workers_from(args)
     specs = dumps.expand(args.tensors)
+    _check_files(specs)
     root = location_of(args.output_dir or Path("draw") / "scaling_analysis")
     check_writable(root)
-    run = running.SweepRun(request, root, _say, quiet=args.quiet)
+    say = (lambda *_lines: None) if args.json else _say
+    run = running.SweepRun(request, root, say, quiet=is_quiet())
     with progress("files") as step:
-        passed = run.sweep(specs, workers, step)
-    return 0 if passed else 1
+        outcome = run.sweep(specs, workers, step)
+    if args.json:
+        print_json(
+            {
+                "passed": outcome.passed,
+                "tensors": [{"tensor": name, "failed": why} for name, why in outcome.results],
+                "sweeps": outcome.entries,
+                "page": outcome.page and str(outcome.page),
+            }
+        )
+    return 0 if outcome.passed else 1
+
+
+def _check_files(specs: Sequence[str]) -> None:
+    """Refuse a sweep without any file; one that lacks some says so at its end."""
+    problems = []
+    for spec in specs:
+        try:
+            tensor_files.check_file(spec)
+        except QgateError as error:
+            problems.append(str(error))
+        else:
+            return
+    none = f"none of the {len(specs)} inputs exists: " if len(specs) > 1 else ""
+    raise QgateError(f"{none}{problems[0].rstrip('.')}; check the spelling.")
 
 
 def _request(args: argparse.Namespace) -> requests.Request:

@@ -16,7 +16,7 @@ import numpy as np
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.comparing.pairing import Origin, Pairing
 from qgate.dumps import Record, StoredValues
-from qgate.dumps.record import plain
+from qgate.records.plain_data import plain
 from qgate.results.rows import LazySequence, StoredRows
 from qgate.text import counted
 

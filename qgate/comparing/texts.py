@@ -12,14 +12,12 @@ from qgate.metrics.grades import bands_text, graded_text
 
 ComparisonRecord = dict[str, Any]
 _AVERAGED = ("mse", "mae", "correlation")
-_WIDE, _THIN = "=" * 80, "-" * 80
 
 
 def comparison_lines(record: ComparisonRecord) -> list[str]:
     """Write one comparison: a block per layer, the table, the averages."""
     stem, reference = record["reference_mode"], record["reference"]
     lines = [
-        _WIDE,
         f"Comparing mode {record['compared_mode']} with {stem}",
         f"model {record['model']}, basis {record['basis']}, {record['samples']} samples",
     ]
@@ -28,7 +26,6 @@ def comparison_lines(record: ComparisonRecord) -> list[str]:
             f"reference mode_{stem}_layer_*.npy: {reference} in the basis of the mode, which "
             f"mode_{reference}_layer_*.npy are not"
         )
-    lines.append(_WIDE)
     for name, layer in record["layers"].items():
         lines += ["", *_block(name, layer, record)]
     metrics = [METRICS.get(name) for name in ("mse", "rmse", "mae", "correlation")]
@@ -37,7 +34,7 @@ def comparison_lines(record: ComparisonRecord) -> list[str]:
         for n, v in record["layers"].items()
     ]
     heads = ["Layer", *(metric.label for metric in metrics), "Grades"]
-    lines += ["", _WIDE, "Summary", _WIDE, *_table(rows, heads), *_averages(record)]
+    lines += ["", *_table(rows, heads), *_averages(record)]
     return [*lines, *_legend("Grades are of MSE and correlation."), *problem_lines(record)]
 
 
@@ -56,7 +53,6 @@ def _block(name: str, layer: ComparisonRecord, record: ComparisonRecord) -> list
     metrics = METRICS.of("errors")
     return [
         f"Layer {_layer_name(name)}  ({' x '.join(map(str, layer['shape']))})",
-        _THIN,
         "Statistics:",
         f"  {record['reference_mode']:<14} {row('fp', 'mean', 'std', 'min', 'max')}",
         f"  {record['compared_mode']:<14} {row('mode', 'mean', 'std', 'min', 'max')}",

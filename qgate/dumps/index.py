@@ -16,8 +16,9 @@ from typing import Any
 import xxhash
 
 from qgate.dumps.layout import INDEX, index_parts_in
-from qgate.dumps.record import Record, plain
+from qgate.dumps.record import Record
 from qgate.errors import QgateError
+from qgate.records.plain_data import plain
 from qgate.storage.folders import Folder, Stamp
 
 EVENT = "event"

@@ -23,9 +23,9 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypedDict, get_args
 
 from qgate._version import __version__
-from qgate.dumps.record import plain
 from qgate.errors import QgateError, unknown
 from qgate.records import Meta, validate
+from qgate.records.plain_data import plain
 from qgate.storage import locations
 from qgate.storage.access import writable_folder
 from qgate.storage.folders import Folder, NotRemovedError

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from qgate.errors import QgateError, unknown
 from qgate.records import Meta, validate
+from qgate.records.plain_data import plain
 
 Operation = Literal["forward", "backward"]
 Phase = Literal["pre", "post"]
@@ -174,21 +175,6 @@ def _shared_shape(sizes: tuple[int, ...]) -> tuple[int, ...]:
 @functools.lru_cache(maxsize=4096)
 def _shared_counts(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
     return dict(items)
-
-
-def plain(value: Any) -> Any:
-    """Return data for JSON: numbers that are not finite, and other objects, become texts."""
-    if isinstance(value, str | bool | int | None):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return plain(value.item())
-    return str(value)[:200].removeprefix("torch.")
 
 
 class _StoredLine(TypedDict):

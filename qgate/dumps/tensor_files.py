@@ -74,13 +74,18 @@ def expand(specs: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def read_tensors(spec: str) -> Iterator[StoredTensor]:
-    """Read the tensors of a file; `FILE:NAME` reads the one of that name."""
-    path, key = split_spec(spec)
-    if not _exists(path):
+def check_file(spec: str) -> None:
+    """Refuse a name that no file has."""
+    if not _exists(split_spec(spec)[0]):
         if glob.has_magic(spec):
             raise QgateError(f"no {_endings()} file matches {spec!r}.")
         raise QgateError(f"there is no file {spec!r}.")
+
+
+def read_tensors(spec: str) -> Iterator[StoredTensor]:
+    """Read the tensors of a file; `FILE:NAME` reads the one of that name."""
+    check_file(spec)
+    path, key = split_spec(spec)
     if path.is_dir():
         raise QgateError(f"{spec!r} is a folder; name its files, as in '{path}/**/*.safetensors'.")
     reader = READERS.get(path.suffix.lower())

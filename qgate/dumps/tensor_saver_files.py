@@ -26,10 +26,10 @@ from qgate.dumps.record import (
     Phase,
     Record,
     StoredValues,
-    plain,
 )
 from qgate.dumps.tensor_saver_names import TensorFileName, parse
 from qgate.errors import QgateError
+from qgate.records.plain_data import plain
 from qgate.storage import locations
 from qgate.storage.folders import Folder, Stamp, files_in, read_parts
 from qgate.storage.tensor_reading import read_torch, torch_source

@@ -18,6 +18,7 @@ from qgate.devices import keep_freed_memory, wait_calmly
 from qgate.kernel_checks.accepted import UPDATING
 from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, note_running, select
+from qgate.plugin.command_line import add_options, add_short_names
 from qgate.plugin.fixtures import (
     GATES,
     CheckpointGate,
@@ -44,8 +45,8 @@ from qgate.plugin.fixtures import (
 )
 from qgate.plugin.gate_collection import FileHooks, gates_of, has_fixture
 from qgate.plugin.holding_back import hold_back
-from qgate.plugin.options import add_options, add_short_names
 from qgate.plugin.out_folder import reserve_out_folder, tell_worker
+from qgate.plugin.progress_lines import grouped_by_mode, name_lines
 from qgate.plugin.reports import add_other, add_report, attach, finish
 from qgate.plugin.runs import WATCH, SuiteRun
 from qgate.plugin.settings import options_of
@@ -166,13 +167,15 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]):  # type: ignore[no-untyped-def]
     """Select before anything else deselects; hold back gates once nothing else is deselected."""
     select(config, items)
-    result = yield
+    with grouped_by_mode(items):
+        result = yield
     hold_back(config, items)
     return result
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     note_running(session.config, session.items)
+    name_lines(session.config, session.items)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -33,10 +33,11 @@ from qgate.plugin.lacking import LackingSuites
 from qgate.plugin.option_errors import OptionError
 from qgate.plugin.relation_suites import asks_for_relations, unasked_relations
 from qgate.plugin.runs import Selection, selection_of
-from qgate.plugin.settings import RunOptions, home_above, options_of
+from qgate.plugin.settings import RunOptions, options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.plugin.since import untouched_gates
 from qgate.plugin.used_formats import drop_unused_formats, selected_formats
+from qgate.project.settings import home_above
 from qgate.text import counted
 
 if TYPE_CHECKING:
@@ -247,8 +248,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def note_running(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Note the gates that run, and those that -k, a conftest or anything else leaves out."""
-    layers = str(options_of(config).values["layers"])
-    gates_of(config).finish(items, layers, deselecting_options(config))
+    gates_of(config).finish(items, options_of(config).values["layers"], deselecting_options(config))
 
 
 def _fits(config: pytest.Config, item: pytest.Item) -> bool:

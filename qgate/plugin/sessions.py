@@ -27,9 +27,9 @@ from qgate.models import Sampling
 from qgate.modes import CalibrationSettings
 from qgate.modes.setups import ModelSetup, with_tokens
 from qgate.plugin.gate_collection import SubjectKind
-from qgate.plugin.options import OPTIONS, PathPair
 from qgate.plugin.runs import SESSIONS, selection_of
 from qgate.plugin.settings import options_of
+from qgate.project.options import OPTIONS, PathPair
 from qgate.storage.locations import relative_text
 from qgate.text import for_terminal
 

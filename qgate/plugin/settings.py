@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qgate.documents import toml
-from qgate.errors import QgateError, unknown
+from qgate.errors import QgateError
+from qgate.plugin.command_line import dest, typed_options
 from qgate.plugin.option_errors import OptionError
-from qgate.plugin.options import OPTIONS, Kind, PathPair, dest, typed_options
+from qgate.project.options import OPTIONS, PathPair
+from qgate.project.settings import home_above, read_project
 from qgate.storage.access import folder_of
 from qgate.storage.locations import (
     is_readable,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from qgate.gate.updating import Which
     from qgate.storage.locations import Location
 
-NAME = "qgate.toml"
 # What is in one file is called after it, without its ending.
 _ENDINGS = (".safetensors", ".gguf", ".onnx", ".npz", ".pt", ".jsonl", ".json")
 
@@ -59,11 +59,15 @@ class RunOptions:
         asked = [Path(os.path.normpath(here / arg.partition("::")[0])) for arg in config.args]
         nearest = [home for path in asked if (home := home_above(path)) is not None]
         self.home = nearest[0] if nearest else config.rootpath
-        in_file, self.limits, self.source = read_project(self.home)
+        try:
+            project = read_project(self.home)
+        except QgateError as error:
+            raise OptionError(f"qgate: {error}") from None
+        self.limits, self.source = project.limits, project.source
         self.typed = typed_options(config)
-        self.given = self.typed.keys() | in_file.keys()
+        self.given = self.typed.keys() | project.options.keys()
         defaults = {name: option.default for name, option in OPTIONS.items()}
-        self.values: dict[str, Any] = {**defaults, **in_file, **self.typed}
+        self.values: dict[str, Any] = {**defaults, **project.options, **self.typed}
         self.models: list[str] = list(dict.fromkeys(self.values["model"]))
         self.dry_run = bool(self.values["update-dry-run"])
         self._spelled: dict[str, str] = {}
@@ -99,6 +103,11 @@ class RunOptions:
             raise OptionError(
                 "--accept-plan accepts another plan beside --update-baselines, and not alone: "
                 "give both, or leave it out."
+            )
+        if "update-which" in self.typed and self.update is None:
+            raise OptionError(
+                f"--update-which {self.typed['update-which']} says what an update writes, and "
+                "nothing is updated: give --update-baselines (or --update-dry-run), too."
             )
         if self.values["across-weights"] and self.update is not None:
             raise OptionError(
@@ -311,90 +320,3 @@ def options_of(config: pytest.Config) -> RunOptions:
     if _OPTIONS not in config.stash:
         config.stash[_OPTIONS] = RunOptions(config)
     return config.stash[_OPTIONS]
-
-
-# The project's file -----------------------------------------------------------------------------
-
-
-def home_above(path: Path) -> Path | None:
-    """Return the nearest folder at or above a path that has settings."""
-    return next((folder for folder in (path, *path.parents) if _has_settings(folder)), None)
-
-
-def _has_settings(folder: Path) -> bool:
-    shared = folder / "pyproject.toml"
-    return (folder / NAME).is_file() or (
-        shared.is_file() and "[tool.qgate" in shared.read_text(encoding="utf-8", errors="replace")
-    )
-
-
-def read_project(home: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
-    """Read the options, the limits and the name of the file that the settings of a folder are."""
-    options: dict[str, Any] = {}
-    limits: dict[str, Any] = {}
-    source = ""
-    for following, table in _tables(home):
-        both = [name for name in table if name in options or (name == "limits" and limits)]
-        if both:
-            raise OptionError(
-                f"qgate: both {source} and {following} set {', '.join(sorted(both))}: keep one."
-            )
-        source = following
-        try:
-            for name, value in table.items():
-                if name == "limits":
-                    if not isinstance(value, dict):
-                        raise QgateError(f"limits = {value!r} is not allowed; it is a table.")
-                    limits |= value
-                else:
-                    options[name] = _checked(home, name, value)
-        except QgateError as error:
-            raise OptionError(f"qgate: {source}: {error}") from None
-    return {name.replace("_", "-"): value for name, value in options.items()}, limits, source
-
-
-def _tables(home: Path) -> list[tuple[str, dict[str, Any]]]:
-    own, shared = home / NAME, home / "pyproject.toml"
-    tables = [(str(own), _parsed(own))] if own.is_file() else []
-    if shared.is_file() and _has_settings(home):
-        table = _parsed(shared).get("tool", {}).get("qgate")
-        tables += [] if table is None else [(f"[tool.qgate] of {shared}", table)]
-    return tables
-
-
-def _parsed(file: Path) -> dict[str, Any]:
-    try:
-        return toml(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise OptionError(f"qgate: {file}: {error}") from None
-
-
-def _checked(home: Path, name: str, value: Any) -> Any:
-    """Return an option of the file; some are for the command line alone."""
-    kinds = {n.replace("-", "_"): o.kind for n, o in OPTIONS.items() if o.is_setting}
-    if name not in kinds:
-        raise unknown("key", name, [*kinds, "limits"])
-    kind = kinds[name]
-    listed = value if isinstance(value, list) else [value]
-    if kind is list and listed and all(isinstance(each, str) and each for each in listed):
-        return listed
-    if kind is float and type(value) in (int, float):
-        return float(value)
-    if kind is Path and isinstance(value, str) and value:
-        return text_below(home, value)
-    is_pair = kind is PathPair and isinstance(value, list) and len(value) == 2
-    if is_pair and all(isinstance(text, str) and text for text in value):
-        return [text_below(home, text) for text in value]
-    # By type alone: true is no whole number.
-    plain = kind in (int, str, bool) and type(value) is kind
-    if plain or (isinstance(kind, tuple) and value in kind):
-        return value
-    raise QgateError(f"{name} = {value!r} is not allowed; it is {_allowed(kind)}.")
-
-
-def _allowed(kind: Kind) -> str:
-    if isinstance(kind, tuple):
-        return f"one of {', '.join(kind)}"
-    return {list: "a text or a list of texts", Path: "a path",
-            PathPair: "a list of two paths", int: "a whole number",
-            float: "a number", str: "a text", bool: "true or false"}[kind]  # fmt: skip

@@ -24,17 +24,16 @@ from qgate.sweeps.record import (
 from qgate.sweeps.tables import THICK, THIN, heading, item, title
 from qgate.text import counted, decibels, one_line
 
-# The metrics whose best level is named, and the sign before it.
-_BEST = {"sqnr_db": "🥇", "mse": "🏆", "cosine": "🎯", "psnr_db": "📊", "mae": "📏",
-         "relative_error": "📐"}  # fmt: skip
+# The metrics whose best level is named.
+_BEST = ("sqnr_db", "mse", "cosine", "psnr_db", "mae", "relative_error")
 _BEST_OF_BLOCKS = ("sqnr_db", "mse", "cosine")
 # The metrics that stand beside each of them, and whose spread over the levels is shown.
 _SHOWN = ("sqnr_db", "mse", "cosine", "psnr_db")
 _USUAL = {"production": "Production", "amax": "amax / max", "cast": "Plain cast"}
 _PSNR_RANGES = {
-    "small": "✅ Small PSNR range - scaling factor has limited impact on PSNR",
-    "moderate": "📊 Moderate PSNR range - scaling factor has noticeable impact on PSNR",
-    "large": "⚠️  Large PSNR range - scaling factor has critical impact on PSNR",
+    "small": "Small PSNR range - scaling factor has limited impact on PSNR",
+    "moderate": "Moderate PSNR range - scaling factor has noticeable impact on PSNR",
+    "large": "Large PSNR range - scaling factor has critical impact on PSNR",
 }
 
 
@@ -50,10 +49,10 @@ def advice_lines(view: SweepView) -> list[str]:
         *item(f"This sweep speaks about {one_line(view.advice['speaks_about'])}"),
         THIN,
         *heading("INDIVIDUAL METRIC OPTIMA:"),
-        *_optima(view, tuple(_BEST)),
+        *_optima(view, _BEST),
         THIN,
         *heading("COMPOSITE RECOMMENDATION:"),
-        f"⭐ RECOMMENDED Scaling Factor: {factor_text(best)}{unfit}{_cost(view)}",
+        f"RECOMMENDED Scaling Factor: {factor_text(best)}{unfit}{_cost(view)}",
         f"   Scale Exponent: {view.at(best)}",
         *_composite(view),
         THIN,
@@ -64,7 +63,7 @@ def advice_lines(view: SweepView) -> list[str]:
         *_stability(view),
         THIN,
         *heading("FINAL RECOMMENDATION:"),
-        f"🎯 Use scaling factor: {factor_text(best)}",
+        f"Use scaling factor: {factor_text(best)}",
     ]
     if view.record["failed"]:
         body.append("   for the finite values; the tensor itself does not pass")
@@ -73,7 +72,7 @@ def advice_lines(view: SweepView) -> list[str]:
         f"   This provides the best balance of accuracy and stability for "
         f"{view.format['name']} quantization",
         f"   Scale exponent: {view.at(best)}",
-        f"   📍 {_position(view)}",
+        f"   {_position(view)}",
         THICK,
     ]
 
@@ -87,11 +86,11 @@ def block_advice_lines(view: SweepView) -> list[str]:
         THIN,
         *_optima(view, _BEST_OF_BLOCKS),
         THIN,
-        f"⭐ RECOMMENDED Offset: {offset} (every block scale times {factor_text(view.best)})"
+        f"RECOMMENDED Offset: {offset} (every block scale times {factor_text(view.best)})"
         f"{_cost(view)}",
         *_composite(view),
         THIN,
-        f"🎯 Use offset: {offset}",
+        f"Use offset: {offset}",
         THICK,
     ]
 
@@ -112,7 +111,7 @@ def _optima(view: SweepView, names: Sequence[str]) -> list[str]:
         level = view.levels[view.advice["best"][name]]
         pointer = " <- recommended" if level is view.best else ""
         label = METRICS.get(name).label
-        body.append(f"{_BEST[name]} Best {label}: {view.level_text(level)}{pointer}")
+        body.append(f"Best {label}: {view.level_text(level)}{pointer}")
         beside = dict.fromkeys([*_SHOWN, name])
         body.append("    " + ", ".join(f"{_brief(key)}: {_text(level, key)}" for key in beside))
     return body
@@ -194,16 +193,16 @@ def _range(view: SweepView, name: str) -> str:
 
 def _stability(view: SweepView) -> list[str]:
     if len(view.levels) < 2:
-        return ["📍 Only one level was tested: there is nothing to compare it with"]
+        return ["Only one level was tested: there is nothing to compare it with"]
     stability = view.advice["stability"]
     return [
-        "✅ MSE is stable across the levels - scaling factor has minimal impact on it"
+        "MSE is stable across the levels - scaling factor has minimal impact on it"
         if stability["mse"]["stable"]
-        else "⚠️  MSE varies significantly with scaling - choose the recommended factor carefully",
-        "✅ Cosine similarity is very stable - "
+        else "MSE varies significantly with scaling - choose the recommended factor carefully",
+        "Cosine similarity is very stable - "
         "scaling factor has minimal impact on direction preservation"
         if stability["cosine"]["stable"]
-        else "⚠️  Cosine similarity varies with scaling - far from the recommended factor "
+        else "Cosine similarity varies with scaling - far from the recommended factor "
         "directions change",
         _PSNR_RANGES[stability["psnr_db"]["range"]],
     ]

@@ -24,7 +24,7 @@ from qgate.text import counted, decibels
 
 _ISSUES_IN_FULL = 6
 _MUCH_ENERGY = 0.01
-_SIGNS: dict[LossKind, str] = {"overflow": "🔴", "underflow": "🟡"}
+_KINDS: tuple[LossKind, ...] = ("overflow", "underflow")
 
 
 def overflow_lines(view: SweepView) -> list[str]:
@@ -38,10 +38,10 @@ def overflow_lines(view: SweepView) -> list[str]:
         f"Significant overflow/underflow detected in {counted(significant, 'level')}",
         THIN,
     ]
-    for kind, sign in _SIGNS.items():
+    for kind in _KINDS:
         issues = _issues(view, kind)
-        heads = heading(f"{sign} {kind.upper()} ISSUES:") if issues else []
-        body += [*heads, *(issues or [f"✅ No significant {kind}"]), ""]
+        heads = heading(f"{kind.upper()} ISSUES:") if issues else []
+        body += [*heads, *(issues or [f"No significant {kind}"]), ""]
     body += [*_extremes(view), THIN, *heading("OVERFLOW/UNDERFLOW RECOMMENDATIONS:")]
     return [*body, *_avoided(view), *_warnings(view), *_clean(view), THICK]
 
@@ -106,7 +106,7 @@ def _losses(level: SweptLevel, kind: str) -> str:
 
 def _extremes(view: SweepView) -> list[str]:
     body: list[str] = []
-    for kind in _SIGNS:
+    for kind in _KINDS:
         body += ["", *heading(f"{kind.upper()} EXTREMES:")]
         losses = view.advice[kind]
         extremes = {"worst": losses["worst"]}
@@ -139,17 +139,17 @@ def _avoided(view: SweepView) -> list[str]:
     high = [level for level in alternatives if level["severity"]["overflow"] == "high"]
     if best["severity"]["overflow"] == "high" and view.advice["candidates"].startswith("all"):
         body += [
-            "⚠️  Every candidate has HIGH overflow severity - expect significant precision loss",
+            "Every candidate has HIGH overflow severity - expect significant precision loss",
             "   A format with a larger range, or a larger scale, is the way out",
         ]
     elif best["severity"]["overflow"] == "high":
         body += [
-            "🟡 The recommended level has HIGH overflow severity by count, and the least error",
+            "The recommended level has HIGH overflow severity by count, and the least error",
             *_at_best(view, "overflow"),
         ]
     elif high:
         body += [
-            f"⚠️  AVOID scaling factors with HIGH overflow severity: {_span(view, high)}",
+            f"AVOID scaling factors with HIGH overflow severity: {_span(view, high)}",
             "   These factors cause significant precision loss",
         ]
     costly = [
@@ -163,7 +163,7 @@ def _avoided(view: SweepView) -> list[str]:
     if costly:
         least, most = (pick(number(x["overflow_energy"]) for x in costly) for pick in (min, max))
         body += item(
-            f"⚠️  AVOID {_span(view, costly)} too: few elements saturate there, but that takes "
+            f"AVOID {_span(view, costly)} too: few elements saturate there, but that takes "
             f"{share_text(least)} to {share_text(most)} of the energy",
             hang=4,
         )
@@ -174,13 +174,13 @@ def _warnings(view: SweepView) -> list[str]:
     body: list[str] = []
     if any(level["overflow"] for level in view.levels):
         body += [
-            "🔴 OVERFLOW WARNING:",
+            "OVERFLOW WARNING:",
             "   Values beyond the limit will be saturated to max representable value",
             *_at_best(view, "overflow"),
         ]
     if any(level["underflow"] for level in view.levels):
         body += [
-            "🟡 UNDERFLOW CONSIDERATIONS:",
+            "UNDERFLOW CONSIDERATIONS:",
             "   Moderate underflow may be acceptable depending on use case",
             *_at_best(view, "underflow"),
         ]
@@ -198,19 +198,19 @@ def _clean(view: SweepView) -> list[str]:
         comparison = f"is not: its SQNR is {sqnr}, theirs {highest} at most"
         comparison = "is among them" if first <= advice["recommended"] <= last else comparison
         return item(
-            f"✅ Without significant overflow or underflow, by count: {_span(view, inside)}; "
+            f"Without significant overflow or underflow, by count: {_span(view, inside)}; "
             f"the recommended Scale Exp {own} {comparison}",
             hang=3,
         )
-    body = ["⚠️  All scaling levels have some overflow/underflow - choose least problematic"]
+    body = ["All scaling levels have some overflow/underflow - choose least problematic"]
     least = levels[advice["least_problematic"] or 0]
     shares = f"Overflow: {share(least, 'overflow')}, Underflow: {share(least, 'underflow')}"
     if least is view.best:
-        body.append(f"💡 Least problematic scaling: Scale Exp {own}, the recommended one")
+        body.append(f"Least problematic scaling: Scale Exp {own}, the recommended one")
         return [*body, f"   {shares}"]
     return [
         *body,
-        f"💡 Smallest share of elements outside the range: Scale Exp {view.at(least)}",
+        f"Smallest share of elements outside the range: Scale Exp {view.at(least)}",
         f"   {shares}, SQNR {decibels(metric(least, 'sqnr_db'), 2)}",
         *item(
             f"Shares count elements, not error: the recommendation stays Scale Exp {own}, "

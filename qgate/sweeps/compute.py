@@ -19,11 +19,11 @@ from torch import Tensor
 
 from qgate.charts.overviews import Overview, Overviewed, frame_of
 from qgate.charts.sheet import Sheet
-from qgate.dumps.record import plain
 from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS, ElementFormat, Format, is_format
 from qgate.formats.mx import MxFormat, mx_format
 from qgate.formats.p3109 import PREFIX
+from qgate.records.plain_data import plain
 from qgate.scales.levels import Alignment, Level, ends_of, levels_of, usual_of
 from qgate.scales.search import Floats, best_exponent, merge_chunks
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts

@@ -24,8 +24,9 @@ from qgate.text import counted
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
-PAGE, OTHER_PAGE = "index.html", "qgate-sweep.html"
+PAGE, OTHER_PAGE, FAILED_PAGE = "index.html", "qgate-sweep.html", "index-failed.html"
 _OURS = "<!-- the page of a run of qgate sweep -->"
+_FAILED = "<!-- some of its tensors failed -->"
 _MOST_ROWS, _MOST_PICTURED, _MOST_FOLDERS = 2000, 60, 200
 _HEAD = ("tensor", "format", "sweep", "recommended", "SQNR (dB)", "without massive (dB)",
          "usual (dB)", "gap (dB)", "saturated (%)", "energy lost (%)", "flushed (%)")  # fmt: skip
@@ -39,14 +40,25 @@ def write_page(
 ) -> Location:
     """Write the page; `results` are all tensors, with a reason for those that did not pass.
 
-    A page of the same name that qgate did not write stays, and this one gets another name.
+    A page of the same name that qgate did not write stays, and this one gets another name. So does
+    the page of a sweep that passed where this one failed; a later one that passes removes it.
     """
-    path = root / PAGE
+    path, failed_page = root / PAGE, root / FAILED_PAGE
+    has_failed = any(reason for _, reason in results)
     if path.exists():
-        ours = path.is_file() and _OURS in path.read_text(encoding="utf-8", errors="replace")
-        path = path if ours else root / OTHER_PAGE
+        if not _is_marked(path, _OURS):
+            path = root / OTHER_PAGE
+        elif has_failed and not _is_marked(path, _FAILED):
+            path = failed_page
+    if not has_failed and _is_marked(failed_page, _FAILED):
+        failed_page.unlink()
     write_text(path, page(entries, results, settings, _earlier_records(root, entries)))
     return path
+
+
+def _is_marked(path: Location, mark: str) -> bool:
+    """Tell if a file is there and has a mark of qgate's."""
+    return path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace")
 
 
 def _earlier_records(root: Location, entries: Sequence[SweptFormat]) -> dict[str, list[str]]:
@@ -86,7 +98,7 @@ def page(
     ]
     return render(
         "sweeps/page",
-        mark=_OURS,
+        mark=_OURS + (_FAILED if any(reason for _, reason in results) else ""),
         title=leading(first, 110),
         first=leading(first),
         tone=tone,

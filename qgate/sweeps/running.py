@@ -18,7 +18,7 @@ from qgate.storage.access import write_bytes, write_text
 from qgate.storage.locations import file_key, local_folder, location_of
 from qgate.sweeps.files import folder_for, safe_name, write
 from qgate.sweeps.findings import SweptFormat, entry_of
-from qgate.sweeps.page import OTHER_PAGE, PAGE, write_page
+from qgate.sweeps.page import FAILED_PAGE, OTHER_PAGE, PAGE, write_page
 from qgate.sweeps.record import SweepView
 from qgate.sweeps.requests import FilePart, Request, Swept, parts_of, sweep_part, sweep_whole_part
 from qgate.sweeps.texts import answer, lines
@@ -26,8 +26,6 @@ from qgate.text import one_line
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
-
-_WIDE, _THIN = "=" * 80, "-" * 60
 
 
 class SweptFile(TypedDict):
@@ -48,6 +46,19 @@ class LostPart:
     reason: str
 
 
+@dataclass(frozen=True)
+class SweepOutcome:
+    """A whole run: all tensors, with a reason for those that failed, and the entries of the page.
+
+    `page` is None where it could not be written, and then the run did not pass.
+    """
+
+    passed: bool
+    results: list[tuple[str, str | None]]
+    entries: list[SweptFormat]
+    page: Location | None
+
+
 class SweepRun:
     """A run of one request over files, with results in one folder.
 
@@ -58,35 +69,33 @@ class SweepRun:
         self, request: Request, root: Location, say: Callable[..., None], *, quiet: bool = False
     ) -> None:
         self.request, self.root, self.say, self.quiet = request, root, say, quiet
-        self._used = [root / PAGE, root / OTHER_PAGE]
+        self._used = [root / name for name in (PAGE, OTHER_PAGE, FAILED_PAGE)]
         self._lost = False
 
     def sweep(
         self, specs: Sequence[str], workers: Workers, step: Callable[[int, int], object]
-    ) -> bool:
-        """Sweep files, write all results, and tell whether every tensor passed."""
+    ) -> SweepOutcome:
+        """Sweep files and write all results."""
         say = self.say
-        say(f"Processing {len(specs)} tensor file(s)...", _WIDE)
         swept: list[SweptFile] = []
         for number, (spec, texts, file) in enumerate(self._files(specs, workers), 1):
-            say("", f"[{number}/{len(specs)}] Processing: {one_line(spec)}", _THIN, *texts)
+            say(f"[{number}/{len(specs)}] Processing: {one_line(spec)}", *texts)
             swept.append(file)
             step(number, len(specs))
         results = [result for file in swept for result in file["results"]]
         bad = [(name, reason) for name, reason in results if reason]
-        say("", _WIDE, "FINAL SUMMARY", _WIDE, f"Total tensors: {len(results)}")
+        say(f"Total tensors: {len(results)}")
         say(f"Successful: {len(results) - len(bad)}", f"Failed: {len(bad)}")
         say(*(text for file in swept for text in file["answers"]))
-        say(*(f"❌ {name}: {reason}" for name, reason in bad))
+        say(*(f"FAILED {name}: {reason}" for name, reason in bad))
         entries = [entry for file in swept for entry in file["entries"]]
+        page: Location | None = None
         try:
-            say(f"Page: {write_page(self.root, entries, results, settings_text(self.request))}")
+            page = write_page(self.root, entries, results, settings_text(self.request))
+            say(f"Page: {page}")
         except OSError as error:
-            say(f"❌ cannot write the page of the results: {error}")
-            return False
-        if not bad:
-            say("🎉 All tensors were swept successfully!")
-        return not bad
+            say(f"FAILED: cannot write the page of the results: {error}")
+        return SweepOutcome(not bad and page is not None, results, entries, page)
 
     def _files(
         self, specs: Sequence[str], workers: Workers
@@ -114,7 +123,7 @@ class SweepRun:
                     file: SweptFile = journal.result(keys[spec])
                     self._used += map(location_of, file["folders"])
                     names = [name for name, _ in file["results"]]
-                    yield spec, [f"✅ Swept before, and not again: {name}" for name in names], file
+                    yield spec, [f"Swept before, and not again: {name}" for name in names], file
                     continue
                 file, texts, lost = self._written(next(parts))
                 self._lost |= lost
@@ -140,8 +149,8 @@ class SweepRun:
                     except OSError as error:
                         reason = f"cannot write the results: {error}"
                 reason = reason or swept.undrawn
-            failed = f"❌ Failed: {one_line(name)}: {reason}"
-            texts.append(failed if reason else f"✅ Successfully processed: {one_line(name)}")
+            failed = f"Failed: {one_line(name)}: {reason}"
+            texts.append(failed if reason else f"Successfully processed: {one_line(name)}")
             file["results"].append((name, reason or None))
         return file, texts, lost
 

@@ -26,23 +26,11 @@ from qgate.sweeps.record import (
 from qgate.sweeps.tables import THIN, heading, item, level_rows, metric_tables, title
 from qgate.text import decibels, one_line, shortened
 
-_PLAIN = {
-    "✅": "OK",
-    "❌": "FAILED",
-    "🎉": "***",
-    "⚠️": "WARNING",
-    "🔴": "!!",
-    "🟡": "!",
-    "⭐": "***",
-    **dict.fromkeys("🥇🏆🎯📊📏📐", "*"),
-    "💡": "->",
-    "📍": "->",
-    "Δ": "delta",
-}
+_PLAIN = {"Δ": "delta"}
 _COLORS = (
-    (re.compile(r"^❌|\bHIGH$"), "31"),
-    (re.compile(r"^⚠️|\bMODERATE$"), "33"),
-    (re.compile(r"^⭐|^🎯 Use|^ *\d+/\d+ .*\brec\b"), "1;32"),
+    (re.compile(r"^This tensor does not pass|\bHIGH$"), "31"),
+    (re.compile(r"^AVOID|\bMODERATE$"), "33"),
+    (re.compile(r"^RECOMMENDED |^Use |^ *\d+/\d+ .*\brec\b"), "1;32"),
     (re.compile(r"^ *\d+/\d+ .*not E8M0"), "2"),
     (re.compile(r"^(MXFP )?(BLOCK )?SCALING (TEST|RESULTS): |^(?=.*[A-Z])[^a-z]+$"), "1"),
 )
@@ -111,7 +99,7 @@ def _failure(record: SweepRecord) -> list[str]:
     if not record["failed"]:
         return []
     return [
-        *item(f"❌ This tensor does not pass: {one_line(record['failed'])}.", hang=3),
+        *item(f"This tensor does not pass: {one_line(record['failed'])}.", hang=3),
         "   All figures cover its finite values only; no scale repairs the others.",
     ]
 

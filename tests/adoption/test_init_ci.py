@@ -87,6 +87,29 @@ def test_a_pipeline_that_is_there_is_yours(
     assert (told in capsys.readouterr().out) is said
 
 
+def test_files_that_were_removed_stay_away(repository: Path, capsys: Capsys) -> None:
+    init()
+    for name in ("suites/test_task.py", "suites/qgate_model.py", "qgate.toml", ".gitignore"):
+        (repository / name).unlink()
+    before = files(repository)
+    capsys.readouterr()
+    assert init("--ci", "github") == 0
+    assert files(repository) == before | GITHUB
+    out = capsys.readouterr().out
+    assert (
+        "left out, since suites has suites already: test_task.py, qgate_model.py, qgate.toml" in out
+    )
+    assert init("--ci", "github", "--suites", "task") == 0
+    assert (repository / "suites/test_task.py").is_file()
+
+
+def test_tests_of_yours_are_no_suites_that_were_removed(repository: Path) -> None:
+    (repository / "suites").mkdir()
+    (repository / "suites/test_mine.py").write_text("")
+    assert init("--ci", "github") == 0
+    assert (repository / "suites/test_task.py").is_file()
+
+
 def test_a_dry_run_makes_no_folders_of_a_service(repository: Path, capsys: Capsys) -> None:
     assert init("--ci", "github", "--dry-run") == 0
     assert list(repository.iterdir()) == []

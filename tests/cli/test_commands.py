@@ -143,6 +143,16 @@ def test_numbers_are_short_and_exact(value: float, text: str) -> None:
         (["quikc", "x"], ["qgate: ", "'quikc'", "Did you mean quick?", "Allowed: activations,"]),
         (["dumps", "wacht"], ["qgate dumps: ", "'wacht'", "Did you mean watch?"]),
         (["quick"], ["qgate quick: ", "required: DIR."]),
+        (["dumps"], ["qgate dumps: ", "required: VERB: ls, info, verify, compare"]),
+        (
+            ["dumps", "ls", "d", "--jsn"],
+            ["qgate dumps ls: ", "Did you mean --json?", "`qgate dumps ls --help`"],
+        ),
+        (["help", "quikc"], ["'quikc'", "Did you mean quick?"]),
+        (
+            ["--colour", "never", "formats"],
+            ["qgate: unrecognized arguments: --colour. Did you mean --color?"],
+        ),
         (["quick", "d", "--ouput-dir", "x"], ["--ouput-dir", "Did you mean --output-dir?"]),
         (["compare", "2-1", "--refernce=0"], ["--refernce=0", "Did you mean --reference?"]),
         (["compare", "2-1", "2-2"], ["qgate compare: unrecognized arguments: 2-2."]),

@@ -190,6 +190,8 @@ def test_suites_go_into_a_folder_of_tests(repository: Path, capsys: Capsys) -> N
     assert init("--into", "tests/accuracy") == 0
     assert (repository / "tests" / "accuracy" / "test_task.py").is_file()
     assert "  pytest tests/accuracy --update-baselines" in capsys.readouterr().out
+    assert 'suites = "tests/accuracy"\n' in (repository / "qgate.toml").read_text()
+    assert tomllib.loads((repository / "qgate.toml").read_text())["limits"]
 
 
 @pytest.mark.parametrize("into", ["", ".", "..", "../x", "a/../../x", "/elsewhere"])

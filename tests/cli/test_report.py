@@ -13,7 +13,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from qgate.cli import main
-from qgate.cli.report import PLOT_CHOICES, has_colors
+from qgate.cli._console import has_colors
+from qgate.cli.report import PLOT_CHOICES
 from qgate.results import COLUMNS
 from qgate.results.pictures import PLOTS
 from qgate.storage import files

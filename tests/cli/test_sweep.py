@@ -79,8 +79,7 @@ def test_the_files_of_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
         "PERFORMANCE ANALYSIS",
         "FINAL RECOMMENDATION",
         "OVERFLOW/UNDERFLOW ANALYSIS SUMMARY",
-        "✅ Successfully processed: act.pt",
-        "FINAL SUMMARY",
+        "Successfully processed: act.pt",
         "Total tensors: 1",
         "Failed: 0",
     ):
@@ -201,7 +200,7 @@ def test_one_bad_file_does_not_stop_the_others(capsys: pytest.CaptureFixture[str
     names = ["text", "integers", "good", "zeros", "empty", "sparse", "nan", "inf", "missing"]
     status, out, _ = run(capsys, *(f"{name}.pt" for name in names), "--no-plots")
     assert status == 1
-    summary = out[out.index("FINAL SUMMARY") :] if out.count("FINAL SUMMARY") == 1 else ""
+    summary = out[out.index("Total tensors") :] if out.count("Total tensors") == 1 else ""
     assert "Total tensors: 9" in summary
     assert "Successful: 1" in summary
     for words in (
@@ -214,8 +213,7 @@ def test_one_bad_file_does_not_stop_the_others(capsys: pytest.CaptureFixture[str
         "text.pt: 'text.pt' cannot be read",
         "missing.pt: there is no file 'missing.pt'",
     ):
-        assert f"❌ {words}" in summary
-    assert "🎉" not in out
+        assert f"FAILED {words}" in summary
     assert (ROOT / "nan" / "scaling_fp8_e4m3.json").exists()
 
 
@@ -300,7 +298,6 @@ def test_an_ascii_terminal_gets_ascii() -> None:
     assert run.returncode == 0, run.stderr.decode()
     text = run.stdout.decode("ascii")
     assert "Successfully processed: act.pt" in text
-    assert "FINAL SUMMARY" in text
 
 
 def test_float32_that_is_bf16_is_counted_and_other_float32_rounded_only_on_request(
@@ -400,7 +397,7 @@ def test_a_file_that_kills_its_process_is_listed_and_tried_again(
     monkeypatch.setattr(running, "map_items", poisoned)
     status, out, _ = run(capsys, *names, "--no-plots", "--jobs", "2")
     assert status == 1
-    assert "❌ b.pt: it ended" in out
+    assert "FAILED b.pt: it ended" in out
     assert run(capsys, *names, "--no-plots", "--jobs", "2")[0] == 1
     assert asked == [*names, "b.pt"]
 
@@ -429,7 +426,7 @@ def test_workers_share_a_large_file(
         patched.setattr(running, "map_items", poisoned)
         status, out, _ = run(capsys, *given)
     assert status == 1
-    assert f"❌ {parts[1]}: it ended" in out
+    assert f"FAILED {parts[1]}: it ended" in out
     assert "Total tensors: 22" in out, "21 and the part that is lost"
     status, out, _ = run(capsys, *given)
     assert (status, "Total tensors: 37" in out) == (0, True), "it was not done, so it is done again"
@@ -534,7 +531,7 @@ def test_surprises_in_one_tensor_do_not_end_the_batch(capsys: pytest.CaptureFixt
     for options in (["--axis", "5"], ["--max-scale-exp=-900", "--min-scale-exp=-1000"]):
         status, out, _ = run(capsys, "a.pt", "f.pt", "nope*.pt", "--no-plots", "--quiet", *options)
         assert status == 1
-        assert "FINAL SUMMARY" in out
+        assert "Total tensors: 3" in out
         assert "no .pt, .pth, .safetensors, .npy, .npz file matches 'nope*.pt'" in out
 
 
@@ -543,4 +540,3 @@ def test_a_file_of_integers_only_is_no_success(capsys: pytest.CaptureFixture[str
     status, out, _ = run(capsys, "i.safetensors", "--no-plots")
     assert status == 1
     assert "holds no floating point tensor; it has ids: torch.int64, mask: torch.bool" in out
-    assert "🎉" not in out

@@ -127,6 +127,43 @@ def test_a_resumed_run_shows_what_was_taken_over(monkeypatch: pytest.MonkeyPatch
     assert page() == whole
 
 
+def test_a_sweep_that_fails_leaves_the_page_of_one_that_passed() -> None:
+    torch.save(tensor(), "a.pt")
+    torch.save(tensor() * float("nan"), "b.pt")
+    assert swept("a.pt", "--no-plots") == 0
+    good = page()
+    assert swept("a.pt", "gone.pt", "--no-plots") == 1
+    assert page() == good
+    assert "1 tensor of 2 failed" in page(name="index-failed.html")
+    assert swept("b.pt", "--no-plots") == 1
+    assert page() == good
+    torch.save(tensor(1), "b.pt")
+    assert swept("b.pt", "--no-plots") == 0
+    assert page() != good
+    assert not Path("out", "index-failed.html").exists()
+
+
+def test_a_sweep_without_any_file_is_one_line_and_leaves_all_as_it_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert swept("gone.pt", "no*.pt") == 2
+    assert capsys.readouterr() == (
+        "",
+        "qgate sweep: none of the 2 inputs exists: there is no file 'gone.pt'; check the spelling.\n",
+    )
+    assert not Path("out").exists()
+
+
+def test_the_page_of_a_sweep_that_failed_is_replaced() -> None:
+    torch.save(tensor() * float("nan"), "b.pt")
+    assert swept("b.pt", "--no-plots") == 1
+    assert "1 tensor of 1 failed" in page()
+    torch.save(tensor(), "a.pt")
+    assert swept("a.pt", "gone.pt", "--no-plots") == 1
+    assert "1 tensor of 2 failed" in page()
+    assert not Path("out", "index-failed.html").exists()
+
+
 def test_a_page_of_somebody_else_stays() -> None:
     Path("out").mkdir()
     Path("out", "index.html").write_text("mine")

@@ -24,7 +24,8 @@ from qgate.comparing.dump_comparison import compare_dumps
 from qgate.comparing.dump_differences import DumpComparison, PairErrors
 from qgate.comparing.pairing import PARAMETERS, pair_records
 from qgate.dumps import Dump, DumpWriter, Record, StoredValues, reading
-from qgate.dumps.record import RecordSelection, plain
+from qgate.dumps.record import RecordSelection
+from qgate.records.plain_data import plain
 from tests.dumps.making import record, write
 
 KINDS = ("equal", "equal", "differs", "unfit", "summary")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qgate.plugin.options import OPTIONS
+from qgate.project.options import OPTIONS
 from qgate.results.pictures import PLOTS
 from tests.plugin.conftest import Run
 

@@ -116,7 +116,7 @@ def test_an_unrelated_run_imports_no_torch(pytester: pytest.Pytester) -> None:
 def test_options_markers_and_fixtures_are_listed_with_a_line_each(
     pytester: pytest.Pytester,
 ) -> None:
-    from qgate.plugin.options import OPTIONS
+    from qgate.project.options import OPTIONS
 
     text = str(pytester.runpytest_inprocess("--help").stdout)
     for name in OPTIONS:
@@ -137,8 +137,8 @@ def test_options_markers_and_fixtures_are_listed_with_a_line_each(
 
 
 def test_what_a_failure_repeats_is_every_option_about_the_run(pytester: pytest.Pytester) -> None:
-    from qgate.plugin.options import OPTIONS
     from qgate.plugin.settings import options_of
+    from qgate.project.options import OPTIONS
 
     values = {int: "7", float: "0.5"}
     given = {

@@ -180,3 +180,12 @@ def test_hooks_are_listed_with_a_line_each(pytester: pytest.Pytester) -> None:
     pytester.runpytest_inprocess("--help").stdout.fnmatch_lines(
         ["*pytest_qgate_models: *", "*pytest_qgate_modes: *", "*pytest_qgate_record: *"]
     )
+
+
+def test_an_update_is_needed_to_say_what_it_writes(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_inprocess("--update-which", "new")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*--update-which new says what an update writes, and nothing is updated: give --update-*"]
+    )
+    assert pytester.runpytest_inprocess("--update-which", "new", "--update-dry-run").ret == 5

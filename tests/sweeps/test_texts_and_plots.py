@@ -104,11 +104,11 @@ def test_the_recommendation_is_a_number_and_never_reads_as_zero(name: str) -> No
 
 def test_tiny_and_huge_factors_are_readable() -> None:
     tiny = tensor_record(activation() * 2.0**-120, levels=3)
-    assert one_line(tiny, "🎯 Use") == "🎯 Use scaling factor: 2^-122 (1.9e-37)"
+    assert one_line(tiny, "Use") == "Use scaling factor: 2^-122 (1.9e-37)"
     assert one_line(tiny, "MSE Range").startswith("MSE Range: 3.828570e-75 to ")
     level = tiny["levels"][0]
     level |= {"exponent": -2000.0, "factor": 0.0}  # below what a double holds
-    assert one_line(tiny, "🎯 Use") == "🎯 Use scaling factor: 2^-2000"
+    assert one_line(tiny, "Use") == "Use scaling factor: 2^-2000"
 
 
 def test_a_small_share_does_not_read_as_zero() -> None:
@@ -189,7 +189,7 @@ def test_the_gap_to_production_is_said(gap: Any, words: str) -> None:
 
 def test_a_tensor_that_fails_says_so_first_and_last() -> None:
     record = failing()
-    loud = "❌ This tensor does not pass: 3 NaN and 1 Inf in the tensor."
+    loud = "This tensor does not pass: 3 NaN and 1 Inf in the tensor."
     lines = sweep_text.lines(record)
     assert lines[3] == lines[-2] == loud
     assert "   for the finite values; the tensor itself does not pass" in lines
@@ -233,13 +233,7 @@ def test_lines_fit_and_have_an_ascii_form(make: Callable[[], Record]) -> None:
 
 
 def test_the_ascii_form_keeps_the_meaning() -> None:
-    assert sweep_text.plain(["✅ fine", "❌ broken", "⚠️  careful", "Δ: 1", "张"]) == [
-        "OK fine",
-        "FAILED broken",
-        "WARNING  careful",
-        "delta: 1",
-        "\\u5f20",
-    ]
+    assert sweep_text.plain(["fine", "Δ: 1", "张"]) == ["fine", "delta: 1", "\\u5f20"]
     for name, make in {**TENSORS, **BLOCKS}.items():
         if name != "odd name":
             assert "\\" not in "".join(sweep_text.plain(all_lines(make())))
@@ -263,7 +257,7 @@ def test_color_only_adds_escapes(record: Record) -> None:
     plain, colored = sweep_text.lines(record), sweep_text.lines(record, color=True)
     assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored] == plain
     assert colored != plain
-    best = next(line for line in colored if "RECOMMENDED" in line and "⭐" in line)
+    best = next(line for line in colored if "RECOMMENDED Scaling" in line)
     assert best.startswith("\x1b[1;32m")
 
 
@@ -286,8 +280,8 @@ def test_a_block_sweep_speaks_about_offsets(name: str) -> None:
     lines = sweep_text.lines(record)
     offset = record["levels"][record["advice"]["recommended"]]["exponent"]
     own = f"{offset:+g}" if offset else "0"
-    assert f"🎯 Use offset: {own}" in lines
-    assert any(line.startswith(f"⭐ RECOMMENDED Offset: {own} ") for line in lines)
+    assert f"Use offset: {own}" in lines
+    assert any(line.startswith(f"RECOMMENDED Offset: {own} ") for line in lines)
     text = "\n".join(lines)
     assert "Offset 0 is what production uses" in text
     assert "speaks about an offset to every block's own exponent" in text

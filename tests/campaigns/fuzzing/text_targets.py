@@ -283,8 +283,8 @@ SETTING_FILES = (
     Target("settings .toml", lambda f: (f / "c.toml").write_text(TOML), lambda f: read_settings(f / "c.toml"),
            ("qgate.documents:toml",), share=20),
     Target("qgate.toml", lambda f: (f / "qgate.toml").write_text(PROJECT), _project,
-           ("qgate.documents:toml", "qgate.plugin.settings:_parsed",), allowed=_USAGE, share=40),
-    Target("pyproject.toml", _pyproject, _project, ("qgate.plugin.settings:_has_settings",), "*.toml", _USAGE),
+           ("qgate.documents:toml", "qgate.project.settings:_parsed",), allowed=_USAGE, share=40),
+    Target("pyproject.toml", _pyproject, _project, ("qgate.project.settings:_has_settings",), "*.toml", _USAGE),
     Target("repository to start in", _pyproject, _init, ("qgate.cli._repository:read_bytes", "qgate.cli._repository:_pytest_setting")),
     Target("name of a dump", _named_dump, _name, ("qgate.plugin.settings:dump_name",), allowed=_USAGE),
 )  # fmt: skip

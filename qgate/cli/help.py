@@ -1,0 +1,19 @@
+"""Show what qgate, or one command, takes.
+
+qgate help
+qgate help sweep
+qgate help dumps compare
+"""
+
+from __future__ import annotations
+
+import argparse
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="COMMAND", help="a command, and its verb")
+
+
+def run(args: argparse.Namespace) -> int:
+    args.top.parse_args([*args.words, "--help"])
+    return 0

@@ -1,0 +1,1 @@
+"""The settings of a project, for pytest runs and for commands alike."""

@@ -1,0 +1,133 @@
+"""The settings of a project: `qgate.toml`, or `[tool.qgate]` of its pyproject.toml.
+
+They are options by their names, with underscores, and the table `limits`, which is the policy. The
+folder of the file is the project's home, where baselines are, and where results go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qgate.documents import toml
+from qgate.errors import QgateError, unknown
+from qgate.project.options import OPTIONS, Kind, PathPair
+from qgate.storage.locations import text_below
+
+NAME = "qgate.toml"
+
+
+def home_above(path: Path) -> Path | None:
+    """Return the nearest folder at or above a path that has settings."""
+    return next((folder for folder in (path, *path.parents) if _has_settings(folder)), None)
+
+
+def _has_settings(folder: Path) -> bool:
+    shared = folder / "pyproject.toml"
+    return (folder / NAME).is_file() or (
+        shared.is_file() and "[tool.qgate" in shared.read_text(encoding="utf-8", errors="replace")
+    )
+
+
+@dataclass(frozen=True)
+class ProjectSettings:
+    """The settings of the folder `home`.
+
+    options  options of a run that they set, by name
+    limits   the policy
+    suites   folders and files that `qgate run` hands to pytest
+    source   the file that the settings are in, empty without one
+    """
+
+    home: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
+    suites: tuple[str, ...] = ()
+    source: str = ""
+
+    def value(self, name: str) -> Any:
+        """Return what the settings say of an option, else its default."""
+        return self.options.get(name, OPTIONS[name].default)
+
+    @property
+    def suite_folders(self) -> tuple[str, ...]:
+        """Return what `qgate run` runs: the suites named, or the folder suites."""
+        return self.suites or (str(self.home / "suites"),)
+
+
+def settings_above(path: Path) -> ProjectSettings:
+    """Read the settings of the project that a path is in; without any, all are defaults."""
+    return read_project(home_above(path) or path)
+
+
+def read_project(home: Path) -> ProjectSettings:
+    """Read the settings of a folder."""
+    values: dict[str, Any] = {}
+    source = ""
+    for following, table in _tables(home):
+        both = [name for name in table if name in values]
+        if both:
+            raise QgateError(
+                f"both {source} and {following} set {', '.join(sorted(both))}: keep one."
+            )
+        source = following
+        try:
+            values |= {name: _checked(home, name, value) for name, value in table.items()}
+        except QgateError as error:
+            raise QgateError(f"{source}: {error}") from None
+    limits, suites = values.pop("limits", {}), tuple(values.pop("suites", ()))
+    options = {name.replace("_", "-"): value for name, value in values.items()}
+    return ProjectSettings(home, options, limits, suites, source)
+
+
+def _tables(home: Path) -> list[tuple[str, dict[str, Any]]]:
+    own, shared = home / NAME, home / "pyproject.toml"
+    tables = [(str(own), _parsed(own))] if own.is_file() else []
+    if shared.is_file() and _has_settings(home):
+        table = _parsed(shared).get("tool", {}).get("qgate")
+        tables += [] if table is None else [(f"[tool.qgate] of {shared}", table)]
+    return tables
+
+
+def _parsed(file: Path) -> dict[str, Any]:
+    try:
+        return toml(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise QgateError(f"{file}: {error}") from None
+
+
+def _checked(home: Path, name: str, value: Any) -> Any:
+    """Return a value of the file; some options are for the command line alone."""
+    if name == "limits":
+        if not isinstance(value, dict):
+            raise QgateError(f"limits = {value!r} is not allowed; it is a table.")
+        return value
+    kinds = {n.replace("-", "_"): o.kind for n, o in OPTIONS.items() if o.is_setting}
+    kinds["suites"] = list
+    if name not in kinds:
+        raise unknown("key", name, [*kinds, "limits"])
+    kind = kinds[name]
+    listed = value if isinstance(value, list) else [value]
+    if kind is list and listed and all(isinstance(text, str) and text for text in listed):
+        return [text_below(home, text) for text in listed] if name == "suites" else listed
+    if kind is float and type(value) in (int, float):
+        return float(value)
+    if kind is Path and isinstance(value, str) and value:
+        return text_below(home, value)
+    is_pair = kind is PathPair and isinstance(value, list) and len(value) == 2
+    if is_pair and all(isinstance(text, str) and text for text in value):
+        return [text_below(home, text) for text in value]
+    # By type alone: true is no whole number.
+    plain = kind in (int, str, bool) and type(value) is kind
+    if plain or (isinstance(kind, tuple) and value in kind):
+        return value
+    raise QgateError(f"{name} = {value!r} is not allowed; it is {_allowed(kind)}.")
+
+
+def _allowed(kind: Kind) -> str:
+    if isinstance(kind, tuple):
+        return f"one of {', '.join(kind)}"
+    return {list: "a text or a list of texts", Path: "a path",
+            PathPair: "a list of two paths", int: "a whole number",
+            float: "a number", str: "a text", bool: "true or false"}[kind]  # fmt: skip

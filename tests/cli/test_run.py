@@ -1,0 +1,121 @@
+"""`qgate run`: which suites pytest gets, with which words, and whose status comes back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qgate.cli import main
+from qgate.cli import run as command
+
+Started = Callable[..., list[str]]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with a folder of suites, where the command is run."""
+    (tmp_path / "suites").mkdir()
+    (tmp_path / "suites" / "test_a.py").write_text("def test_a(): pass\n")
+    (tmp_path / "qgate.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Return the words that pytest would be started with."""
+
+    def words(*argv: str, status: int = 0) -> list[str]:
+        commands: list[list[str]] = []
+
+        def note(line: list[str]) -> int:
+            commands.append(line)
+            return status
+
+        monkeypatch.setattr(command, "_finished", note)
+        assert main([*argv]) == status
+        (line,) = commands
+        assert line[:3] == [sys.executable, "-m", "pytest"]
+        return line[3:]
+
+    return words
+
+
+@pytest.mark.parametrize(
+    ("typed", "passed"),
+    [
+        ("run", "suites"),
+        ("run --mode 2-1 -n 2 --co", "suites --mode 2-1 -n 2 --co"),
+        ("run suites/test_a.py -k int8", "suites/test_a.py -k int8"),
+        ("run elsewhere --maxfail 1", "elsewhere --maxfail 1"),
+        ("run -x suites/test_a.py::test_a", "-x suites/test_a.py::test_a"),
+        ("run --ignore suites/test_a.py", "suites --ignore suites/test_a.py"),
+        ("run --mode=suites", "suites --mode=suites"),
+        ("run --color=never -q", "suites --color=no -q"),
+        ("run --color always", "suites --color yes"),
+        ("run --color yes", "suites --color yes"),
+        ("run -k never", "suites -k never"),
+        ("--quiet run", "suites --quiet"),
+        ("--color never run -x", "suites -x --color=no"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_pytest_gets_the_suites_and_every_other_word(
+    typed: str, passed: str, started: Started
+) -> None:
+    assert started(*typed.split()) == passed.split()
+
+
+def test_suites_are_found_from_below_and_by_the_settings(
+    project: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
+    (project / "src").mkdir()
+    monkeypatch.chdir(project / "src")
+    assert started("run") == [str(Path("..", "suites"))]
+    (project / "suites").rename(project / "gates")
+    (project / "qgate.toml").write_text('suites = ["gates/test_a.py", "gates"]\n')
+    assert started("run", "-x") == [
+        *(str(Path("..", s)) for s in ("gates/test_a.py", "gates")),
+        "-x",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("", ["there is no", "suites' to run", "qgate run PATH", "`qgate init`"]),
+        ('suites = "gone"', ["gone' named by", "qgate.toml"]),
+        ("suites = 3", ["suites = 3 is not allowed; it is a text or a list of texts"]),
+        ("suite = 'x'", ["unknown key 'suite'. Did you mean suites"]),
+    ],
+)
+def test_missing_suites_are_one_line(
+    settings: str, words: list[str], project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "suites").rename(project / "elsewhere")
+    (project / "qgate.toml").write_text(settings)
+    assert main(["run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("qgate run: ")
+    assert error.count("\n") == 1
+    assert all(word in error for word in words), error
+
+
+def test_the_status_is_that_of_the_program() -> None:
+    def ended(code: str) -> int:
+        return command._finished([sys.executable, "-c", code])
+
+    assert [ended(f"raise SystemExit({status})") for status in (0, 1, 5)] == [0, 1, 5]
+    assert ended("import os; os.kill(os.getpid(), 9)") == 128 + 9
+
+
+def test_pytest_itself_runs_and_its_status_comes_back(
+    project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "suites" / "test_b.py").write_text("def test_b(): assert 1 == 2\n")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    assert main(["run", "-p", "qgate.plugin", "-rf", "--tb=no"]) == 1
+    assert "1 failed, 1 passed" in capfd.readouterr().out
