@@ -257,7 +257,7 @@ def _wide_modes(modes: Sequence[ModeSummary], several: bool, site: int, beside: 
         name = one_line(f"{mode.model} {mode.mode}" if several else mode.mode)
         rows.append([cut_middle(name, 36), f"{mode.failed}/{mode.gates}", *cells])
     heads = ["mode", "failed", "worst against its limit", "metric", "value", "limit", "x limit"]
-    if beside:
+    if beside and not any(mode.long_text for mode in modes):
         rows = [[*row, _carried(mode) or "-"] for row, mode in zip(rows, modes, strict=True)]
         return table([*heads, "carries"], rows, numbers=(1, 4, 5, 6))
     return _below(table(heads, rows, numbers=(1, 4, 5, 6)), modes, 1)
@@ -269,6 +269,7 @@ def _below(lines: list[str], modes: Sequence[ModeSummary], height: int) -> list[
     for number, mode in enumerate(modes):
         rows += lines[2 + number * height : 2 + (number + 1) * height]
         rows += [f"    carries {carried}"] if (carried := _carried(mode)) else []
+        rows += [f"    {one_line(mode.long_text)}"] if mode.long_text else []
     return rows
 
 

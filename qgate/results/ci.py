@@ -186,7 +186,7 @@ def _head(*names: str) -> tuple[str, str]:
 def _mode_row(mode: ModeSummary) -> str:
     cells: list[object] = [f"{mode.model} {mode.mode}", mode.gates, mode.failed]
     cells += ["", *_figures(None)] if mode.worst is None else _worst_cells(mode.worst)
-    cells.append(mode.carried_text())
+    cells.append("; ".join(filter(None, [mode.carried_text(), mode.long_text])))
     return _table_row(cells)
 
 

@@ -116,8 +116,7 @@ class ModeSummary:
 
     def carried_text(self) -> str:
         """Write what the mode carries, with grades if none of its gates failed."""
-        errors = ", ".join(carried.text(graded=not self.failed) for carried in self.carried)
-        return "; ".join(filter(None, [errors, self.long_text]))
+        return ", ".join(carried.text(graded=not self.failed) for carried in self.carried)
 
 
 @dataclass

@@ -29,6 +29,7 @@ from qgate.models import Model
 from qgate.modes.setups import ModelSetup
 from qgate.modes.states.casting import StoredState
 from qgate.page.plots.panels import panels_of
+from qgate.page.terminal import mode_table
 from qgate.results.long_texts import predicted_tokens
 from qgate.results.summary import Tally
 from tests.gate.state_models import small_mamba
@@ -121,7 +122,10 @@ def test_summaries_say_how_the_error_grows(predicted: float) -> None:
     }  # fmt: skip
     (mode,) = Tally([record]).modes
     words = "" if predicted == 4096.0 else ", stops predicting at token 1,024"
-    assert mode.carried_text() == f"KL 2.4e-04 along 4,096 tokens, 32x at the end{words}"
+    text = f"KL 2.4e-04 along 4,096 tokens, 32x at the end{words}"
+    assert mode.long_text == text
+    lines = [line.text for line in mode_table([mode], 200, 4)]
+    assert f"    {text}" in lines
 
 
 # The figure ---------------------------------------------------------------------------------------
