@@ -6,10 +6,12 @@ them out. A mode of your own is one more literal like these.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from qgate.modes.mode import Mode, Rule
 
+Choice = tuple[str, Mapping[str, object]]
+"""A format with its options."""
 # One draw of signs, the same for inputs and weights, so that the rotations cancel in the product.
 SIGNS = (1, 1, -1, 1, -1, -1, 1, 1, 1, -1, 1, -1, -1, 1, -1, -1)
 
@@ -17,8 +19,8 @@ SIGNS = (1, 1, -1, 1, -1, -1, 1, 1, 1, -1, 1, -1, -1, 1, -1, -1)
 def _mode(
     name: str,
     about: str,
-    weight: tuple[str, dict[str, Any]],
-    inputs: tuple[str, dict[str, Any]] | None = None,
+    weight: Choice,
+    inputs: Choice | None = None,
     *,
     causal: bool = True,
 ) -> Mode:
@@ -28,8 +30,8 @@ def _mode(
     return Mode(f"served-{name}", about, rules=tuple(rules), causal=causal, by_name=True)
 
 
-_ROTATED = ("nvfp4", {"rotation": SIGNS})
-_HALF_BLOCKS = ("mxfp4_e2m1", {"block": 16})
+_ROTATED: Choice = ("nvfp4", {"rotation": SIGNS})
+_HALF_BLOCKS: Choice = ("mxfp4_e2m1", {"block": 16})
 _TILES = {"granularity": "block", "block": (128, 128)}
 _GROUPS = {"granularity": "block", "block": 128, "axis": -1}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 import qgate
@@ -213,7 +214,11 @@ def test_what_was_recorded_passes_with_notes(recorded: Path) -> None:
     (record,) = outcome.record["rows"]
     assert (record["site"], record["layer"]) == ("similarity", "similarity")
     assert record["notes"]["metric_reference"] == pytest.approx(1.0)
-    assert len(record["notes"]["metric_of_samples"]) == 6
+    samples = record["notes"]["metric_of_samples"]
+    assert len(samples) == 6
+    # The reference is 1 for each sample, so that the share kept is the figure itself.
+    half = stats.t.ppf(0.975, 5) * stats.sem(samples)
+    assert record["values"]["accuracy_kept"] == pytest.approx(sum(samples) / 6 - half, abs=1e-5)
 
 
 @pytest.mark.parametrize("change", [-0.02, 0.02])
