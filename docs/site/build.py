@@ -31,7 +31,7 @@ ROOT = HERE.parents[1]
 CONTENTS = {
     "Tutorials": (
         "tutorials/first-gate", "tutorials/first-kernel-check", "tutorials/first-dump",
-        "tutorials/first-checkpoint",
+        "tutorials/first-checkpoint", "notebook",
     ),
     "How to": (
         "failures", "adopting", "ci", "baselines", "reports", "kernels", "checkpoints",
@@ -44,9 +44,9 @@ CONTENTS = {
     ),
     "Reference": (
         "gates", "measured", "other-gates", "models", "modes", "formats", "dumps", "files",
-        "threats",
+        "support", "threats",
     ),
-    "Explanation": ("limits", "museum", "faults"),
+    "Explanation": ("limits", "numbers", "which-format", "cost", "museum", "faults"),
 }  # fmt: skip
 GENERATED = {
     "Reference": ("commands", "api", "changelog"),
