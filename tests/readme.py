@@ -8,7 +8,9 @@ output, a line `…` stands for any lines and a `…` inside a line for any text
 
 from __future__ import annotations
 
+import ast
 import functools
+import json
 import os
 import re
 import runpy
@@ -127,6 +129,31 @@ def run_python(block: Block) -> None:
     """Run a python block on its own; its errors carry the README's line numbers."""
     code = compile("\n" * block.line + block.text, "README.md", "exec", dont_inherit=True)
     exec(code, {"__name__": "__main__"})
+
+
+def prose(text: str) -> list[str]:
+    """Return the words of a page without its blocks, tables, pictures and addresses of links."""
+    text = re.sub(
+        r"^(`{3,}).*?^\1$|<picture>.*?</picture>", "", text, flags=re.DOTALL | re.MULTILINE
+    )
+    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    return re.sub(r"\]\([^)]*\)", "]", "\n".join(lines)).split()
+
+
+def run_notebook(text: str) -> list[object]:
+    """Run the cells of a notebook from top to bottom, and return what each ends with, as shown."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    results = []
+    for number, cell in enumerate(json.loads(text)["cells"], 1):
+        if cell["cell_type"] != "code":
+            continue
+        tree = ast.parse("".join(cell["source"]), f"cell {number}")
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, f"cell {number}", "exec", dont_inherit=True), names)
+        if isinstance(last, ast.Expr):
+            code = compile(ast.Expression(last.value), f"cell {number}", "eval", dont_inherit=True)
+            results.append(eval(code, names))
+    return results
 
 
 def files(page: list[Block], block: Block) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,18 @@ def test_the_readme_can_be_run() -> None:
     assert PAGES
 
 
+def test_the_readme_is_short() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 130
+    assert 200 < len(readme.prose(text)) < 600, "code and tables apart"
+    assert readme.prose("a [b c](d e)\n" + fenced("text", "x y") + "| f |\ng") == [
+        "a",
+        "[b",
+        "c]",
+        "g",
+    ]
+
+
 @pytest.mark.parametrize("block", in_language("python"))
 def test_python(block: readme.Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,6 +71,17 @@ def test_a_tutorial_runs_from_its_page_alone(
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.chdir(tmp_path)
     readme.follow(TUTORIALS[name], tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs_and_shows_each_result(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results = readme.run_notebook(path.read_text(encoding="utf-8"))
+    assert results
+    assert all(repr(result) for result in results)
+    assert "argument 0 has blocks of 16, not of 32" in results[-1]
 
 
 # Planted READMEs ----------------------------------------------------------------------------------
@@ -188,6 +212,15 @@ def test_a_tutorial_that_lies_fails(tmp_path: Path) -> None:
         readme.follow(readme.blocks(test + run), tmp_path)
     with pytest.raises(AssertionError, match="does not have the lines to change"):
         readme.follow(readme.blocks(fenced("diff", "--- test_a.py", "-    x = 1")), tmp_path)
+
+
+def test_a_notebook_shares_names_and_gives_what_its_cells_end_with() -> None:
+    cells = ["x = 1\n", "x + 1", "y = x\nif y:\n    pass"]
+    kinds = [{"cell_type": "code", "source": [cell]} for cell in cells]
+    text = json.dumps({"cells": [{"cell_type": "markdown", "source": ["1 +"]}, *kinds]})
+    assert readme.run_notebook(text) == [2]
+    with pytest.raises(NameError):
+        readme.run_notebook(json.dumps({"cells": kinds[1:]}))
 
 
 def test_a_failing_python_block_fails_at_its_line() -> None:

@@ -31,7 +31,7 @@ ROOT = HERE.parents[1]
 CONTENTS = {
     "Tutorials": (
         "tutorials/first-gate", "tutorials/first-kernel-check", "tutorials/first-dump",
-        "tutorials/first-checkpoint",
+        "tutorials/first-checkpoint", "notebook",
     ),
     "How to": (
         "failures", "adopting", "ci", "bisect", "baselines", "reports", "kernels", "checkpoints",
@@ -44,9 +44,9 @@ CONTENTS = {
     ),
     "Reference": (
         "commands", "gates", "measured", "other-gates", "models", "modes", "formats", "dumps",
-        "files", "threats",
+        "files", "support", "threats",
     ),
-    "Explanation": ("limits", "museum", "faults"),
+    "Explanation": ("limits", "numbers", "which-format", "cost", "museum", "faults"),
 }  # fmt: skip
 GENERATED = {
     "Reference": ("options", "api", "changelog"),
@@ -86,10 +86,10 @@ python -m pip install -c constraints.txt -e '.[test]'
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("site", type=Path, help="the folder to write")
-    options.add_argument("--no-gallery", action="store_true", help="leave out what has to be run")
-    args = options.parse_args()
+    reader = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    reader.add_argument("site", type=Path, help="the folder to write")
+    reader.add_argument("--no-gallery", action="store_true", help="leave out what has to be run")
+    args = reader.parse_args()
     with tempfile.TemporaryDirectory() as work:
         source = Path(work) / "source"
         stage(source, gallery=not args.no_gallery)
@@ -131,7 +131,7 @@ def stage(source: Path, *, gallery: bool) -> None:
         added = [name for name in GENERATED.get(caption, ()) if gallery or name != "gallery"]
         trees.append(TREE.format(caption=caption, pages="\n".join([*names, *added])))
     (source / "index.md").write_text(readme + "".join(trees), encoding="utf-8")
-    (source / "options.md").write_text("\n".join(commands()), encoding="utf-8")
+    (source / "options.md").write_text("\n".join(options()), encoding="utf-8")
     (source / "changelog.md").write_text(
         relinked((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), ""), encoding="utf-8"
     )
@@ -181,9 +181,9 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
 
 
-def commands() -> Iterator[str]:
+def options() -> Iterator[str]:
     """Yield the help of each command, and the options that pytest gets."""
-    yield "# Every option\n\n`qgate COMMAND --help` and `pytest --help` print the same.\n"
+    yield "# Options of every command\n\n`qgate COMMAND --help` and `pytest --help` print the same.\n"
     suites = argparse.ArgumentParser("pytest suites", add_help=False)
     for name, option in OPTIONS.items():
         suites.add_argument(f"--{name}", f"--qgate-{name}", **option.argparse)

@@ -62,7 +62,7 @@ def test_links_are_moved(build: ModuleType) -> None:
 
 
 def test_every_command_and_option_is_on_the_page(build: ModuleType) -> None:
-    text = "\n".join(build.commands())
+    text = "\n".join(build.options())
     assert "\n## qgate baselines accept\n" in f"\n{text}"
     for name in ("--qgate-across-weights", "--qgate-update-which", "--relative-mse", "--parent"):
         assert name in text, name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -215,6 +216,19 @@ VERSIONS: dict[str, Callable[[], int]] = {
     "audit.json": lambda: audit_record.VERSION,
     ".unfinished-….jsonl": lambda: journal.VERSION,
 }
+
+
+def test_the_page_of_support_has_every_python_and_the_oldest_torch() -> None:
+    about = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (DOCS / "support.md").read_text(encoding="utf-8")
+    classifiers = [
+        text.rpartition(" ")[2] for text in about["classifiers"] if "Python :: 3." in text
+    ]
+    assert len(classifiers) >= 3
+    for version in classifiers:
+        assert re.search(rf"^\| .*\b{re.escape(version)}\b.*run", page, re.MULTILINE), version
+    (torch,) = [text for text in about["dependencies"] if text.startswith("torch>=")]
+    assert f"| {torch.removeprefix('torch>=')}.0 " in page
 
 
 def test_the_page_has_every_kind_with_its_version() -> None:
