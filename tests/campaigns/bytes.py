@@ -136,9 +136,10 @@ KINDS: dict[str, Stored] = {
 }
 
 
-def campaign(benches: Benches, _: list[str], count: int, say: Progress) -> list[Tally]:
+def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> list[Tally]:
     tallies = []
-    for name, share in shares(list(KINDS), count).items():
+    chosen = [name for name in KINDS if name in names] or list(KINDS)
+    for name, share in shares(chosen, count).items():
         home = benches.home / name.replace(" ", "-")
         tallies.append(changed_bytes(name, home, share, benches.seed))
         say(f"{name}: done")

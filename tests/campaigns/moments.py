@@ -131,6 +131,16 @@ def failing_from(folder: Path, step: int, code: int, *, once: bool) -> Callable[
     return lambda: Steps(folder, react).install()
 
 
+def failing_at(folder: Path, step: int, code: int) -> Callable[[], None]:
+    """At a step, whatever it is, the system has an error; the process goes on."""
+
+    def react(number: int, _: str, path: str) -> None:
+        if number == step:
+            raise OSError(code, os.strerror(code), path)
+
+    return lambda: Steps(folder, react).install()
+
+
 def limited(size: int) -> Callable[[], None]:
     """Files may not grow beyond a size; writes get an error then, as with a quota."""
 
