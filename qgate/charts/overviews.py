@@ -7,9 +7,10 @@ come from other people's models and files: it is cut and escaped here.
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tabulate import tabulate
 
@@ -28,8 +29,8 @@ else:
     bar_sheets = LateModule("qgate.charts.bar_sheets")
 
 Row = Mapping[str, object]
-_MOST_LINES, _MOST_ROWS, _MOST_SHOWN = 6, 10, 20
-LINE, _CELL = 140, 44
+_MOST_LINES, _MOST_ROWS, _MOST_SHOWN, _MOST_BARS = 6, 10, 20, 20
+_LINE, _CELL = 140, 44
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,10 @@ class Overviewed:
         rows = overview.rows(_MOST_SHOWN)
         return render(
             "charts/overview",
-            title=shortened(overview.title, 2 * LINE),
-            lines=[shortened(line, 2 * LINE) for line in overview.lines[:_MOST_LINES]],
+            title=shortened(overview.title, 2 * _LINE),
+            lines=[shortened(line, 2 * _LINE) for line in overview.lines[:_MOST_LINES]],
             head=list(rows[0]) if rows else [],
-            rows=[[cell_text(cell) for cell in row.values()] for row in rows],
+            rows=[[_cell(cell) for cell in row.values()] for row in rows],
             more=overview.more(_MOST_SHOWN),
             image=image,
             alt=picture.title if picture else "",
@@ -94,12 +95,14 @@ class Overviewed:
         """Draw the result; a notebook shows it, and `.figure` is its matplotlib figure."""
         picture = self._draw()
         if picture is None:
-            raise QgateError(f"there is nothing to draw: {shortened(self.overview().title, LINE)}.")
+            raise QgateError(
+                f"there is nothing to draw: {shortened(self.overview().title, _LINE)}."
+            )
         return picture
 
     def _draw(self) -> Sheet | None:
         overview = self.overview()
-        return bar_sheets.bar_sheet(overview) if overview.drawn else None
+        return overview_bars(overview) if overview.drawn else None
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -113,11 +116,24 @@ def _whole(value: object) -> object:
     return value.encode("utf-8", "backslashreplace").decode() if type(value) is str else value
 
 
-def is_number(value: object) -> bool:
+def overview_bars(overview: Overview) -> Sheet | None:
+    """Draw the first rows as bars, named by the first column; None without a finite number."""
+    rows = overview.rows(_MOST_BARS)
+    cells = [row[overview.drawn] for row in rows]
+    values = [float(cell) if _is_number(cell) else math.nan for cell in cells]
+    if not any(map(math.isfinite, values)):
+        return None
+    names = [str(next(iter(row.values()))) for row in rows]
+    texts = [f" {_cell(cell)}" for cell in cells]
+    title = shortened(overview.title, _LINE)
+    return bar_sheets.bar_sheet(title, overview.drawn, names, values, texts)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def cell_text(value: object) -> str:
+def _cell(value: object) -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
@@ -129,8 +145,8 @@ def _text_lines(overview: Overview) -> list[str]:
     lines = [overview.title, *(f"  {line}" for line in overview.lines[:_MOST_LINES])]
     rows = overview.rows(_MOST_ROWS)
     if rows:
-        aligned = ["right" if is_number(value) else "left" for value in rows[0].values()]
-        cells = [[cell_text(cell) for cell in row.values()] for row in rows]
+        aligned = ["right" if _is_number(value) else "left" for value in rows[0].values()]
+        cells = [[_cell(cell) for cell in row.values()] for row in rows]
         table = tabulate(
             [list(rows[0]), *cells], tablefmt="plain", colalign=aligned, disable_numparse=True
         )
@@ -141,4 +157,4 @@ def _text_lines(overview: Overview) -> list[str]:
 
 
 def _cut(line: str) -> str:
-    return line if len(line) <= LINE and line.isprintable() else shortened(line, LINE)
+    return line if len(line) <= _LINE and line.isprintable() else shortened(line, _LINE)

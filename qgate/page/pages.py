@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from qgate.charts.pages import render
@@ -79,7 +79,7 @@ def page(
         ("others", "Other failed tests", run.other["failed"], run.other["failed"]),
         ("map", "Modes and layers", 0, run.layer_errors),
         ("failing", "Failing gates", len(run.failed), blocks),
-        ("omitted", omitted["title"], _omitted_count(run), True) if omitted else _NO_LINK,
+        ("omitted", omitted.title, _omitted_count(run), True) if omitted else _NO_LINK,
         ("growth", "Error over depth", 0, growth),
         *(() if lead else further),
         ("gates", "All gates", counts.total(), True),
@@ -250,7 +250,15 @@ def _omitted_count(run: Run) -> int:
     return extent["gates"] - extent["judged"] if is_partial(extent) and extent else 0
 
 
-def _omitted(run: Run) -> dict[str, Any] | None:
+class OmissionView(NamedTuple):
+    """The gates that were not held, one row per reason, model and mode."""
+
+    title: str
+    about: str
+    rows: list[tuple[str, str, str, int | None]]
+
+
+def _omitted(run: Run) -> OmissionView | None:
     """Return the gates that were not held, one row per reason, model and mode."""
     extent = extent_of(run.header)
     if extent is None or not is_partial(extent):
@@ -268,7 +276,7 @@ def _omitted(run: Run) -> dict[str, Any] | None:
         f"{extent['judged']:,} of {extent['gates']:,} gates within the modes asked for were held."
     )
     title = "Gates that were not held" if _omitted_count(run) else "What no gate compares"
-    return {"title": title, "about": about, "rows": rows}
+    return OmissionView(title, about, rows)
 
 
 def _looser(run: Run) -> list[tuple[str, list[tuple[str, ...]]]]:

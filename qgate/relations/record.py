@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from qgate.charts.overviews import Overview, Overviewed
 
@@ -104,16 +103,19 @@ class RelationReport(Overviewed):
         """Describe the subject: what does not hold, and its sites, nearest to the limit first."""
         first, *lines = str(self).splitlines()
         wrong = [str(self.first_of(relation)) for relation in self.broken]
-        rows = [self._site_row(site) for site in self.sites]
-        rows.sort(key=lambda row: -(row["times the limit"] or 0.0))
+        sites = sorted(self.sites, key=lambda site: -(self._figures(site)[2] or 0.0))
         lines = [*wrong, *(line.strip() for line in lines)]
-        return Overview(first, rows, noun="site", lines=lines, drawn="times the limit")
+        return Overview(first, sites, self._site_row, "site", lines, "times the limit")
 
-    def _site_row(self, site: str) -> dict[str, Any]:
+    def _figures(self, site: str) -> tuple[float | None, float | None, float | None]:
+        """Return the largest error at a site, its limit, and how many times the limit it is."""
+        wrong = [d.error for d in self.disagreements if d.site == site]
+        error, limit = max(wrong, default=self.errors.get(site)), self.limits.get(site)
+        return error, limit, error / limit if error is not None and limit else None
+
+    def _site_row(self, site: str) -> dict[str, object]:
         wrong = [d for d in self.disagreements if d.site == site]
-        error = max((d.error for d in wrong), default=self.errors.get(site))
-        limit = self.limits.get(site)
-        times = error / limit if error is not None and limit else None
+        error, limit, times = self._figures(site)
         return {"site": site, "broken": ", ".join(dict.fromkeys(d.relation for d in wrong)),
                 "error": error, "limit": limit, "times the limit": times}  # fmt: skip
 

@@ -17,8 +17,7 @@ from torch import nn
 import qgate
 from qgate.activation_stats.compute import ActivationsResult
 from qgate.capture.running import Capture
-from qgate.charts.bar_sheets import bar_sheet
-from qgate.charts.overviews import Overview, Overviewed
+from qgate.charts.overviews import Overview, Overviewed, overview_bars
 from qgate.charts.sheet import Sheet
 from qgate.checkpoints.agreement import AgreementRecord, TensorAgreement
 from qgate.comparing.dump_comparison import compare_dumps
@@ -183,12 +182,12 @@ def test_what_has_nothing_to_draw_says_so() -> None:
     report = CheckReport("my_gemm", held=["the example"])
     with pytest.raises(QgateError, match="nothing to draw: my_gemm agrees at 1 input"):
         report.plot()
-    assert bar_sheet(Overview("t", [{"a": "x", "b": math.nan}], drawn="b")) is None
+    assert overview_bars(Overview("t", [{"a": "x", "b": math.nan}], drawn="b")) is None
 
 
 def test_a_row_that_is_not_finite_has_no_bar_but_its_text() -> None:
     rows = [{"site": "a", "times": math.inf}, {"site": "b", "times": 2.0}]
-    picture = bar_sheet(Overview("t", rows, drawn="times"))
+    picture = overview_bars(Overview("t", rows, drawn="times"))
     assert isinstance(picture, Sheet)
     (axes,) = picture.figure.axes
     assert [bar.get_width() for bar in axes.patches] == [0.0, 2.0]  # type: ignore[attr-defined]
