@@ -98,9 +98,13 @@ def project_suites(here: Path) -> list[str]:
 def _finished(command: Sequence[str]) -> int:
     """Return the exit status of a program that the user may interrupt."""
     with subprocess.Popen(command) as process:
-        while True:
-            try:
-                status = process.wait()
-            except KeyboardInterrupt:  # the program has it too, and says how far it came
-                continue
-            return status if status >= 0 else 128 - status
+        try:
+            while True:
+                try:
+                    status = process.wait()
+                except KeyboardInterrupt:  # the program has it too, and says how far it came
+                    continue
+                return status if status >= 0 else 128 - status
+        finally:
+            if process.poll() is None:
+                process.terminate()

@@ -85,7 +85,10 @@ def _tables(home: Path) -> list[tuple[str, dict[str, Any]]]:
     own, shared = home / NAME, home / "pyproject.toml"
     tables = [(str(own), _parsed(own))] if own.is_file() else []
     if shared.is_file() and _has_settings(home):
-        table = _parsed(shared).get("tool", {}).get("qgate")
+        tools = _parsed(shared).get("tool")
+        table = tools.get("qgate") if isinstance(tools, dict) else None
+        if table is not None and not isinstance(table, dict):
+            raise QgateError(f"{shared}: tool.qgate = {table!r} is not allowed; it is a table.")
         tables += [] if table is None else [(f"[tool.qgate] of {shared}", table)]
     return tables
 

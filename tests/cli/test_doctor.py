@@ -128,6 +128,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
     "no such device": (written("qgate.toml", 'device = "cuda:99"'), "'cuda:99' was asked for"),
     "settings that are no TOML": (written("qgate.toml", "model ="), "the settings cannot be read"),
     "an unknown setting": (written("qgate.toml", "modell = 1"), "unknown key 'modell'"),
+    "settings that are no table": (written("pyproject.toml", "[tool]\nqgate = 3  # [tool.qgate]"), "tool.qgate = 3 is not"),
     "suites that are gone": (written("qgate.toml", 'suites = "gone"'), "there are no suites at"),
     "no folder of suites": (lambda _: shutil.rmtree("suites"), "`qgate init` writes some"),
     "a model that is gone": (written("qgate.toml", 'model = "hf:gone"'), "there is no folder 'gone'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +112,32 @@ def test_the_status_is_that_of_the_program() -> None:
 
     assert [ended(f"raise SystemExit({status})") for status in (0, 1, 5)] == [0, 1, 5]
     assert ended("import os; os.kill(os.getpid(), 9)") == 128 + 9
+
+
+def test_what_ends_the_command_ends_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def stopped(process: subprocess.Popen[bytes]) -> int:
+        begun.append(process)
+        monkeypatch.undo()
+        raise SystemExit(143)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", stopped)
+    with pytest.raises(SystemExit):
+        command._finished([sys.executable, "-c", "import time; time.sleep(600)"])
+    assert begun[0].returncode == -signal.SIGTERM
+
+
+def test_a_program_that_handles_ctrl_c_says_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait, interrupts = subprocess.Popen.wait, [KeyboardInterrupt]
+
+    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if interrupts:
+            raise interrupts.pop()
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    assert command._finished([sys.executable, "-c", "raise SystemExit(2)"]) == 2
 
 
 def test_pytest_itself_runs_and_its_status_comes_back(

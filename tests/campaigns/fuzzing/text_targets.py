@@ -285,7 +285,7 @@ SETTING_FILES = (
     Target("qgate.toml", lambda f: (f / "qgate.toml").write_text(PROJECT), _project,
            ("qgate.documents:toml", "qgate.project.settings:_parsed",), allowed=_USAGE, share=40),
     Target("pyproject.toml", _pyproject, _project, ("qgate.project.settings:_has_settings",), "*.toml", _USAGE),
-    Target("repository to start in", _pyproject, _init, ("qgate.cli._repository:read_bytes", "qgate.cli._repository:_pytest_setting")),
+    Target("repository to start in", _pyproject, _init, ("qgate.cli._repository:read_bytes", "qgate.cli._repository:pytest_setting")),
     Target("name of a dump", _named_dump, _name, ("qgate.plugin.settings:dump_name",), allowed=_USAGE),
 )  # fmt: skip
 DATA = (
