@@ -90,8 +90,8 @@ class Manifest:
 
 def edits_of(data: bytes, file: str) -> list[str]:
     """Say that a manifest is not what was written; one of an earlier qgate has no digest."""
-    text, found, tail = data.decode("utf-8").replace("\r\n", "\n").rpartition(' "digest": ')
-    if not found and "digest" not in tail:
+    text, marker, tail = data.decode("utf-8").replace("\r\n", "\n").rpartition(' "digest": ')
+    if not marker and "digest" not in tail:
         return []
     if tail == f"{_json(_digest(text))}\n}}\n":
         return []

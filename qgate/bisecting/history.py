@@ -50,7 +50,7 @@ class CommitRange:
 
     def in_order(self, commits: Iterable[str]) -> list[str]:
         """Sort commits by history, the oldest first."""
-        places = {commit: place for place, commit in enumerate(self._names)}
+        places = {commit: index for index, commit in enumerate(self._names)}
         return sorted(commits, key=places.__getitem__)
 
     def next(self) -> str | None:

@@ -96,10 +96,10 @@ class CommitGates:
         folder = Path(location)
         if not folder.resolve().is_relative_to(self._worktree.root):
             return [f"--qgate-baselines={location}"]
-        kept = self._worktree.around / _BASELINES
+        baselines_copy = self._worktree.around / _BASELINES
         if folder.is_dir():
-            shutil.copytree(folder, kept)
-        return [f"--qgate-baselines={kept}"]
+            shutil.copytree(folder, baselines_copy)
+        return [f"--qgate-baselines={baselines_copy}"]
 
 
 def run_python(
@@ -153,8 +153,8 @@ def _reason(records: Sequence[Mapping[str, Any]], status: int, output: str) -> s
         for gate, (state, line) in record["outcomes"].items()
         if state == "broken"
     ]
-    for place, text in (*errors, *broken):
-        return one_line(f"{place}: {text}")
+    for node, text in (*errors, *broken):
+        return one_line(f"{node}: {text}")
     if status < 0:
         return f"killed by signal {-status}"
     lines = [line for line in output.strip().splitlines() if line.strip()]

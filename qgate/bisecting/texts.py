@@ -56,8 +56,8 @@ def _begin(text: str) -> str:
 def _red_gates(run: CommitRun, answer: Bisection) -> str:
     if run.reason:
         return ""
-    others = len(run.red - answer.gates)
-    more = f" +{counted(others, 'other')}" if others else ""
+    further_gates = len(run.red - answer.gates)
+    more = f" +{counted(further_gates, 'other')}" if further_gates else ""
     return f"{len(run.red & answer.gates)}/{len(answer.gates)}{more}"
 
 

@@ -136,8 +136,8 @@ def _list_layers(module: nn.Module, pattern: str, *, as_json: bool) -> int:
     for name in names:
         layer = module.get_submodule(name)
         shape = " x ".join(map(str, getattr(getattr(layer, "weight", None), "shape", ())))
-        shown = name if as_json else one_line(name)
-        rows.append((shown, kind_of(layer), shape or type(layer).__name__))
+        text = name if as_json else one_line(name)
+        rows.append((text, kind_of(layer), shape or type(layer).__name__))
     if as_json:
         print_json([dict(zip(("name", "kind", "shape"), row, strict=True)) for row in rows])
         return 0

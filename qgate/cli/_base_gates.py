@@ -53,9 +53,9 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
         _overlay(root, base, mixed, gates)
         planned = _planned(base / inside, tests, scratch)
         status = _pytest(mixed / inside, tests)
-        held = _held(mixed / inside / _OUT / "results.jsonl")
+        held_nodes = _held(mixed / inside / _OUT / "results.jsonl")
         _keep_results(mixed / inside / _OUT, here / _OUT)
-    missing = [node for node in planned if node not in held]
+    missing = [node for node in planned if node not in held_nodes]
     count = f"{len(planned) - len(missing)} of {len(planned)}"
     print_line(f"gates of {reference} ({commit[:12]}): {count} held")
     if not missing:
@@ -74,20 +74,20 @@ def _git(folder: Path, *words: str) -> bytes:
     except FileNotFoundError:
         raise QgateError("--gate-from needs git, which is not installed here.") from None
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().partition("\n")[0]
-        raise QgateError(f"git {words[0]} failed in {str(folder)!r}: {said}")
+        reason = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise QgateError(f"git {words[0]} failed in {str(folder)!r}: {reason}")
     return done.stdout
 
 
 def _commit(root: Path, reference: str) -> str:
     try:
-        found = _git(root, "rev-parse", "--verify", "--end-of-options", f"{reference}^{{commit}}")
+        commit = _git(root, "rev-parse", "--verify", "--end-of-options", f"{reference}^{{commit}}")
     except QgateError:
         raise QgateError(
             f"--gate-from {reference!r} is no commit of this clone: fetch it first, as in `git "
             "fetch origin main`, and name origin/main."
         ) from None
-    return found.decode().strip()
+    return commit.decode().strip()
 
 
 def _unpack(root: Path, commit: str, target: Path) -> None:
@@ -190,12 +190,14 @@ def _planned(folder: Path, tests: Sequence[str], scratch: Path) -> list[str]:
 
 
 def _pytest(folder: Path, words: Iterable[str], *, quiet: bool = False) -> int:
-    kept = {name: value for name, value in os.environ.items() if name not in _HIDING}
-    paths = [str(folder), *filter(None, [kept.get("PYTHONPATH", "")])]
-    kept["PYTHONPATH"] = os.pathsep.join(paths)
+    environment = {name: value for name, value in os.environ.items() if name not in _HIDING}
+    paths = [str(folder), *filter(None, [environment.get("PYTHONPATH", "")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     command = [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider"]
     stream = subprocess.DEVNULL if quiet else None
-    return subprocess.run(command, cwd=folder, env=kept, stdout=stream, check=False).returncode
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdout=stream, check=False
+    ).returncode
 
 
 def _held(results: Path) -> set[str]:

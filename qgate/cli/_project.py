@@ -17,8 +17,8 @@ def project_here() -> ProjectSettings:
 
 def project_folder(name: str) -> Path:
     """Return a folder of the project, such as `qgate-out`, as short as it can be typed here."""
-    home, here = project_here().home, Path.cwd()
-    return Path(name) if home == here else home / name
+    home, folder = project_here().home, Path.cwd()
+    return Path(name) if home == folder else home / name
 
 
 def option_here(name: str) -> Any:

@@ -22,12 +22,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import fnmatch
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli._accepting import (
+    accept_candidates,
+    commit_changes,
+    is_asked,
+    missing_text,
+    pattern_parts,
+    print_changes,
+    say,
+)
 from qgate.cli._console import add_json, print_json
 from qgate.cli._loading import LateModule
 from qgate.cli._project import option_here, project_folder
@@ -41,7 +47,6 @@ if TYPE_CHECKING:
     from qgate.baselines import store as stores
     from qgate.page import accepted_changes
     from qgate.storage import git
-    from qgate.storage.locations import Location
 else:
     baselines, results = LateModule("qgate.baselines"), LateModule("qgate.results")
     stores = LateModule("qgate.baselines.store")
@@ -89,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         "list": _list,
         "verify": _verify,
         "prune": _prune,
-        "accept": _accept,
+        "accept": accept_candidates,
         "unlock": _unlock,
         "migrate": _migrate,
     }
@@ -103,38 +108,16 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
-def _say(args: argparse.Namespace, text: str) -> None:
-    """Print a line, unless the changes are printed as JSON at the end."""
-    if not args.json:
-        print_line(text)
-
-
-def _missing(place: Location, then: str = "") -> str:
-    recording = "`pytest suites --update-baselines` records one."
-    return f"there is no baseline in {str(place)!r}{then}: {recording}"
-
-
 def _stores(args: argparse.Namespace) -> list[baselines.Store]:
     """Return the baselines there are, or those asked for."""
     names = baselines.stored_models(args.baselines)
     if not names:
-        raise QgateError(_missing(args.baselines))
+        raise QgateError(missing_text(args.baselines))
     for name in args.model or []:
         if name not in names:
             raise unknown(f"model with a baseline in {str(args.baselines)!r}", name, names)
     chosen = [name for name in names if not args.model or name in args.model]
     return [baselines.Store(args.baselines, name) for name in chosen]
-
-
-def _parts(patterns: Sequence[str] | None) -> list[str]:
-    return [part.strip() for entry in patterns or [] for part in entry.split(",")]
-
-
-def _asked(mode: str, patterns: Sequence[str] | None) -> bool:
-    """Tell if a mode is one of those asked for; without patterns all are."""
-    parts = _parts(patterns)
-    matches = (fnmatch.fnmatchcase(mode.lower(), part.lower()) for part in parts)
-    return any(matches) if parts else True
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -149,7 +132,7 @@ def _facts(store: baselines.Store) -> dict[str, object]:
     """Return what a baseline holds and was made with, for JSON."""
     manifest = store.manifest()
     if manifest is None:
-        raise QgateError(_missing(store.folder))
+        raise QgateError(missing_text(store.folder))
     modes = {
         mode: {"entries": len(accepted.values), "device": accepted.device,
                "is_stale": any(accepted.stale(manifest.origin))}
@@ -165,7 +148,7 @@ def _described(store: baselines.Store) -> str:
 
     manifest = store.manifest()
     if manifest is None:
-        raise QgateError(_missing(store.folder))
+        raise QgateError(missing_text(store.folder))
     of, stats = manifest.origin, store.files.stats()
     rows = [
         [
@@ -211,7 +194,7 @@ def _verify(args: argparse.Namespace) -> int:
                 raise unknown(f"model in {str(root)!r}", name, names)
         folders = [path for path in folders if path.name in asked]
     if not folders:
-        raise QgateError(_missing(root))
+        raise QgateError(missing_text(root))
     problems: list[str] = []
     for folder in folders:
         try:
@@ -239,7 +222,7 @@ def _prune(args: argparse.Namespace) -> int:
     # What updates that were cut off have left goes first.
     for store in _stores(args) if not args.dry_run else ():
         for name in store.tidy():
-            _say(args, f"{store.model}: {name}: the rest of an update that was cut off removed")
+            say(args, f"{store.model}: {name}: the rest of an update that was cut off removed")
     if args.results is not None:
         return _prune_unused(args)
     if not (args.mode or args.model):
@@ -252,15 +235,19 @@ def _prune(args: argparse.Namespace) -> int:
     for store in _stores(args):
         origin = store.origin()
         if origin is None:
-            raise QgateError(_missing(store.folder))
+            raise QgateError(missing_text(store.folder))
         update = baselines.Update(origin)
         for mode, accepted in store.accepted_of(store.modes()).items():
             held.add(mode)
-            for key in accepted.values if _asked(mode, args.mode) else ():
+            for key in accepted.values if is_asked(mode, args.mode) else ():
                 update.drop(mode, key)
         if update.modes():
             updates.append((store, update))
-    idle = [part for part in _parts(args.mode) if not any(_asked(mode, [part]) for mode in held)]
+    idle = [
+        part
+        for part in pattern_parts(args.mode)
+        if not any(is_asked(mode, [part]) for mode in held)
+    ]
     if idle:
         raise QgateError(
             f"--mode {idle[0]!r} is none of the modes with accepted errors: "
@@ -269,8 +256,8 @@ def _prune(args: argparse.Namespace) -> int:
     for store, update in updates:
         for mode in update.modes():
             verb, count = "would go" if args.dry_run else "removed", len(update.drops[mode])
-            _say(args, f"{store.model}: mode {mode}: {count} accepted errors {verb}")
-        _changes(args, store, update)
+            say(args, f"{store.model}: mode {mode}: {count} accepted errors {verb}")
+        commit_changes(args, store, update)
     return 0
 
 
@@ -287,36 +274,17 @@ def _prune_unused(args: argparse.Namespace) -> int:
     removed = 0
     for store in _stores(args):
         origin, titles = store.origin(), measured.get(store.model, {})
-        chosen = {mode: keys for mode, keys in titles.items() if _asked(mode, args.mode)}
+        chosen = {mode: keys for mode, keys in titles.items() if is_asked(mode, args.mode)}
         if origin is None or not chosen:
             continue
         update = baselines.Update(origin)
         for mode, keys in baselines.unused(store, chosen).items():
             for key in keys:
                 update.drop(mode, key)
-        removed += len(_changed(args, store, update))
+        removed += len(print_changes(args, store, update))
     verb = "would go" if args.dry_run else "removed"
-    _say(args, f"{removed} accepted errors {verb}" if removed else "nothing is unused")
+    say(args, f"{removed} accepted errors {verb}" if removed else "nothing is unused")
     return 0
-
-
-def _changes(
-    args: argparse.Namespace, store: baselines.Store, update: baselines.Update
-) -> list[baselines.StoredChange]:
-    """Commit an update, or only look at it; return what changes."""
-    changes = (store.preview if args.dry_run else store.commit)(update)
-    args.changes += [{"model": store.model, **dataclasses.asdict(change)} for change in changes]
-    return changes
-
-
-def _changed(
-    args: argparse.Namespace, store: baselines.Store, update: baselines.Update
-) -> list[baselines.StoredChange]:
-    """Commit an update, or only look at it; print what changes and return it."""
-    changes = _changes(args, store, update)
-    for change in changes:
-        _say(args, f"{store.model}: {change}")
-    return changes
 
 
 def _unlock(args: argparse.Namespace) -> int:
@@ -342,85 +310,3 @@ def _migrate(args: argparse.Namespace) -> int:
             what = f"{count} files migrated{where}" if count else "nothing to migrate"
             print_line(f"{store.model}: {what}")
     return 0
-
-
-# accept ----------------------------------------------------------------------------------------
-
-
-def _accept(args: argparse.Namespace) -> int:
-    folder = _candidate_folder(project_folder("qgate-out") if args.folder is None else args.folder)
-    by_model: dict[str, list[baselines.Candidate]] = {}
-    for candidate in baselines.read_candidates(folder):
-        model = candidate.origin.model
-        if _asked(candidate.mode, args.mode) and (not args.model or model in args.model):
-            by_model.setdefault(model, []).append(candidate)
-    if not by_model:
-        asked = " of the modes and models asked for" if args.mode or args.model else ""
-        raise QgateError(f"there are no candidates{asked} in {str(folder)!r}.")
-    repository = _clean_repository(args.baselines) if args.commit else None
-    changed, refused, moves = 0, [], []
-    for model, candidates in by_model.items():
-        store = baselines.Store(args.baselines, model)
-        changes, reasons = _accepted(args, store, candidates)
-        changed += len(changes)
-        moves += accepted_changes.accepted_movements(model, changes)
-        refused += [f"{model}: {reason}" for reason in reasons]
-    args.refused = refused
-    for sentence in accepted_changes.mode_sentences(moves):
-        _say(args, sentence)
-    for sentence in refused:
-        print_line(f"refused: {sentence}", file=sys.stderr)
-    verb = "would change" if args.dry_run else "changed"
-    total = sum(map(len, by_model.values()))
-    _say(args, f"{changed} entries {verb}, {len(refused)} of {total} candidates refused")
-    if repository is not None and moves:
-        commits = [entry.origin.commit for of_model in by_model.values() for entry in of_model]
-        subject, body = accepted_changes.commit_message(moves, commits)
-        if args.dry_run:
-            _say(args, f"would commit: {subject}")
-            if not args.json:
-                print_text(f"\n{body}", end="")
-        else:
-            commit = repository.commit(subject, body)
-            _say(args, f"committed {commit[:12]}: {subject}")
-    return 1 if refused else 0
-
-
-def _clean_repository(folder: Location) -> git.GitRepository:
-    """Return the repository of baselines, in which nothing of theirs waits for a commit."""
-    repository = git.GitRepository.around(folder)
-    if not repository.is_clean():
-        raise QgateError(
-            f"{str(folder)!r} has changes that are not committed, which the commit would have "
-            "too: commit or restore them first."
-        )
-    return repository
-
-
-def _candidate_folder(path: Path) -> Path:
-    """Return the folder meant by itself, by the one above it, or by the results in that."""
-    if path.suffix == ".zip":
-        return path
-    path = path.parent if path.is_file() else path
-    inside = path / "candidates"
-    return inside if inside.is_dir() or path.name == "qgate-out" else path
-
-
-def _accepted(
-    args: argparse.Namespace, store: baselines.Store, candidates: list[baselines.Candidate]
-) -> tuple[list[baselines.StoredChange], list[str]]:
-    """Accept candidates of a model; return what changes, and what is refused."""
-    origin = candidates[0].origin
-    recorded = store.origin() or (origin if origin.is_collected else None)
-    if recorded is None:
-        why = _missing(store.folder, " to accept errors against")
-        return [], [f"{entry.source} (mode {entry.mode}): {why}" for entry in candidates]
-    accepted = {} if args.accept_plan else store.accepted_of({entry.mode for entry in candidates})
-    update, refused = baselines.update_of(recorded, candidates, accepted)
-    for commit in dict.fromkeys(entry.origin.commit for entry in candidates):
-        _say(args, f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")
-    changed = _changed(args, store, update)
-    if not changed and not refused:
-        modes = ", ".join(sorted({entry.mode for entry in candidates}))
-        _say(args, f"{store.model}: {modes}: all of it is accepted already")
-    return changed, refused

@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
         def measure(name: record.CommitName) -> record.CommitRun:
             subject = f"{name.short} {one_line(name.subject)}"
-            left = counted(commits.steps(), "run")
-            print_line(f"{subject} (about {left} left)", file=sys.stderr)
+            runs_left = counted(commits.steps(), "run")
+            print_line(f"{subject} (about {runs_left} left)", file=sys.stderr)
             return gates.run(name)
 
         answer = compute.bisect(commits, measure)

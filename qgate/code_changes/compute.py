@@ -70,18 +70,18 @@ def _compare(
     root = repository.root
     code_files: list[Path] = []
     for path, is_old in repository.changed_files(commit):
-        shown = path.relative_to(root).as_posix()
+        relative_path = path.relative_to(root).as_posix()
         if path.is_relative_to(output):
             continue
         if baselines is not None and path.is_relative_to(baselines):
             touched.baselines.add(path.relative_to(baselines).parts[0])
         elif path.suffix == ".py" and path.name != "conftest.py":
             if not (is_old and path.is_file()):
-                raise QgateError(f"{shown} is {'new' if path.is_file() else 'gone'}")
+                raise QgateError(f"{relative_path} is {'new' if path.is_file() else 'gone'}")
             code_files.append(path)
         elif not _is_unread(path, root):
-            raise QgateError(f"{shown} differs")
-        touched.paths.append(shown)
+            raise QgateError(f"{relative_path} differs")
+        touched.paths.append(relative_path)
     documents = [name for name in touched.paths if Path(name).suffix in _DOCUMENTS]
     if not (code_files or documents):
         return
@@ -98,9 +98,9 @@ def _compare(
             raise QgateError(f"{name} differs, and code names it")
     for path in code_files:
         if path in code.files:
-            shown = path.relative_to(root).as_posix()
-            before = SourceFile.parse(repository.text_at(commit, path), shown)
-            _compare_files(before, code.files[path], path, path in suites, shown, touched)
+            relative_path = path.relative_to(root).as_posix()
+            before = SourceFile.parse(repository.text_at(commit, path), relative_path)
+            _compare_files(before, code.files[path], path, path in suites, relative_path, touched)
 
 
 def _compare_files(

@@ -138,10 +138,10 @@ class Index:
     def _check_session(content: dict[str, Any], lines: IndexLines) -> None:
         """Raise a ValueError where the lines of a session are not those that were written."""
         session, lines.session = lines.session, None
-        told = {name: value for name, value in content.items() if name != _DIGEST}
-        if session is None or len(told) == len(content):
+        digested = {name: value for name, value in content.items() if name != _DIGEST}
+        if session is None or len(digested) == len(content):
             return
-        if session.closing(told) != content:
+        if session.closing(digested) != content:
             raise ValueError(
                 "the lines up to here are not those that were written: their digest is another one"
             )

@@ -267,11 +267,11 @@ def _right_tokens(
     actual: FloatArray, reference: FloatArray, sample: IntArray, position: IntArray
 ) -> dict[str, Estimate | None]:
     """Return the shares of tokens that only one engine finds most likely, and the ratio of both."""
-    told = ~np.isnan(actual) & ~np.isnan(reference)
-    if not told.any():
+    has_values = ~np.isnan(actual) & ~np.isnan(reference)
+    if not has_values.any():
         return {}
-    groups = _groups(sample[told], position[told])
-    right, reference_right = actual[told], reference[told]
+    groups = _groups(sample[has_values], position[has_values])
+    right, reference_right = actual[has_values], reference[has_values]
     return {
         "lost": _estimate(reference_right * (1 - right), groups),
         "gained": _estimate(right * (1 - reference_right), groups),

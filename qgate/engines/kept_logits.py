@@ -38,8 +38,8 @@ def kept_count(vocabulary: int) -> int:
     """Return how many tokens of a position are kept: 1 % of float16 logits, 25 % of few."""
     plain = 2 * vocabulary
     budget = max(plain // 100, min(plain // 4, _SMALL // 2))
-    each = 4 if vocabulary <= _SHORT_IDS else 6
-    return min(vocabulary, max(_FEWEST, (budget - _FIXED) // each))
+    id_bytes = 4 if vocabulary <= _SHORT_IDS else 6
+    return min(vocabulary, max(_FEWEST, (budget - _FIXED) // id_bytes))
 
 
 def keep_logits(path: str, samples: Sequence[ScoredSample], seed: int = 0) -> None:
@@ -96,18 +96,18 @@ def _chosen(logs: Tensor, generator: np.random.Generator) -> tuple[Tensor, Tenso
     vocabulary = logs.shape[-1]
     top, count = _top(vocabulary), kept_count(vocabulary)
     ids = logs.topk(top, -1).indices
-    others = logs.exp().scatter(1, ids, 0.0)
-    rest = others.sum(1)
+    other_shares = logs.exp().scatter(1, ids, 0.0)
+    other_mass = other_shares.sum(1)
     draws = count - top
     if not draws:
-        return ids, rest
+        return ids, other_mass
     # Evenly spaced from a random start: each token is drawn as often as its probability asks.
     start = torch.from_numpy(generator.random((len(logs), 1)))
-    places = (start + torch.arange(draws)) / draws * rest[:, None]
-    drawn = torch.searchsorted(others.cumsum(1), places, right=True)
+    places = (start + torch.arange(draws)) / draws * other_mass[:, None]
+    sampled_ids = torch.searchsorted(other_shares.cumsum(1), places, right=True)
     # Where rounding leads behind the last token of all, that with the most probability stands in.
-    drawn = drawn.where(drawn < vocabulary, others.argmax(1, keepdim=True))
-    return torch.cat([ids, drawn], 1), rest
+    sampled_ids = sampled_ids.where(sampled_ids < vocabulary, other_shares.argmax(1, keepdim=True))
+    return torch.cat([ids, sampled_ids], 1), other_mass
 
 
 def _levels(logprobs: Tensor) -> tuple[Tensor, Tensor]:

@@ -163,7 +163,7 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
 
     The kind of limit explains a check where it has no reason.
     """
-    check, *others = checks
+    check, *further_checks = checks
     site, scope, metric, against, now, moved, limit, kind = plain_cells(check)
     far, times = times_cell(check)
     reasons = {
@@ -175,7 +175,7 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     }
     where = f" ({check.source})" if check.source and check.source != "default" else ""
     reason = check.reason or reasons.get(check.kind, "") + where
-    also = [f"{other.metric} {times_cell(other)[0]} ({other.kind})" for other in others]
+    also = [f"{other.metric} {times_cell(other)[0]} ({other.kind})" for other in further_checks]
     return (
         site,
         (scope, metric),

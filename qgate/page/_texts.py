@@ -88,8 +88,8 @@ def gate_line(gate: RecordedGate) -> str:
         return f"{check.metric} {cells_of(check)[4]} {where}: {nearness_text(gate)}"
     beyond = gate.failures - 1
     more = f" (+{beyond} more {'place' if beyond == 1 else 'places'})" if beyond else ""
-    place, figures = fault_texts(gate.record)
-    return f"{place}: {figures}{more}"
+    site_text, figures = fault_texts(gate.record)
+    return f"{site_text}: {figures}{more}"
 
 
 def fault_texts(record: Record) -> tuple[str, str]:
@@ -110,9 +110,9 @@ def _place(record: Record) -> str:
 
 def evidence(gate: RecordedGate) -> list[Record]:
     """Sort the failed comparisons of a gate: the place where the error is made comes first."""
-    suspects = [(suspect_of(record), place) for place, record in enumerate(gate.failed)]
+    suspects = [(suspect_of(record), index) for index, record in enumerate(gate.failed)]
     suspects.sort(key=lambda pair: (pair[0] is None, pair[0] and pair[0][:2], pair[1]))
-    return [gate.failed[place] for _, place in suspects]
+    return [gate.failed[index] for _, index in suspects]
 
 
 def best_first(record: Record) -> list[Check]:

@@ -47,9 +47,9 @@ def comment(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None
         lines += ["", for_markdown(headline(comparison))]
     lines += ["", *_table(moves, since, _since_run(loaded) if comparison else "", lines)]
     within = f"within {EQUAL:.0%}".replace("%", " %")
-    rest = [f"{counted(equal, 'comparison')} {within} of {for_markdown(against)}"]
-    rest += [f"{counted(new, 'comparison')} without an earlier value"] * bool(new)
-    return "\n".join([*lines, "", f"{', '.join(rest)}. {for_markdown(about(last.run))}"]) + "\n"
+    counts = [f"{counted(equal, 'comparison')} {within} of {for_markdown(against)}"]
+    counts += [f"{counted(new, 'comparison')} without an earlier value"] * bool(new)
+    return "\n".join([*lines, "", f"{', '.join(counts)}. {for_markdown(about(last.run))}"]) + "\n"
 
 
 def _table(

@@ -53,11 +53,11 @@ def diagnosis(comparison: RunComparison) -> tuple[str, str]:
     counts, names = comparison.counts, list(map(one_line, comparison.names))
     if counts["broke"]:
         first = comparison.of("broke")[0]
-        place, later = f"{one_line(first.site)} ({mode_text(first)})", " or ".join(names[1:4])
+        where_text, later = f"{one_line(first.site)} ({mode_text(first)})", " or ".join(names[1:4])
         if counts["broke"] == 1:
-            return f"{place} passed in {names[0]} and fails in {later}", "fail"
+            return f"{where_text} passed in {names[0]} and fails in {later}", "fail"
         many = f"{counts['broke']:,} places that passed in {names[0]} fail in {later}"
-        return f"{many}, first {place}", "fail"
+        return f"{many}, first {where_text}", "fail"
     if counts["worse"]:
         row = comparison.of("worse")[0]
         ratio = f", {row.metric} {ratio_text(row)}" if ratio_text(row) else ""

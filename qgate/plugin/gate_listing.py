@@ -15,4 +15,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     nodes = [item.nodeid for item in session.items if item.get_closest_marker("qgate")]
-    Path(session.config.getoption("--qgate-list")).write_text(json.dumps(nodes), encoding="utf-8")
+    path = Path(session.config.getoption("--qgate-list"))
+    path.write_text(json.dumps(nodes), encoding="utf-8", newline="\n")

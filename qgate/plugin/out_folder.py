@@ -41,8 +41,8 @@ def out_folder_notes(config: pytest.Config) -> list[str]:
 
 def out_folder(config: pytest.Config, home: Path) -> Path:
     """Return the folder of this run, which workers of pytest-xdist are told."""
-    told = getattr(config, "workerinput", {}).get(_WORKER_INPUT)
-    return Path(told) if told else config.stash.get(_FOLDER, home / OUT)
+    folder_name = getattr(config, "workerinput", {}).get(_WORKER_INPUT)
+    return Path(folder_name) if folder_name else config.stash.get(_FOLDER, home / OUT)
 
 
 def tell_worker(config: pytest.Config, workerinput: dict[str, object]) -> None:

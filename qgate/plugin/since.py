@@ -148,13 +148,13 @@ class _Reach:
         if not model:
             return True
         own = sessions_of(self._config).of_model(model).ledger.store.folder.name
-        others = folders - {
+        other_folders = folders - {
             name
             for spec in options_of(self._config).models
             for folder in [sessions_of(self._config).of_model(spec).ledger.store.folder.name]
             for name in (folder, f"{_ACTIVATIONS}{folder}")
         }
-        return bool(others or folders & {own, f"{_ACTIVATIONS}{own}"})
+        return bool(other_folders or folders & {own, f"{_ACTIVATIONS}{own}"})
 
 
 def _text(parameters: Mapping[str, object], name: str) -> str:

@@ -66,10 +66,10 @@ def read_project(home: Path) -> ProjectSettings:
     values: dict[str, Any] = {}
     source = ""
     for following, table in _tables(home):
-        both = [name for name in table if name in values]
-        if both:
+        repeated = [name for name in table if name in values]
+        if repeated:
             raise QgateError(
-                f"both {source} and {following} set {', '.join(sorted(both))}: keep one."
+                f"both {source} and {following} set {', '.join(sorted(repeated))}: keep one."
             )
         source = following
         try:

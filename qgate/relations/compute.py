@@ -181,12 +181,14 @@ class ModelRelations:
         ]
         if not few or self.bitwise:
             return []
-        again = _Judge(judge.limit_of)
+        second_judge = _Judge(judge.limit_of)
         whole = self.rows.whole
         with without_casts([cores[site] for site in few]):
             recording = record(self.model, self.sites, whole.sample, whole.rows, whole.tokens)
-            FedRun(self.model, leaf_sites(self.model), recording, again).run(way.calls())
-        return [site for site in few if site in again.errors and not again.wrong(site)]
+            FedRun(self.model, leaf_sites(self.model), recording, second_judge).run(way.calls())
+        return [
+            site for site in few if site in second_judge.errors and not second_judge.wrong(site)
+        ]
 
     def _compare_rebuilt(self, rebuilding: Rebuilding, chosen: frozenset[str]) -> None:
         """Compare a run of the mode built anew, here and in another process."""

@@ -88,13 +88,13 @@ def detectable_text(tasks: Sequence[TaskSummary]) -> str:
     shares = [task["kept_detectable"] for task in tasks if "kept_detectable" in task]
     tokens = f", {first['tokens']:,} tokens" if first["tokens"] else ""
     count = first["samples"]
-    given = f"task of {first['model']}, {count:,} sample{'s' * (count != 1)}{tokens}"
+    samples_text = f"task of {first['model']}, {count:,} sample{'s' * (count != 1)}{tokens}"
     if not sizes:
-        return f"{given}: too few samples to tell how small a change would show"
-    text = f"{given}: a change of {_range([brief(size, 2) for size in sorted(sizes)])}{unit}"
+        return f"{samples_text}: too few samples to tell how small a change would show"
+    text = f"{samples_text}: a change of {_range([brief(size, 2) for size in sorted(sizes)])}{unit}"
     if shares:
-        shown = _range([percent(share) for share in sorted(shares)])
-        text += f", or of {shown} of {first['reference']}'s accuracy,"
+        accuracy_range = _range([percent(share) for share in sorted(shares)])
+        text += f", or of {accuracy_range} of {first['reference']}'s accuracy,"
     return f"{text} would show"
 
 
@@ -151,9 +151,9 @@ def _unseen(task: TaskSummary) -> str:
 def task_cells(task: TaskSummary) -> list[str]:
     """Write the figures of one mode under `TASK_HEADS`."""
     unit = task["metric"] or "bits per byte"
-    kept = _of_reference(task["kept"]) if "kept" in task else "–"
+    kept_text = _of_reference(task["kept"]) if "kept" in task else "–"
     if "kept_detectable" in task:
-        kept += f" (from {_of_reference(task['kept_low'])})"
+        kept_text += f" (from {_of_reference(task['kept_low'])})"
     error = f" ± {brief(task['kl_error'], 2)}" if "kl_error" in task else ""
     return [
         f"{brief(task['detectable'], 2)} {unit}" if "detectable" in task else "–",
@@ -161,7 +161,7 @@ def task_cells(task: TaskSummary) -> list[str]:
         *(brief(task[key]) if key in task else "–" for key in ("kl_q99", "kl_q999")),
         *(percent(task[key]) if key in task else "–" for key in ("flips", "lost", "gained")),
         f"x {task['perplexity_ratio']:.4g}" if "perplexity_ratio" in task else "–",
-        kept,
+        kept_text,
         *(_outcome(task, share) if "kept" in task else "–" for share in MARGINS.values()),
     ]
 

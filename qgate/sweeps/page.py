@@ -83,7 +83,7 @@ def page(
     swept = f"{counted(len(results), 'tensor')} in {', '.join(formats) or 'no format'}"
     rows = sorted(entries, key=_worst_first)
     folders = list(dict.fromkeys(entry["folder"] for entry in rows))
-    drawn = [
+    pictured = [
         (own[0]["tensor"], _link(folder), own[0]["failed"], list(map(_picture, own)))
         for folder in folders[:_MOST_PICTURED]
         if (own := [entry for entry in rows if entry["folder"] == folder])
@@ -92,7 +92,7 @@ def page(
     links = [
         ("sweeps", "Sweeps", len(entries)),
         ("metrics", "Every metric", len(METRICS.of("errors"))),
-        ("pictures", "Pictures", sum(len(row) for *_, row in drawn)),
+        ("pictures", "Pictures", sum(len(row) for *_, row in pictured)),
         ("words", "What the columns mean", 0),
         ("others", "Other runs", len(earlier)),
     ]
@@ -110,7 +110,7 @@ def page(
         rows=[_row(entry) for entry in rows[:_MOST_ROWS]],
         unshown=len(rows) - _MOST_ROWS,
         metrics=METRICS.of("errors"),
-        drawn=drawn,
+        drawn=pictured,
         tensors=len(folders),
         most_pictured=_MOST_PICTURED,
         others=[

@@ -124,10 +124,10 @@ class ExpectedState:
         """Return what is kept of the token that many before each; `begin` is before the first."""
         nothing = np.zeros_like(stored[0])
         rows = []
-        for place, token in zip(self.places, self.tokens, strict=True):
+        for row, token in zip(self.places, self.tokens, strict=True):
             if token >= back:
                 # Of a part of a long text the tokens before it are not known.
-                rows.append(stored[place - back] if place >= back else nothing)
+                rows.append(stored[row - back] if row >= back else nothing)
             else:
                 is_known = begin is not None and back - token <= len(begin)
                 rows.append(begin[token - back] if is_known else nothing)  # type: ignore[index]

@@ -69,14 +69,14 @@ def served_traces(quantized: Quantized, base: Model) -> Iterator[list[StateTrace
     for at in mixers:
         mixer = quantized.model.module.get_submodule(at)
         assert isinstance(mixer, MambaMixer)
-        given = {
+        inputs = {
             side: {port: flowing[f"{at}.{_PARTS[side]}:{port}"] for port in listed}
             for side, listed in INPUTS.items()
         }
         yield [
             trace
             for way, chunks in ways(requests.shape[1]).items()
-            for trace in _served(quantized, at, mixer, given, way, chunks)
+            for trace in _served(quantized, at, mixer, inputs, way, chunks)
         ]
 
 
@@ -155,11 +155,13 @@ def _watch_store(
             # (states, batch, channels) of one token.
             pairs = [(x.permute(1, 2, 0).unsqueeze(0) for x in pair)]
         for source, stored in pairs:
-            kept = [n for n, token in enumerate(numbers) if taking is None or taking.wants(token)]
+            chosen_numbers = [
+                n for n, token in enumerate(numbers) if taking is None or taking.wants(token)
+            ]
             rows = slice(None) if taking is None else taking.rows
-            trace.tokens += [numbers[n] for n in kept]
-            trace.sources += [source[n : n + 1, rows].clone() for n in kept]
-            trace.stored += [stored[n : n + 1, rows].clone() for n in kept]
+            trace.tokens += [numbers[n] for n in chosen_numbers]
+            trace.sources += [source[n : n + 1, rows].clone() for n in chosen_numbers]
+            trace.stored += [stored[n : n + 1, rows].clone() for n in chosen_numbers]
 
     hooks.add(store, None, after)
 

@@ -61,15 +61,15 @@ class CausalConv1d(nn.Conv1d):
         self.store: Store | None = None
 
     def forward(self, x: Tensor, cache: MixerState | None = None) -> Tensor:
-        kept = x if self.store is None else self.store(x, 0 if cache is None else cache.length)
+        stored = x if self.store is None else self.store(x, 0 if cache is None else cache.length)
         earlier = self.weight.shape[-1] - 1
         if cache is None or cache.conv is None:
-            kept = pad(kept, (0, 0, earlier, 0))
+            stored = pad(stored, (0, 0, earlier, 0))
         else:
-            kept = torch.cat([cache.conv, kept], 1)
+            stored = torch.cat([cache.conv, stored], 1)
         if cache is not None:
-            cache.conv = kept[:, kept.shape[1] - earlier :]
-        return causal_conv(x, self.weight, self.bias, kept)
+            cache.conv = stored[:, stored.shape[1] - earlier :]
+        return causal_conv(x, self.weight, self.bias, stored)
 
 
 def causal_conv(
