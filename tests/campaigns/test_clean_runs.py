@@ -61,6 +61,15 @@ def test_all_kinds_are_drawn() -> None:
     assert "eager-attention" not in mamba, "it has no attention"
 
 
+def test_served_modes_are_drawn_with_relations() -> None:
+    modes = {"tiny-llama": ["kv-fp8"], "tiny-moe": ["experts-fp8"]}
+    ways = [Way.drawn(number, 3, modes, served=True) for number in range(200)]
+    related = [way for way in ways if "relations" in way.suites]
+    assert 60 < len(related) < 140
+    assert {way.arithmetic for way in related} == {"own"}, "another process has no other kernels"
+    assert {way.arithmetic for way in ways} == set(ARITHMETIC)
+
+
 def test_runs_of_the_log_are_not_made_again(tmp_path: Path) -> None:
     log = tmp_path / "clean.jsonl"
     ways = [clean_runs.asdict(Way.drawn(number, 1, MODES)) for number in (1, 2, 3)]
