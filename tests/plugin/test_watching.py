@@ -91,6 +91,7 @@ def test_nobody_looks_unless_asked(pytester: pytest.Pytester) -> None:
     assert pytester.runpytest_inprocess().ret == pytest.ExitCode.OK
 
 
+@pytest.mark.usefixtures("measured_anew")
 def test_gates_are_watched_and_the_records_keep_it(project: Path, suites: Run) -> None:
     (project / "qgate.toml").write_text("watch_underflow = true\n")
     result = suites("--layers", "first")
