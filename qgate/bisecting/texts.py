@@ -70,7 +70,7 @@ def _about(run: CommitRun, answer: Bisection) -> str:
     return f"{cause.site} ({cause.mode})" if cause.site else cause.text
 
 
-def bisection_data(answer: Bisection) -> dict[str, Any]:
+def bisection_data(answer: Bisection) -> dict[str, object]:
     """Return the bisection as JSON has it."""
     first = answer.first
     cause = first.cause(answer.gates) if first else None

@@ -90,7 +90,7 @@ class CollectSettings:
     def includes_rank(self, rank: int) -> bool:
         return self.ranks == "all" or rank in self.ranks
 
-    def header(self, model: str, run: str = "") -> dict[str, Any]:
+    def header(self, model: str, run: str = "") -> dict[str, object]:
         """Return the header of the dump; it and `run` are the same on all ranks."""
         sites = self.sites if isinstance(self.sites, str) else list(self.sites)
         session = {
@@ -103,5 +103,10 @@ class CollectSettings:
             "seed": self.seed,
             "torch": torch.__version__,
         }
-        header = {"model": model, "level": self.level, "dtype": self.dtype, SESSION: session}
+        header: dict[str, object] = {
+            "model": model,
+            "level": self.level,
+            "dtype": self.dtype,
+            SESSION: session,
+        }
         return header | ({"run": run} if run else {})

@@ -41,7 +41,7 @@ class SessionDigest:
     def add(self, lines: bytes) -> None:
         self._lines.update(lines)
 
-    def closing(self, content: Mapping[str, Any]) -> dict[str, Any]:
+    def closing(self, content: Mapping[str, Any]) -> dict[str, object]:
         """Return the content of the closing line, with the digest."""
         self.add(line(content).encode("ascii"))
         return {**content, _DIGEST: self._lines.hexdigest()}

@@ -90,7 +90,7 @@ class Check:
         """Tell if the site has another quantizer than was accepted, which an update asks about."""
         return is_plan_change(vars(self))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return dataclasses.asdict(self)
 
 

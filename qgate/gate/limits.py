@@ -203,7 +203,7 @@ class Limits:
     def source(self, name: str) -> str:
         return self.sources.get(name, "default")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         plain = {name: getattr(self, name) for name in (*NUMBERS, "missing")}
         bounds = {metric: str(bound) for metric, bound in sorted(self.absolute.items())}
         return {**plain, "absolute": bounds, "sources": dict(self.sources)}

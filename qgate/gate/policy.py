@@ -299,7 +299,7 @@ class Policy:
                     )
         return ""
 
-    def to_dict(self) -> list[dict[str, Any]]:
+    def to_dict(self) -> list[dict[str, object]]:
         return [
             {
                 "source": setting.source,

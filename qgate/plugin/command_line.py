@@ -17,7 +17,7 @@ def dest(name: str) -> str:
     return f"qgate_{name.replace('-', '_')}"
 
 
-def typed_options(config: pytest.Config) -> dict[str, Any]:
+def typed_options(config: pytest.Config) -> dict[str, object]:
     """Return what the command line has of each option that it names."""
     typed = {name: config.getoption(dest(name)) for name in OPTIONS}
     return {name: value for name, value in typed.items() if value is not None}

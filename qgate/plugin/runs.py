@@ -93,7 +93,7 @@ class SuiteRun:
     page_run: Run | None = None
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, object]]:
         """The records of all gates."""
         return [row for rows in self.records.values() for row in rows]
 

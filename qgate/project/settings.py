@@ -93,7 +93,7 @@ def _tables(home: Path) -> list[tuple[str, dict[str, Any]]]:
     return tables
 
 
-def _parsed(file: Path) -> dict[str, Any]:
+def _parsed(file: Path) -> dict[str, object]:
     try:
         return toml(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

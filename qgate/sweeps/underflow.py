@@ -65,7 +65,7 @@ class Range:
         """ "high" above 1 % of underflow, "moderate" from 0.1 %, else "none"."""
         return severity(self.underflow_share)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return asdict(self) | {
             "underflow_share": self.underflow_share,
             "flushed_share": self.flushed_share,
@@ -131,7 +131,7 @@ class WatchedSite:
         """Sort key: the sites that lose most come first."""
         return -self.worst.flushed_share, -self.worst.underflow_share, *self.key
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod
