@@ -20,7 +20,7 @@ import pytest
 
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
-from qgate.plugin.option_errors import OptionError
+from qgate.plugin.option_errors import option_error
 from qgate.plugin.options import OPTIONS, Kind, PathPair, dest, typed_options
 from qgate.storage.access import folder_of
 from qgate.storage.locations import (
@@ -75,15 +75,15 @@ class RunOptions:
             try:
                 self.dump_folder()
             except QgateError as error:
-                raise OptionError(f"qgate: {error}") from None
+                raise option_error(f"qgate: {error}") from None
         for name in ("parent", "recipe"):
             if name in self.typed and self.values["checkpoint"] is None:
-                raise OptionError(
+                raise option_error(
                     f"qgate: {self.spelled(name)} {self.typed[name]!r} is of a checkpoint: "
                     f"give {self.spelled('checkpoint')} CHILD, too."
                 )
         if "engines-weights" in self.typed and self.values["engines"] is None:
-            raise OptionError(
+            raise option_error(
                 f"qgate: {self.spelled('engines-weights')} are those of engines: give "
                 f"{self.spelled('engines')} A B, too."
             )
@@ -93,15 +93,15 @@ class RunOptions:
             _ = "recipe" in self.typed and self.recipe()
             _ = "engines" in self.typed and self.engines()
         except QgateError as error:
-            raise OptionError(f"qgate: {error}") from None
+            raise option_error(f"qgate: {error}") from None
         _ = self.update, self.shard
         if self.values["accept-plan"] and self.update is None:
-            raise OptionError(
+            raise option_error(
                 "--accept-plan accepts another plan beside --update-baselines, and not alone: "
                 "give both, or leave it out."
             )
         if self.values["across-weights"] and self.update is not None:
-            raise OptionError(
+            raise option_error(
                 "--across-weights holds errors against a baseline of other weights, and "
                 "--update-baselines (or --update-dry-run) replaces it by one of these: give one of "
                 "the two."
@@ -113,7 +113,7 @@ class RunOptions:
             return None
         refused = os.environ.get("CI") and os.environ.get("QGATE_ALLOW_CI_UPDATE") != "1"
         if refused and not self.dry_run:
-            raise OptionError(
+            raise option_error(
                 "--update-baselines is refused where CI is set: what CI accepts nobody has looked "
                 "at. Update and commit on your machine, or set QGATE_ALLOW_CI_UPDATE=1 for a job "
                 "that is there to refresh baselines."
@@ -129,12 +129,12 @@ class RunOptions:
         numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         number, of = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
         if not 1 <= number <= of:
-            raise OptionError(
+            raise option_error(
                 f"qgate: shard {text!r} is not allowed; 2/8 is the second of eight, from 1/8 to "
                 "8/8."
             )
         if self.update is not None:
-            raise OptionError(
+            raise option_error(
                 "qgate: --update-baselines is refused with --shard: baselines are written whole, "
                 "by one run that has measured all of them. Update without --shard."
             )
@@ -336,7 +336,7 @@ def read_project(home: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
     for following, table in _tables(home):
         both = [name for name in table if name in options or (name == "limits" and limits)]
         if both:
-            raise OptionError(
+            raise option_error(
                 f"qgate: both {source} and {following} set {', '.join(sorted(both))}: keep one."
             )
         source = following
@@ -349,7 +349,7 @@ def read_project(home: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
                 else:
                     options[name] = _checked(home, name, value)
         except QgateError as error:
-            raise OptionError(f"qgate: {source}: {error}") from None
+            raise option_error(f"qgate: {source}: {error}") from None
     return {name.replace("_", "-"): value for name, value in options.items()}, limits, source
 
 
@@ -366,7 +366,7 @@ def _parsed(file: Path) -> dict[str, Any]:
     try:
         return toml(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise OptionError(f"qgate: {file}: {error}") from None
+        raise option_error(f"qgate: {file}: {error}") from None
 
 
 def _checked(home: Path, name: str, value: Any) -> Any:
