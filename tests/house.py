@@ -753,7 +753,7 @@ def length_violations(package_dir: Path) -> list[str]:
 
 
 def print_violations(package_dir: Path) -> list[str]:
-    """Texts reach the console through qgate.text.printing, and options fail by OptionError.
+    """Texts reach the console through qgate.text.printing, and options fail by option_error.
 
     Both escape names of data, which a terminal or a log of CI would obey.
     """
@@ -772,7 +772,7 @@ def print_violations(package_dir: Path) -> list[str]:
                 "print_line or print_text of qgate.text.printing"
             )
         bad += [
-            f"{module.shown}:{node.lineno}: raise OptionError, which escapes names"
+            f"{module.shown}:{node.lineno}: raise option_error, which escapes names"
             for node in ast.walk(module.tree)
             if isinstance(node, ast.Raise) and "UsageError" in ast.unparse(node.exc or node)
         ]

@@ -429,7 +429,7 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
         ),
         "an option": (
             {"plugin/a.py": "import pytest\nraise pytest.UsageError(x) from None\n"},
-            ["qgate/plugin/a.py:2: raise OptionError"],
+            ["qgate/plugin/a.py:2: raise option_error"],
         ),
     },
 }
@@ -525,7 +525,7 @@ GOOD: dict[Rule, Files] = {
     },
     house.length_violations: {"formats/a.py": "x = 1\n" * 400},
     house.print_violations: {
-        "cli/a.py": "from qgate.text.printing import print_line\nprint_line(x)\nraise OptionError(x)\n",
+        "cli/a.py": "from qgate.text.printing import print_line\nprint_line(x)\nraise option_error(x)\n",
         "cli/report.py": "print(x)\n",
     },
 }

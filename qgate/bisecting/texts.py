@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from qgate.bisecting.record import Bisection, CommitName, CommitRun
 from qgate.text import counted, listed, one_line, shortened
 

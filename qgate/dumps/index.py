@@ -41,7 +41,7 @@ class SessionDigest:
     def add(self, lines: bytes) -> None:
         self._lines.update(lines)
 
-    def closing(self, content: Mapping[str, Any]) -> dict[str, object]:
+    def closing(self, content: Mapping[str, object]) -> dict[str, object]:
         """Return the content of the closing line, with the digest."""
         self.add(line(content).encode("ascii"))
         return {**content, _DIGEST: self._lines.hexdigest()}
@@ -135,7 +135,7 @@ class Index:
         lines.records.append(record)
 
     @staticmethod
-    def _check_session(content: dict[str, Any], lines: IndexLines) -> None:
+    def _check_session(content: Mapping[str, object], lines: IndexLines) -> None:
         """Raise a ValueError where the lines of a session are not those that were written."""
         session, lines.session = lines.session, None
         digested = {name: value for name, value in content.items() if name != _DIGEST}

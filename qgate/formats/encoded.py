@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,7 +84,7 @@ class Encoded:
         wide = self.codes.dtype == torch.uint16
         return self.__dict__ | {"codes": self.codes.view(torch.int16) if wide else self.codes}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
         codes = state["codes"]  # no format has codes of int16
         wide = codes.dtype == torch.int16
         self.__dict__.update(state, codes=codes.view(torch.uint16) if wide else codes)

@@ -30,7 +30,7 @@ from qgate.plugin.gate_collection import (
     suite_of,
 )
 from qgate.plugin.lacking import LackingSuites
-from qgate.plugin.option_errors import OptionError
+from qgate.plugin.option_errors import option_error
 from qgate.plugin.relation_suites import asks_for_relations, unasked_relations
 from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, options_of
@@ -227,7 +227,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         if hasattr(config, "workerinput"):
             items[:] = []
             return
-        raise OptionError(selection.refused[0])
+        raise option_error(selection.refused[0])
     _drop_unfit(config, items, selection)
     suites = LackingSuites(lambda model: sessions_of(config).of_model(model))
     accepted = suites.drop(config, items, selection)
@@ -360,7 +360,7 @@ def _deal(
     remaining = [item for item, to in zip(items, dealt, strict=True) if to != number - 1]
     if len(remaining) == len(items):
         count = len(set(groups))
-        raise OptionError(
+        raise option_error(
             f"qgate: shard {number}/{of} is empty: what was asked for comes in {count} groups "
             f"that stay together (a mode of a model is one). Use at most {count} shards."
         )

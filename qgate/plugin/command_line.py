@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from typing import Any
 
 import pytest
 

@@ -7,8 +7,6 @@ import pytest
 from qgate.text import for_terminal, one_line
 
 
-class OptionError(pytest.UsageError):
-    """A sentence on one line, with exit status 4; names in it are not obeyed by a terminal."""
-
-    def __init__(self, sentence: object) -> None:
-        super().__init__(for_terminal(one_line(sentence)))
+def option_error(sentence: object) -> pytest.UsageError:
+    """Return an error of one line, with exit status 4; no terminal obeys names in it."""
+    return pytest.UsageError(for_terminal(one_line(sentence)))

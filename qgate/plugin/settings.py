@@ -20,7 +20,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin.command_line import dest, typed_options
-from qgate.plugin.option_errors import OptionError
+from qgate.plugin.option_errors import option_error
 from qgate.project.options import OPTIONS, PathPair
 from qgate.project.settings import home_above, read_project
 from qgate.storage.access import folder_of
@@ -62,7 +62,7 @@ class RunOptions:
         try:
             project = read_project(self.home)
         except QgateError as error:
-            raise OptionError(f"qgate: {error}") from None
+            raise option_error(f"qgate: {error}") from None
         self.limits, self.source = project.limits, project.source
         self.typed = typed_options(config)
         self.given = self.typed.keys() | project.options.keys()
@@ -79,15 +79,15 @@ class RunOptions:
             try:
                 self.dump_folder()
             except QgateError as error:
-                raise OptionError(f"qgate: {error}") from None
+                raise option_error(f"qgate: {error}") from None
         for name in ("parent", "recipe"):
             if name in self.typed and self.values["checkpoint"] is None:
-                raise OptionError(
+                raise option_error(
                     f"qgate: {self.spelled(name)} {self.typed[name]!r} is of a checkpoint: "
                     f"give {self.spelled('checkpoint')} CHILD, too."
                 )
         if "engines-weights" in self.typed and self.values["engines"] is None:
-            raise OptionError(
+            raise option_error(
                 f"qgate: {self.spelled('engines-weights')} are those of engines: give "
                 f"{self.spelled('engines')} A B, too."
             )
@@ -97,20 +97,20 @@ class RunOptions:
             _ = "recipe" in self.typed and self.recipe()
             _ = "engines" in self.typed and self.engines()
         except QgateError as error:
-            raise OptionError(f"qgate: {error}") from None
+            raise option_error(f"qgate: {error}") from None
         _ = self.update, self.shard
         if self.values["accept-plan"] and self.update is None:
-            raise OptionError(
+            raise option_error(
                 "--accept-plan accepts another plan beside --update-baselines, and not alone: "
                 "give both, or leave it out."
             )
         if "update-which" in self.typed and self.update is None:
-            raise OptionError(
+            raise option_error(
                 f"--update-which {self.typed['update-which']} says what an update writes, and "
                 "nothing is updated: give --update-baselines (or --update-dry-run), too."
             )
         if self.values["across-weights"] and self.update is not None:
-            raise OptionError(
+            raise option_error(
                 "--across-weights holds errors against a baseline of other weights, and "
                 "--update-baselines (or --update-dry-run) replaces it by one of these: give one of "
                 "the two."
@@ -122,7 +122,7 @@ class RunOptions:
             return None
         refused = os.environ.get("CI") and os.environ.get("QGATE_ALLOW_CI_UPDATE") != "1"
         if refused and not self.dry_run:
-            raise OptionError(
+            raise option_error(
                 "--update-baselines is refused where CI is set: what CI accepts nobody has looked "
                 "at. Update and commit on your machine, or set QGATE_ALLOW_CI_UPDATE=1 for a job "
                 "that is there to refresh baselines."
@@ -138,12 +138,12 @@ class RunOptions:
         numbers = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         number, of = (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
         if not 1 <= number <= of:
-            raise OptionError(
+            raise option_error(
                 f"qgate: shard {text!r} is not allowed; 2/8 is the second of eight, from 1/8 to "
                 "8/8."
             )
         if self.update is not None:
-            raise OptionError(
+            raise option_error(
                 "qgate: --update-baselines is refused with --shard: baselines are written whole, "
                 "by one run that has measured all of them. Update without --shard."
             )

@@ -8,7 +8,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin import lazy
-from qgate.plugin.option_errors import OptionError
+from qgate.plugin.option_errors import option_error
 from qgate.plugin.settings import options_of
 
 if TYPE_CHECKING:
@@ -30,4 +30,4 @@ def check_sample_files(config: pytest.Config) -> None:
         try:
             _ = sessions_of(config).sampling
         except QgateError as error:
-            raise OptionError(f"qgate: {error}") from None
+            raise option_error(f"qgate: {error}") from None

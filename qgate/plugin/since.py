@@ -16,7 +16,7 @@ import pytest
 from qgate.code_changes.compute import TouchedCode, touched_since
 from qgate.errors import QgateError
 from qgate.plugin.gate_collection import gates_of, is_gate, parameters_of
-from qgate.plugin.option_errors import OptionError
+from qgate.plugin.option_errors import option_error
 from qgate.plugin.runs import selection_of
 from qgate.plugin.settings import options_of
 from qgate.plugin.shared_sessions import sessions_of
@@ -62,7 +62,7 @@ def _touched(config: pytest.Config, commit: str, gates: Sequence[pytest.Item]) -
         repository = GitRepository.around(options.home)
         commit = repository.commit_of(commit)
     except QgateError as error:
-        raise OptionError(f"qgate: {options.spelled('since')}: {error}") from None
+        raise option_error(f"qgate: {options.spelled('since')}: {error}") from None
     models = {name for item in gates if isinstance(name := parameters_of(item).get("model"), str)}
     for name in sorted(models):
         try:

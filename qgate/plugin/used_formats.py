@@ -15,7 +15,7 @@ from qgate.plugin.gate_collection import (
     model_and_mode,
     parameters_of,
 )
-from qgate.plugin.option_errors import OptionError
+from qgate.plugin.option_errors import option_error
 from qgate.plugin.runs import Selection
 from qgate.plugin.settings import options_of
 from qgate.plugin.shared_sessions import sessions_of
@@ -84,4 +84,4 @@ def selected_formats(wanted: list[str] | None) -> list[str]:
     try:
         return list(dict.fromkeys(lazy.formats.get(name).name for name in names.split(",")))
     except QgateError as error:
-        raise OptionError(f"--format {names}: {error}") from None
+        raise option_error(f"--format {names}: {error}") from None
