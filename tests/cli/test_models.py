@@ -67,7 +67,8 @@ def complaint(argv: list[str], capsys: Capsys) -> str:
     error = error.rpartition("\r")[2]  # a progress bar before it
     assert out == ""
     assert error.count("\n") == 1
-    assert error.startswith(f"qgate {argv[0]}: ")
+    words = argv[:2] if argv[0] == "show" else argv[:1]
+    assert error.startswith(f"qgate {' '.join(words)}: ")
     return error
 
 

@@ -257,7 +257,7 @@ def test_color_only_adds_escapes(record: Record) -> None:
     plain, colored = sweep_text.lines(record), sweep_text.lines(record, color=True)
     assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colored] == plain
     assert colored != plain
-    best = next(line for line in colored if "RECOMMENDED Scaling" in line)
+    best = next(line for line in colored if re.search("RECOMMENDED (Scaling|Offset)", line))
     assert best.startswith("\x1b[1;32m")
 
 
