@@ -255,7 +255,7 @@ class OmissionView(NamedTuple):
 
     title: str
     about: str
-    rows: list[tuple[str, str, str, int | None]]
+    rows: list[tuple[str, str, str, int]]
 
 
 def _omitted(run: Run) -> OmissionView | None:
