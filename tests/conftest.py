@@ -32,6 +32,8 @@ if _workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     _share = max(1, (os.cpu_count() or 1) // int(_workers))
     for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(_name, str(_share))
+# Threads that wait for each other sleep: where processors are busy they would spin for minutes.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # No test fails because its machine is busy.
 settings.register_profile("qgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
