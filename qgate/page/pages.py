@@ -263,7 +263,7 @@ def _omitted(run: Run) -> OmissionView | None:
     extent = extent_of(run.header)
     if extent is None or not is_partial(extent):
         return None
-    rows: list[tuple[str, str, str, int | None]] = [
+    rows = [
         (
             cause_text(group["cause"], group["reason"]),
             " ".join(filter(None, [group["model"], group["mode"]])),

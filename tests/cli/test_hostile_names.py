@@ -35,6 +35,7 @@ CASES = {
         "baselines prune --mode * --dry-run", "baselines prune --results run/results.jsonl --dry-run",
         "baselines unlock --model \n::error::x", "baselines prune --mode *",
     ],
+    "bisect": ["bisect \n::error::y HEAD", "bisect HEAD \n::error::y --json"],
     "calibrate": [f"calibrate {MODELS} --calibration c.json"],
     "capture": [f"capture {MODELS} --mode int8 --output-dir captured"],
     "checkpoint": [
@@ -44,6 +45,8 @@ CASES = {
     ],
     "collect": ["collect --dir collected --watch-underflow -- hostile_model.py"],
     "compare": ["compare int8 --output-dir captured", "compare --all --output-dir captured"],
+    "completion": ["completion bash", "completion \n::error::y"],
+    "doctor": ["doctor", "doctor --json"],
     "draw": ["draw dump other --output-dir drawn --no-plots", "draw drawn/analysis.json --output-dir again --no-plots"],
     "dumps": [
         "dumps ls dump --limit 100", "dumps ls dump --json", "dumps info dump", "dumps info dump --json",
@@ -57,6 +60,7 @@ CASES = {
         "engines engines/trainer.npz engines/rollout.npz --weights checkpoints/child checkpoints/parent",
     ],
     "formats": ["formats x\n::error::y"],
+    "help": ["help \n::error::y"],
     "init": ["init product --suites \n::error::y"],
     "modes": ["modes --model hostile_model.py:build"],
     "quick": ["quick dump --output q.png"],
