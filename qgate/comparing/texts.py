@@ -9,6 +9,7 @@ from tabulate import tabulate
 
 from qgate.metrics import METRICS, Metric
 from qgate.metrics.grades import bands_text, graded_text
+from qgate.text import one_line
 
 ComparisonRecord = dict[str, Any]
 _AVERAGED = ("mse", "mae", "correlation")
@@ -19,7 +20,7 @@ def comparison_lines(record: ComparisonRecord) -> list[str]:
     stem, reference = record["reference_mode"], record["reference"]
     lines = [
         f"Comparing mode {record['compared_mode']} with {stem}",
-        f"model {record['model']}, basis {record['basis']}, {record['samples']} samples",
+        f"model {one_line(record['model'])}, basis {record['basis']}, {record['samples']} samples",
     ]
     if stem != reference:  # the files without a basis in their names would be the wrong ones
         lines.append(
