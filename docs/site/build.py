@@ -183,7 +183,7 @@ def slug(heading: str) -> str:
 
 def options() -> Iterator[str]:
     """Yield the help of each command, and the options that pytest gets."""
-    yield "# Options of every command\n\n`qgate COMMAND --help` and `pytest --help` print the same.\n"
+    yield "# Options of every command\n\n`qgate COMMAND --help` and `pytest --help` print it.\n"
     suites = argparse.ArgumentParser("pytest suites", add_help=False)
     for name, option in OPTIONS.items():
         suites.add_argument(f"--{name}", f"--qgate-{name}", **option.argparse)
