@@ -20,9 +20,10 @@ from qgate.plugin.gate_collection import is_gate, model_and_mode, parameters_of
 
 @contextlib.contextmanager
 def grouped_by_mode(items: list[pytest.Item]) -> Iterator[None]:
-    """Put the tests of a model next to each other, in them those of a mode, file by file.
+    """Put the gates of a model next to each other, in them those of a mode, file by file.
 
     Models, modes and files keep the order that they have before pytest and others sort the tests.
+    Tests that are no gates stay where they are.
     """
     ranks: list[dict[object, int]] = [{}, {}, {}]
 
@@ -30,9 +31,12 @@ def grouped_by_mode(items: list[pytest.Item]) -> Iterator[None]:
         keys = (parameters_of(item).get("model"), line_of(item), item.path)
         return tuple(rank.setdefault(key, len(rank)) for rank, key in zip(ranks, keys, strict=True))
 
-    positions = {id(item): position(item) for item in items}
+    positions = {id(item): position(item) for item in items if is_gate(item)}
     yield
-    items.sort(key=lambda item: positions.get(id(item)) or position(item))
+    gates = [item for item in items if is_gate(item)]
+    gates.sort(key=lambda item: positions.get(id(item)) or position(item))
+    in_order = iter(gates)
+    items[:] = [next(in_order) if is_gate(item) else item for item in items]
 
 
 def line_of(item: pytest.Item) -> str:

@@ -49,3 +49,24 @@ def test_within_a_mode_file_follows_file(pytester: pytest.Pytester) -> None:
         ("suites/test_a.py", "tiny-llama-fp16"),
         ("suites/test_b.py", "tiny-llama-fp16"),
     ]
+
+
+def test_tests_that_are_no_gates_keep_the_order_of_pytest(pytester: pytest.Pytester) -> None:
+    """Their parameters may be called `model` or `mode`, and may be of any type."""
+    pytester.makepyfile(
+        test_own="""
+        import pytest
+
+        @pytest.fixture(params=[{"a": 1}, {"b": 2}], scope="module")
+        def model(request): return request.param
+
+        def test_first(model): pass
+        def test_second(model): pass
+        """
+    )
+    result = pytester.runpytest_inprocess("test_own.py", "-v", "--color=no")
+    result.assert_outcomes(passed=4)
+    order = [line.split("::")[1].split(" ")[0] for line in result.outlines if "PASSED" in line]
+    assert order == [
+        "test_first[model0]", "test_second[model0]", "test_first[model1]", "test_second[model1]",
+    ]  # fmt: skip
