@@ -83,7 +83,9 @@ def test_modes_are_listed_with_what_they_do(argv: list[str], capsys: Capsys) -> 
     assert table[0].split() == ["mode", "models", "basis", "=", "what", "it", "does"]
     listed = {line.split()[0] for line in table[2 : table.index("")]}
     family = {"tiny-mamba": "mamba", "tiny-llama": "other"}.get(argv[-1] if argv else "")
-    by_name = {name for name in names("other") if find_mode(name, "other").by_name}
+    by_name = {
+        name for kind in ("other", "mamba") for name in names(kind) if find_mode(name, kind).by_name
+    }
     assert listed == set(names(family)) - {"fp32"} - by_name
     assert max(map(len, table)) <= 150
     assert any("Q(y)" in line for line in table) == (family != "other")
