@@ -73,7 +73,7 @@ def test_patterns_and_processes_work_on_buckets(bucket, tmp_path, monkeypatch):
 def test_a_missing_record_is_reported(url, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["sweep", url, "--no-plots"]) == 2
-    assert words in capsys.readouterr().out
+    assert words in capsys.readouterr().err
 
 
 def test_a_server_that_does_not_answer_is_told(tmp_path, monkeypatch, capsys):
@@ -84,7 +84,7 @@ def test_a_server_that_does_not_answer_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     assert main(["sweep", "s3://elsewhere/x.pt", "--no-plots"]) == 2
-    assert "s3://elsewhere/x.pt' cannot be reached" in capsys.readouterr().out
+    assert "s3://elsewhere/x.pt' cannot be reached" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_whole_is_refused_at_once(tmp_path, monkeypatch, capsys):
