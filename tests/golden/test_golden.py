@@ -43,11 +43,15 @@ def test_each_stored_case_is_run() -> None:
     assert sorted(path.name for path in STORED.iterdir()) == sorted(case for _, case in CASES)
 
 
+# What they print names this machine, or is pytest's; `--help` of all is a case.
+WITHOUT_CASE = {"bisect", "completion", "doctor", "help", "run"}
+
+
 def test_each_command_has_a_case() -> None:
     lines = [" ".join(step.command) for its in GROUPS.values() for step in its.steps]
     missing = [
         command
-        for command in commands_of(parser())
+        for command in sorted({*commands_of(parser())} - WITHOUT_CASE)
         if not any(line.startswith(f"qgate {command}") for line in lines)
     ]
     assert not missing

@@ -7,10 +7,12 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, log_softmax
+from torch.nn.functional import linear
 
+from qgate.engines.compute import TokenValues
 from qgate.formats import Quantizer
 from qgate.gate import checks
 from qgate.gate.measuring import bench as benches
@@ -37,36 +39,34 @@ def _of_reference(plain: Any) -> Any:
     return lambda self, _mode: plain(self, None)
 
 
-def _sampled(change: Callable[..., tuple[float, ...]]) -> Sow:
-    """Other numbers of one sample."""
+def _tokens(change: Callable[[Any, Any, Any], TokenValues]) -> Sow:
+    """Other values of the tokens of a sample: of the pair that it is measured by."""
 
     def wrapped(plain: Any) -> Any:
-        return lambda ids, a, r: change(plain(ids, a, r), ids, a, r)
+        return lambda actual, reference: change(plain, actual, reference)
 
-    return lambda bed: bed.wrap(tasks, "_sample", wrapped)
+    return lambda bed: bed.wrap(tasks, "token_values", wrapped)
 
 
-def _hits_shifted(found: Any, ids: Tensor, a: Tensor, _: Tensor) -> tuple[float, ...]:
+def _hits_shifted(plain: Any, actual: Any, reference: Any) -> TokenValues:
     """The token itself is looked for in what predicts the one after it."""
-    hits = float((a[0].argmax(-1) == ids[0]).double().mean())
-    return found[0], found[1], hits, found[3]
+    values = plain(actual, reference)
+    best = actual.logits(1, len(actual)).argmax(-1).numpy()
+    hits = np.concatenate([values.actual_right[:1], best == actual.ids[:-1]])
+    return dataclasses.replace(values, actual_right=hits.astype(float))
 
 
-def _kl(a: Tensor, r: Tensor) -> Tensor:
-    p, q = log_softmax(r[0, :-1].double(), -1), log_softmax(a[0, :-1].double(), -1)
-    return (p.exp() * (p - q)).sum(-1)
+def _kl_turned(plain: Any, actual: Any, reference: Any) -> TokenValues:
+    return dataclasses.replace(plain(actual, reference), kl=plain(reference, actual).kl)
 
 
-def _kl_turned(found: Any, _: Tensor, a: Tensor, r: Tensor) -> tuple[float, ...]:
-    return (*found[:3], float(_kl(r, a).mean()))
+def _kl_of_worst(plain: Any, actual: Any, reference: Any) -> TokenValues:
+    values = plain(actual, reference)
+    return dataclasses.replace(values, kl=np.full_like(values.kl, np.nanmax(values.kl)))
 
 
-def _kl_of_worst(found: Any, _: Tensor, a: Tensor, r: Tensor) -> tuple[float, ...]:
-    return (*found[:3], float(_kl(a, r).max()))
-
-
-def _in_nats(found: Any, *_: Tensor) -> tuple[float, ...]:
-    return (found[0] * 0.6931471805599453, *found[1:])
+def _in_nats(bed: Bed) -> None:
+    bed.patch.setattr(tasks, "_NATS", 1.0)
 
 
 # The reference ------------------------------------------------------------------------------------
@@ -233,13 +233,13 @@ Q_OUTPUT = r"model\.layers\.0\.self_attn\.q_proj:output"
 TASK = (
     llama("logits-of-another-sample", "int8", _outputs(lambda found: found[::-1]), says="kl_divergence .* at logits"),
     llama("logits-a-token-late", "w4", _outputs(lambda found: [y.roll(1, 1) for y in found]), says="task_change .* at logits"),
-    llama("accuracy-of-the-token-before", "int8", _sampled(_hits_shifted), says="next_token_accuracy .* at logits"),
-    llama("kl-arguments-swapped", "mxfp4", _sampled(_kl_turned), says="kl_divergence .* at logits"),
-    mamba("kl-arguments-swapped-of-mamba", "mxfp4", _sampled(_kl_turned), says="kl_divergence .* at logits"),
-    mamba("kl-of-the-worst-token", "2-1", _sampled(_kl_of_worst), says="kl_divergence .* at logits"),
+    llama("accuracy-of-the-token-before", "int8", _tokens(_hits_shifted), says="next_token_accuracy .* at logits"),
+    llama("kl-arguments-swapped", "mxfp4", _tokens(_kl_turned), says="kl_divergence .* at logits"),
+    mamba("kl-arguments-swapped-of-mamba", "mxfp4", _tokens(_kl_turned), says="kl_divergence .* at logits"),
+    mamba("kl-of-the-worst-token", "2-1", _tokens(_kl_of_worst), says="kl_divergence .* at logits"),
     llama("logits-at-another-temperature", "int8", _outputs(lambda found: [0.95 * y for y in found]), says="task_change .* at logits"),
     llama("task-of-the-reference", "mxfp4", lambda bed: bed.wrap(Bench, "outputs", _of_reference), says="at logits"),
-    llama("bits-in-nats", "int8", _sampled(_in_nats), says="task_change .* at logits"),
+    llama("bits-in-nats", "int8", _in_nats, says="task_change .* at logits"),
 )  # fmt: skip
 REFERENCE = (
     llama("reference-multiplies-bf16-weights", "", _bf16_weights, Q_OUTPUT, says=r"plain model\.layers\.\d:output"),
