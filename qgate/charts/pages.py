@@ -77,6 +77,7 @@ def _environment() -> Environment:
         "breaking": breaking,
         "grouped": lambda count: f"{count:,}",
         "lines": lambda text: Markup(for_html(text, lines=True)),
+        "printable": printable,
         "shortened": shortened,
     }
     environment.globals |= {"heat_light": HEAT_LIGHT, "heat_dark": HEAT_DARK}

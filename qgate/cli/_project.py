@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
-from qgate.project.settings import ProjectSettings, settings_above
+
+if TYPE_CHECKING:
+    from qgate.project import settings
+else:
+    settings = LateModule("qgate.project.settings")
 
 
-def project_here() -> ProjectSettings:
+def project_here() -> settings.ProjectSettings:
     """Read the settings of the project of the working folder; all defaults where there is none."""
-    return settings_above(Path.cwd())
+    return settings.settings_above(Path.cwd())
 
 
 def project_folder(name: str) -> Path:

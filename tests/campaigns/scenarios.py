@@ -283,7 +283,7 @@ SCENARIOS = {
                  whole=journaled("baselines/own")),
         Scenario("prune", _failing, qgate("baselines", "prune", "--mode", "mxfp8"), again=(2,),
                  whole=journaled("baselines/own")),
-        Scenario("sweep", _swept, _SWEEP, growing={"out/index.html": any_page}),
+        Scenario("sweep", _swept, _SWEEP, growing={"out/index.html": any_page, "out/index-failed.html": any_page}),
         Scenario("gates", _failing, gates(), status=1,
                  growing=_RUN),
         Scenario("report", _runs, qgate("report", "after.jsonl", *_REPORTED)),
