@@ -20,9 +20,9 @@ from tests.campaigns.wholeness import (
     captured,
     dump_index,
     dumped,
-    journaled,
     lines_of_results,
     may_be_missing,
+    updated_as_one,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,12 +277,12 @@ _RUN = {"qgate-out/results.jsonl": lines_of_results, "qgate-out/report.html": an
 SCENARIOS = {
     each.name: each
     for each in (
-        Scenario("update", _project, gates("--update-baselines"), whole=journaled("baselines/own"),
+        Scenario("update", _project, gates("--update-baselines"), whole=updated_as_one("baselines/own"),
                  growing=_RUN, free=("qgate-out/",)),
         Scenario("accept", _candidates, qgate("baselines", "accept"),
-                 whole=journaled("baselines/own")),
+                 whole=updated_as_one("baselines/own")),
         Scenario("prune", _failing, qgate("baselines", "prune", "--mode", "mxfp8"), again=(2,),
-                 whole=journaled("baselines/own")),
+                 whole=updated_as_one("baselines/own")),
         Scenario("sweep", _swept, _SWEEP, growing={"out/index.html": any_page, "out/index-failed.html": any_page}),
         Scenario("gates", _failing, gates(), status=1,
                  growing=_RUN),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -19,11 +18,11 @@ from tests.campaigns.wholeness import (
     Tree,
     differing,
     dumped,
-    journaled,
     lines_of_results,
     scrubbed,
     strays,
     torn,
+    updated_as_one,
 )
 from tests.shares import every_case
 
@@ -96,15 +95,14 @@ def below(files: Tree) -> Tree:
     return {f"b/{name}": data for name, data in files.items()}
 
 
-def test_a_mixture_is_whole_only_with_a_journal() -> None:
-    judge = journaled("b")
-    old, new = {"x": b"1", "y/z": b"1"}, {"x": b"2", "y/z": b"2"}
-    half = {"x": b"2", "y/z": b"1", "y/.z.new": b"2"}
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in new.items()}
-    journal = json.dumps({"files": digests}).encode()
-    for now in (old, new, {**half, ".journal.json": journal}):
+def test_a_mixture_is_whole_only_with_an_update_that_is() -> None:
+    judge = updated_as_one("b")
+    old, new = {"x": b"one 1", "y/z": b"two 1"}, {"x": b"one 2", "y/z": b"two 2"}
+    half = {"x": b"one 2", "y/z": b"two 1"}
+    update = b"x y/z " + b"".join(new.values())
+    for now in (old, new, {**half, ".update": update}, {**old, ".update": update}):
         assert judge(below(now), below(old), below(new)) == ""
-    for now in (half, {**half, ".journal.json": journal[:-9]}):
+    for now in (half, {**half, ".update": update[:-3]}, {**half, ".update": update[5:]}):
         assert "mixture" in judge(below(now), below(old), below(new))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +13,6 @@ Judge = Callable[[Tree, Tree, Tree], str]
 _TIMES = re.compile(
     rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?([.]\d+)?(Z|[+-]\d\d:\d\d| UTC)?"
     rb'|"(seconds|pid|mtime_ns)": ?[0-9.e+-]+|"(run|session)": ?"[^"]*"|"host": ?"[^"]*"'
-    rb'|"digest": ?"[0-9a-f]+"'
 )
 
 
@@ -78,14 +76,13 @@ def differing(now: Tree, expected: Tree) -> list[str]:
 # Files that belong together ---------------------------------------------------------------------
 
 
-def journaled(folder: str) -> Judge:
-    """All old or all new, where a journal that is whole says where the new ones are."""
+def updated_as_one(folder: str) -> Judge:
+    """All old or all new, where a file `.update` that is whole has the new ones."""
 
     def judge(now: Tree, old: Tree, new: Tree) -> str:
-        seen = _promised(_below(now, folder))
-        if seen in (shown(_below(old, folder)), shown(_below(new, folder))):
-            return ""
-        return f"{folder} is a mixture: {', '.join(sorted(seen))}"
+        states = [shown(_below(tree, folder)) for tree in (old, new)]
+        seen = _promised(_below(now, folder), *states)
+        return "" if seen in states else f"{folder} is a mixture: {', '.join(sorted(seen))}"
 
     return judge
 
@@ -95,21 +92,13 @@ def _below(found: Tree, folder: str) -> Tree:
     return {n.removeprefix(start): data for n, data in found.items() if n.startswith(start)}
 
 
-def _promised(found: Tree) -> Tree:
-    seen = shown(found)
-    try:
-        files = json.loads(found[".journal.json"])["files"]
-    except (KeyError, ValueError):
-        return seen
-    for name, digest in files.items():
-        parent, _, file = name.rpartition("/")
-        staged = f"{parent}/.{file}.new" if parent else f".{file}.new"
-        for place in (staged, name):
-            data = found.get(place)
-            if data is not None and hashlib.sha256(data).hexdigest() == digest:
-                seen[name] = data
-        if digest is None:
-            seen.pop(name, None)
+def _promised(found: Tree, old: Tree, new: Tree) -> Tree:
+    """Return the files that a reader sees: those of an update first, which names all it changes."""
+    seen, update = shown(found), found.get(".update", b"")
+    changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
+    if all(name.encode() in update and new.get(name, b"") in update for name in changed):
+        seen = {**{name: seen[name] for name in seen if name not in changed}}
+        seen |= {name: new[name] for name in changed if name in new}
     return seen
 
 

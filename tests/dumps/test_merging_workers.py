@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,10 @@ def test_anyone_makes_the_same_dump_anywhere(
     assert (there.ranks, there.records, there.missing_count) == (4, 9, 1201)
     made, shown = objects(f"{BUCKET}/out"), str(tmp_path).encode()
     assert made.keys() == expected.keys()
+    digest = re.compile(rb'"digest": ?"[0-9a-f]+"')  # of lines that name the folder
     for name, data in expected.items():
-        assert made[name] == data.replace(shown, BUCKET.encode()), name
+        there_data = digest.sub(b"", data.replace(shown, BUCKET.encode()))
+        assert digest.sub(b"", made[name]) == there_data, name
 
 
 def test_a_rank_of_another_run_is_left_out(tmp_path: Path) -> None:

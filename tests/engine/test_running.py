@@ -105,7 +105,8 @@ def test_a_script_without_a_main_guard_gets_failures_and_no_endless_wait(tmp_pat
 
 
 _KILLED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have ignored it
 from qgate.engine import map_items
 from tests.engine.work import where
 

@@ -46,7 +46,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("floats.py::FloatFormat._ties_to_even_codes", ""): "for formats of P3109, no listed ones",
     ("quantizer.py::", ""): "the front door, no arithmetic",
     ("settings.py::", ""): "checks of options, no arithmetic",
-    ("engine/job.py::check", "allowed"): "text of an error",
+    ("_element.py::ElementFormat.at_random", ""): "for states of a network, not for quantizers",
     ("engine/scales.py::scale_from_option", "bad"): "text of an error",
     ("encoded.py::Encoded.decode", "allowed"): "text of an error",
 }  # fmt: skip
