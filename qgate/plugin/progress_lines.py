@@ -16,6 +16,7 @@ import pytest
 
 from qgate.models.naming import shown_name
 from qgate.plugin.gate_collection import is_gate, model_and_mode, parameters_of
+from qgate.text import one_line
 
 
 @contextlib.contextmanager
@@ -44,7 +45,7 @@ def line_of(item: pytest.Item) -> str:
     model, mode = model_and_mode(item) if is_gate(item) else ("", "")
     if not mode:
         return item.nodeid.partition("::")[0]
-    return f"mode {shown_name(mode)} of {shown_name(model)}".replace("::", ":")
+    return one_line(f"mode {shown_name(mode)} of {shown_name(model)}").replace("::", ":")
 
 
 def name_lines(config: pytest.Config, items: Sequence[pytest.Item]) -> None:

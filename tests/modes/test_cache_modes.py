@@ -251,7 +251,7 @@ def test_a_mode_of_ones_own_quantizes_one_side(model: Model) -> None:
                 "two", "", dtype="float16",
                 attention=AttentionChoices(keys=TensorChoice("int8")),
             ),
-            "more than one of rules, choices, attention, dtype and own",
+            "more than one of rules, choices, attention, states, dtype and own",
         ),
     ],
 )  # fmt: skip
