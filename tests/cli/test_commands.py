@@ -247,6 +247,6 @@ def test_sigterm_ends_a_command_with_its_folders_removed(
             main(["modes"])
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     assert stop.value.code == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
