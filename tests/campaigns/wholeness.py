@@ -97,7 +97,7 @@ def _promised(found: Tree, old: Tree, new: Tree) -> Tree:
     seen, update = shown(found), found.get(".update", b"")
     changed = {name for name in {*old, *new} if old.get(name) != new.get(name)}
     if all(name.encode() in update and new.get(name, b"") in update for name in changed):
-        seen = {**{name: seen[name] for name in seen if name not in changed}}
+        seen = {name: data for name, data in seen.items() if name not in changed}
         seen |= {name: new[name] for name in changed if name in new}
     return seen
 
