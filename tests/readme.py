@@ -23,7 +23,6 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-import torch
 
 from qgate.cli import main as qgate_main
 from tests.campaigns.forked import ran
@@ -278,7 +277,6 @@ def _program(words: tuple[str, ...], folder: Path, settings: dict[str, str]) -> 
     sys.stdin = os.fdopen(0, closefd=False)
     sys.argv = [*words]
     sys.path.remove(str(folder))  # programs do not look for modules where they are run
-    torch.set_num_threads(1)
     main = {"qgate": qgate_main, "pytest": pytest.main, "python": _run_script}[words[0]]
     try:
         return int(main(list(words[1:])))

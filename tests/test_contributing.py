@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests import readme
 from tests.campaigns.forked import ran
@@ -33,7 +32,6 @@ THINGS = (
 
 
 def added(block: readme.Block) -> int:
-    torch.set_num_threads(1)
     readme.run_python(block)
     return 0
 

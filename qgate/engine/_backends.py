@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from qgate.engine.workers import Failure, Workers
 from qgate.storage.files import scratch_folder
@@ -28,6 +28,17 @@ _HAS_MASKS = hasattr(signal, "pthread_sigmask")
 _ENDED = "its process ended twice: killed, or out of memory"
 # The value that every process gets once, the same for all items.
 _shared: list[Any] = []
+
+
+@dataclass
+class _Process:
+    """A process of an engine, which a signal asked to end, and whether it computes an item."""
+
+    working: bool = False
+    signal: int | None = None
+
+
+_process = _Process()
 
 
 class Backend(Protocol):
@@ -194,15 +205,27 @@ def _end_with_parent(home: str) -> None:
         os._exit(1)
 
 
-def _leave(number: int, _frame: object) -> NoReturn:
-    """End an item, or this process between two, without a word: the parent says what happened."""
-    raise SystemExit(128 + number)
+def _leave(number: int, _frame: object) -> None:
+    """End an item without a word; the parent says what happened.
+
+    Between two items this process waits for the next in a pipe that it shares with others, and
+    would leave half an item to them if it ended there.
+    """
+    _process.signal = number
+    if _process.working:
+        raise SystemExit(128 + number)
 
 
 def _work(function: Callable[..., Any], item: Any) -> Any:
     if _HAS_MASKS:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDS)
-    return function(item, *_shared)
+    if _process.signal is not None:
+        os._exit(128 + _process.signal)
+    try:
+        _process.working = True
+        return function(item, *_shared)
+    finally:
+        _process.working = False
 
 
 @contextlib.contextmanager

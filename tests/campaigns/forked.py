@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 Verb = Callable[[], int]
 Fault = Callable[[], None]
 LONGEST_S = 600.0
@@ -80,6 +82,7 @@ def _work(verb: Verb, folder: Path, fault: Fault | None, saying: int) -> None:
     for name in [*sys.modules]:
         if name.split(".")[0] in ("suites", "conftest"):
             del sys.modules[name]  # of a pytest run in another folder
+    _use_one_thread()
     gc.freeze()  # what the parent has is not visited, and so not copied
     status, coverage = OURS, _coverage()
     try:
@@ -102,6 +105,12 @@ def _work(verb: Verb, folder: Path, fault: Fault | None, saying: int) -> None:
                 coverage.stop()
                 coverage.save()
         os._exit(status & 0xFF)
+
+
+def _use_one_thread() -> None:
+    """Keep torch to one thread: those of the parent are not in its fork, which would wait for them."""
+    torch.set_num_threads(1)
+    torch.set_num_threads = lambda _number: None
 
 
 def _coverage() -> Any:

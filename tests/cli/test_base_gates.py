@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import torch
 
 from qgate.cli import main
 from tests.campaigns.forked import ran
@@ -107,7 +106,6 @@ def forked(folder: Path, words: Iterable[str], *, quiet: bool = False) -> int:
     """Run pytest in a fork of this process, which has loaded torch."""
 
     def verb() -> int:
-        torch.set_num_threads(1)
         sys.path.insert(0, str(folder))
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         plain = ("-p", "qgate.plugin", "-p", "no:cacheprovider")

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 # Imported here, since a run in a fork would import them each time.
 import qgate.gate.measuring.model_gates
@@ -49,7 +48,6 @@ def run_forked(
         os.environ.clear()
         os.environ.update(environment)
         sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
-        torch.set_num_threads(1)  # the threads of this process are not in its fork
         return int(pytest.main([*arguments[2:]]))
 
     ended = ran(verb, folder)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 # Imported here, since a run in this process forgets what it imported first.
 import qgate.analysis
@@ -91,7 +90,6 @@ def run_alone(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(handle, number)
             os.close(handle)
-        torch.set_num_threads(1)  # the threads of this process are not in its fork
         with forked_workers(options):
             return int(pytest.main([f"--basetemp={pytester.path / 'runpytest-0'}", *options]))
 
