@@ -2,6 +2,7 @@
 
 A test of many slow cases carries `@share(one_in=N, by=(...))`. A run then does one in N of them,
 and of every value of what `by` names at least one, so that each format, kind or suite is entered.
+Slow tests of a file that carry `@share(one_in=N, group=NAME)` are drawn as the cases of one test.
 
     python -m pytest tests                    a share, another one for each commit
     python -m pytest tests --case-seed 9e97   the share of that seed
@@ -26,13 +27,18 @@ MARK = "share"
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def share(one_in: int, *, by: Sequence[str] = (), unit: str = "") -> pytest.MarkDecorator:
+def share(
+    one_in: int, *, by: Sequence[str] = (), unit: str = "", group: str = ""
+) -> pytest.MarkDecorator:
     """Mark a test of many cases: a run draws one in `one_in`, and one of every value of `by`.
 
-    As `pytestmark` of a file it marks each of its tests by itself. Names in `by` are arguments of the test, also `mutant.suite` for an attribute of one. Cases with
-    the same value of `unit` are drawn together, where they share what takes long.
+    As `pytestmark` of a file it marks each of its tests by itself, unless they are a `group`. Names
+    in `by` are arguments of the test, also `mutant.suite` for an attribute of one, and `test` is its
+    name. Cases with the same value of `unit` are drawn together, where they share what takes long.
     """
-    mark: pytest.MarkDecorator = getattr(pytest.mark, MARK)(one_in, by=tuple(by), unit=unit)
+    mark: pytest.MarkDecorator = getattr(pytest.mark, MARK)(
+        one_in, by=tuple(by), unit=unit, group=group
+    )
     return mark
 
 
@@ -93,7 +99,8 @@ class Shares:
 
     def __init__(self, config: pytest.Config) -> None:
         config.addinivalue_line(
-            "markers", f"{MARK}(one_in, by, unit): draw one in so many cases (tests/shares.py)"
+            "markers",
+            f"{MARK}(one_in, by, unit, group): draw one in so many cases (tests/shares.py)",
         )
         if config.option.case_seed is None:  # pytest-xdist gives its workers the options
             config.option.case_seed = commit()
@@ -109,19 +116,24 @@ class Shares:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        tables: dict[str, list[pytest.Function]] = defaultdict(list)
+        tables: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
-            if item.get_closest_marker(MARK) and hasattr(item, "callspec"):
-                assert isinstance(item, pytest.Function)
+            mark = item.get_closest_marker(MARK)
+            if mark is None or _is_named(config, item.nodeid.partition("[")[0]):
+                continue
+            if group := mark.kwargs["group"]:
+                tables[f"{item.nodeid.partition('::')[0]}: {group}"].append(item)
+            elif hasattr(item, "callspec"):
                 tables[item.nodeid.partition("[")[0]].append(item)
         left_out: set[pytest.Item] = set()
         for name, table in tables.items():
             mark = table[0].get_closest_marker(MARK)
             assert mark is not None
             count = len(table)
-            if not every_case(config) and not _is_named(config, name):
-                cases = [item.callspec.params for item in table]
-                kept = drawn(cases, f"{self.seed} {name}", *mark.args, **mark.kwargs)
+            if not every_case(config):
+                cases = [_case(item) for item in table]
+                of = {key: value for key, value in mark.kwargs.items() if key != "group"}
+                kept = drawn(cases, f"{self.seed} {name}", *mark.args, **of)
                 left_out |= {*table} - {table[place] for place in kept}
                 count = len(kept)
             self.counts[name] = (count, len(table))
@@ -145,6 +157,13 @@ class Shares:
                 f"cases: {done} of {total} of {len(self.counts)} tests that take long; "
                 f"these again: --case-seed {self.seed}, all: --every-case"
             )
+
+
+def _case(item: pytest.Item) -> dict[str, Any]:
+    """Return the arguments of a case, and the name of its test."""
+    assert isinstance(item, pytest.Function)
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return {**params, "test": item.originalname}
 
 
 def _is_named(config: pytest.Config, table: str) -> bool:

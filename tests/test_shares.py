@@ -130,6 +130,16 @@ def test_cases_of_one_unit_are_drawn_together() -> None:
     assert len({CASES[place]["size"] for place in places}) == 3
 
 
+def test_tests_of_a_group_are_drawn_as_cases_of_one(project: pytest.Pytester) -> None:
+    proofs = "\n".join(f"@share(4, group='proofs')\ndef test_{n}(): pass" for n in range(8))
+    project.makepyfile(test_proofs=f"from tests.shares import share\n{proofs}")
+    for options, count in ((["--case-seed", "a"], 2), (["--every-case"], 8)):
+        result = project.runpytest_inprocess("test_proofs.py", *options)
+        result.assert_outcomes(passed=count, deselected=8 - count)
+    named = project.runpytest_inprocess("test_proofs.py::test_3", "--case-seed", "a")
+    named.assert_outcomes(passed=1)
+
+
 def test_the_seed_is_the_commit() -> None:
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False

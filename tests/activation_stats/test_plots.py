@@ -24,6 +24,7 @@ from qgate.activation_stats.reading import (
 )
 from qgate.activation_stats.record import ActivationsRecord
 from tests.activation_stats.activation_records import OUTLIER, RECORDS, usual
+from tests.shares import share
 
 LOOK = ReportOptions()
 
@@ -47,6 +48,7 @@ def texts_of(record: ActivationsRecord, name: str, options: ReportOptions = LOOK
     return "\n".join(text.get_text() for text in sheet.figure.findobj(Text))  # type: ignore[attr-defined]
 
 
+@share(3)
 @pytest.mark.parametrize("name", RECORDS)
 def test_every_picture_of_every_record_is_drawn(name: str) -> None:
     record = RECORDS[name]()
@@ -60,6 +62,7 @@ def test_every_picture_of_every_record_is_drawn(name: str) -> None:
         assert None not in sheets.values()
 
 
+@share(2)
 @pytest.mark.parametrize("name", ["large", "hostile", "single"])
 def test_texts_do_not_overlap(name: str) -> None:
     """Titles, labels and legends, as they are laid out."""

@@ -18,6 +18,7 @@ from qgate.activation_stats.tables import csv_files, tables
 from qgate.activation_stats.texts import activation_text, keep_lines
 from qgate.text import decibels
 from tests.activation_stats.activation_records import RECORDS, broken, hostile, little, usual
+from tests.shares import share
 
 QUICK = ReportOptions(dpi=40, formats=("html", "csv", "json"))
 
@@ -54,6 +55,7 @@ def written(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
     return request.param, folder
 
 
+@share(3)
 def test_the_page_is_one_file_that_escapes_everything(written: tuple[str, Path]) -> None:
     name, folder = written
     text = (folder / "analysis_report.html").read_text(encoding="utf-8")

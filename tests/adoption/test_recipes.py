@@ -32,6 +32,7 @@ from qgate import models, modes
 from qgate.errors import QgateError
 from qgate.modes import Kernel
 from tests.gate.test_any_model import failures, gates
+from tests.shares import share
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "docs" / "recipes"
@@ -94,6 +95,7 @@ def build(name: str) -> qgate.Model:
     return models.load(name, build=recipe(name).build, sampling=SHORT)
 
 
+@share(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_of_a_recipe_records_and_then_passes(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str

@@ -18,6 +18,7 @@ from qgate.audits.watching import listening
 from qgate.records.schemas import json_schema
 from tests.audit.conftest import Audit
 from tests.plugin.conftest import run_alone
+from tests.shares import share
 
 WEAK = """
 def test_weak():
@@ -388,6 +389,7 @@ def test_traced():
     assert [place["function"] for place in run.places] == ["assert_close"]
 
 
+@share(2)
 @pytest.mark.parametrize(
     ("owner", "name"),
     [

@@ -271,19 +271,19 @@ def live_bytes() -> int:
 
 @pytest.mark.parametrize("local", [True, False])
 def test_memory_does_not_grow_with_the_samples(local: bool) -> None:
-    it = model(lengths=(64,) * 12)
+    it = model(lengths=(64,) * 6)
     q = quantized(it)
     sizes: list[int] = []
     compare_runs(
         q, it, IO + "|mix|norm", local=local, progress=lambda *_: sizes.append(live_bytes())
     )
-    assert len(sizes) == 12
+    assert len(sizes) == 6
     assert max(sizes[2:]) <= sizes[1] + 1024
     kept = run(it, IO + "|mix|norm")
-    assert kept.nbytes() > 12 * 10 * 64 * networks.WIDTH * 4  # what a capture of all would hold
+    assert kept.nbytes() > 6 * 10 * 64 * networks.WIDTH * 4  # what a capture of all would hold
     before = live_bytes()
     del kept
-    assert before - live_bytes() > 12 * 10 * 64 * networks.WIDTH * 4, "the count sees tensors"
+    assert before - live_bytes() > 6 * 10 * 64 * networks.WIDTH * 4, "the count sees tensors"
 
 
 def test_a_capture_is_a_collection_of_sites() -> None:

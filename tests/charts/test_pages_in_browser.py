@@ -23,6 +23,7 @@ from tests.browser import opened, serious_findings
 from tests.checkpoints import checkpoint_records
 from tests.drawing import dump_records
 from tests.engines import engine_records
+from tests.shares import share
 from tests.sweeps import sweep_records
 
 NAME = "<script>alert(1)</script>'\"&.pt"
@@ -83,6 +84,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return PAGES[request.param](tmp_path_factory.mktemp(request.param))
 
 
+@share(2)
 def test_it_opens_offline_without_a_complaint_and_shows_all_pictures(
     browser: Browser, path: Path
 ) -> None:
@@ -103,6 +105,7 @@ def test_it_opens_offline_without_a_complaint_and_shows_all_pictures(
         assert it.complaints == []
 
 
+@share(4)
 @pytest.mark.parametrize(
     "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 400, "height": 800}}]
 )

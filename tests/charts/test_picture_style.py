@@ -46,6 +46,7 @@ def _registered() -> Iterator[tuple[str, Build]]:
 REGISTERED = dict(_registered())
 
 
+@share(3)
 @share(4)
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_picture_keeps_to_the_style(name: str) -> None:
@@ -56,6 +57,7 @@ def test_every_picture_keeps_to_the_style(name: str) -> None:
     assert violations(made.figure) == []
 
 
+@share(3)
 @pytest.mark.parametrize("name", ["tiny", "outlier", "single level", "failed", "odd name"])
 def test_sweeps_of_odd_tensors_keep_to_the_style(name: str) -> None:
     record = sweep_records.TENSORS[name]()

@@ -22,6 +22,7 @@ from tests.checkpoints.methods import (
     scaled_tensors,
 )
 from tests.checkpoints.references import hadamard
+from tests.shares import share
 
 
 def _compared(export: Export, folder: Path, seed: int) -> CheckpointRecord:
@@ -50,6 +51,7 @@ def test_what_a_method_changes_on_purpose_is_no_finding(seed: int, tmp_path: Pat
     assert sum(method in weight.method for weight in record.weights) == count, name
 
 
+@share(3)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_on_top_of_a_method_is_found(fault: MethodFault, tmp_path: Path) -> None:
     export = fault.export(0)

@@ -452,6 +452,7 @@ def contents(record: Any, folder: Path, key: str) -> dict[str, bytes]:
     return bytes_by_name | dict.fromkeys(names, b"")
 
 
+@share(3)
 @pytest.mark.parametrize("key", [key for key in SHOWN if key != "visualization.save_dir"])
 def test_a_key_changes_the_files(key: str, plain: Any, tmp_path: Path) -> None:
     record = dict(plain)

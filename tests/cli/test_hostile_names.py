@@ -12,6 +12,7 @@ import pytest
 import qgate.cli
 from qgate.cli import main
 from tests.hostile_files import assert_calm, assert_calm_files, write_all
+from tests.shares import share
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,7 @@ def test_every_command_is_here() -> None:
     assert set(CASES) == {name for name in verbs if not name.startswith("_")}
 
 
+@share(2)
 @pytest.mark.parametrize("command", CASES)
 def test_no_name_reaches_the_beginning_of_a_line(
     command: str, house: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

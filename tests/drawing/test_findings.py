@@ -34,6 +34,7 @@ from qgate.summaries.reading import (
 from qgate.summaries.record import DumpAnalysis
 from tests.drawing import dump_records
 from tests.dumps.making import GENERATIONS, known, record
+from tests.shares import share
 
 FORMATS = ("fp8_e4m3", "fp16", "mxfp4_e2m1", "int8")
 SITES = (
@@ -295,6 +296,7 @@ MADE: dict[str, Callable[[Path], DumpAnalysis]] = {
 }
 
 
+@share(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MADE)
 def test_no_two_lines_of_a_list_are_the_same(name: str, tmp_path: Path) -> None:

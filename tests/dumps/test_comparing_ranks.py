@@ -27,6 +27,7 @@ from qgate.dumps import Dump, DumpWriter, Record, StoredValues, reading
 from qgate.dumps.record import RecordSelection
 from qgate.records.plain_data import plain
 from tests.dumps.making import record, write
+from tests.shares import share
 
 KINDS = ("equal", "equal", "differs", "unfit", "summary")
 Held = tuple[Record, Tensor | None]
@@ -140,6 +141,7 @@ def compared(seed: int, modules: bool) -> tuple[DumpComparison, Any]:
     return found, pair_records(*([record for record, _ in held] for held in sides))
 
 
+@share(3)
 @pytest.mark.parametrize("modules", [True, False], ids=["modules", "by order"])
 @pytest.mark.usefixtures("held")
 def test_rank_after_rank_finds_what_all_at_once_does(modules: bool) -> None:

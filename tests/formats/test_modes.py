@@ -10,6 +10,7 @@ import torch
 import qgate
 from qgate.formats import FORMATS, _scratch, _work, definition
 from qgate.formats.engine import dtypes, fast_mx, fast_nvfp4, quantizing
+from tests.shares import share
 
 ALL = FORMATS.names()
 
@@ -68,6 +69,7 @@ def exporting(x: torch.Tensor, name: str) -> None:
         assert not isinstance(error, qgate.QgateError)  # noqa: PT017
 
 
+@share(4)
 @pytest.mark.usefixtures("_nothing_kept")
 @pytest.mark.parametrize("mode", [inference, meta_device, default_dtype, exporting])
 @pytest.mark.parametrize("name", ALL)

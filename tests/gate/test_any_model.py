@@ -22,6 +22,7 @@ from qgate.modes import Kernel
 from qgate.modes.setups import ModelSetup
 from qgate.results.coverage import coverage_of, share_text
 from tests.models.networks import NAMES, ids, network
+from tests.shares import share
 
 Change = Callable[[nn.Module], Any]
 
@@ -84,6 +85,7 @@ def failures_after_accepting(right: Model, wrong: Model, folder: Path, mode: str
     return failures(gates(wrong, folder), mode)
 
 
+@share(3)
 @pytest.mark.parametrize("mode", ["int8", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_gate_of_a_right_mode_passes(name: str, mode: str, tmp_path: Path) -> None:

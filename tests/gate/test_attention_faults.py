@@ -14,6 +14,7 @@ from qgate.models import Model
 from qgate.modes.attention.casting import StoredSide
 from qgate.modes.attention.core import Attend, AttentionCore
 from tests.gate.test_cache_faults import findings, load, rows_of
+from tests.shares import share
 
 ATTENTION_MODES = [mode.name for mode in modes.select("attn-*", "other")]
 STAGES = ("attention:queries", "attention:scores", "attention:weights", "attention:output")
@@ -26,6 +27,7 @@ def loaded() -> tuple[Model, modes.Calibration]:
     return load()
 
 
+@share(2)
 @pytest.mark.parametrize("name", ATTENTION_MODES)
 def test_healthy_attention_is_green(name: str, loaded: tuple[Model, modes.Calibration]) -> None:
     rows = rows_of(loaded, name)
@@ -44,6 +46,7 @@ def test_healthy_attention_is_green(name: str, loaded: tuple[Model, modes.Calibr
     assert max(parts) / 2 < errors[f"{at}attention:scores"] < 4 * sum(parts)  # type: ignore[operator, arg-type, type-var]
 
 
+@share(3)
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_other_texts_are_green(seed: int) -> None:
     other = load(seed)
@@ -189,6 +192,7 @@ def output_not_quantized(patch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
+@share(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_red_and_named(
     name: str, loaded: tuple[Model, modes.Calibration], monkeypatch: pytest.MonkeyPatch

@@ -16,6 +16,7 @@ from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.passes import outer_tensors
 from qgate.models import Sampling
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
+from tests.shares import share
 
 Array = np.ndarray[Any, Any]
 UP = "model.layers.1.mlp.up_proj"
@@ -86,6 +87,7 @@ def test_ideals_are_an_obvious_computation(of_llama: Bench, mode: str, rounded: 
         assert row.layer == "layers.1"
 
 
+@share(2)
 def test_every_essential_mode_is_at_its_ideal(shared: Bench) -> None:
     """Within 0.05 dB, better or worse, where half a decibel is allowed."""
     for mode in shared.setup.select("essential", shared.model):

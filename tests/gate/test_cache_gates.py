@@ -16,6 +16,7 @@ from qgate.models import Sampling
 from qgate.modes.attention import core
 from qgate.modes.attention.casting import StoredSide
 from tests.gate.benches import mode_of, session
+from tests.shares import share
 
 SAMPLING = Sampling(samples=3, seqlen=96, calib_samples=2, calib_seqlen=64)
 MODES = ("kv-fp8-head", "kv-mxfp4", "attn-fp8")
@@ -38,6 +39,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@share(2)
 @pytest.mark.parametrize("name", MODES)
 def test_healthy_modes_pass_and_cover_every_cache(name: str, recorded: Path) -> None:
     healthy = session(recorded, sampling=SAMPLING)

@@ -102,6 +102,7 @@ def test_a_fault_of_a_mixture_is_named_at_its_layer(fault: str, fmt: str, moe: B
     assert re.search(words, problems["model.layers.1.mlp:output"])
 
 
+@share(4)
 @pytest.mark.parametrize("fmt", MODE_OF)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_right_kernel_is_green(seed: int, fmt: str) -> None:

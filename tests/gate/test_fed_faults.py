@@ -13,6 +13,7 @@ from qgate.models import Sampling, load
 from qgate.modes import Kernel
 from tests.gate.test_any_model import Fused, failures_after_accepting, fused
 from tests.models.fed_folders import save_network
+from tests.shares import share
 
 pytest.importorskip("transformers")
 
@@ -37,6 +38,7 @@ def loaded(folder: Path, zeroed: str = "") -> Model:
     return model
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("kind", "module"),
     [

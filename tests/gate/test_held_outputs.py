@@ -82,6 +82,7 @@ NAMES = {
 }
 
 
+@share(3)
 @share(4, by=["model", "mode", "fault"])
 @pytest.mark.parametrize(("model", "mode"), CASES)
 @pytest.mark.parametrize("fault", FAULTS)
@@ -98,6 +99,7 @@ def test_a_fault_is_red_at_its_place(recorded: Path, model: str, mode: str, faul
     assert site in entered.text
 
 
+@share(3)
 @pytest.mark.parametrize(("model", "mode"), CASES)
 def test_what_was_recorded_passes(recorded: Path, model: str, mode: str) -> None:
     outcomes = gates(session(recorded, model, sampling=SEVERAL), mode)
@@ -108,6 +110,7 @@ def test_what_was_recorded_passes(recorded: Path, model: str, mode: str) -> None
     }
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("table", "words"),
     [

@@ -12,6 +12,7 @@ from qgate.gate.checks import Check
 from qgate.gate.measuring.model_gates import ModelGates
 from tests.baselines.building import rewrite
 from tests.gate.benches import LLAMA, MAMBA, mode_of, session
+from tests.shares import share
 
 FILES = {LLAMA: "mxfp4", MAMBA: "2-1"}
 # Every metric that one of the files has.
@@ -104,6 +105,7 @@ def test_the_metrics_are_all_there_are(
     assert names <= set(METRICS)
 
 
+@share(3)
 @pytest.mark.parametrize("model", FILES)
 @pytest.mark.parametrize("number", range(0, 300, 23))
 def test_a_single_line_removed_is_missing(

@@ -16,6 +16,7 @@ from qgate.gate.measuring.reproductions import INPUTS, SCRIPT, of_cast
 from tests.campaigns.mutants.bed import Bed, Healthy, all_layers
 from tests.gate.test_diagnosing import BLOCK, NORM, UP, block, fresh, output, put, weight
 from tests.gate.test_diagnosing import recorded as recorded
+from tests.shares import share
 from tests.warm import run_python
 
 SOWN = {
@@ -34,6 +35,7 @@ def run_script(folder: Path) -> dict[str, int]:
     return {name: int(count) for name, count in found}
 
 
+@share(3)
 @pytest.mark.parametrize("site", SOWN)
 def test_the_script_of_the_first_failing_site_shows_the_fault(
     site: str, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

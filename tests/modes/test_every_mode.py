@@ -12,6 +12,7 @@ import torch
 
 from qgate import QgateError, capture, models, modes
 from qgate.models import Model
+from tests.shares import share
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "my_model.py"
 SMALL = models.Sampling(samples=1, seqlen=48, calib_samples=4, calib_seqlen=64)
@@ -33,6 +34,7 @@ def loaded() -> dict[str, tuple[Model, modes.Calibration | None]]:
     }
 
 
+@share(4)
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_it_runs_differs_from_fp32_and_takes_gradients(
     name: str, mode: str, loaded: dict[str, tuple[Model, modes.Calibration | None]]

@@ -20,6 +20,7 @@ from qgate.models import Model
 from qgate.models.mamba.hadamard import matrix
 from qgate.models.mamba.scanning import selective_scan
 from qgate.modes.mamba import MAMBA_MODES
+from tests.shares import share
 
 SITES = r"mixer\.(scan:(u|dt|B|C|z|output)|x_proj:input|out_proj:(input|output)|act:output)$|layers\.\d:input$"
 INTEGER = [m for m in MAMBA_MODES if m.choices and not m.choices.float_products]
@@ -189,6 +190,7 @@ def run_ids(mamba: Model, scales: modes.Calibration, mode: str, ids: Tensor) -> 
         return modes.apply(modes.find_mode(mode, "mamba"), mamba, scales).model(ids)
 
 
+@share(4)
 @pytest.mark.parametrize("mode", CAUSAL)
 @pytest.mark.parametrize("kept", [2, 7, 100, 128])
 def test_what_comes_later_changes_nothing_before(

@@ -24,12 +24,14 @@ from tests.museum.tour import (
     replace_made,
     visit,
 )
+from tests.shares import share
 
 EXHIBITS = load_exhibits()
 EVERY_EXHIBIT = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
 LONGEST = 60
 
 
+@share(3)
 @EVERY_EXHIBIT
 def test_the_faulty_implementation_is_red_with_its_cause_in_the_first_line(
     exhibit: Exhibit,
@@ -40,6 +42,7 @@ def test_the_faulty_implementation_is_red_with_its_cause_in_the_first_line(
         assert re.search(exhibit.cause, failure.value.cause), failure.value.cause
 
 
+@share(3)
 @EVERY_EXHIBIT
 def test_the_right_implementation_is_green(exhibit: Exhibit) -> None:
     assert list(check_right(exhibit, SEEDS)) == []

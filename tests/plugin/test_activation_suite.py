@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugin.conftest import SUITES
+from tests.shares import share
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
 Gates = Callable[..., pytest.RunResult]
@@ -62,6 +63,7 @@ def test_the_same_model_and_one_trained_a_little_further_pass(gates: Gates, chan
     gates(change=change).assert_outcomes(passed=5)
 
 
+@share(2)
 @pytest.mark.usefixtures("accepted")
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_makes_a_model_harder_to_quantize_fails(gates: Gates, name: str) -> None:

@@ -12,6 +12,7 @@ from qgate.baselines import Key, Store, Update
 from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.plugin.conftest import Run
+from tests.shares import share
 
 bucket, server = stores.bucket, stores.server
 
@@ -47,6 +48,7 @@ def tightened() -> Key:
     return key
 
 
+@share(2)
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "two workers"])
 @pytest.mark.usefixtures("filled")
 def test_green_red_updated_and_green_again(workers: tuple[str, ...], suites: Run) -> None:

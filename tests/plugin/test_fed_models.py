@@ -14,6 +14,7 @@ from qgate.errors import QgateError
 from qgate.models import Sampling, load
 from tests.models.fed_folders import save_network
 from tests.plugin.conftest import SUITES, run_alone
+from tests.shares import share
 
 pytest.importorskip("transformers")
 
@@ -63,6 +64,7 @@ def home(saved: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     return pytester.path
 
 
+@share(3)
 @pytest.mark.parametrize("kind", GATED)
 def test_a_folder_is_gated_from_end_to_end(
     kind: str, home: Path, pytester: pytest.Pytester

@@ -12,6 +12,7 @@ import pytest
 from tests.adoption.repository import run
 from tests.campaigns import source_faults
 from tests.campaigns.source_faults import make_project, pytest_run, selected
+from tests.shares import share
 
 GATES = 21
 """Seven of each of three modes."""
@@ -105,6 +106,7 @@ DIFFERENCES = {
 }  # fmt: skip
 
 
+@share(3)
 @pytest.mark.parametrize(("plant", "modes", "words"), DIFFERENCES.values(), ids=DIFFERENCES)
 def test_only_gates_that_a_difference_can_touch_run(
     project: Path, plant: Callable[[Path], object], modes: list[str], words: str

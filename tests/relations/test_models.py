@@ -19,6 +19,7 @@ from qgate.relations.record import RELATIONS
 from qgate.testing import RelationFailure, RelationReport, check_relations
 from tests.gate.state_models import small_mamba
 from tests.relations.decoders import VOCABULARY, WINDOW, small_model
+from tests.shares import share
 
 
 def broken(fault: str, *relations: str, mode: str = "int8") -> RelationFailure:
@@ -47,6 +48,7 @@ FAULTS = (
 )
 
 
+@share(2)
 @pytest.mark.parametrize(("fault", "relation", "site", "words"), FAULTS)
 def test_a_planted_fault_is_named(fault: str, relation: str, site: str, words: str) -> None:
     failure = broken(fault, relation)

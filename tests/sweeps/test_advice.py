@@ -24,6 +24,7 @@ from qgate.sweeps import advice
 from qgate.sweeps import compute as sweeping
 from qgate.sweeps.record import SweepView
 from qgate.sweeps.texts import lines
+from tests.shares import share
 
 Floats = np.ndarray
 
@@ -139,6 +140,7 @@ def test_the_zoo_and_the_formats_are_all_there() -> None:
     assert elements == {sweeping.element_of(name).name for name in SWEPT}
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("name", "dtype"), CASES, ids=lambda each: str(each).removeprefix("torch.")
 )

@@ -18,6 +18,7 @@ import pytest
 from qgate.charts import sheet as _sheet
 from qgate.sweeps import plots
 from qgate.sweeps import texts as sweep_text
+from tests.shares import share
 from tests.sweeps.sweep_records import (
     BLOCKS,
     TENSORS,
@@ -364,6 +365,7 @@ def check(
     assert overlaps(kept[-1]) == []
 
 
+@share(4)
 @pytest.mark.parametrize("name", TENSORS)
 def test_the_metrics_of_every_tensor_can_be_drawn(
     name: str, tmp_path: Path, figures: list[Any]
