@@ -29,7 +29,7 @@ from qgate.comparing.layer_files import (
 from qgate.errors import QgateError
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.passes import short_layer
-from qgate.gate.measuring.self_checks import NOISE, perturbation_shows, unquantized
+from qgate.gate.measuring.self_checks import NOISE, unquantized, unread_weight
 from qgate.models import Model, Site
 from qgate.models.model import inputs_hash
 from qgate.modes import Calibration, Mode, apply
@@ -233,8 +233,8 @@ def _check_reference(bench: Bench) -> None:
                 f"the reference of {model.name} is not FP32: {check.site} is not the product of "
                 f"its parameters (relative MSE {error})."
             )
-    if not perturbation_shows(bench):
-        raise QgateError(f"a changed weight of {model.name} does not show: its outputs are stale.")
+    if unread := unread_weight(bench):
+        raise QgateError(f"a changed weight of {unread} does not show: its outputs are stale.")
 
 
 # Running ---------------------------------------------------------------------------------------

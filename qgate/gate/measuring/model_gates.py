@@ -26,9 +26,9 @@ from qgate.gate.measuring.self_checks import (
     MORE_ERROR,
     MORE_ERROR_ELSEWHERE,
     identity,
-    perturbation_shows,
     stored_reference,
     unquantized,
+    unread_weight,
     worse_blocks,
 )
 from qgate.gate.measuring.site_errors import differs
@@ -297,9 +297,10 @@ class ModelGates(GateSession):
         if notes:
             self.note_left_out(notes[NOT_ACROSS_WEIGHTS])
         outcome = self.judge(suite, FP32, measured, "reference", notes, title="fp32")
-        if outcome.passed and not perturbation_shows(self.bench):
+        if outcome.passed and (unread := unread_weight(self.bench)):
             return outcome.failed_as_whole(
-                "a weight moved by a hundredth does not show in the reference"
+                f"a weight moved by a hundredth does not show in the reference: {unread} does not "
+                "read what its state names as its weight"
             )
         if not anew or self.dry_run:
             return outcome

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -153,11 +155,12 @@ def _quantized_calls(model: Model) -> int:
     return len(calls)
 
 
-def perturbation_shows(bench: Bench) -> bool:
-    """Tell if a change of a weight by a hundredth moves the reference by more than the noise.
+def unread_weight(bench: Bench) -> str:
+    """Name what does not change with a weight: the model, a product by itself, or nothing.
 
-    Every second output of it is changed: what follows may normalize all of them. The effect of one
-    weight may vanish, as that of queries whose scores are all small does, but not of all.
+    A hundredth is added to every second output: what follows may normalize all of them. In the
+    reference the effect of one weight may vanish, as that of queries whose scores are all small
+    does, but not of all; in the output of its own product none does.
     """
     model = bench.model
     products = [s.module for s in model.sites() if s.is_product and s.port == "weight"]
@@ -168,16 +171,42 @@ def perturbation_shows(bench: Bench) -> bool:
         for parameter in floats:
             parameter.data *= 1 + 1e-2
         # What runs in another runtime has no parameter that could be changed.
-        return not floats or _moved(_outputs(model.with_module(changed)), expected)
+        shows = not floats or _moved(_outputs(model.with_module(changed)), expected)
+        return "" if shows else model.name
     for name in products[:: -max(1, len(products) // _MOVED)]:
         moved = apply(IDENTITY, model).model
         owner = moved.module.get_submodule(name)
-        weight = owner.get_parameter("weight").detach().clone()
-        weight[::2] *= 1 + 1e-2
-        owner.weight = torch.nn.Parameter(weight)
+        owner.weight = _changed(owner)
         if _moved(_outputs(moved), expected):
-            return True
-    return False
+            return _unread_in_place(model, products)
+    return model.name
+
+
+def _unread_in_place(model: Model, products: list[str]) -> str:
+    """Name the first product whose output stays when its weight changes; one without input may."""
+    copied = apply(IDENTITY, model).model
+    unread: list[str] = []
+
+    def compare(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        weight = module.weight
+        module.weight = _changed(module)
+        same = torch.equal(module.forward(*args, **kwargs), output)
+        module.weight = weight
+        if same and output.any() and name not in unread:
+            unread.append(name)
+
+    for name in products:
+        module = copied.module.get_submodule(name)
+        if isinstance(getattr(module, "weight", None), nn.Parameter):
+            module.register_forward_hook(functools.partial(compare, name), with_kwargs=True)
+    _outputs(copied)
+    return unread[0] if unread else ""
+
+
+def _changed(module: nn.Module) -> nn.Parameter:
+    weight = module.get_parameter("weight").detach().clone()
+    weight[::2] *= 1 + 1e-2
+    return nn.Parameter(weight)
 
 
 def identity(bench: Bench) -> bool:
