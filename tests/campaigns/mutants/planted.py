@@ -126,8 +126,8 @@ def _amax_of_half(plain: Any) -> Any:
 
 
 def _per_tensor(plain: Any) -> Any:
-    def entry_of(site: Any, rule: Any) -> Any:
-        entry = plain(site, rule)
+    def entry_of(site: Any, rule: Any, reaches: Any) -> Any:
+        entry = plain(site, rule, reaches)
         if site.port != "weight":
             return entry
         quantizer = Quantizer("int8", granularity="tensor")
