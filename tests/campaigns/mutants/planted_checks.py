@@ -15,8 +15,7 @@ from torch.nn.functional import linear
 from qgate.engines.compute import TokenValues
 from qgate.formats import Quantizer
 from qgate.gate import checks
-from qgate.gate.measuring import bench as benches
-from qgate.gate.measuring import ideals, self_checks, tasks
+from qgate.gate.measuring import ideals, loaded_model, self_checks, tasks
 from qgate.gate.measuring.bench import Bench
 from qgate.modes import applying
 from tests.campaigns.mutants.bed import Bed
@@ -246,7 +245,7 @@ REFERENCE = (
     llama("reference-of-a-bf16-model", "", _bf16_model, says="the baseline was made with other weights"),
     llama("reference-of-other-samples", "", _samples(lambda found: [ids.flip(-1) for ids in found]), says="the baseline was made with other inputs"),
     llama("reference-of-fewer-samples", "", _samples(lambda found: found[:1]), says="the baseline was made with 2 samples, and there are 1 now"),
-    llama("samples-in-another-order", "", lambda bed: bed.wrap(benches, "outer_tensors", _in_another_order), r"plain model\.layers\.0:output"),
+    llama("samples-in-another-order", "", lambda bed: bed.wrap(loaded_model, "outer_tensors", _in_another_order), r"plain model\.layers\.0:output"),
     llama("plan-left-on", "", _plan_left_on("int8"), says="is quantized: one pass of it calls"),
     llama("plan-left-on-since-day-one", "", _plan_left_on("int8"), says="is quantized: one pass of it calls", unrecorded=True),
     llama("inputs-left-quantized", "", _inputs_left_quantized, says="is quantized: one pass of it calls"),
