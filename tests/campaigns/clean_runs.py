@@ -8,7 +8,8 @@ Each run draws its mode, the number of threads, the instructions that torch and 
 the kernels (sums in parts, last bits, eager attention, numbers below the normal ones flushed, other
 batches), the order of the tests and the number of processes. What is in the log is not run again.
 With --served the modes are those of caches, attention and experts, half of them with the relations;
-from run 55 on also those of weights as served and of states.
+from run 55 on also those of weights as served and of states. Modes whose scales are made of the
+whole batch have no relations.
 The last table has, by kind of limit, how near a clean run came to it.
 """
 
@@ -52,7 +53,7 @@ OF_MODELS = ("activations", "overflow", "scaling")
 RELATIONS = ("relations",)
 # By the number of the first run that draws from them: runs that are recorded stay what they were.
 SERVED = {
-    0: {"tiny-llama": "kv-*,attn-*", "tiny-moe": "experts-*"},
+    0: {"tiny-llama": "kv-*,attn-*", "tiny-moe": "experts-mxfp4,experts-fp8"},
     55: {
         "tiny-llama": "kv-*,attn-*,served-*",
         "tiny-moe": "experts-*",
@@ -60,6 +61,8 @@ SERVED = {
     },
 }
 ALL = {0: {"tiny-llama": "all", "tiny-mamba": "all"}}
+# Their scales are made of the whole batch, so that the relations are red by design.
+_MADE_OF_BATCH = ("served-nvfp4", "experts-nvfp4")
 Tables = dict[int, dict[str, list[str]]]
 _SHOWN = 3000
 
@@ -87,7 +90,8 @@ class Way:
         kinds = [k for k in ARITHMETIC if k != "eager-attention" or model != "tiny-mamba"]
         # What is measured of a model is the same in all of its modes.
         more, share = (RELATIONS, 0.5) if served else (OF_MODELS, 0.2)
-        suites = OF_MODES + (more if draw.random() < share else ())
+        is_longer = draw.random() < share and not mode.startswith(_MADE_OF_BATCH)
+        suites = OF_MODES + (more if is_longer else ())
         # The other process of a relation has no plugin with other kernels.
         kinds = ["own"] if suites[-1:] == RELATIONS else kinds
         return cls(

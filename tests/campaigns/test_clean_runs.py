@@ -76,8 +76,10 @@ def test_later_runs_draw_from_more_modes_and_earlier_ones_stay() -> None:
     kinds = [way.mode.partition("-")[0] for way in ways]
     assert set(kinds[:54]) == {"kv", "attn", "experts"}
     assert set(kinds[54:]) == {"kv", "attn", "experts", "served", "state"}
+    related = {way.mode for way in ways if "relations" in way.suites}
+    assert {mode for mode in related if "nvfp4" in mode} == {"kv-nvfp4"}, "a scale per token"
     recorded = [(way.mode, way.threads, way.order) for way in (ways[0], ways[53])]
-    assert recorded == [("kv-fp8-token", 3, 644097), ("experts-int4-weights", 2, 556540)]
+    assert recorded == [("kv-fp8-token", 3, 644097), ("experts-mxfp4", 2, 556540)]
 
 
 def test_runs_of_the_log_are_not_made_again(tmp_path: Path) -> None:
