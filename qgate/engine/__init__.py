@@ -1,6 +1,6 @@
 """Run a function over many items: in this process, in several, or on a Ray cluster."""
 
-from qgate.engine.running import Reduction, map_items, merged
+from qgate.engine.running import Reduction, map_items, merged, started
 from qgate.engine.sharing import PackedValue
 from qgate.engine.workers import Failure, Workers, workers_of
 
@@ -11,5 +11,6 @@ __all__ = [
     "Workers",
     "map_items",
     "merged",
+    "started",
     "workers_of",
 ]

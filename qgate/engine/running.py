@@ -39,6 +39,21 @@ def map_items(
             yield cast(Result, backend.result(handle)) if failed is None else failed
 
 
+@contextlib.contextmanager
+def started(
+    function: Callable[[Item], Result], item: Item, workers: Workers
+) -> Iterator[Callable[[], Result | Failure]]:
+    """Start `function(item)` and yield what waits for its result; an error inside ends it."""
+    with contextlib.closing(backend_of(workers, function, [])) as backend:
+        handle = backend.start(item)
+
+        def result() -> Result | Failure:
+            failed = backend.wait(handle)
+            return cast(Result, backend.result(handle)) if failed is None else failed
+
+        yield result
+
+
 @dataclass
 class Reduction(Generic[Result]):
     """The merged result, None without any, and the failed items by position."""

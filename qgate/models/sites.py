@@ -106,6 +106,11 @@ def _has_own_weight(module: nn.Module) -> bool:
     return module._parameters.get("weight") is not None
 
 
+def _weight_of(module: nn.Module) -> object:
+    """Return the parameter, which is not quantized to be looked at, or what stands for it."""
+    return module._parameters["weight"] if _has_own_weight(module) else module.weight
+
+
 def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
     """Yield every site, in the order in which modules are registered.
 
@@ -127,9 +132,9 @@ def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
                 is_product=is_plain_conv(module) and _has_own_weight(module),
                 channels=-1 - len(module.kernel_size) if is_plain_conv(module) else -1,
             )
-        elif kind == "linear" and isinstance(module.weight, Tensor):
+        elif kind == "linear" and isinstance(weight := _weight_of(module), Tensor):
             turned = is_transposed_linear(module)
-            width = int(module.weight.shape[0 if turned else -1])
+            width = int(weight.shape[0 if turned else -1])
             is_product = _has_own_weight(module)
             site = replace(site, width=width, transposed=turned, is_product=is_product)
         elif isinstance(module, _AFTER_SAMPLES):

@@ -24,6 +24,12 @@ GROUPS = {
 _ESSENTIAL = {"mamba": ("0", "2-1", "2-2", "2-4"), "other": ("mxfp8", "mxfp4", "int8")}
 
 
+_OF_TRANSFORMERS = (
+    " A Mamba-1 checkpoint takes Mamba modes as mamba:PATH, which computes the same numbers: with "
+    "hf:PATH transformers computes the scan in one function, whose state no mode can reach."
+)
+
+
 class DoesNotFitError(QgateError):
     """The modes exist, but not for this kind of model."""
 
@@ -73,7 +79,7 @@ def find_mode(
         kind = "Mamba models" if family == "other" else "models other than Mamba"
         raise DoesNotFitError(
             f"mode {name!r} does not fit {model}: it is for {kind}. Modes that fit: "
-            f"{', '.join(fitting)}."
+            f"{', '.join(fitting)}.{_OF_TRANSFORMERS if family == 'other' else ''}"
         )
     if not _has(registry, name):
         raise unknown("mode", name, fitting, GROUPS)
@@ -165,9 +171,12 @@ def _names_of(
         matching = [name for name in every if fnmatch.fnmatchcase(name.lower(), part.lower())]
         if not matching:
             foreign = [name.lower() for name in names() if name != FP32.name]
-            kind = DoesNotFitError if fnmatch.filter(foreign, part.lower()) else QgateError
+            is_foreign = bool(fnmatch.filter(foreign, part.lower()))
+            kind = DoesNotFitError if is_foreign else QgateError
+            hint = _OF_TRANSFORMERS if is_foreign and family == "other" else ""
             raise kind(
-                f"mode pattern {part!r} matches no mode that fits {model}: {', '.join(every)}."
+                f"mode pattern {part!r} matches no mode that fits {model}: "
+                f"{', '.join(every)}.{hint}"
             )
         return matching
     return [find_mode(part, family, own, model).name]

@@ -103,11 +103,14 @@ class ModelRelations:
 
     def check(self, chosen: frozenset[str] = frozenset(RELATIONS)) -> RelationReport:
         """Compare all ways of the relations asked for; the report has what disagrees."""
-        for way in self._ways():
-            if way.relation in chosen:
-                self._compare(way)
-        if self.rebuilding is not None and {"restart", "process"} & chosen:
-            self._compare_rebuilt(self.rebuilding, chosen)
+        rebuilding = self._rebuilding_for(chosen)
+        if rebuilding is not None and "process" in chosen:
+            # The other process computes beside this one.
+            with digests_elsewhere(rebuilding) as elsewhere:
+                self._compare_ways(chosen, rebuilding)
+                self._compare_elsewhere(elsewhere)
+        else:
+            self._compare_ways(chosen, rebuilding)
         if {"split K", "split N"} & chosen:
             self._compare_parts(chosen)
         order = list(self.recording.tensors)
@@ -119,6 +122,25 @@ class ModelRelations:
                 f"{'; '.join(f'{k}: {v}' for k, v in self.report.left_out.items()) or 'none asked'}"
             )
         return self.report
+
+    def _compare_ways(self, chosen: frozenset[str], rebuilding: Rebuilding | None) -> None:
+        """Run all ways in this process, the mode built again last."""
+        for way in self._ways():
+            if way.relation in chosen:
+                self._compare(way)
+        if rebuilding is not None and "restart" in chosen:
+            way = Way("restart", "when the mode is built again", lambda: iter([self.rows.whole]))
+            self._compare(way, rebuilding.quantized().model)
+
+    def _rebuilding_for(self, chosen: frozenset[str]) -> Rebuilding | None:
+        """Return how the mode is built again, if that was asked for and the model is small."""
+        if self.rebuilding is None or not {"restart", "process"} & chosen:
+            return None
+        size = parameter_bytes(self.base)
+        if size > LARGEST:
+            self.report.left_out["restart, process"] = f"{size / 2**30:.0f} GiB are built once"
+            return None
+        return self.rebuilding
 
     def _ways(self) -> Iterator[Way]:
         whole = self.rows.whole
@@ -140,8 +162,9 @@ class ModelRelations:
     def _compare(self, way: Way, model: Model | None = None) -> None:
         """Run a way; note the first site in the order of the model that disagrees."""
         judge = _Judge(lambda site: self._limit(site, way.relation))
+        sites = self.sites if model is None else leaf_sites(model)
         model, is_fed = model or self.model, way.relation not in EXACT
-        run = FedRun(model, leaf_sites(model), self.recording, judge, force=is_fed)
+        run = FedRun(model, sites, self.recording, judge, force=is_fed)
         try:
             run.run(way.calls())
         except QgateError as error:
@@ -185,24 +208,15 @@ class ModelRelations:
         whole = self.rows.whole
         with without_casts([cores[site] for site in few]):
             recording = record(self.model, self.sites, whole.sample, whole.rows, whole.tokens)
-            FedRun(self.model, leaf_sites(self.model), recording, second_judge).run(way.calls())
+            FedRun(self.model, self.sites, recording, second_judge).run(way.calls())
         return [
             site for site in few if site in second_judge.errors and not second_judge.wrong(site)
         ]
 
-    def _compare_rebuilt(self, rebuilding: Rebuilding, chosen: frozenset[str]) -> None:
-        """Compare a run of the mode built anew, here and in another process."""
-        size = parameter_bytes(self.base)
-        if size > LARGEST:
-            self.report.left_out["restart, process"] = f"{size / 2**30:.0f} GiB are built once"
-            return
-        if "restart" in chosen:
-            way = Way("restart", "when the mode is built again", lambda: iter([self.rows.whole]))
-            self._compare(way, rebuilding.quantized().model)
-        if "process" not in chosen:
-            return
+    def _compare_elsewhere(self, wait: Callable[[], dict[str, str]]) -> None:
+        """Compare a run of the mode built in another process."""
         try:
-            elsewhere = digests_elsewhere(rebuilding)
+            elsewhere = wait()
         except Exception as error:  # of whatever cannot be sent, or made, there
             self.report.left_out["process"] = f"{type(error).__name__}: {one_line(error)}"
             return

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from qgate.engine import Failure, Workers, map_items
+from qgate.engine import Failure, Workers, started
 from qgate.models import Model
 from qgate.modes import Calibration, Mode, Quantized, apply
 from qgate.relations.recording import leaf_sites, record
@@ -47,13 +48,28 @@ def _digest(tensors: list[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def digests_elsewhere(rebuilding: Rebuilding) -> dict[str, str]:
-    """Build the mode in another process and return the digests of a run there."""
-    for result in map_items(_digests_of, [rebuilding], Workers(jobs=2)):
-        if isinstance(result, Failure):
-            raise RuntimeError(result.reason)
-        return result
-    raise RuntimeError("no process gave a result")
+@contextlib.contextmanager
+def digests_elsewhere(rebuilding: Rebuilding) -> Iterator[Callable[[], dict[str, str]]]:
+    """Start to build the mode in another process; yield what waits for the digests of a run.
+
+    What keeps a process from starting is raised by the wait, as what goes wrong in it.
+    """
+    with contextlib.ExitStack() as end:
+        result: Callable[[], dict[str, str] | Failure] | Exception
+        try:
+            result = end.enter_context(started(_digests_of, rebuilding, Workers(jobs=2)))
+        except Exception as error:
+            result = error
+
+        def wait() -> dict[str, str]:
+            if isinstance(result, Exception):
+                raise result
+            answer = result()
+            if isinstance(answer, Failure):
+                raise RuntimeError(answer.reason)
+            return answer
+
+        yield wait
 
 
 def _digests_of(rebuilding: Rebuilding) -> dict[str, str]:

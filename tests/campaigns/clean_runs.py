@@ -7,7 +7,9 @@
 Each run draws its mode, the number of threads, the instructions that torch and its libraries may use,
 the kernels (sums in parts, last bits, eager attention, numbers below the normal ones flushed, other
 batches), the order of the tests and the number of processes. What is in the log is not run again.
-With --served the modes are those of caches, attention and experts, half of them with the relations.
+With --served the modes are those of caches, attention and experts, half of them with the relations;
+from run 55 on also those of weights as served and of states. Modes whose scales are made of the
+whole batch have no relations.
 The last table has, by kind of limit, how near a clean run came to it.
 """
 
@@ -49,7 +51,19 @@ OF_MODES = ("canary", "gradients", "layer_outputs", "outputs", "reference", "tas
 OF_MODELS = ("activations", "overflow", "scaling")
 # Modes of what serving quantizes beside weights and inputs, which "all" leaves out.
 RELATIONS = ("relations",)
-SERVED = {"tiny-llama": "kv-*,attn-*", "tiny-moe": "experts-*"}
+# By the number of the first run that draws from them: runs that are recorded stay what they were.
+SERVED = {
+    0: {"tiny-llama": "kv-*,attn-*", "tiny-moe": "experts-mxfp4,experts-fp8"},
+    55: {
+        "tiny-llama": "kv-*,attn-*,served-*",
+        "tiny-moe": "experts-*",
+        "tiny-mamba": "state-*",
+    },
+}
+ALL = {0: {"tiny-llama": "all", "tiny-mamba": "all"}}
+# Their scales are made of the whole batch, so that the relations are red by design.
+_MADE_OF_BATCH = ("served-nvfp4", "experts-nvfp4")
+Tables = dict[int, dict[str, list[str]]]
 _SHOWN = 3000
 
 
@@ -68,16 +82,16 @@ class Way:
     order: int
 
     @classmethod
-    def drawn(
-        cls, number: int, seed: int, modes: dict[str, list[str]], served: bool = False
-    ) -> Way:
+    def drawn(cls, number: int, seed: int, tables: Tables, served: bool = False) -> Way:
         draw = random.Random(f"{seed}/{number}")
+        modes = tables[max(first for first in tables if first <= number)]
         model = draw.choice(list(modes))
         mode = draw.choice(modes[model])
         kinds = [k for k in ARITHMETIC if k != "eager-attention" or model != "tiny-mamba"]
         # What is measured of a model is the same in all of its modes.
         more, share = (RELATIONS, 0.5) if served else (OF_MODELS, 0.2)
-        suites = OF_MODES + (more if draw.random() < share else ())
+        is_longer = draw.random() < share and not mode.startswith(_MADE_OF_BATCH)
+        suites = OF_MODES + (more if is_longer else ())
         # The other process of a relation has no plugin with other kernels.
         kinds = ["own"] if suites[-1:] == RELATIONS else kinds
         return cls(
@@ -96,7 +110,7 @@ class Way:
         files = [f"suites/test_{name}.py" for name in self.suites]
         spread = ["-n", str(self.processes), "--dist", "loadfile"] if self.processes else []
         plugins = ["-p", "tests.campaigns.other_arithmetic", "-p", "no:cacheprovider"]
-        chosen = ["--model", self.model, "--mode", self.mode, "--plots", "none"]
+        chosen = ["--model", self.model, "--mode", self.mode, "--plots", "none", "--no-report"]
         return [python, "-m", "pytest", *files, "-q", *plugins, *chosen, *spread]
 
     def environment(self) -> dict[str, str]:
@@ -161,7 +175,7 @@ def nearest(records: list[dict[str, Any]]) -> dict[str, tuple[float, str]]:
 
 
 def earlier(
-    log: Path | None, seed: int, modes: dict[str, list[str]], served: bool = False
+    log: Path | None, seed: int, tables: Tables, served: bool = False
 ) -> dict[int, dict[str, Any]]:
     """Read the runs of a log that were drawn in the same way; a line cut off is left out."""
     runs = {}
@@ -171,25 +185,27 @@ def earlier(
             run = json.loads(line)
         except json.JSONDecodeError:
             continue
-        way = Way.drawn(run["way"]["number"], seed, modes, served)
+        way = Way.drawn(run["way"]["number"], seed, tables, served)
         if json.loads(json.dumps(asdict(way))) == run["way"]:
             runs[way.number] = run
     return runs
 
 
-def all_modes(served: bool) -> dict[str, list[str]]:
-    """Return the modes of each model that have accepted errors."""
+def all_modes(served: bool) -> Tables:
+    """Return the modes of each model that have accepted errors, by the first run to draw them."""
     from qgate.models import load
     from qgate.modes.setups import ModelSetup
 
-    queries = SERVED if served else {"tiny-llama": "all", "tiny-mamba": "all"}
     return {
-        model: [
-            mode.name
-            for mode in ModelSetup(model).select(query, load(model))
-            if (ROOT / "baselines" / model / "accepted" / f"{mode.name}.txt").is_file()
-        ]
-        for model, query in queries.items()
+        first: {
+            model: [
+                mode.name
+                for mode in ModelSetup(model).select(query, load(model))
+                if (ROOT / "baselines" / model / "accepted" / f"{mode.name}.txt").is_file()
+            ]
+            for model, query in queries.items()
+        }
+        for first, queries in (SERVED if served else ALL).items()
     }
 
 
@@ -202,17 +218,17 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, metavar="N")
     parser.add_argument("--first", type=int, default=1, metavar="N", help="number of the first run")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
-    parser.add_argument("--served", action="store_true", help="caches, attention, experts")
+    parser.add_argument("--served", action="store_true", help="caches, attention, experts, states")
     parser.add_argument("--python", default=sys.executable, metavar="PATH")
     parser.add_argument("--log", type=Path, metavar="FILE", help="runs, a line each; resumes")
     args = parser.parse_args()
-    modes = all_modes(args.served)
-    runs = earlier(args.log, args.seed, modes, args.served)
+    tables = all_modes(args.served)
+    runs = earlier(args.log, args.seed, tables, args.served)
     numbers = range(args.first, args.first + args.count)
     for number in numbers:
         if number in runs:
             continue
-        way = Way.drawn(number, args.seed, modes, args.served)
+        way = Way.drawn(number, args.seed, tables, args.served)
         runs[number] = run = made(way, args.python)
         if args.log:
             with args.log.open("a", encoding="utf-8") as log:

@@ -18,7 +18,7 @@ from torch.nn import functional
 from tests.campaigns import clean_runs
 from tests.campaigns.clean_runs import ARITHMETIC, ROOT, Way, earlier, made, nearest
 
-MODES = {"tiny-llama": ["mxfp4", "int8"], "tiny-mamba": ["2-1"]}
+MODES = {0: {"tiny-llama": ["mxfp4", "int8"], "tiny-mamba": ["2-1"]}}
 
 
 @pytest.fixture
@@ -57,19 +57,31 @@ def test_all_kinds_are_drawn() -> None:
     assert {way.arithmetic for way in ways} == set(ARITHMETIC)
     assert {way.instructions for way in ways} == set(clean_runs.INSTRUCTIONS)
     assert {(way.model, way.mode) for way in ways} == {
-        (model, mode) for model, modes in MODES.items() for mode in modes
+        (model, mode) for model, modes in MODES[0].items() for mode in modes
     }
     mamba = {way.arithmetic for way in ways if way.model == "tiny-mamba"}
     assert "eager-attention" not in mamba, "it has no attention"
 
 
 def test_served_modes_are_drawn_with_relations() -> None:
-    modes = {"tiny-llama": ["kv-fp8"], "tiny-moe": ["experts-fp8"]}
+    modes = {0: {"tiny-llama": ["kv-fp8"], "tiny-moe": ["experts-fp8"]}}
     ways = [Way.drawn(number, 3, modes, served=True) for number in range(200)]
     related = [way for way in ways if "relations" in way.suites]
     assert 60 < len(related) < 140
     assert {way.arithmetic for way in related} == {"own"}, "another process has no other kernels"
     assert {way.arithmetic for way in ways} == set(ARITHMETIC)
+
+
+def test_later_runs_draw_from_more_modes_and_earlier_ones_stay() -> None:
+    tables = clean_runs.all_modes(served=True)
+    ways = [Way.drawn(number, 27, tables, served=True) for number in range(1, 201)]
+    kinds = [way.mode.partition("-")[0] for way in ways]
+    assert set(kinds[:54]) == {"kv", "attn", "experts"}
+    assert set(kinds[54:]) == {"kv", "attn", "experts", "served", "state"}
+    related = {way.mode for way in ways if "relations" in way.suites}
+    assert {mode for mode in related if "nvfp4" in mode} == {"kv-nvfp4"}, "a scale per token"
+    recorded = [(way.mode, way.threads, way.order) for way in (ways[0], ways[53])]
+    assert recorded == [("kv-fp8-token", 3, 644097), ("experts-mxfp4", 2, 556540)]
 
 
 def test_runs_of_the_log_are_not_made_again(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from qgate.engine import Failure, Workers, map_items
+from qgate.engine import Failure, Workers, map_items, started
 from qgate.errors import QgateError
 from tests.engine import work
 
@@ -48,6 +49,17 @@ def test_an_item_that_kills_its_process_fails_alone():
 def test_a_process_that_dies_once_costs_nothing(tmp_path):
     marker = str(tmp_path / "died")
     assert list(map_items(work.dies_once, [(x, marker) for x in range(8)], 2)) == list(range(8))
+
+
+def test_an_item_is_computed_beside_this_process_before_its_result_is_asked_for(tmp_path):
+    marker = tmp_path / "touched"
+    with started(work.touched, str(marker), Workers(jobs=2)) as result:
+        for _ in range(12_000):
+            time.sleep(0 if marker.exists() else 0.01)
+        assert marker.exists()
+        assert result() != os.getpid()
+    with started(work.poisonous, 5, Workers(jobs=2)) as result:
+        assert isinstance(result(), Failure)
 
 
 def test_items_are_taken_as_they_are_needed():

@@ -49,6 +49,11 @@ def dies_once(pair):
     return x
 
 
+def touched(marker):
+    Path(marker).touch()
+    return os.getpid()
+
+
 def threads(_):
     return os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS")
 

@@ -276,6 +276,16 @@ def test_draws_are_even_and_independent() -> None:
     )
 
 
+def test_draws_that_are_not_kept_follow_those_that_are() -> None:
+    kept = Draws(site_key(SITE, 0))
+    for first in (0, 1020, 5000):
+        part = kept.of_tokens(first, 8, 1024, torch.device("cpu"))
+        expected = definition.draws(SITE, 0, range(first, first + 8), (1024,))[:, 0]
+        assert np.array_equal(expected, part.numpy()), first
+    narrow = kept.of_tokens(3, 2, 5, torch.device("cpu")).numpy()
+    assert np.array_equal(narrow, definition.draws(SITE, 0, [3, 4], (5,))[:, 0])
+
+
 def test_another_seed_is_another_rounding() -> None:
     x = torch.randn(16, 2, 64)
     first, other = (cast("bf16", stochastic=True, seed=seed)(x, 3) for seed in (0, 1))

@@ -35,7 +35,8 @@ def named_mixers(model: Model) -> list[tuple[str, MambaMixer]]:
     if not mixers:
         raise QgateError(
             f"{model.name} has no recurrent state that can be quantized: these modes are for "
-            "tiny-mamba, and Mamba-1 loaded by mamba:PATH. Choose another mode."
+            "tiny-mamba, and Mamba-1 loaded by mamba:PATH, which reads the folders of transformers "
+            "too. Choose another mode."
         )
     return mixers
 
