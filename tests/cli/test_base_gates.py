@@ -159,6 +159,10 @@ def test_the_gates_of_the_base_are_held(
     [
         (["--gate-from", "nowhere"], "--gate-from 'nowhere' is no commit of this clone: fetch it"),
         (["--gate-from", "main", "--update-baselines"], "a run with other gates accepts nothing"),
+        (
+            ["--gate-from=main", "--qgate-update-baselines"],
+            "a run with other gates accepts nothing",
+        ),
     ],
 )
 def test_what_cannot_be_held_is_a_sentence(
