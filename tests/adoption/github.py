@@ -111,7 +111,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
-            timeout=120,
+            timeout=600,
             check=False,
         )
         self.log += done.stdout
