@@ -31,6 +31,8 @@ def dense_tensor(x: object, doing: str, dtypes: Iterable[torch.dtype], whose: st
         raise TypeError(f"{whose}cannot {doing} a {type(x).__name__}; give a torch tensor.")
     if torch.compiler.is_dynamo_compiling():
         torch._dynamo.graph_break(msg=_COMPILED)
+    if x.is_quantized:
+        raise TypeError(f"{whose}cannot {doing} a quantized tensor; give x.dequantize().")
     if x.dtype not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{whose}cannot {doing} a {x.dtype} tensor; allowed: {allowed}.")
