@@ -79,9 +79,8 @@ class Block:
 
 def block_of(tensor: Tensor) -> Block:
     """Return the bytes of a tensor's values in order, without the storage behind a view."""
-    dtype = getattr(tensor, "dtype", None)
     try:
-        tensor = plain_tensor(tensor, "dump", (dtype,))
+        tensor = plain_tensor(tensor, "dump", None)
     except TypeError as error:
         raise QgateError(str(error)) from None
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")

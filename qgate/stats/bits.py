@@ -130,10 +130,9 @@ def mismatch_error(quantity: str, a: object, b: object) -> QgateError:
 
 def all_bf16(x: Tensor) -> bool:
     """Tell whether every number is a bf16 number, as in files saved from bf16 tensors."""
-    dtype = getattr(x, "dtype", None)
-    x = plain_tensor(x, "read the values of", (dtype,))
-    if dtype != torch.float32:
-        return dtype == torch.bfloat16
+    x = plain_tensor(x, "read the values of", None)
+    if x.dtype != torch.float32:
+        return x.dtype == torch.bfloat16
     flat = x.detach().reshape(-1).view(torch.int32)
     step = 2**20
     return all(not bool((flat[i : i + step] & 0xFFFF).any()) for i in range(0, len(flat), step))

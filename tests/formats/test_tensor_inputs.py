@@ -209,6 +209,8 @@ def test_transforms_of_torch_end_in_one_sentence(name: str) -> None:
     ) as refusal:
         torch.vmap(one)(VALUES.float())
     assert is_sentence(refusal.value)
+    if name == "dump":
+        return  # a writer opens files, which torch.compile says itself
     torch._dynamo.reset()
     compiled = torch.compile(one, fullgraph=True, backend="eager")
     with pytest.raises(torch._dynamo.exc.Unsupported, match="compile without fullgraph, or call"):
