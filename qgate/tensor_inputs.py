@@ -30,7 +30,7 @@ def plain_tensor(
 def dense_tensor(
     x: object, doing: str, dtypes: Iterable[torch.dtype] | None, whose: str = ""
 ) -> Tensor:
-    """Return a tensor of one of the dtypes, or of any for None, in dense memory, which may be a tracer's."""
+    """Return a dense tensor of one of the dtypes, of any for None; it may be a tracer's."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{whose}cannot {doing} a {type(x).__name__}; give a torch tensor.")
     if torch.compiler.is_dynamo_compiling():
