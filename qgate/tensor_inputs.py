@@ -13,7 +13,9 @@ _COMPILED = (
 )
 
 
-def plain_tensor(x: object, doing: str, dtypes: Iterable[torch.dtype], whose: str = "") -> Tensor:
+def plain_tensor(
+    x: object, doing: str, dtypes: Iterable[torch.dtype] | None, whose: str = ""
+) -> Tensor:
     """Return a tensor that has values, without negative bit; raise TypeError for any other.
 
     doing   what is done with it, as in "count the values of"
@@ -25,13 +27,17 @@ def plain_tensor(x: object, doing: str, dtypes: Iterable[torch.dtype], whose: st
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
-def dense_tensor(x: object, doing: str, dtypes: Iterable[torch.dtype], whose: str = "") -> Tensor:
-    """Return a tensor of one of the dtypes in dense memory, which may be a tracer's."""
+def dense_tensor(
+    x: object, doing: str, dtypes: Iterable[torch.dtype] | None, whose: str = ""
+) -> Tensor:
+    """Return a dense tensor of one of the dtypes, of any for None; it may be a tracer's."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{whose}cannot {doing} a {type(x).__name__}; give a torch tensor.")
     if torch.compiler.is_dynamo_compiling():
         torch._dynamo.graph_break(msg=_COMPILED)
-    if x.dtype not in dtypes:
+    if x.is_quantized:
+        raise TypeError(f"{whose}cannot {doing} a quantized tensor; give x.dequantize().")
+    if dtypes is not None and x.dtype not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{whose}cannot {doing} a {x.dtype} tensor; allowed: {allowed}.")
     if x.is_nested:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from qgate.errors import QgateError
+from qgate.storage.files import scratch_folder
 from qgate.storage.git import GitRepository
-from qgate.storage.locks import open_handle, try_lock
 
-_PREFIX = "qgate-bisect-"
-_OWNER, _TREE = "owner", "tree"
+_TREE = "qgate-bisect"
 
 
 @dataclass(frozen=True)
 class OwnWorktree:
-    """The worktree and the folder around it, both of which are removed at the end."""
+    """The worktree, and the scratch folder around it."""
 
     repository: GitRepository
     around: Path
@@ -46,42 +42,20 @@ class OwnWorktree:
 @contextlib.contextmanager
 def own_worktree(repository: GitRepository, commit: str) -> Iterator[OwnWorktree]:
     """Make a worktree at a commit, and remove those that killed processes have left."""
-    _remove_leftovers(repository)
-    around = Path(tempfile.mkdtemp(prefix=_PREFIX)).resolve()
-    handle = open_handle(around / _OWNER, os.O_RDWR | os.O_CREAT)
-    worktree = OwnWorktree(repository, around)
-    try:
-        try_lock(handle)
-        repository.run("worktree", "add", "--quiet", "--detach", str(worktree.root), commit)
-        yield worktree
-    finally:
-        os.close(handle)
-        _remove(repository, worktree.root)
+    with scratch_folder() as around:
+        # The folders of killed processes are gone, and the repository still has their names.
+        for line in repository.run("worktree", "list", "--porcelain").splitlines():
+            root = Path(line.removeprefix("worktree "))
+            if line.startswith("worktree ") and root.name == _TREE and not root.exists():
+                _remove(repository, root)
+        worktree = OwnWorktree(repository, around.resolve())
+        try:
+            repository.run("worktree", "add", "--quiet", "--detach", str(worktree.root), commit)
+            yield worktree
+        finally:
+            _remove(repository, worktree.root)
 
 
 def _remove(repository: GitRepository, root: Path) -> None:
     with contextlib.suppress(QgateError):
         repository.run("worktree", "remove", "--force", "--force", str(root))
-    shutil.rmtree(root.parent, ignore_errors=True)
-
-
-def _remove_leftovers(repository: GitRepository) -> None:
-    """Remove worktrees of this command whose process has ended."""
-    for line in repository.run("worktree", "list", "--porcelain").splitlines():
-        root = Path(line.removeprefix("worktree "))
-        is_ours = root.name == _TREE and root.parent.name.startswith(_PREFIX)
-        if line.startswith("worktree ") and is_ours and _is_abandoned(root.parent):
-            _remove(repository, root)
-
-
-def _is_abandoned(around: Path) -> bool:
-    try:
-        handle = open_handle(around / _OWNER, os.O_RDWR)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    try:
-        return try_lock(handle) is True
-    finally:
-        os.close(handle)

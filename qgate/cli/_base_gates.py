@@ -31,6 +31,7 @@ _SETTINGS = {
 }  # fmt: skip
 """Files at any depth that decide which tests run, and how strict they are."""
 _HIDING = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
+_UPDATES = ("--update", "--qgate-update")
 _OUT, _SHOWN = "qgate-out", 5
 
 
@@ -39,7 +40,7 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
 
     words   what pytest is called with: suites first, then its options
     """
-    if update := next((word for word in words if word.startswith("--update")), None):
+    if update := next((word for word in words if word.startswith(_UPDATES)), None):
         raise QgateError(f"{update} and --gate-from: a run with other gates accepts nothing.")
     root = Path(_git(here, "rev-parse", "--show-toplevel").decode().strip())
     commit = _commit(root, reference)

@@ -14,6 +14,7 @@ the others find it and check that it fits. A folder of a rank is made by one pro
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import re
 import uuid
@@ -35,6 +36,7 @@ KIND = "dump"
 VERSION = 2
 MOST_RANKS = 1_000_000
 MANIFEST = "dump.json"
+_DIGEST = "digest"
 INDEX = "index.jsonl"
 RUN = "run"
 """The setting that tells runs apart: the same on all ranks of one, another on the next."""
@@ -113,12 +115,16 @@ def remove_ranks(folder: Folder, world_size: int = 0, rank: int = -1) -> None:
 
 @dataclass(frozen=True)
 class DumpManifest:
-    """Content of `dump.json`; the header holds the settings of the collector."""
+    """Content of `dump.json`; the header holds the settings of the collector.
+
+    is_edited   its digest is not that of the rest, so that somebody changed the file
+    """
 
     world_size: int
     header: dict[str, object]
     made_qgate: str = __version__
     created: str = ""
+    is_edited: bool = False
 
     @property
     def run(self) -> str:
@@ -133,7 +139,7 @@ class DumpManifest:
             "world_size": self.world_size,
             "header": self.header,
         }
-        return json.dumps(record, indent=1, allow_nan=False) + "\n"
+        return json.dumps({**record, _DIGEST: _digest_of(record)}, indent=1, allow_nan=False) + "\n"
 
     def check_fits(self, other: DumpManifest, folder: Folder, *, same_run: bool) -> None:
         """Refuse another rank, or a later session, that writes into a dump of other settings."""
@@ -146,6 +152,12 @@ class DumpManifest:
             ours, theirs = self.header.get(name), other.header.get(name)
             if ours != theirs and (same_run or name not in (RUN, SESSION)):
                 raise QgateError(f"{clash}: its {name} is {theirs!r}, not {ours!r}. {_WAYS_OUT}")
+
+
+def _digest_of(record: Mapping[str, object]) -> str:
+    """Hash a manifest without its digest, which files of earlier versions do not have."""
+    rest = {name: value for name, value in record.items() if name != _DIGEST}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class _ManifestFile(TypedDict):
@@ -172,7 +184,9 @@ def read_manifest(folder: Folder) -> DumpManifest | None:
                 f"{VERSION}: read it with qgate {qgate} or newer."
             )
         validate(record, _ManifestFile)
-        return DumpManifest(**{name: record[name] for name in _ManifestFile.__annotations__})
+        is_edited = record.get(_DIGEST, _digest_of(record)) != _digest_of(record)
+        fields = {name: record[name] for name in _ManifestFile.__annotations__}
+        return DumpManifest(**fields, is_edited=is_edited)
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -15,6 +15,7 @@ from qgate.charts.overviews import Overview, Overviewed
 from qgate.dumps.index import EVENT, Index, IndexLines
 from qgate.dumps.layout import (
     INDEX,
+    MANIFEST,
     DumpManifest,
     rank_name,
     ranks_in,
@@ -91,7 +92,7 @@ class Dump(Overviewed):
     folder    its path or URL
     header    settings of the collector
     skipped   files that are no part of it, each with a reason
-    damaged   those among them that were a part of it: torn, empty
+    damaged   those among them that were a part of it: torn, empty; and an edited description
     """
 
     openers: ClassVar[list[Callable[[Folder], Dump | None]]] = []
@@ -105,6 +106,8 @@ class Dump(Overviewed):
         self.header: dict[str, object] = manifest.header
         self.skipped: list[str] = []
         self.damaged: list[str] = []
+        if manifest.is_edited:
+            self.damaged.append(f"{MANIFEST} is not as it was written: its digest is another one")
         self._homes: dict[int, Folder] = {}
         self._indexes: dict[int, _RankIndex] = {}
         self._lock = Lock()

@@ -30,6 +30,7 @@ from qgate.storage.files import write_all
 from qgate.storage.folders import Folder, links_outside
 from qgate.storage.locks import open_handle
 from qgate.storage.tensor_reading import RangedTensors, TensorFile, open_tensors
+from qgate.tensor_inputs import plain_tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -78,12 +79,10 @@ class Block:
 
 def block_of(tensor: Tensor) -> Block:
     """Return the bytes of a tensor's values in order, without the storage behind a view."""
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        kind = "quantized" if tensor.is_quantized else str(tensor.device.type)
-        raise QgateError(
-            f"a dump takes dense tensors with values, not {tensor.layout} on {kind}: give it "
-            "`tensor.to_dense()`, or what the tensor holds."
-        )
+    try:
+        tensor = plain_tensor(tensor, "dump", None)
+    except TypeError as error:
+        raise QgateError(str(error)) from None
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     with torch.no_grad():
         values = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()

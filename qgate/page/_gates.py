@@ -205,7 +205,8 @@ def gate_table(run: Run, detailed: Collection[int]) -> dict[str, object]:
         "narrow": _NARROW,
         "filters": _filters(run, list(columns), bool(broken)),
         "broken": [(node, *_suite_and_name(node)) for node in broken],
-        "rows": [_row(gate, run, several, detailed) for gate in run.gates],
+        "count": len(run.gates) + len(broken),
+        "rows": (_row(gate, run, several, detailed) for gate in run.gates),
     }
 
 

@@ -9,8 +9,9 @@ from qgate.page.comparisons import Row, RunComparison
 from qgate.page.reports import LoadedRun, about
 from qgate.results.ci import verdict_text
 from qgate.results.extent import partial_text
-from qgate.results.movements import EQUAL, Movement, movement
+from qgate.results.movements import EQUAL, Movement, Movements, movement
 from qgate.results.other_tests import other_test_lines
+from qgate.results.reading import read
 from qgate.text import brief, counted, for_markdown
 
 MARK = "<!-- qgate report --format comment -->"
@@ -35,8 +36,9 @@ def comment(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None
     bullets = [f"* {for_markdown(text)}" for text in problems if text]
     lines += [""] * bool(bullets) + bullets[: 2 * _LINES]
     if comparison is None:
-        moves, new = last.moved.of(*_MOVED), len(last.moved.of("new"))
-        equal, since = len(last.moved.of("equal")), _accepted_since(header.get("accepted_at"))
+        moved = Movements(read(last.path)[1])
+        moves, new = moved.of(*_MOVED), len(moved.of("new"))
+        equal, since = len(moved.of("equal")), _accepted_since(header.get("accepted_at"))
         against = "what was accepted"
     else:
         moves = [_of_row(row) for row in comparison.rows if row.group not in ("new", "gone")]

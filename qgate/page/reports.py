@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from qgate.loading import without_collector
 from qgate.page._sections import comparison_section, trend_section
 from qgate.page.comparison_texts import comparison_markdown, diagnosis
 from qgate.page.comparisons import ComparedRun, RunComparison
@@ -15,7 +16,6 @@ from qgate.page.history import Point
 from qgate.page.pages import page
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
-from qgate.results.movements import Movements
 from qgate.results.pictures import Plots
 from qgate.results.reading import effective_header, read
 from qgate.results.summary import Tally, set_up_lines
@@ -34,7 +34,6 @@ class LoadedRun:
     run: Run
     tally: Tally
     compared: ComparedRun | None
-    moved: Movements
 
     @property
     def broken(self) -> list[str]:
@@ -43,17 +42,16 @@ class LoadedRun:
 
 
 def load(path: Path, name: str, *, compared: bool = False) -> LoadedRun:
-    """Read a results file once for all outputs."""
+    """Read a results file for what all outputs need; some of them read its records again."""
     header, records = read(path)
     collected = ComparedRun(name, header) if compared else None
-    moved = Movements()
-    lines = moved.pass_through(records)
-    run = run_of_records(header, collected.collecting(lines) if collected else lines, name)
+    with without_collector():
+        run = run_of_records(header, collected.collecting(records) if collected else records, name)
     header = effective_header(header, records)
     if collected is not None:
         collected.header = header
     run = dataclasses.replace(run, torn=records.torn, header=header)
-    return LoadedRun(path, run, run.tally, collected, moved)
+    return LoadedRun(path, run, run.tally, collected)
 
 
 def write_report(
@@ -95,7 +93,9 @@ def write_page(
     sections = [comparison_section(comparison, runs)] if comparison is not None else []
     sections += [trend_section(history)] if history else []
     lead = diagnosis(comparison) if comparison is not None else None
-    write_text(output, page(runs[-1], plots=plots, sections=sections, lead=lead))
+    with without_collector():
+        html = page(runs[-1], plots=plots, sections=sections, lead=lead)
+    write_text(output, html)
 
 
 def markdown_report(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None) -> str:

@@ -26,6 +26,8 @@ from qgate.text import counted
 Check = Mapping[str, Any]
 # Failed comparisons kept of one gate, worst first; the rest is counted and stands in results.csv.
 MOST_FAILED = 40
+# Gates whose pictures are kept, worst first: no page has room for the plots of more.
+MOST_DRAWN = 2000
 # Where a test is that holds several layers at once, such as that of the reference.
 EVERYWHERE = "all layers"
 # What stands for a cell of the heat map, the most telling scope first.
@@ -226,6 +228,7 @@ def run_of_records(header: Record, records: Iterable[Record], name: str = "") ->
 def _gather(records: Iterable[Record]) -> dict[str, _GateRecords]:
     """Gather records by test; a later attempt of a test replaces an earlier one."""
     gathered: dict[str, _GateRecords] = {}
+    pictured: dict[str, _GateRecords] = {}
     for record in filter(is_counted, records):
         node, attempt = record["node"], record.get("attempt", 0)
         gate = gathered.get(node)
@@ -234,7 +237,25 @@ def _gather(records: Iterable[Record]) -> dict[str, _GateRecords]:
         elif attempt < gate.attempt:
             continue
         _add(gate, record)
+        pictured.pop(node, None)
+        if "pictures" in gate.worst:
+            pictured[node] = gate
+        if len(pictured) > 2 * MOST_DRAWN:
+            _drop_pictures(pictured)
+    _drop_pictures(pictured)
     return gathered
+
+
+def _drop_pictures(pictured: dict[str, _GateRecords]) -> None:
+    """Keep the pictures of the worst gates only: those of all would fill the memory."""
+    ranked = sorted(pictured.items(), key=lambda entry: badness(entry[1].worst))
+    for node, gate in ranked[MOST_DRAWN:]:
+        gate.worst = _without_pictures(gate.worst)
+        del pictured[node]
+
+
+def _without_pictures(record: Record) -> Record:
+    return {key: value for key, value in record.items() if key != "pictures"}
 
 
 def _add(gate: _GateRecords, record: Record) -> None:
@@ -248,7 +269,7 @@ def _add(gate: _GateRecords, record: Record) -> None:
     if not record["passed"]:
         gate.failures += 1
         # Only the worst record of a gate is drawn; pictures of forty others would fill the memory.
-        gate.failed.append({key: value for key, value in record.items() if key != "pictures"})
+        gate.failed.append(_without_pictures(record))
         if len(gate.failed) > 2 * MOST_FAILED:
             gate.failed = sorted(gate.failed, key=badness)[:MOST_FAILED]
     error, scope = record["values"].get("relative_mse"), record["scope"]

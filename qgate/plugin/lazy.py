@@ -10,6 +10,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from qgate.loading import without_collector
+
 if TYPE_CHECKING:
     from qgate import formats as formats
     from qgate import testing as testing
@@ -41,13 +43,8 @@ def __getattr__(name: str) -> Any:
 
 def _load(path: str) -> Any:
     """Import a module, and let no garbage collection look at what stays as long as the process."""
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collector():
         module = import_module(path)
-    finally:
-        if is_enabled:
-            gc.enable()
     if path == _MODULES["sessions"]:
         # Gates come before any test; elsewhere this would keep garbage of tests that ran.
         gc.freeze()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
@@ -46,17 +46,13 @@ class Movement(NamedTuple):
 class Movements:
     """Movements of the records of a run, of each record the metric that moved most."""
 
-    def __init__(self) -> None:
-        self._by_comparison: dict[tuple[str, ...], Movement] = {}
-
-    def pass_through(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Yield the records, and note what moved in each; a repeated test counts once."""
-        for record in records:
-            if is_counted(record):
-                names = ("node", "suite", "model", "mode", "site", "scope")
-                key = tuple(str(record[name]) for name in names)
-                self._by_comparison[key] = movement_of(record)
-            yield record
+    def __init__(self, records: Iterable[Record]) -> None:
+        """Note what moved in each record; a repeated test counts once."""
+        names = ("node", "suite", "model", "mode", "site", "scope")
+        self._by_comparison = {
+            tuple(str(record[name]) for name in names): movement_of(record)
+            for record in filter(is_counted, records)
+        }
 
     def of(self, *outcomes: str) -> list[Movement]:
         """Return the movements with these outcomes, failures and large ones first."""

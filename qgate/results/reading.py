@@ -17,6 +17,11 @@ from qgate.results.schema import (
     parse,
 )
 
+_REPEATED = frozenset(
+    ("suite", "node", "model", "mode", "layer", "site", "scope", "title", "file", "metric", "kind",
+     "quantizer", "source")
+)  # fmt: skip
+
 
 class Records:
     """Records of a file, read line by line at every iteration.
@@ -29,7 +34,7 @@ class Records:
         self.torn = ""
 
     def __iter__(self) -> Iterator[Record]:
-        self.torn = ""
+        self.torn, texts = "", dict[str, str]()
         with self.path.open("rb") as file:
             file.readline()
             number = 1
@@ -45,12 +50,20 @@ class Records:
                     self.torn = f"{self.path}:{number}: the last record is torn and left out."
                     return
                 _check_line(record, f"{self.path}:{number}")
+                _share_texts(record, texts)
                 yield record
                 text = following
         if self._expected is not None and number - 1 < self._expected:
             self.torn = (
                 f"{self.path}: {number - 1} of {self._expected} records are there: it was cut off."
             )
+
+
+def _share_texts(record: Record, texts: dict[str, str]) -> None:
+    """Let names that many records have be one object in memory."""
+    for fields in (record, *record["checks"]):
+        for name in _REPEATED.intersection(fields):
+            fields[name] = texts.setdefault(fields[name], fields[name])
 
 
 def _check_line(record: object, where: str) -> None:

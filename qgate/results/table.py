@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,10 @@ COLUMNS = (
     "suite", "node", "model", "mode", "layer", "site", "scope", "metric", "value", "ideal",
     "accepted", "side", "bound", "times", "kind", "improved", "metric_passed", "passed", "seconds",
 )  # fmt: skip
-_SAME = ("suite", "node", "model", "mode", "layer", "site", "scope", "passed", "seconds")
+_PLACE, _NODE = COLUMNS[: COLUMNS.index("metric")], COLUMNS.index("node")
+_LIMIT = ("side", "bound", "times", "kind", "improved")
+# As many digits as tell one float32 from the next.
+_DIGITS, _SECONDS_DIGITS = 9, 3
 
 
 def to_csv(records: Iterable[Mapping[str, Any]], path: Path | str) -> int:
@@ -24,45 +26,53 @@ def to_csv(records: Iterable[Mapping[str, Any]], path: Path | str) -> int:
 
     A metric with several limits shows the binding one; a number that is not finite is shown by its
     name, a missing one is empty. Names that a spreadsheet would take for a formula get an
-    apostrophe.
+    apostrophe. The node and the seconds of a test are in its first row only.
     """
-    count = 0
+    count, last_test = 0, None
     with (
         replacing(Path(path)) as fresh,
         fresh.open("w", encoding="utf-8", newline="") as file,
     ):
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
         for record in records:
-            for row in _rows(record):
-                writer.writerow({name: _cell(value) for name, value in row.items()})
+            test = record["node"], record.get("attempt", 0)
+            for row in _rows(record, is_first=test != last_test):
+                writer.writerow(row)
                 count += 1
+            last_test = test
     return count
 
 
-def _rows(record: Mapping[str, Any]) -> Iterator[dict[str, object]]:
-    same = {name: record[name] for name in _SAME}
+def _rows(record: Mapping[str, Any], *, is_first: bool) -> Iterator[list[object]]:
+    """Yield the rows of a comparison, in the order of the columns."""
+    place = [_cell(record[name]) for name in _PLACE]
+    passed, seconds = _cell(record["passed"]), _cell(record["seconds"], _SECONDS_DIGITS)
+    if not is_first:
+        place[_NODE] = seconds = ""
     checks = binding_checks(record)
     reason = record.get("reason") or {}
     for metric in dict.fromkeys([*record["values"], *checks]):
-        check = checks.get(metric, {})
+        check = dict(checks.get(metric, {}))
         value = record["values"].get(metric, value_of(check) if check else None)
-        yield {
-            **same,
-            "metric": metric,
-            "value": value if value is not None else reason.get(f"/values/{metric}"),
-            "ideal": (record["ideal"] or {}).get(metric),
-            "accepted": (record["accepted"] or {}).get(metric),
-            **{name: check.get(name) for name in ("side", "bound", "times", "kind", "improved")},
-            **({"bound": bound_of(check)} if check else {}),
-            "metric_passed": check.get("passed"),
-        }
+        figures = [
+            metric,
+            value if value is not None else reason.get(f"/values/{metric}"),
+            (record["ideal"] or {}).get(metric),
+            (record["accepted"] or {}).get(metric),
+        ]
+        if check:
+            check["bound"] = bound_of(check)
+        figures += [*(check.get(name) for name in _LIMIT), check.get("passed")]
+        yield [*place, *map(_cell, figures), passed, seconds]
+        place[_NODE] = seconds = ""
 
 
 _NAMES = ("nan", "inf", "-inf")
 
 
-def _cell(value: object) -> object:
+def _cell(value: object, digits: int = _DIGITS) -> object:
     """Return the value of a cell, with names for numbers that are not finite."""
-    odd = isinstance(value, float) and not math.isfinite(value)
-    return str(value) if odd or (isinstance(value, str) and value in _NAMES) else for_csv(value)
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")  # which the writer calls nan, inf or -inf
+    return value if isinstance(value, str) and value in _NAMES else for_csv(value)

@@ -130,6 +130,7 @@ def mismatch_error(quantity: str, a: object, b: object) -> QgateError:
 
 def all_bf16(x: Tensor) -> bool:
     """Tell whether every number is a bf16 number, as in files saved from bf16 tensors."""
+    x = plain_tensor(x, "read the values of", None)
     if x.dtype != torch.float32:
         return x.dtype == torch.bfloat16
     flat = x.detach().reshape(-1).view(torch.int32)

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 import numpy as np
 from torch import Tensor
 
+from qgate.stats._portion import DTYPES
 from qgate.stats.direct_values import Values
 from qgate.stats.summary import Floats
 from qgate.stats.value_counts import Counts
+from qgate.tensor_inputs import plain_tensor
 
 # Between the measured cases: block outputs of the two small models reach 13 times the rest and
 # their linear layers' outputs without outlier channels 16; the published case is at 26.
@@ -95,7 +97,8 @@ def _at_least(values: Values) -> float:
 
 
 def _finite(part: Tensor) -> np.ndarray:
-    sizes = part.detach().cpu().abs().reshape(-1)
+    plain = plain_tensor(part, "find massive values of", DTYPES)
+    sizes = plain.detach().cpu().abs().reshape(-1)
     sizes = sizes if sizes.dtype.itemsize > 2 else sizes.float()
     magnitudes: np.ndarray = sizes[sizes.isfinite()].numpy()
     return magnitudes

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 _EXPRESSION = re.compile(r"\$\{\{(.*?)\}\}", re.DOTALL)
-_NAME = re.compile(r"\b(inputs|steps|env|runner|github)\.([\w.-]+)")
+_NAME = re.compile(r"\b(inputs|steps|env|runner|github|vars)\.([\w.-]+)")
 _STRING = re.compile(r"('(?:[^']|'')*')")
 # https://docs.github.com/actions: what `shell: bash` runs, and what a `run` without a shell does.
 BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail")
@@ -111,7 +111,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
-            timeout=120,
+            timeout=600,
             check=False,
         )
         self.log += done.stdout

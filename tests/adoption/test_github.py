@@ -137,7 +137,8 @@ def called(folder: Path, rest: str = "", **inputs: str) -> Job:
     environment = product.environment
     for name, script in {
         "pytest": f'exec python "{programs}/pytest.py" "$@"\n',
-        "qgate": 'echo "$@" > "$2/report.html"; echo killed > "$2/summary.md"\n',
+        "qgate": 'if [ "$1" = run ]; then printf "%s\\n" "$@" > asked; exit 0; fi\n'
+        'echo "$@" > "$2/report.html"; echo killed > "$2/summary.md"\n',
     }.items():
         path = folder / "shims" / name
         path.write_text(f"#!/bin/sh\n{script}")
@@ -244,6 +245,64 @@ def test_a_part_is_red_and_green_where_the_job_allows_it(tmp_path: Path) -> None
         partial = "::error title=qgate::partial run, only 2 of 4 gates were held"
         assert (partial in job.log) is (name == "red")
         assert ("gates held: 2 of 4" in job.log) is (name == "green")
+
+
+def test_gates_of_another_commit_are_asked_of_qgate(tmp_path: Path) -> None:
+    job = called(tmp_path, mode="int8", options="-n 2", **{"gate-from": "origin/$(touch pwned)"})
+    assert "'$(touch pwned)'" not in job.log
+    words = (job.folder / "asked").read_text().splitlines()
+    assert words == [
+        "run",
+        "suites",
+        "-n",
+        "2",
+        "--qgate-mode=int8",
+        "--gate-from=origin/$(touch pwned)",
+    ]
+    assert not list(tmp_path.rglob("pwned"))
+
+
+# A conftest and suites that hold nothing, beside code that lost a layer.
+SILENT = "def pytest_collection_modifyitems(items):\n    items[:] = []\n"
+
+
+def test_a_pull_request_cannot_silence_the_gates_of_its_base(tmp_path: Path) -> None:
+    product = Product.begin(tmp_path, "--ci", "github")
+    model = product.work / "suites" / "qgate_model.py"
+    text = model.read_text().replace("depth: int = 3", "depth: int = DEPTH")
+    model.write_text(text.replace("import qgate\n", "import qgate\nfrom product import DEPTH\n", 1))
+    (product.work / "product.py").write_text("DEPTH = 3\n")
+    run = [PROGRAMS / "python", "-m", "pytest", "suites", "--update-baselines", "-q", "--no-report"]
+    subprocess.run(run, cwd=product.work, env=clean(), check=True, capture_output=True)
+    product.publish("Baselines")
+    for name, changes, held in (
+        ("green", {"conftest.py": SILENT}, "4 of 4 held"),
+        (
+            "red",
+            {"conftest.py": SILENT, "product.py": "DEPTH = 2\n"},
+            " of origin/main went missing: ",
+        ),
+    ):
+        clone = product.clone(name)
+        for path, text in changes.items():
+            (clone / path).write_text(text)
+        workflow = clone / ".github" / "workflows" / "qgate.yml"
+        about = {**CONTEXT, "base_ref": "main"}
+        job = Job(clone, tmp_path / f"beside-{name}", product.environment, about)
+        job.run(workflow, "base-gates")
+        assert job.failed is (name == "red"), job.log
+        assert held in job.log
+        assert (job.artifacts / "qgate-base-out" / "results.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("event", "asked", "runs"),
+    [("pull_request", "true", True), ("pull_request", "", False), ("push", "true", False)],
+)
+def test_base_gates_run_for_pull_requests_where_asked(event: str, asked: str, runs: bool) -> None:
+    condition = yaml.safe_load(WORKFLOW.read_text())["jobs"]["base-gates"]["if"]
+    known = {"github.event_name": event, "vars.QGATE_BASE_GATES": asked}
+    assert evaluated(condition, known) is runs
 
 
 # Comments --------------------------------------------------------------------------------------

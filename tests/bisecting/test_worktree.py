@@ -93,8 +93,8 @@ def test_the_next_process_removes_what_a_killed_one_has_left(
         }  # fmt: skip
     # A folder that somebody else has removed leaves only a name in the repository.
     killed_in(temporary / "moved")
-    assert "qgate-bisect-" in history.git("worktree", "list")
+    assert "qgate-bisect" in history.git("worktree", "list")
     with own_worktree(repository, "HEAD"):
         pass
-    assert "qgate-bisect-" not in history.git("worktree", "list")
+    assert "qgate-bisect" not in history.git("worktree", "list")
     assert (temporary / "theirs" / "tree").is_dir()

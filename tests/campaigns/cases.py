@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -86,9 +86,9 @@ class Bench:
 
     # Judging ------------------------------------------------------------------------------------
 
-    def judge(self, fault: str, ended: Ended) -> None:
-        """The folder now, the same verb once more, and what that leaves."""
-        bad = self.state()
+    def judge(self, fault: str, ended: Ended, seen: Sequence[str] = ()) -> None:
+        """What was seen, the folder now, the same verb once more, and what that leaves."""
+        bad = [*seen, *self.state()]
         bad += self.end(ran(self.scenario.verb, self.case))
         self.note(fault, ended, bad)
 

@@ -27,6 +27,11 @@ def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> l
         every = max(1, -(-3 * len(bench.steps) * len(chosen) // count))
         for step in range(1, len(bench.steps) + 1, every):
             _disturb(bench, step)
+            if step % 10 == 1:
+                failed = len(bench.tally.failures)
+                say(
+                    f"{name}: step {step} of {len(bench.steps)}, {failed} of {bench.tally.cases} failed"
+                )
         say(f"{name}: each {every}. of {len(bench.steps)} steps")
         tallies.append(bench.tally)
     return tallies

@@ -28,6 +28,8 @@ Verb = Callable[[], int]
 Fault = Callable[[], None]
 LONGEST_S = 600.0
 _MOST_SAID = 1 << 20
+# Signals that a verb answers, from its start to its end.
+_POLITE = {signal.SIGINT, signal.SIGTERM}
 OURS = 70
 """Exit status of a child whose verb raised, which no verb of qgate may."""
 
@@ -50,18 +52,24 @@ class Child:
         sys.stdout.flush()
         sys.stderr.flush()
         self.begun = time.monotonic()
+        waiting = signal.pthread_sigmask(signal.SIG_BLOCK, _POLITE)
         self.pid = os.fork()
         if not self.pid:
             _work(verb, folder, fault, saying)
+        signal.pthread_sigmask(signal.SIG_SETMASK, waiting)
         os.close(saying)
         self._handle = os.pidfd_open(self.pid)
 
-    def ended(self, killed_after_s: float | None = None) -> Ended:
-        """Wait for its end, or make it end; what hangs is killed and told."""
+    def ended(self, killed_after_s: float | None = None, sent: int = signal.SIGKILL) -> Ended:
+        """Wait for its end, or send it a signal; what hangs is killed and told."""
         limit = LONGEST_S if killed_after_s is None else killed_after_s
         waiting = select.poll()
         waiting.register(self._handle, select.POLLIN)
         hung = not waiting.poll(limit * 1000)
+        if hung and sent != signal.SIGKILL:
+            os.kill(self.pid, sent)
+            killed_after_s = None
+            hung = not waiting.poll(LONGEST_S * 1000)
         if hung:
             os.kill(self.pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -94,7 +102,12 @@ def _work(verb: Verb, folder: Path, fault: Fault | None, saying: int) -> None:
         sys.path.insert(0, str(folder))
         if fault is not None:
             fault()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _POLITE)
         status = verb()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _POLITE)
+    except SystemExit as end:  # of SIGTERM
+        status = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -1,6 +1,14 @@
-"""SIGKILL before every step, in the middle of a write, and at any moment."""
+"""SIGKILL before every step, in the middle of a write, and at any moment; there also SIGTERM, Ctrl-C.
+
+After the last two a verb ends by itself: it says no traceback and leaves nothing in the folder for
+temporary files.
+"""
 
 from __future__ import annotations
+
+import signal
+import tempfile
+from pathlib import Path
 
 from tests.campaigns.cases import Bench, Benches, Progress, Tally, shares, spread
 from tests.campaigns.forked import Child
@@ -9,6 +17,7 @@ from tests.campaigns.scenarios import SCENARIOS
 
 # Of ten kills: before a step, in the middle of a write, at a moment drawn from the whole run.
 _STEPS, _BYTES = 5, 2
+_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
 def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> list[Tally]:
@@ -37,7 +46,19 @@ def _kill(bench: Bench, count: int, say: Progress) -> None:
     say(f"{bench.tally.name}: in the middle of writes")
     while bench.tally.cases < count:
         moment = bench.random.uniform(0, 1.05 * bench.seconds)
-        ended = Child(bench.scenario.verb, bench.fresh()).ended(moment)
-        bench.judge(f"killed after {moment:.4f} s", ended)
+        sent = _SIGNALS[bench.tally.cases % len(_SIGNALS)]
+        before = _temporary()
+        ended = Child(bench.scenario.verb, bench.fresh()).ended(moment, sent)
+        bad: list[str] = []
+        if sent is not signal.SIGKILL:
+            bad += [f"it leaves {name} in TMPDIR" for name in sorted(_temporary() - before)]
+            bad += [f"a crash: {ended.said[-2000:]!r}"] * ("Traceback" in ended.said)
+            bad += ["it hung"] * ("hung: killed" in ended.said)
+            bench.tally.seen["stopped"] += ended.status not in (0, bench.scenario.status)
+        bench.judge(f"{sent.name} after {moment:.4f} s", ended, bad)
         bench.tally.seen["killed"] += ended.status < 0
     say(f"{bench.tally.name}: done")
+
+
+def _temporary() -> set[str]:
+    return {path.name for path in Path(tempfile.gettempdir()).iterdir()}

@@ -6,6 +6,7 @@ refused is said in a sentence; and what is there afterwards is whole.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 
@@ -13,7 +14,10 @@ from tests.campaigns.cases import Bench, Benches, Progress, Tally, shares
 from tests.campaigns.forked import OURS, Child, Ended, Verb, ran
 from tests.campaigns.moments import slow
 from tests.campaigns.scenarios import OTHERS, SCENARIOS
-from tests.campaigns.wholeness import Tree, shown, torn, tree
+from tests.campaigns.wholeness import Tree, shown, torn, tree, whole_file
+
+# Where a run leaves its results, and where a second one does that begins before the first has ended.
+_FIRST, _SECOND = "qgate-out", "qgate-out-2"
 
 
 def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> list[Tally]:
@@ -64,6 +68,7 @@ class Pair:
         second = Child(self.other, case, fault)
         ends = [first.ended(), second.ended()]
         bad = self._told(ends) + self._state(ends)
+        shutil.rmtree(case / _SECOND, ignore_errors=True)
         if not bad and self.same:
             bad += bench.end(ran(bench.scenario.verb, case))
         said = "".join(f"\n--- {each.status}: {each.said[-600:]}" for each in ends)
@@ -86,12 +91,15 @@ class Pair:
         """Each file as some order of the verbs leaves it; together, if both did their work."""
         now = shown(tree(self.bench.case))
         bad = []
-        growing = self.bench.scenario.growing
+        # A second update reads what the first has accepted, so its table is of its own.
+        growing = {**self.bench.scenario.growing, f"{_FIRST}/results.csv": whole_file}
         for name in sorted(now.keys() | set().union(*self.outcomes)):
-            known = [each.get(name) for each in self.outcomes]
+            # What a run writes beside another one is what it writes alone.
+            alone = name.replace(f"{_SECOND}/", f"{_FIRST}/", 1)
+            known = [each.get(alone) for each in self.outcomes]
             if now.get(name) not in known:
-                bad += torn({name: now[name]} if name in now else {}, {name: known[0] or b""},
-                            {name: known[1] or b""}, growing)  # fmt: skip
+                bad += torn({alone: now[name]} if name in now else {}, {alone: known[0] or b""},
+                            {alone: known[1] or b""}, growing)  # fmt: skip
         well = all(each.status in (0, self.bench.scenario.status) for each in ends)
         if well and not self.bench.scenario.growing:
             wanted = [shown(each) for each in self.both]

@@ -273,6 +273,52 @@ def _captured() -> int:
 _CAPTURE = qgate("capture", "--mode", "int8", "--model", "own:build", "--overwrite")
 
 
+def _analyzed() -> int:
+    """Figures of a model with other weights."""
+    Path("own.py").write_text(MODEL)
+    _seeded(0)
+    status = _ACTIVATIONS()
+    _seeded(1)
+    return status
+
+
+ACTIVATIONS_WORDS = ("activations", "--model", "own.py:build", "--visualization.save_dir", "figures",
+                     "--output.formats", "html,csv,json", "--quiet")  # fmt: skip
+_ACTIVATIONS = qgate(*ACTIVATIONS_WORDS)
+
+
+def _checked() -> int:
+    """A report of a checkpoint, one of whose tensors changed since."""
+    from safetensors.torch import load_file, save_file
+
+    from tests.checkpoints.gated import write_pair
+
+    write_pair(Path())
+    status = _CHECKPOINT()
+    file = Path("child/model.safetensors")
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("_scale"))
+    save_file({**tensors, name: tensors[name] * 2}, file)
+    return status
+
+
+CHECKPOINT_WORDS = ("checkpoint", "child", "--parent", "parent", "--output-dir", "out")
+_CHECKPOINT = qgate(*CHECKPOINT_WORDS)
+
+
+def _scored() -> int:
+    """A comparison of two engines, one of which has answered otherwise since."""
+    from tests.engines.gated import logits_pair, one_token
+
+    logits_pair(Path())
+    status = _ENGINES()
+    logits_pair(Path(), one_token)
+    return status
+
+
+_ENGINES = qgate("engines", "trainer.npz", "rollout.npz", "--output-dir", "out")
+
+
 _RUN = {"qgate-out/results.jsonl": lines_of_results, "qgate-out/report.html": any_page}
 SCENARIOS = {
     each.name: each
@@ -297,6 +343,10 @@ SCENARIOS = {
         Scenario("capture", _captured, _CAPTURE, whole=captured,
                  growing={"layer_outputs/*": may_be_missing}),
         Scenario("init", lambda: 0, qgate("init")),
+        Scenario("activations", _analyzed, _ACTIVATIONS,
+                 growing={"figures/own-written.json": any_json}),
+        Scenario("checkpoint", _checked, _CHECKPOINT, status=1),
+        Scenario("engines", _scored, _ENGINES),
     )
 }  # fmt: skip
 

@@ -13,6 +13,8 @@ Judge = Callable[[Tree, Tree, Tree], str]
 _TIMES = re.compile(
     rb"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?([.]\d+)?(Z|[+-]\d\d:\d\d| UTC)?"
     rb'|"(seconds|pid|mtime_ns)": ?[0-9.e+-]+|"(run|session)": ?"[^"]*"|"host": ?"[^"]*"'
+    rb'|"seconds": ?\{[^}]*\}|seconds of [^<]*(<[^>]*>)+[0-9.]+'
+    rb'|"missing_count":\d+,"digest":"[^"]*"'  # of an index, which has times
 )
 
 

@@ -19,7 +19,13 @@ from pathlib import Path
 
 from tests.campaigns.cases import Bench, Benches, Progress, Tally, shares
 from tests.campaigns.forked import Ended
-from tests.campaigns.scenarios import ROOT, SCENARIOS, SWEEP_WORDS
+from tests.campaigns.scenarios import (
+    ACTIVATIONS_WORDS,
+    CHECKPOINT_WORDS,
+    ROOT,
+    SCENARIOS,
+    SWEEP_WORDS,
+)
 from tests.campaigns.wholeness import whole_file
 
 _PYTHON = (sys.executable, "-m")
@@ -27,11 +33,18 @@ _GATES = (*_PYTHON, "pytest", "suites", "--model", "own:build", "--mode", "int8,
           "-p", "no:cacheprovider", "-p", "no:warnings")  # fmt: skip
 # Which scenario, and its verb as a command of many processes.
 RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "-n 2 update": ("update", (*_GATES, "-n", "2", "--update-baselines")),
     "-n 4 update": ("update", (*_GATES, "-n", "4", "--update-baselines")),
     "-n 4 gates": ("gates", (*_GATES, "-n", "4")),
     "sweep --jobs 2": ("sweep", (*_PYTHON, "qgate", *SWEEP_WORDS, "--jobs", "2")),
+    "activations --jobs 2": (
+        "activations", (*_PYTHON, "qgate", *ACTIVATIONS_WORDS, "--jobs", "2"),
+    ),
+    "checkpoint --jobs 2": (
+        "checkpoint", (*_PYTHON, "qgate", *CHECKPOINT_WORDS, "--jobs", "2"),
+    ),
     "sweep on Ray": ("sweep", (*_PYTHON, "qgate", *SWEEP_WORDS, "--engine", "ray")),
-}
+}  # fmt: skip
 _GONE_S, _LONGEST_S = 30.0, 300.0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,39 +12,20 @@ from pathlib import Path
 import pytest
 
 from qgate.cli import main
+from tests.adoption.repository import Product
 from tests.campaigns.forked import ran
+from tests.campaigns.scenarios import MODEL
 from tests.plugin.conftest import SUITES
 
-OWN = """
+OWN = (
+    f"""
 import copy
-import torch
-from torch import nn
 import kernel
-import qgate
 from qgate import modes
 from qgate.modes import Kernel
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Linear(32, 32)
-
-    def forward(self, x):
-        return torch.tanh(self.up(x))
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(kernel.LAYERS))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
+{MODEL.partition("def build")[0].replace("range(2)", "range(kernel.LAYERS)")}
+"""
+    + """
 class Fused(nn.Module):
     def __init__(self, source, cast, weight):
         super().__init__()
@@ -70,6 +50,7 @@ def build(samples=2):
     inputs = [torch.randn(4, 32) for _ in range(samples)]
     return qgate.Model(Net(), inputs, name="own", modes={"mine": Kernel(quantized, stands_for="int8")})
 """
+)
 SETTINGS = '[tool.qgate]\nmodel = "own:build"\nmode = "mine"\n'
 SILENT = "def pytest_collection_modifyitems(items):\n    items[:] = []\n"
 LOOSE = (
@@ -95,11 +76,6 @@ PULL_REQUESTS: dict[str, tuple[dict[str, str | None], int, str]] = {
         {"kernel.py": "SCALE = 1.0\nLAYERS = 1\n"}, 1, "2 gates of main went missing",
     ),
 }  # fmt: skip
-
-
-def git(folder: Path, *words: str) -> None:
-    about = ("-c", "user.name=x", "-c", "user.email=x@y.z")
-    subprocess.run(["git", *about, *words], cwd=folder, check=True, capture_output=True)
 
 
 def forked(folder: Path, words: Iterable[str], *, quiet: bool = False) -> int:
@@ -129,9 +105,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(SUITES / "test_layer_outputs.py", folder / "suites")
     assert forked(folder, ["suites", "--update-baselines", "-q"]) == 0
     shutil.rmtree(folder / "qgate-out")
-    git(folder, "init", "-q", "-b", "main")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "base")
+    Product.git(folder, "init", "-q", "-b", "main")
+    Product.git(folder, "add", "-A")
+    Product.git(folder, "commit", "-qm", "base")
     return folder
 
 
@@ -159,6 +135,10 @@ def test_the_gates_of_the_base_are_held(
     [
         (["--gate-from", "nowhere"], "--gate-from 'nowhere' is no commit of this clone: fetch it"),
         (["--gate-from", "main", "--update-baselines"], "a run with other gates accepts nothing"),
+        (
+            ["--gate-from=main", "--qgate-update-baselines"],
+            "a run with other gates accepts nothing",
+        ),
     ],
 )
 def test_what_cannot_be_held_is_a_sentence(

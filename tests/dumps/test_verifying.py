@@ -1,5 +1,7 @@
 """Verifying a dump with several workers finds what one reader finds."""
 
+import re
+
 import pytest
 import torch
 
@@ -94,3 +96,14 @@ def test_a_dump_holds_the_records_of_few_ranks(folder, monkeypatch):
         assert [state.records for state in dump.states] == [7, 7, 7]
         held = [len(each.records) for each in dump._indexes.values() if each.records is not None]
         assert held == [7]
+
+
+def test_an_edited_description_is_found(folder):
+    file = folder / "dump.json"
+    text = file.read_text()
+    file.write_text(text.replace('"world_size": 3', '"world_size": 4'))
+    words = "dump.json is not as it was written: its digest is another one"
+    assert [words in problem for problem in Verification(folder, 1).problems()] == [True]
+    # Those of earlier versions have no digest.
+    file.write_text(re.sub(r',\n "digest": "[^"]*"', "", text))
+    assert list(Verification(folder, 1).problems()) == []

@@ -37,6 +37,19 @@ def run_with(gates: int = 12, failing: int = 0, **header: Any) -> Run:
     return made_run(gates, failing=failing, header=made_header(**header))
 
 
+def test_pictures_are_kept_of_the_worst_gates_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory does not grow with the pictures of gates that no page has room for."""
+    with_pictures = [
+        gate.node for gate in made_run(40, failing=3).gates if "pictures" in gate.record
+    ]
+    assert len(with_pictures) > 20
+    for most in (30, 12, 5):
+        monkeypatch.setattr("qgate.page.runs.MOST_DRAWN", most)
+        run = made_run(40, failing=3)
+        kept = [gate.node for gate in run.gates if "pictures" in gate.record]
+        assert kept == with_pictures[:most]
+
+
 # Other tests --------------------------------------------------------------------------------------
 
 

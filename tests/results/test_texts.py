@@ -78,7 +78,7 @@ def test_csv_has_a_row_per_site_and_metric(tmp_path: Path) -> None:
     found = rows(tmp_path / "r.csv")
     assert tuple(found[0]) == COLUMNS
     assert [(row["site"], row["metric"], row["value"], row["kind"]) for row in found] == [
-        ("fc1", "relative_mse", repr(1.0 / 3), "regression"),
+        ("fc1", "relative_mse", "0.333333333", "regression"),
         ("fc1", "mae", "0.5", ""),
         ("a|b`c\\n<x>%:,\\x1b[31m", "relative_mse", "nan", "nonfinite"),
     ]
@@ -88,6 +88,16 @@ def test_csv_has_a_row_per_site_and_metric(tmp_path: Path) -> None:
         "false",
     )
     assert float(found[0]["bound"]) == pytest.approx(1.02e-4)
+
+
+def test_csv_has_node_and_seconds_once_for_a_test(tmp_path: Path) -> None:
+    """The seconds of the column add up to those of the run, however many metrics a test has."""
+    two = {"values": {"relative_mse": 0.5, "mae": 0.5}, "node": "t[a]", "seconds": 1.23456}
+    given = [record("a", **two), record("b", **two), record("a", **two, attempt=1)]
+    to_csv([*given, record("c", node="t[c]", seconds=2.0)], tmp_path / "r.csv")
+    found = [(row["node"], row["seconds"]) for row in rows(tmp_path / "r.csv")]
+    again, first, later = ("t[a]", "1.23"), ("t[a]", "1.23"), ("", "")
+    assert found == [first, later, later, later, again, later, ("t[c]", "2.0")]
 
 
 def test_csv_of_a_file_names_what_json_could_not_hold(tmp_path: Path) -> None:
