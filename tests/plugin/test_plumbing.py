@@ -144,7 +144,8 @@ def test_results_that_cannot_be_written_do_not_look_green(project: Path, suites:
     ]
 
 
-def test_a_refused_run_prints_its_error_once(project: Path, suites: Run) -> None:
+@pytest.mark.usefixtures("project")
+def test_a_refused_run_prints_its_error_once(suites: Run) -> None:
     result = suites("--mode", "int7")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert (result.stdout.str() + result.stderr.str()).count("unknown mode 'int7'") == 1
