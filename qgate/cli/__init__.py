@@ -83,11 +83,10 @@ class CommandParser(argparse.ArgumentParser):
     def refuse_misspelled(self, words: Sequence[str]) -> None:
         """Refuse words of a command that takes others, if they are nearly options of its own."""
         options = [name for name in self._option_string_actions if name.startswith("--")]
-        typed = [word for word in words if word.startswith("--")]
-        near = [word for word in typed
-                if difflib.get_close_matches(word.partition("=")[0], options, n=1, cutoff=0.8)]  # fmt: skip
-        if near:
-            self.refuse(near)
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and difflib.get_close_matches(name, options, n=1, cutoff=0.8):
+                self.refuse([word])
 
     def refuse(self, more: Sequence[str]) -> NoReturn:
         """Name undeclared arguments, and the options that are nearest to them."""
