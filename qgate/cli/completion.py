@@ -85,14 +85,14 @@ def script(top: argparse.ArgumentParser) -> str:
             words += options if action.option_strings else map(str, action.choices or ())
             if action.nargs != 0:
                 with_value |= {
-                    name: action.choices or of_options.get(name[2:], ()) for name in options
+                    name: action.choices or of_options.get(name[2:], []) for name in options
                 }
         if parser.get_default("forwards"):
             for name, option in OPTIONS.items():
                 words.append(f"--{name}")
                 if option.kind is not bool:
                     choices = option.kind if isinstance(option.kind, tuple) else ()
-                    with_value[f"--{name}"] = choices or of_options.get(name, ())
+                    with_value[f"--{name}"] = choices or of_options.get(name, [])
         names.append(f"    {shlex.quote(path)}) names={_quoted(words)} ;;")
         # After an option whose value has no list of names, files are completed.
         for option_name, its_values in with_value.items():
