@@ -43,8 +43,8 @@ CONTENTS = {
         "migrate/megatron-tensor-saver", "migrate/quant-smooth-ana",
     ),
     "Reference": (
-        "commands", "gates", "measured", "other-gates", "models", "modes", "formats", "dumps",
-        "files", "support", "threats",
+        "commands", "gates", "held", "measured", "other-gates", "models", "modes", "formats",
+        "dumps", "files", "support", "threats",
     ),
     "Explanation": ("limits", "numbers", "which-format", "cost", "museum", "faults"),
 }  # fmt: skip

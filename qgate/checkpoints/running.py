@@ -74,7 +74,7 @@ def judgements(
         journal = Journal(unfinished, identity)
     except OSError as error:
         raise QgateError(
-            f"what is finished cannot be written to {str(unfinished)!r}: "
+            f"results cannot be written to {str(unfinished)!r}: "
             f"{error.strerror or error}. Name another folder with --output-dir."
         ) from None
     with journal:

@@ -80,6 +80,14 @@ class CommandParser(argparse.ArgumentParser):
         ):
             self.refuse([words[0]])
 
+    def refuse_misspelled(self, words: Sequence[str]) -> None:
+        """Refuse words of a command that takes others, if they are nearly options of its own."""
+        options = [name for name in self._option_string_actions if name.startswith("--")]
+        for word in words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and difflib.get_close_matches(name, options, n=1, cutoff=0.8):
+                self.refuse([word])
+
     def refuse(self, more: Sequence[str]) -> NoReturn:
         """Name undeclared arguments, and the options that are nearest to them."""
         options = [name for name in self._option_string_actions if name.startswith("--")]

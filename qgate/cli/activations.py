@@ -47,7 +47,11 @@ def run(args: argparse.Namespace) -> int:
     from qgate.cli import _activation_records as records
 
     workers = workers_from(args)
-    record, overrides = records.words(args.more)
+    try:
+        record, overrides = records.words(args.more)
+    except QgateError:
+        args.parser.refuse_misspelled(args.more)
+        raise
     if record is not None:
         return records.redraw(record, overrides, args)
     if args.write_config is not None:

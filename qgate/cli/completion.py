@@ -1,9 +1,10 @@
-"""Print a script that lets a shell complete commands and options.
+"""Print a script that lets a shell complete commands, options, and names of modes and formats.
 
-  eval "$(qgate completion bash)"     in ~/.bashrc
+  qgate completion bash > ~/.local/share/bash-completion/completions/qgate
   eval "$(qgate completion zsh)"      in ~/.zshrc, after compinit
 
 The script has all names in it, so that completing starts no Python; print it again after an update.
+Without the package bash-completion, write eval "$(qgate completion bash)" into ~/.bashrc.
 """
 
 from __future__ import annotations
@@ -12,14 +13,27 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
+from qgate.cli._loading import LateModule
+from qgate.models.naming import TINY_NAMES
 from qgate.project.options import OPTIONS
 
+if TYPE_CHECKING:
+    from qgate import formats
+    from qgate.modes import selection
+else:
+    formats, selection = LateModule("qgate.formats"), LateModule("qgate.modes.selection")
+
 _ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+# bash splits --mode=int8 at the sign; of int8,mx the last name is completed.
 _SCRIPT = """\
 _qgate() {{
-  local at="" word names=""
+  local at="" word names="" listed=""
   local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+  if [ "$current" = "=" ]; then current=""
+  elif [ "$before" = "=" ]; then before="${{COMP_WORDS[COMP_CWORD-2]}}"
+  fi
   for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
     case "$at $word" in
       {commands}) at="$at $word" ;;
@@ -29,9 +43,12 @@ _qgate() {{
 {names}
   esac
   case "$at $before" in
-{choices}
+{values}
   esac
-  COMPREPLY=($(compgen -W "$names" -- "$current"))
+  case "$current" in
+    *,*) listed="${{current%,*}},"; current="${{current##*,}}" ;;
+  esac
+  COMPREPLY=($(compgen -P "$listed" -W "$names" -- "$current"))
 }}
 complete -o default -F _qgate qgate
 """
@@ -48,27 +65,60 @@ def run(args: argparse.Namespace) -> int:
 
 def script(top: argparse.ArgumentParser) -> str:
     """Write the script for all commands of a parser."""
-    commands, names, choices = [], [], []
-    first = [path.strip() for path, _ in _parsers(top, "") if path.count(" ") == 1]
+    modes, known_formats = [*selection.names(), *selection.GROUPS], formats.names()
+    models = [*TINY_NAMES, "hf:", "mamba:"]
+    of_options = {"mode": modes, "reference": modes, "model": models}
+    of_options |= {"format": known_formats, "elem-format": known_formats}
+    of_words = {
+        " modes": modes, " show mode": modes, " show model": models, " formats": known_formats
+    }  # fmt: skip
+    commands, names = [], []
+    values: dict[str, list[str]] = {}  # what may follow, and after which words
+    verbs = {path: _verbs(parser) for path, parser in _parsers(top, "")}
     for path, parser in _parsers(top, ""):
         if path:
             commands.append(shlex.quote(path))
-        words: list[str] = [*first] if path == " help" else []
+        words = [*verbs[""]] if path == " help" else [*of_words.get(path, [])]
+        with_value: dict[str, Iterable[object]] = {}
         for action in parser._actions:
             options = [name for name in action.option_strings if name.startswith("--")]
             words += options if action.option_strings else map(str, action.choices or ())
-            if options and action.choices:
-                patterns = "|".join(shlex.quote(f"{path} {name}") for name in options)
-                choices.append(f"    {patterns}) names={_quoted(action.choices)} ;;")
-        words += [f"--{name}" for name in OPTIONS] if parser.get_default("forwards") else []
+            if action.nargs != 0:
+                with_value |= {
+                    name: action.choices or of_options.get(name[2:], []) for name in options
+                }
+        if parser.get_default("forwards"):
+            for name, option in OPTIONS.items():
+                words.append(f"--{name}")
+                if option.kind is not bool:
+                    choices = option.kind if isinstance(option.kind, tuple) else ()
+                    with_value[f"--{name}"] = choices or of_options.get(name, [])
         names.append(f"    {shlex.quote(path)}) names={_quoted(words)} ;;")
+        # After an option whose value has no list of names, files are completed.
+        for option_name, its_values in with_value.items():
+            values.setdefault(_quoted(its_values), []).append(f"{path} {option_name}")
+    for path, its_verbs in verbs.items():
+        if path and its_verbs:
+            values.setdefault(_quoted(its_verbs), []).append(f" help{path}")
     return _SCRIPT.format(
-        commands="|".join(commands), names="\n".join(names), choices="\n".join(choices)
+        commands="|".join(commands),
+        names="\n".join(names),
+        values="\n".join(
+            f"    {'|'.join(map(shlex.quote, before))}) names={following} ;;"
+            for following, before in values.items()
+        ),
     )
 
 
 def _quoted(words: Iterable[object]) -> str:
     return shlex.quote(" ".join(map(str, words)))
+
+
+def _verbs(parser: argparse.ArgumentParser) -> list[str]:
+    """List the commands below a command, or all of the top."""
+    choices = [action.choices for action in parser._actions
+               if isinstance(action, argparse._SubParsersAction)]  # fmt: skip
+    return [*choices[0]] if choices else []
 
 
 def _parsers(

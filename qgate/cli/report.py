@@ -158,7 +158,9 @@ def results_in(path: Path) -> Path:
 def _nearby(path: Path) -> str:
     """Name the nearest files in the same folder or below it."""
     parent = next(folder for folder in path.parents if folder.is_dir())
-    files = sorted(file for pattern in ("*.jsonl", "*/*.jsonl") for file in parent.glob(pattern))
+    files = sorted(
+        file for pattern in ("*.jsonl", f"*/{_RESULTS}") for file in parent.glob(pattern)
+    )
     texts = list(map(str, files))
     close = difflib.get_close_matches(str(path), texts, n=_NEARBY, cutoff=0.3) or texts
     if not close:

@@ -44,6 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.parser.refuse_misspelled(args.more)
     words = _as_pytest_spells(args.more)
     if getattr(args, "quiet", False):
         words.append("--quiet")

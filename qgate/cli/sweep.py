@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_files(specs: Sequence[str]) -> None:
-    """Refuse a sweep without any file; one that lacks some says so at its end."""
+    """Refuse a sweep without any file of tensors; one that lacks some says so at its end."""
     problems = []
     for spec in specs:
         try:
@@ -96,8 +96,8 @@ def _check_files(specs: Sequence[str]) -> None:
             problems.append(str(error))
         else:
             return
-    none = f"none of the {len(specs)} inputs exists: " if len(specs) > 1 else ""
-    raise QgateError(f"{none}{problems[0].rstrip('.')}; check the spelling.")
+    none = f"none of the {len(specs)} inputs can be read: " if len(specs) > 1 else ""
+    raise QgateError(f"{none}{problems[0]}")
 
 
 def _request(args: argparse.Namespace) -> requests.Request:

@@ -75,17 +75,17 @@ def expand(specs: list[str]) -> list[str]:
 
 
 def check_file(spec: str) -> None:
-    """Refuse a name that no file has."""
+    """Refuse a name that no file has, and one that is not of a file of tensors."""
     if not _exists(split_spec(spec)[0]):
         if glob.has_magic(spec):
             raise QgateError(f"no {_endings()} file matches {spec!r}.")
-        raise QgateError(f"there is no file {spec!r}.")
+        raise QgateError(f"there is no file {spec!r}; check the spelling.")
+    _reader_of(spec)
 
 
-def read_tensors(spec: str) -> Iterator[StoredTensor]:
-    """Read the tensors of a file; `FILE:NAME` reads the one of that name."""
-    check_file(spec)
-    path, key = split_spec(spec)
+def _reader_of(spec: str) -> Callable[[Location, str | None], Iterator[StoredTensor]]:
+    """Return the reader of a file by the end of its name; a folder has none."""
+    path, _ = split_spec(spec)
     if path.is_dir():
         raise QgateError(f"{spec!r} is a folder; name its files, as in '{path}/**/*.safetensors'.")
     reader = READERS.get(path.suffix.lower())
@@ -93,6 +93,14 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
         raise QgateError(
             f"{spec!r}: cannot read {path.suffix or 'this'} files; {_endings()} can be."
         )
+    return reader
+
+
+def read_tensors(spec: str) -> Iterator[StoredTensor]:
+    """Read the tensors of a file; `FILE:NAME` reads the one of that name."""
+    check_file(spec)
+    path, key = split_spec(spec)
+    reader = _reader_of(spec)
     if path.stat().st_size == 0:
         raise QgateError(f"{spec!r} is an empty file.")
     try:

@@ -170,8 +170,9 @@ class GateSession:
             for row in measured
         ]
         compared = self._positions.setdefault(mode.name, {})
-        carried = (row for row in rows if row.scope not in ("local", "isolated"))
-        compared |= {row.site: row.positions for row in carried}
+        # A format that is swept may have the name of a mode, and has no positions.
+        forward = (row for row in rows if row.scope in ("carried", "task"))
+        compared |= {row.site: row.positions for row in forward}
         if idle := self.policy.idle_bounds(rows, mode.name):
             raise QgateError(f"{idle}: it limits nothing. Name its scopes, or leave it out.")
         limits_of = self.policy.limits_of(mode.name, bool(accepted.other_weights))

@@ -246,8 +246,8 @@ def _measure_caches(
         named_attentions(model)
     except QgateError:
         raise QgateError(
-            f"{model.name} has no static scales to calibrate: only Mamba models, and attention "
-            "whose cache can be quantized, have modes with such scales."
+            f"{model.name} fits no mode with calibrated scales: those are for Mamba models, and "
+            "for attention whose cache can be quantized. `qgate modes` lists the modes."
         ) from None
     samples = model.calibration_samples()
     done = 0

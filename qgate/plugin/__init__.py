@@ -18,7 +18,7 @@ from qgate.devices import keep_freed_memory, wait_calmly
 from qgate.kernel_checks.accepted import UPDATING
 from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, note_running, select
-from qgate.plugin.command_line import add_options, add_short_names
+from qgate.plugin.command_line import add_nearest_names, add_options, add_short_names
 from qgate.plugin.fixtures import (
     GATES,
     CheckpointGate,
@@ -100,10 +100,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_load_initial_conftests(parser: pytest.Parser):  # type: ignore[no-untyped-def]
+def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]):  # type: ignore[no-untyped-def]
     """Add short names last: a conftest or plugin that wants one of them has had it by now."""
     result = yield
     add_short_names(parser)
+    add_nearest_names(parser, args)
     return result
 
 

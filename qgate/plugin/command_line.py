@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
+from collections.abc import Iterable
 
 import pytest
 
@@ -38,3 +40,16 @@ def add_short_names(parser: pytest.Parser) -> None:
         with contextlib.suppress(ValueError, argparse.ArgumentError):
             group.addoption(f"--{name}", dest=dest(name), **option.argparse)
             long_names[dest(name)].attrs()["help"] = argparse.SUPPRESS
+
+
+def add_nearest_names(parser: pytest.Parser, words: Iterable[str]) -> None:
+    """Let pytest's error about an unknown option name the nearest one of qgate."""
+    names = [f"{dashes}{name}" for dashes in ("--", "--qgate-") for name in OPTIONS]
+    typed = [word.partition("=")[0] for word in words if word.startswith("--")]
+    near = {
+        name: difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+        for name in typed
+        if name not in names
+    }
+    if hints := [f"{nearest[0]} for {name}" for name, nearest in near.items() if nearest]:
+        parser.extra_info["did you mean"] = ", ".join(hints)

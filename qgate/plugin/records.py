@@ -287,7 +287,13 @@ def accepted_at(baselines: Location, rows: Iterable[Mapping[str, Any]]) -> list[
 def records_file(run: SuiteRun) -> Path:
     """Return where the records of a run are, in a folder that is made."""
     run.folder = out_folder(run.options.config, run.options.home)
-    run.folder.mkdir(exist_ok=True)
+    try:
+        run.folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise QgateError(
+            f"records cannot be written to {str(run.folder)!r}: {error.strerror}. Run in a folder "
+            "that you may write to."
+        ) from None
     return run.folder / "results.jsonl"
 
 

@@ -144,7 +144,7 @@ def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
         except (QgateError, OSError) as error:
             run.errors.append(str(error))
     answered = run.records or run.broken or run.gates & set(run.lines)
-    run.idle = bool(run.gates) and not answered
+    run.idle = whole and bool(run.gates) and not answered
     gates = any(any(part["gates"].values()) for part in run.parts)
     if gates and not config.getoption("collectonly", False):
         run.extent = lazy.records.run_extent(run, "" if whole else _stopped_by(session))

@@ -267,7 +267,7 @@ class RunOptions:
             parts.append("across weights")
         if self.update is not None:
             what = "update as a dry run" if self.dry_run else "updating baselines"
-            parts.append(f"{what} ({self.update})")
+            parts.append(f"{what} (--update-which {self.update})")
         return f"qgate: {', '.join(parts)}"
 
     def command(self, paths: Sequence[str] = (), *, updating: bool = False) -> str:

@@ -19,7 +19,7 @@ from qgate.page.terminal import (
     wrapped_lines,
 )
 from qgate.plugin.records import REPRODUCTIONS, joined_facts, records_file
-from qgate.plugin.runs import SuiteRun
+from qgate.plugin.runs import SuiteRun, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
 from qgate.results.extent import partial_text
 from qgate.results.other_tests import other_test_lines, other_tests_of
@@ -54,7 +54,8 @@ def draw(run: SuiteRun) -> None:
 def tell(reporter: Any, run: SuiteRun) -> None:
     """Write the section of the summary."""
     if run.selection.refused:
-        for reason in run.selection.refused:
+        # Of its own refusal pytest prints the error; workers only tell theirs.
+        for reason in () if selection_of(run.options.config).refused else run.selection.refused:
             _write(reporter, f"ERROR: {reason}", "red")
         return
     models = joined_facts(run.parts)["models"]
@@ -63,7 +64,7 @@ def tell(reporter: Any, run: SuiteRun) -> None:
     rows, width = run.rows, reporter._tw.fullwidth
     for line in _lines(run, rows, width):
         _write(reporter, line.text, line.color)
-    for text in run.errors:
+    for text in dict.fromkeys(run.errors):
         _write(reporter, f"ERROR: {text}", "red")
     _tell_github(reporter, run, rows, about)
 

@@ -96,7 +96,9 @@ def _tables(home: Path) -> list[tuple[str, dict[str, Any]]]:
 def _parsed(file: Path) -> dict[str, object]:
     try:
         return toml(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise QgateError(f"the settings {str(file)!r} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
         raise QgateError(f"{file}: {error}") from None
 
 

@@ -154,6 +154,8 @@ def test_numbers_are_short_and_exact(value: float, text: str) -> None:
             ["qgate: unrecognized arguments: --colour. Did you mean --color?"],
         ),
         (["quick", "d", "--ouput-dir", "x"], ["--ouput-dir", "Did you mean --output-dir?"]),
+        (["run", "--gate-frmo", "main"], ["qgate run: ", "Did you mean --gate-from?"]),
+        (["activations", "--modle", "x"], ["qgate activations: ", "Did you mean --model?"]),
         (["compare", "2-1", "--refernce=0"], ["--refernce=0", "Did you mean --reference?"]),
         (["compare", "2-1", "2-2"], ["qgate compare: unrecognized arguments: 2-2."]),
         (["capture", "--mode", "0", "--samples", "x"], ["--samples", "'x'"]),

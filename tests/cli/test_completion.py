@@ -19,6 +19,16 @@ CASES = {
     ("help", "dum"): ["dumps"],
     ("run", "--update-b"): ["--update-baselines"],
     ("report", "formats", "--hist"): ["--history"],
+    ("run", "--mode", "mxfp6"): ["mxfp6_e3m2", "mxfp6_e2m3"],
+    ("run", "--mode", "=", "quant"): ["quant_only"],
+    ("baselines", "prune", "--mode", "int8,essen"): ["int8,essential"],
+    ("capture", "--model", "tiny-l"): ["tiny-llama"],
+    ("show", "mode", "nvf"): ["nvfp4"],
+    ("sweep", "--elem-format", "hif"): ["hif8", "hif4"],
+    ("report", "--format", ""): ["comment"],
+    ("run", "--plots", "w"): ["worst"],
+    ("help", "results", ""): ["merge"],
+    ("checkpoint", "child", "--parent", "p"): [],  # bash completes files
 }
 
 

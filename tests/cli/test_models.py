@@ -404,7 +404,7 @@ def test_files_that_are_no_scales(workplace: Path, capsys: Capsys) -> None:
 def test_a_model_without_static_scales_is_told_so(workplace: Path, capsys: Capsys) -> None:
     (workplace / "own_of_cli_test.py").write_text(OWN)
     error = complaint(["calibrate", "--model", "own_of_cli_test.py:build", *SMALL], capsys)
-    assert "own_of_cli_test.py:build has no static scales to calibrate" in error
+    assert "own_of_cli_test.py:build fits no mode with calibrated scales" in error
     assert not list(workplace.glob("*.json"))
 
 

@@ -143,14 +143,20 @@ def test_a_sweep_that_fails_leaves_the_page_of_one_that_passed() -> None:
     assert not Path("out", "index-failed.html").exists()
 
 
+@pytest.mark.parametrize(
+    ("files", "error"),
+    [
+        (["gone.pt", "no*.pt"], "none of the 2 inputs can be read: there is no file 'gone.pt'; check the spelling."),
+        (["text.jsonl"], "'text.jsonl': cannot read .jsonl files; .pt, .pth, .safetensors, .npy, .npz can be."),
+        (["."], "'.' is a folder; name its files, as in './**/*.safetensors'."),
+    ],
+)  # fmt: skip
 def test_a_sweep_without_any_file_is_one_line_and_leaves_all_as_it_was(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], files: list[str], error: str
 ) -> None:
-    assert swept("gone.pt", "no*.pt") == 2
-    assert capsys.readouterr() == (
-        "",
-        "qgate sweep: none of the 2 inputs exists: there is no file 'gone.pt'; check the spelling.\n",
-    )
+    Path("text.jsonl").touch()
+    assert swept(*files) == 2
+    assert capsys.readouterr() == ("", f"qgate sweep: {error}\n")
     assert not Path("out").exists()
 
 

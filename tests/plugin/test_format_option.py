@@ -31,6 +31,20 @@ def test_unknown_format_is_a_usage_error_in_one_line(pytester: pytest.Pytester) 
 
 
 @pytest.mark.parametrize(
+    ("option", "hint"),
+    [("--modee", "--mode"), ("--qgate-sampels", "--qgate-samples"), ("--zzz", None)],
+)
+def test_an_unknown_option_gets_the_nearest_name(
+    pytester: pytest.Pytester, option: str, hint: str | None
+) -> None:
+    result = pytester.runpytest(option, "int8")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert f"unrecognized arguments: {option}" in result.stderr.str()
+    hints = [line.strip() for line in result.stderr.lines if "did you mean" in line]
+    assert hints == ([f"did you mean: {hint} for {option}"] if hint else [])
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "import pytest\n@pytest.mark.parametrize('fmt', [1, 2])\ndef test_it(fmt): pass",

@@ -137,7 +137,28 @@ def test_results_that_cannot_be_written_do_not_look_green(project: Path, suites:
     result = suites("--layers", "first")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2)
-    result.stdout.fnmatch_lines(["ERROR: *qgate-out*"])
+    errors = [line for line in result.stdout.lines if line.startswith("ERROR: ")]
+    assert errors == [
+        f"ERROR: records cannot be written to '{project / 'qgate-out'}': File exists. Run in a "
+        "folder that you may write to."
+    ]
+
+
+@pytest.mark.usefixtures("project")
+def test_a_refused_run_prints_its_error_once(suites: Run) -> None:
+    result = suites("--mode", "int7")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert (result.stdout.str() + result.stderr.str()).count("unknown mode 'int7'") == 1
+
+
+def test_an_interrupted_run_is_not_called_skipped(project: Path, suites: Run) -> None:
+    (project / "suites" / "test_a_first.py").write_text(
+        "import pytest\ndef test_first(gate): pytest.exit('enough')\n"
+    )
+    result = suites("--layers", "first")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["gates held: 0 of *"])
+    assert "no gate ran" not in result.stdout.str()
 
 
 def test_a_crashed_worker_is_red_and_the_others_are_recorded(project: Path, suites: Run) -> None:
