@@ -149,7 +149,7 @@ def test_tabs_show_one_section_at_a_time(browser: Browser, tmp_path: Path) -> No
 def test_all_is_there_with_scripts_blocked(browser: Browser, path: Path) -> None:
     with opened(browser, path, java_script_enabled=False) as it:
         expect(it.page.locator("table.sortable tbody tr").first).to_be_visible()
-        expect(it.page.locator("ul.findings li").first).to_be_visible()
+        expect(it.page.locator("ul.findings li, table.evidence td").first).to_be_visible()
 
 
 def test_sweeps_are_sorted_by_a_click_and_by_keyboard(browser: Browser, tmp_path: Path) -> None:
