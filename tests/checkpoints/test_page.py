@@ -72,7 +72,9 @@ def test_the_command_writes_page_record_and_tables(
     text = (out / "checkpoint.html").read_text(encoding="utf-8")
     cause = "all scales are 2 times too high: 44.6 dB worse than ideal"
     (heading,) = re.findall("<h1>(.*)</h1>", text)
-    assert heading.replace("<wbr>", "") == f"<span class='fail'>1 finding</span>: {UP}.weight: {cause}"
+    assert (
+        heading.replace("<wbr>", "") == f"<span class='fail'>1 finding</span>: {UP}.weight: {cause}"
+    )
     row = text[text.index("<b class='fail'>finding</b>") :].partition("</tr>")[0]
     assert cause in row
     cells = "<td>44.6 dB</td><td>≤ 1.0 dB</td><td class='h7'>44.6×</td>"
