@@ -143,7 +143,7 @@ def _head_view(record: EnginesRecord) -> HeadView:
         {"fail": "failed", "good": "passed", "warn": "open"}[_tone(record)],
         [row for row in rows if row[1]],
         [(figures.tokens, "tokens"), (figures.samples, "samples")],
-        shortened(headline(record) if record.beyond else "All figures", 200),
+        "All figures",
         [("A", record.actual), ("B", f"{record.reference}, which drew the tokens")],
         [*figure_rows(figures), ("±", _ESTIMATES)],
     )
