@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 PAGE, OTHER_PAGE, FAILED_PAGE = "index.html", "qgate-sweep.html", "index-failed.html"
 _OURS = "<!-- the page of a run of qgate sweep -->"
 _FAILED = "<!-- some of its tensors failed -->"
-_MOST_ROWS, _MOST_PICTURED, _MOST_FOLDERS = 2000, 60, 200
+_MOST_ROWS, _MOST_PICTURED, _MOST_FOLDERS, _MOST_OPEN = 2000, 60, 200, 20
 _HEAD = ("tensor", "format", "sweep", "recommended", "SQNR (dB)", "without massive (dB)",
          "usual (dB)", "gap (dB)", "saturated (%)", "energy lost (%)", "flushed (%)")  # fmt: skip
-_NARROW = {"tensor": 25, "format": 23, "recommended": 24, "SQNR (dB)": 13, "gap (dB)": 15}
+_NARROW = {"tensor": 22, "format": 22, "recommended": 28, "SQNR (dB)": 13, "gap (dB)": 15}
 
 
 def write_page(
@@ -116,6 +116,8 @@ def page(
         ],
         rows=[_row(entry) for entry in rows[:_MOST_ROWS]],
         unshown=len(rows) - _MOST_ROWS,
+        most_open=_MOST_OPEN,
+        metrics_about=f"{len(METRICS.of('errors'))} metrics of {counted(len(rows), 'sweep')}",
         metrics=METRICS.of("errors"),
         drawn=pictured,
         tensors=len(folders),
