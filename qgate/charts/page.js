@@ -186,6 +186,7 @@ function jump() {
     target.closest('table').dispatchEvent(new Event('unhidden'));
   }
   for (let at = target; at; at = at.parentElement) if (at.matches('details')) at.open = true;
+  for (const each of target.querySelectorAll(':scope > details.folded')) each.open = true;
   const details = document.getElementById(target.id.replace(/^gate-/, 'details-'));
   if (details && details.matches('details')) details.open = true;
   if (target.matches('tr, details, section')) {

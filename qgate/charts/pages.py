@@ -9,29 +9,82 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from qgate.charts.heat import margin_step
 from qgate.charts.palette import HEAT_DARK, HEAT_LIGHT
-from qgate.text import brief, for_html, one_line, shortened
+from qgate.text import brief, for_html, one_line, shortened, times_figure
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
 class Cell(NamedTuple):
-    """A cell of a table; `key` sorts it where that is not its text."""
+    """A cell of a table; `key` sorts it where that is not its text, `step` is a class of color."""
 
     text: object
     key: str | None = None
     bad: bool = False
+    step: str = ""
 
 
-def number(value: float, text: str | None = None, *, bad: bool = False) -> Cell:
+class HeadView(NamedTuple):
+    """The head of a page.
+
+    tone      "failed", "open" or "passed"
+    counts    tone, count, words and address of what is counted by verdict
+    totals    further counts with their words
+    about     sums up the facts that are folded
+    covered   facts that are always shown: name and text
+    facts     facts that are folded
+    """
+
+    tone: str
+    counts: Sequence[tuple[str, int, str, str]]
+    totals: Sequence[tuple[int, str]]
+    about: str
+    covered: Sequence[tuple[str, str]]
+    facts: Sequence[tuple[str, str]]
+
+
+class Evidence(NamedTuple):
+    """A row of findings: what differs where, and beyond which limit.
+
+    times   how many times its limit the value is; None without a limit
+    also    what else differs there
+    link    the anchor of its subject; empty for none
+    """
+
+    tone: str
+    badge: str
+    text: str
+    subject: str = ""
+    link: str = ""
+    also: str = ""
+    value: str = "–"
+    limit: str = "–"
+    times: float | None = None
+
+    @property
+    def far(self) -> str:
+        """Write how many times the limit it is."""
+        if self.times is None:
+            return "–"
+        return f"{times_figure(self.times)}×" if math.isfinite(self.times) else "over 0"
+
+    @property
+    def step(self) -> str:
+        """Return the class that colors it by its distance to the limit."""
+        return "" if self.times is None else f"h{margin_step(self.times)}"
+
+
+def number(value: float, text: str | None = None, *, bad: bool = False, step: str = "") -> Cell:
     """Return the cell of a number; NaN is a dash and sorts last."""
     if math.isnan(value):
         return Cell("–", "nan", bad)
-    return Cell(brief(value) if text is None else text, repr(float(value)), bad)
+    return Cell(brief(value) if text is None else text, repr(float(value)), bad, step)
 
 
 def leading(sentence: str, most: int = 160) -> str:

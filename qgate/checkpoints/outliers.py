@@ -16,11 +16,15 @@ _FEWEST = 4
 
 
 class OutlierWeight(NamedTuple):
-    """A weight, its relative error in dB, and that of its format's median weight."""
+    """A weight, its relative error in dB, that of its format's median weight, and the limit.
+
+    limit_db  how far above the usual error one does not stand out
+    """
 
     weight: WeightRecord
     error_db: float
     usual_db: float
+    limit_db: float
 
 
 def find_outliers(record: CheckpointRecord) -> list[OutlierWeight]:
@@ -41,10 +45,10 @@ def find_outliers(record: CheckpointRecord) -> list[OutlierWeight]:
             continue
         usual = median(error for _, error in entries)
         spread = median(abs(error - usual) for _, error in entries)
-        limit = usual + max(LEAST_DB, SPREADS * spread)
+        limit = max(LEAST_DB, SPREADS * spread)
         outliers += [
-            OutlierWeight(weight, error, usual)
+            OutlierWeight(weight, error, usual, limit)
             for weight, error in entries
-            if error > limit and weight.name not in subjects
+            if error > usual + limit and weight.name not in subjects
         ]
     return sorted(outliers, key=lambda outlier: outlier.usual_db - outlier.error_db)

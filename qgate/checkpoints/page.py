@@ -1,67 +1,97 @@
-"""The page of a comparison: the diagnosis first, then the map, scales, blocks and all weights.
+"""The page of a comparison: the diagnosis first, then findings, the map, and all weights.
 
-It is one file that needs no network; everything from the checkpoints is escaped. Scripts only sort.
+It is one file that needs no network; everything from the checkpoints is escaped. Scripts only sort
+and filter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+from urllib.parse import urlencode
 
-from qgate.charts.heat import margin_legend
-from qgate.charts.pages import Cell, number, render
+from qgate.charts.heat import margin_legend, margin_step
+from qgate.charts.pages import Cell, Evidence, HeadView, number, render
 from qgate.charts.svg import LIGHT, STYLE
-from qgate.checkpoints.findings import LIMIT_DB
+from qgate.checkpoints.findings import BETTER_DB, LIMIT_DB
 from qgate.checkpoints.layer_map import LayerMap
-from qgate.checkpoints.outliers import find_outliers
+from qgate.checkpoints.outliers import OutlierWeight, find_outliers
 from qgate.checkpoints.plots import Octaves, add_octaves, block_chart, scale_histogram
 from qgate.checkpoints.recipe_texts import plan_texts, recipe_file_lines
-from qgate.checkpoints.record import CheckpointRecord, ScaleFigures, WeightFigures, WeightRecord
+from qgate.checkpoints.record import (
+    CheckpointFinding,
+    CheckpointRecord,
+    ScaleFigures,
+    WeightFigures,
+    WeightRecord,
+    worst_first,
+)
 from qgate.checkpoints.tables import ranked
-from qgate.checkpoints.texts import FORMAT_HEADINGS, first_line, format_rows, outlier_text, totals
+from qgate.checkpoints.texts import FORMAT_HEADINGS, distance_text, format_rows, headline, totals
 from qgate.text import brief, counted, decibels, percent, shortened
 
 MOST_FINDINGS, MOST_ROWS, MOST_MAPPED, MOST_DRAWN, WORST_DRAWN = 60, 2000, 300, 6, 3
-_HEAD = ("weight", "format", "parent by", "method", "over ideal (dB)", "relative error",
-         "at the ends", "zeros", "scales from", "to", "times ideal")  # fmt: skip
+_TABLE = "all-weights"
+_HEAD = ("verdict", "weight", "format", "parent by", "method", "over ideal (dB)", "limit (dB)",
+         "relative error", "at the ends", "zeros", "scales from", "to", "times ideal")  # fmt: skip
+_NARROW = {"weight": 54, "over ideal (dB)": 24, "limit (dB)": 22}
+_FIGURES = _HEAD[5:]
+_MOST_NAME, _MOST_WORD = 300, 80
+_VERDICTS = {
+    "finding": "fail", "stands out": "warn", "as declared": "good", "not quantized": "",
+}  # fmt: skip
+"""Verdicts of weights, the worst first, with their tones."""
+_COUNTED = {"finding": "with a finding", "stands out": "standing out"}
 
 
 class WeightRow(NamedTuple):
     """A row of the table of weights: its anchor, its words, and its cells."""
 
     anchor: str
+    verdict: str
+    tone: str
     name: str
-    words: tuple[str, str, str]
+    words: list[str]
     cells: list[Cell]
 
 
 def page(record: CheckpointRecord, files: Sequence[str]) -> str:
     """Render the page; `files` are beside it."""
-    weights = ranked(record)
-    rows = [_row(f"w{at}", weight) for at, weight in enumerate(weights[:MOST_ROWS])]
+    outliers = find_outliers(record)
+    verdicts = _verdicts(record, outliers)
+    order = list(_VERDICTS)
+    weights = sorted(ranked(record), key=lambda weight: order.index(verdicts[weight.name]))
+    head = [name for name in _HEAD if name != "method" or any(w.method for w in weights)]
+    words = head.index(_FIGURES[0])
+    rows = [_row(f"w{at}", w, verdicts[w.name], words) for at, w in enumerate(weights[:MOST_ROWS])]
+    anchors = {row.name: row.anchor for row in rows}
+    evidence = [*_finding_rows(record, anchors), *_outlier_rows(outliers[:10], anchors)]
     layers = LayerMap.of(record)
     scales = [scale_histogram(title, octaves) for title, octaves in _scales(record)]
     blocks = [block_chart(block) for block in record.blocks]
     links = [
-        ("formats", "Formats", len(format_rows(record))),
+        ("findings", "Findings", len(record.findings)),
         ("map", "Layers and tensors", 0),
-        ("scales", "Scales", len(scales)),
-        ("blocks", "Worst blocks", len(blocks)),
         ("weights", "Weights", len(weights)),
+        ("blocks", "Worst blocks", len(blocks)),
+        ("scales", "Scales", len(scales)),
+        ("formats", "Formats", len(format_rows(record))),
         ("recipe", "Recipe", 0),
         ("files", "Files", len(files)),
     ]
-    first = first_line(record)
+    verdict, cause = headline(record)
     return render(
         "checkpoints/page",
-        title=shortened(first, 120),
+        title=shortened(f"{verdict}: {cause}", 120),
         plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
-        first=first,
+        verdict=verdict,
+        cause=cause,
         tone="fail" if record.findings else "good",
-        about=_about(record),
-        findings=_findings(record),
-        more_findings=len(record.findings) - MOST_FINDINGS,
+        head_view=_head_view(record, Counter(verdicts.values())),
+        evidence=evidence[:MOST_FINDINGS],
+        more_findings=len(evidence) - MOST_FINDINGS,
         links=links,
         limit=decibels(LIMIT_DB),
         formats=[[Cell(str(cell)) for cell in row] for row in format_rows(record)],
@@ -69,12 +99,16 @@ def page(record: CheckpointRecord, files: Sequence[str]) -> str:
         totals=totals(record),
         legend=margin_legend(),
         columns=layers.columns,
-        map_rows=list(layers.view({row.name: row.anchor for row in rows}))[:MOST_MAPPED],
+        map_rows=list(layers.view(anchors))[:MOST_MAPPED],
         more_mapped=len(layers.rows) - MOST_MAPPED,
         has_parent=record.parent is not None,
         scales=scales,
         blocks=blocks,
-        head=_HEAD,
+        table=_TABLE,
+        head=head,
+        words=words,
+        narrow=_NARROW,
+        filters=list(_filters(rows, head[2:words])),
         rows=rows,
         more_rows=len(weights) - MOST_ROWS,
         method=record.method,
@@ -86,15 +120,100 @@ def page(record: CheckpointRecord, files: Sequence[str]) -> str:
     )
 
 
-def _about(record: CheckpointRecord) -> str:
-    beside = f" beside {record.parent}" if record.parent else ", without a parent"
-    return f"{record.child}{beside}: {totals(record)}."
+def _verdicts(record: CheckpointRecord, outliers: Sequence[OutlierWeight]) -> dict[str, str]:
+    """Return the verdict of each weight by its name."""
+    kept = {True: "as declared", False: "not quantized"}
+    verdicts = {weight.name: kept[weight.outcome == "quantized"] for weight in record.weights}
+    verdicts |= {outlier.weight.name: "stands out" for outlier in outliers}
+    found = {finding.subject for finding in record.findings}
+    return verdicts | {name: "finding" for name in verdicts if name in found}
 
 
-def _findings(record: CheckpointRecord) -> list[tuple[str, str]]:
-    rows = [("fail", f"{item.subject}: {item.cause}") for item in record.findings[:MOST_FINDINGS]]
-    rows += [("warn", outlier_text(item)) for item in find_outliers(record)[:10]]
-    return rows or [("info", "Nothing differs from what is declared, and no weight stands out.")]
+def _head_view(record: CheckpointRecord, counts: Mapping[str, int]) -> HeadView:
+    """Return counts that lead to their rows, what was compared, and folded facts."""
+    rows = [
+        (
+            tone,
+            counts[verdict],
+            _COUNTED.get(verdict, verdict),
+            f"#show&{urlencode({'table': _TABLE, 'verdict': verdict})}",
+        )
+        for verdict, tone in _VERDICTS.items()
+        if counts.get(verdict)
+    ]
+    quantized = sum(weight.outcome == "quantized" for weight in record.weights)
+    measured = f"{len(worst_first(record.weights)):,} of {counted(quantized, 'quantized weight')}"
+    compared = "scales, codes and formats, without a parent"
+    if record.parent:
+        compared = f"{measured} with an ideal quantizer of the parent's values"
+    return HeadView(
+        "failed" if record.findings else "passed",
+        rows,
+        [(len(record.weights), "tensors")],
+        shortened(f"{record.child} beside {record.parent or 'no parent'}", _MOST_NAME),
+        [("compared", compared)],
+        [
+            ("checkpoint", record.child),
+            ("parent", record.parent or "none"),
+            ("declared for", record.method or "nothing"),
+            ("size", totals(record)),
+        ],
+    )
+
+
+def _finding_rows(record: CheckpointRecord, anchors: Mapping[str, str]) -> Iterator[Evidence]:
+    """Yield one row for each tensor or pattern with findings, the worst first."""
+    by_subject: dict[str, list[CheckpointFinding]] = {}
+    for finding in record.findings:
+        by_subject.setdefault(finding.subject, []).append(finding)
+    for subject, (first, *others) in by_subject.items():
+        yield Evidence(
+            "fail",
+            "finding",
+            first.cause,
+            shortened(subject, _MOST_NAME),
+            anchors.get(subject, ""),
+            "; ".join(other.cause for other in others),
+            *_over_limit(first.over_ideal_db),
+        )
+
+
+def _outlier_rows(
+    outliers: Sequence[OutlierWeight], anchors: Mapping[str, str]
+) -> Iterator[Evidence]:
+    for outlier in outliers:
+        name = outlier.weight.name
+        subject, link = shortened(name, _MOST_NAME), anchors.get(name, "")
+        above, limit = outlier.error_db - outlier.usual_db, outlier.limit_db
+        yield Evidence(
+            "warn",
+            "stands out",
+            distance_text(outlier),
+            subject,
+            link,
+            value=decibels(above),
+            limit=f"≤ {decibels(limit)}",
+            times=above / limit,
+        )
+
+
+def _over_limit(over: float | None) -> tuple[str, str, float | None]:
+    """Return value and limit of an error over ideal that is beyond one, and times the limit."""
+    if over is None or not math.isfinite(over) or BETTER_DB <= over <= LIMIT_DB:
+        return "–", "–", None
+    limit, sign = (LIMIT_DB, "≤") if over > LIMIT_DB else (BETTER_DB, "≥")
+    return decibels(over), f"{sign} {decibels(limit)}", over / limit
+
+
+def _filters(
+    rows: Sequence[WeightRow], head: Sequence[str]
+) -> Iterator[tuple[str, int, list[str]]]:
+    shown = {row.verdict for row in rows}
+    yield "verdict", 0, [verdict for verdict in _VERDICTS if verdict in shown]
+    for at, name in enumerate(head):
+        values = sorted({row.words[at] for row in rows if row.words[at]})
+        if len(values) > 1:
+            yield name, at + 2, values
 
 
 def _scales(record: CheckpointRecord) -> Iterator[tuple[str, Octaves]]:
@@ -121,18 +240,24 @@ def _bad_counts(scales: ScaleFigures) -> Sequence[tuple[int, str]]:
     return (scales.not_finite, "not finite"), (scales.zero, "zero"), (scales.negative, "negative")
 
 
-def _row(anchor: str, weight: WeightRecord) -> WeightRow:
+def _row(anchor: str, weight: WeightRecord, verdict: str, count: int) -> WeightRow:
+    """Return a row with so many words."""
     figures = weight.figures
-    cells = [number(math.nan)] * (len(_HEAD) - 4) if figures is None else _cells(weight, figures)
-    words = weight.format, weight.matched or weight.outcome, weight.method
-    return WeightRow(anchor, weight.name, words, cells)
+    cells = [number(math.nan)] * len(_FIGURES) if figures is None else _cells(weight, figures)
+    further = (weight.format, weight.matched or weight.outcome, weight.method)[: count - 2]
+    words = [shortened(word, _MOST_WORD) for word in further]
+    return WeightRow(anchor, verdict, _VERDICTS[verdict], weight.name, words, cells)
 
 
 def _cells(weight: WeightRecord, figures: WeightFigures) -> list[Cell]:
     scales, over = figures.scales, _figure(figures.over_ideal_db)
     ratio = _figure(scales.log2_ratio)
+    # An error that a method makes has no limit.
+    limited = math.isfinite(over) and not weight.method
+    step = f"h{margin_step(max(over, 0.0) / LIMIT_DB)}" if limited else ""
     return [
-        number(over, f"{over:.2f}", bad=over > LIMIT_DB and not weight.method),
+        number(over, f"{over:.2f}", step=step),
+        number(LIMIT_DB, f"≤ {LIMIT_DB:g}") if limited else number(math.nan),
         number(_figure(figures.error)),
         number(figures.at_ends_share, percent(figures.at_ends_share)),
         number(figures.zero_share, percent(figures.zero_share)),

@@ -13,7 +13,7 @@ from qgate.checkpoints.record import WorstBlock
 from qgate.text import brief, counted, decibels
 
 Octaves = tuple[int, tuple[int, ...]]
-_WIDTH, _HEIGHT = 640.0, 230.0
+_WIDTH, _HEIGHT = 440.0, 230.0
 _AIR = 0.08
 
 
@@ -51,7 +51,7 @@ def block_chart(block: WorstBlock) -> str:
     y = axes.linear(low - air, high + air, BOTTOM, TOP, "", 5)
     scale = "not finite" if block.scale is None else brief(block.scale)
     error = "not finite" if not block.error else decibels(10 * math.log10(block.error))
-    title = f"{cut_to_width(block.name, 420, 13)}, row {block.row}"
+    title = f"{cut_to_width(block.name, 300, 13)}, row {block.row}"
     text = f"Scale {scale}; error of the block over its energy {error}."
     body = line_chart(lines, x, y, [("", text)], width=_WIDTH)
     return document(_WIDTH, _HEIGHT, title, text, body)

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from qgate.checkpoints.outliers import OutlierWeight, find_outliers
 from qgate.checkpoints.recipe_texts import bits_per_weight, recipe_file_lines
 from qgate.checkpoints.record import CheckpointRecord, WeightRecord, worst_first
-from qgate.text import one_line
+from qgate.text import counted, one_line
 from qgate.text.numbers import brief, decibels, megabytes, percent
 
 SHOWN = 40
@@ -30,19 +30,28 @@ def result_lines(record: CheckpointRecord, limit: int = SHOWN) -> Iterator[str]:
     yield from _written_recipe(record)
 
 
+def headline(record: CheckpointRecord) -> tuple[str, str]:
+    """Return the verdict in a few words, and the worst finding or what agrees."""
+    if record.findings:
+        first = record.findings[0]
+        cause = f"{one_line(first.subject)}: {one_line(first.cause)}"
+        return counted(len(record.findings), "finding"), cause
+    quantized = sum(weight.outcome == "quantized" for weight in record.weights)
+    beside = f" and its parent {one_line(record.parent)}" if record.parent else ""
+    return (
+        f"{one_line(record.child)} is as declared",
+        f"{quantized} quantized and {len(record.weights) - quantized} other tensors agree with the "
+        f"recipe{beside}",
+    )
+
+
 def first_line(record: CheckpointRecord) -> str:
     """Return the verdict in one line."""
-    quantized = [weight for weight in record.weights if weight.outcome == "quantized"]
-    beside = f" and its parent {one_line(record.parent)}" if record.parent else ""
-    if not record.findings:
-        return (
-            f"{one_line(record.child)} is as declared: {len(quantized)} quantized and "
-            f"{len(record.weights) - len(quantized)} other tensors agree with the recipe{beside}"
-        )
-    first = record.findings[0]
+    verdict, cause = headline(record)
     more = len(record.findings) - 1
-    remaining = f"; {more} more finding{'s' * (more != 1)}" if more else ""
-    return f"{one_line(first.subject)}: {one_line(first.cause)}{remaining}"
+    if more < 0:
+        return f"{verdict}: {cause}"
+    return f"{cause}; {counted(more, 'more finding')}" if more else cause
 
 
 def _findings(record: CheckpointRecord, limit: int) -> Iterator[str]:
@@ -55,10 +64,14 @@ def _findings(record: CheckpointRecord, limit: int) -> Iterator[str]:
 
 def outlier_text(outlier: OutlierWeight) -> str:
     """Say that a weight has more error than others of its format."""
-    weight, error, usual = outlier
+    return f"{one_line(outlier.weight.name)} stands out: {distance_text(outlier)}"
+
+
+def distance_text(outlier: OutlierWeight) -> str:
+    """Say how far the error of a weight is above the usual one of its format."""
     return (
-        f"{one_line(weight.name)} stands out: its error is {decibels(error - usual)} above that of "
-        f"the median weight in {weight.format}"
+        f"its error is {decibels(outlier.error_db - outlier.usual_db)} above that of the median "
+        f"weight in {outlier.weight.format}"
     )
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.comparing.dump_comparison import compare_dumps
+from qgate.comparing.dump_differences import PairErrors
 from qgate.dumps import Dump
 from qgate.engines.causes import find_causes
 from qgate.engines.compute import TokenValues, figures_of, values_of
-from qgate.engines.findings import EngineLimits, reasons
+from qgate.engines.findings import EngineLimits, hold_limits
 from qgate.engines.opening import EnginePair, open_pair
 from qgate.engines.profile import position_profile, worst_samples
 from qgate.engines.record import EnginesRecord, SiteDifference
@@ -22,6 +24,8 @@ from qgate.engines.weights import (
     match_weights,
 )
 from qgate.errors import QgateError
+
+LISTED_SITES = 200
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,7 +90,8 @@ def compare_tokens(
     if a.dump is not None and r.dump is not None:
         _add_sites(record, a.dump, r.dump)
     record.notes += _notes(a, r, record)
-    record.beyond = reasons(record, limits or EngineLimits())
+    record.limits = hold_limits(record, limits or EngineLimits())
+    record.beyond = [figure.reason for figure in record.limits if figure.reason]
     record.profile = position_profile(values)
     record.sample_lines = worst_samples(pair.samples, values, most_drawn)
     return EngineComparison(record, pair.samples, values)
@@ -105,7 +110,7 @@ def matched_weights(
 
 
 def _add_sites(record: EnginesRecord, actual: Dump, reference: Dump) -> None:
-    """Find the first tensor that differs while the inputs of its module agree."""
+    """Add the tensors that differ: first those that do while the inputs of their module agree."""
     try:
         comparison = compare_dumps(actual, reference, operation="forward")
     except QgateError as error:
@@ -115,9 +120,15 @@ def _add_sites(record: EnginesRecord, actual: Dump, reference: Dump) -> None:
     record.sites_differing = len(comparison.different)
     first = comparison.first
     if first is not None:
-        record.first_site = SiteDifference(
-            first.title, first.origin, first.relative_mse, first.max_abs
-        )
+        record.first_site = _site(first)
+    local = comparison.different.of_origin("local")[:LISTED_SITES]
+    titles = {pair.title for pair in local}
+    worst = (pair for pair in comparison.worst_first() if pair.title not in titles)
+    record.sites = [_site(pair) for pair in islice(chain(local, worst), LISTED_SITES)]
+
+
+def _site(pair: PairErrors) -> SiteDifference:
+    return SiteDifference(pair.title, pair.origin, pair.relative_mse, pair.max_abs)
 
 
 def _notes(actual: EngineRun, reference: EngineRun, record: EnginesRecord) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qgate.engines.record import EnginesRecord
+from qgate.engines.record import EnginesRecord, LimitedFigure, WeightComparison
 from qgate.text.numbers import brief, percent
 
 
@@ -25,35 +25,56 @@ class EngineLimits:
     same_weights: bool = False
 
 
-def reasons(record: EnginesRecord, limits: EngineLimits) -> list[str]:
-    """List the limits that are exceeded, in words."""
-    return list(_reasons(record, limits))
+def hold_limits(record: EnginesRecord, limits: EngineLimits) -> list[LimitedFigure]:
+    """Compare the figures with their limits, and say in words which are exceeded."""
+    return list(_limited_figures(record, limits))
 
 
-def _reasons(record: EnginesRecord, limits: EngineLimits) -> Iterator[str]:
+def _limited_figures(record: EnginesRecord, limits: EngineLimits) -> Iterator[LimitedFigure]:
     figures = record.figures
     if figures.not_finite:
-        yield f"{figures.not_finite:,} log-probabilities are not finite in one of the engines"
+        reason = f"{figures.not_finite:,} log-probabilities are not finite in one of the engines"
+        yield LimitedFigure("values that are not finite", figures.not_finite, 0, reason)
     kl = figures.kl or figures.k3
     name = "KL" if figures.kl is not None else "k3"
-    if limits.kl is not None and not kl.mean <= limits.kl:
-        yield f"mean {name} {brief(kl.mean)} nats per token is above the limit {limits.kl:g}"
+    yield _limited(
+        f"mean {name} in nats per token",
+        kl.mean,
+        limits.kl,
+        f"mean {name} {brief(kl.mean)} nats per token is above the limit {limits.kl or 0:g}",
+    )
     largest = figures.magnitude.largest
-    if limits.logprob is not None and not largest <= limits.logprob:
-        yield f"a log-probability differs by {brief(largest)}, above the limit {limits.logprob:g}"
-    if limits.flips is not None:
-        if figures.flips is None:
-            yield "flips have a limit, and the most likely tokens are not told by both engines"
-        elif not figures.flips.mean <= limits.flips:
-            yield (
-                f"{percent(figures.flips.mean)} of positions have another most likely token, above "
-                f"the limit {percent(limits.flips)}"
-            )
+    yield _limited(
+        "largest difference of a log-probability",
+        largest,
+        limits.logprob,
+        f"a log-probability differs by {brief(largest)}, above the limit {limits.logprob or 0:g}",
+    )
+    flips = "share of positions with another most likely token"
+    if figures.flips is not None:
+        share, most = percent(figures.flips.mean), percent(limits.flips or 0)
+        reason = f"{share} of positions have another most likely token, above the limit {most}"
+        yield _limited(flips, figures.flips.mean, limits.flips, reason)
+    elif limits.flips is not None:
+        reason = "flips have a limit, and the most likely tokens are not told by both engines"
+        yield LimitedFigure(flips, None, limits.flips, reason)
     if limits.same_weights:
-        if record.weights is None:
-            yield "equal weights are asked for, and no weights were given: name them by --weights"
-        elif record.weights.differing:
-            first = record.weights.differences[0]
-            count = record.weights.differing
-            verb = "weight differs" if count == 1 else "weights differ"
-            yield f"{count:,} {verb}, {first.name} first"
+        yield _same_weights(record.weights)
+
+
+def _limited(figure: str, value: float, limit: float | None, reason: str) -> LimitedFigure:
+    """Compare a figure with its limit; NaN is within none."""
+    within = limit is None or value <= limit
+    return LimitedFigure(figure, value, limit, "" if within else reason)
+
+
+def _same_weights(weights: WeightComparison | None) -> LimitedFigure:
+    figure = "weights that differ by more than rounding"
+    if weights is None:
+        reason = "equal weights are asked for, and no weights were given: name them by --weights"
+        return LimitedFigure(figure, None, 0, reason)
+    reason = ""
+    if weights.differing:
+        verb = "weight differs" if weights.differing == 1 else "weights differ"
+        reason = f"{weights.differing:,} {verb}, {weights.differences[0].name} first"
+    return LimitedFigure(figure, weights.differing, 0, reason)

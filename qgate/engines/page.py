@@ -1,19 +1,28 @@
-"""The page of a comparison: the result first, then figures, pictures, tokens, weights, modules.
+"""The page of a comparison: the diagnosis first, then limits, modules, weights, tokens, pictures.
 
-It is one file that needs no network; everything from the engines is escaped. Scripts only sort.
+It is one file that needs no network; everything from the engines is escaped. Scripts only sort and
+filter.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlencode
 
-from qgate.charts.pages import Cell, number, render
+from qgate.charts.pages import Cell, Evidence, HeadView, number, render
 from qgate.charts.svg import LIGHT, STYLE
 from qgate.engines.plots import profile_chart, sample_chart
-from qgate.engines.record import CarryingToken, EnginesRecord, WeightDifference
+from qgate.engines.record import (
+    CarryingToken,
+    EnginesRecord,
+    LimitedFigure,
+    SiteDifference,
+    WeightDifference,
+)
 from qgate.engines.texts import (
     carrier_text,
+    diagnosis,
     figure_rows,
     headline,
     site_text,
@@ -21,37 +30,51 @@ from qgate.engines.texts import (
     weight_relation,
     weights_text,
 )
-from qgate.text import percent, shortened
+from qgate.text import brief, counted, percent, shortened
 
 _TOKEN_HEAD = ("sample", "position", "token", "A", "B", "A less B", "share of k3")
 _SAMPLE_HEAD = ("sample", "tokens", "k3 per token", "share of k3")
 _WEIGHT_HEAD = ("weight", "it is", "dtype of A", "of B", "relative error")
+_SITE_HEAD = ("tensor", "difference", "relative MSE", "largest difference")
+_NARROW = {
+    "worst-tokens": (
+        _TOKEN_HEAD,
+        {"sample": 22, "position": 24, "A less B": 27, "share of k3": 27},
+    ),
+    "all-weights": (_WEIGHT_HEAD, {"weight": 50, "it is": 25, "relative error": 25}),
+    "all-sites": (_SITE_HEAD, {"tensor": 52, "difference": 24, "relative MSE": 24}),
+}
+"""What a phone shows of the tables, with the widths of columns in percent."""
+_ORIGINS = {"local": "starts here", "carried": "carried", "enters": "enters here"}
+_ESTIMATES = "The ± is half of a 95 % interval. KL and k3 are from B to A, in nats per token."
 
 
 def page(record: EnginesRecord, files: Sequence[str]) -> str:
     """Render the page; `files` are beside it."""
     figures, weights = record.figures, record.weights
-    first = headline(record)
+    verdict, cause, size = _heading(record)
     samples = [sample_chart(sample) for sample in record.sample_lines]
     links = [
-        ("figures", "Figures", 0),
-        ("positions", "Along the samples", len(samples)),
-        ("tokens", "Worst tokens", len(figures.carriers)),
-        ("samples", "Worst samples", len(figures.worst_samples)),
+        ("findings", "Findings", 0),
+        ("modules", "Modules", len(record.sites)),
         ("weights", "Weights", len(weights.differences) if weights else 0),
-        ("modules", "Modules", 0),
+        ("tokens", "Worst tokens", len(figures.carriers)),
+        ("positions", "Along the samples", len(samples)),
+        ("samples", "Worst samples", len(figures.worst_samples)),
         ("files", "Files", len(files)),
     ]
     return render(
         "engines/page",
-        title=shortened(first, 120),
+        title=shortened(f"{verdict}: {cause}" if cause else verdict, 120),
         plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
-        first=first,
+        verdict=verdict,
+        cause=cause,
+        size=size,
         tone=_tone(record),
-        about=f"A is {record.actual}, B is {record.reference}, which drew the tokens.",
-        findings=_findings(record),
+        head_view=_head_view(record),
+        evidence=[*map(_limit_row, record.limits), *_reason_rows(record)],
         links=links,
-        figures=[*figure_rows(figures)],
+        narrow=_NARROW,
         profile=profile_chart(record.profile) if record.profile else "",
         samples=samples,
         token_head=_TOKEN_HEAD,
@@ -68,9 +91,14 @@ def page(record: EnginesRecord, files: Sequence[str]) -> str:
         ],
         weights_text=f"{weights_text(weights)}." if weights else "",
         weight_head=_WEIGHT_HEAD,
-        weights=[_weight(difference) for difference in weights.differences] if weights else [],
+        weights=(rows := [_weight(each) for each in weights.differences] if weights else []),
+        weight_filters=[_filter(_WEIGHT_HEAD[1], rows)],
         more_weights=_all_differing(record) - (len(weights.differences) if weights else 0),
         modules=f"{site_text(record)}." if record.sites_compared else "",
+        site_head=_SITE_HEAD,
+        sites=(site_rows := [_site(site) for site in record.sites]),
+        site_filters=[_filter(_SITE_HEAD[1], site_rows)],
+        more_sites=record.sites_differing - len(record.sites),
         files=files,
         notes=record.notes,
     )
@@ -80,20 +108,82 @@ def _tone(record: EnginesRecord) -> str:
     """Return the color of the headline; a difference without a limit is neither good nor bad."""
     if record.beyond or record.causes:
         return "fail"
-    return "good" if record.figures.equal_share == 1 else ""
+    return "good" if record.figures.equal_share == 1 else "warn"
 
 
-def _findings(record: EnginesRecord) -> list[tuple[str, str]]:
-    """Return what is beyond a limit, what explains the difference, and who carries it."""
-    rows = [("fail", text) for text in record.beyond]
-    rows += [("warn", text) for text in record.causes]
-    if carrier := carrier_text(record.figures):
-        rows.append(("warn", carrier))
+def _heading(record: EnginesRecord) -> tuple[str, str, str]:
+    """Return the verdict, what explains the difference, and its size."""
+    size = headline(record)
+    names = f"{record.actual} and {record.reference}"
+    cause = diagnosis(record)
+    if record.beyond:
+        verdict = f"{counted(len(record.beyond), 'limit')} exceeded"
+    elif record.figures.equal_share == 1 and not cause:
+        return size, "", ""
+    else:
+        verdict = f"{names} differ"
+    return (verdict, cause, size) if cause else (verdict, size, "")
+
+
+def _head_view(record: EnginesRecord) -> HeadView:
+    """Return how many limits, tensors and weights differ, the engines, and folded figures."""
+    held = sum(figure.limit is not None and not figure.reason for figure in record.limits)
+    differing = record.weights.differing if record.weights else 0
+    show_weights = urlencode({"table": "all-weights", _WEIGHT_HEAD[1]: "other values"})
+    of_tensors = f"of {record.sites_compared:,} tensors differ"
+    exceeded = len(record.beyond)
+    rows = [
+        ("fail", exceeded, f"limit{'s' * (exceeded != 1)} exceeded", "#findings"),
+        ("good", held, f"limit{'s' * (held != 1)} held", "#findings"),
+        ("warn", record.sites_differing, of_tensors, "#modules"),
+        ("warn", differing, "of the weights differ", f"#show&{show_weights}"),
+    ]
+    figures = record.figures
+    return HeadView(
+        {"fail": "failed", "good": "passed", "warn": "open"}[_tone(record)],
+        [row for row in rows if row[1]],
+        [(figures.tokens, "tokens"), (figures.samples, "samples")],
+        "All figures",
+        [("A", record.actual), ("B", f"{record.reference}, which drew the tokens")],
+        [*figure_rows(figures), ("±", _ESTIMATES)],
+    )
+
+
+def _limit_row(figure: LimitedFigure) -> Evidence:
+    """Return a figure beside its limit."""
+    value = "–" if figure.value is None else brief(figure.value)
+    if figure.limit is None:
+        return Evidence("info", "no limit", figure.figure, value=value)
+    times = None
+    if figure.value is not None:
+        none = math.inf if figure.value else 0.0
+        times = figure.value / figure.limit if figure.limit else none
+    tone, badge = ("fail", "exceeded") if figure.reason else ("good", "held")
+    text = figure.reason or figure.figure
+    return Evidence(tone, badge, text, value=value, limit=f"≤ {brief(figure.limit)}", times=times)
+
+
+def _reason_rows(record: EnginesRecord) -> Iterator[Evidence]:
+    """Yield what explains the difference, and who carries it."""
+    for cause in record.causes:
+        yield Evidence("warn", "cause", cause)
     if record.weights is not None and record.weights.differing:
-        rows.append(("warn", weights_text(record.weights)))
+        yield Evidence("warn", "weights", weights_text(record.weights))
     if record.first_site is not None:
-        rows.append(("warn", site_text(record)))
-    return rows or [("info", "No limit is broken, and no token or sample stands out.")]
+        yield Evidence("warn", "modules", site_text(record))
+    if carrier := carrier_text(record.figures):
+        yield Evidence("warn", "stands out", carrier)
+
+
+def _filter(name: str, rows: Sequence[Sequence[Cell]]) -> tuple[str, int, list[str]]:
+    """Return the choices of the second column of a table."""
+    return name, 1, sorted({str(row[1].text) for row in rows})
+
+
+def _site(site: SiteDifference) -> list[Cell]:
+    sizes = (math.nan if size is None else size for size in (site.relative_mse, site.max_abs))
+    origin = _ORIGINS.get(site.origin, "unknown")
+    return [Cell(site.site), Cell(origin, bad=site.origin == "local"), *map(number, sizes)]
 
 
 def _token(carrier: CarryingToken) -> list[Cell]:

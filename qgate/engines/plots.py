@@ -9,7 +9,7 @@ from qgate.charts.svg import cut_to_width, document
 from qgate.engines.record import PositionProfile, SampleDifferences
 from qgate.text import percent
 
-_WIDTH, _HEIGHT = 640.0, 230.0
+_WIDTH, _HEIGHT = 440.0, 230.0
 _FIRST = 1
 """Position of the first token that has a log-probability."""
 _AIR = 0.08

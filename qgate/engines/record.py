@@ -108,8 +108,27 @@ class SampleDifferences:
 
 
 @dataclass(frozen=True)
+class LimitedFigure:
+    """A figure with its limit.
+
+    value   None where the engines do not tell it
+    limit   None where none was given
+    reason  how it is beyond the limit, in words; empty if it is not
+    """
+
+    figure: str
+    value: float | None
+    limit: float | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class SiteDifference:
-    """A tensor at which the engines' modules differ."""
+    """A tensor at which the engines' modules differ.
+
+    origin   "local" where the inputs of its module agree, "carried" from a difference before it,
+             "enters" where what came before was not collected, or "unknown"
+    """
 
     site: str
     origin: str
@@ -188,7 +207,9 @@ class EnginesRecord(Overviewed):
     """The comparison of two engines on the same tokens.
 
     first_site  the first tensor that differs while the inputs of its module agree
+    sites       tensors that differ: those whose inputs agree first, then the largest differences
     causes      faults that explain the difference of the logits, in words
+    limits      figures that may have a limit, with the limits given
     beyond      each limit given that is exceeded, in words
     profile     differences along the positions of samples
     sample_lines  differences along the samples that carry most, where they were asked for
@@ -202,8 +223,10 @@ class EnginesRecord(Overviewed):
     first_site: SiteDifference | None = None
     sites_compared: int = 0
     sites_differing: int = 0
+    sites: list[SiteDifference] = field(default_factory=list)
     causes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    limits: list[LimitedFigure] = field(default_factory=list)
     beyond: list[str] = field(default_factory=list)
     profile: PositionProfile | None = None
     sample_lines: list[SampleDifferences] = field(default_factory=list)

@@ -10,6 +10,7 @@ from tabulate import tabulate
 from qgate.engines.record import (
     EnginesRecord,
     Estimate,
+    SiteDifference,
     Spread,
     TokenFigures,
     WeightComparison,
@@ -29,6 +30,18 @@ def headline(record: EnginesRecord) -> str:
         return f"{names} give equal log-probabilities to all {figures.tokens:,} tokens"
     kl, name = (figures.kl, "KL") if figures.kl is not None else (figures.k3, "k3")
     return f"{names} differ by {name} {_estimate(kl)} nats per token over {figures.tokens:,} tokens"
+
+
+def diagnosis(record: EnginesRecord) -> str:
+    """Say what explains the difference, the best evidence first; empty if nothing does."""
+    if record.causes:
+        return one_line(record.causes[0])
+    if record.weights is not None and record.weights.differing:
+        first = record.weights.differences[0]
+        return f"{one_line(first.name)}: {difference_text(first)}"
+    if record.first_site is not None:
+        return f"they begin to differ at {_beginning(record.first_site)}"
+    return one_line(carrier_text(record.figures))
 
 
 def result_lines(record: EnginesRecord, limit: int = 10) -> Iterator[str]:
@@ -143,9 +156,13 @@ def difference_text(difference: WeightDifference) -> str:
 def site_text(record: EnginesRecord) -> str:
     """Say how many tensors differ, and where that begins."""
     counts = f"{record.sites_differing:,} of {record.sites_compared:,} tensors differ"
-    first = record.first_site
-    if first is None:
+    if record.first_site is None:
         return f"{counts}: the modules agree"
+    return f"{counts}; they begin to differ at {_beginning(record.first_site)}"
+
+
+def _beginning(first: SiteDifference) -> str:
+    """Name a tensor with its difference, and say why the difference begins there."""
     if first.origin == "local" and " weight," in first.site:
         begins = "it is a weight"
     elif first.origin == "local":
@@ -157,7 +174,7 @@ def site_text(record: EnginesRecord) -> str:
     size = "not comparable"
     if first.relative_mse is not None and math.isfinite(first.relative_mse):
         size = f"relative MSE {brief(first.relative_mse)}"
-    return f"{counts}; they begin to differ at {one_line(first.site)} ({size}), and {begins}"
+    return f"{one_line(first.site)} ({size}), and {begins}"
 
 
 def _carriers(figures: TokenFigures, limit: int) -> Iterator[str]:

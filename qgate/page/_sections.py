@@ -23,8 +23,7 @@ from qgate.page.pages import Section
 from qgate.page.plots.trends import Trend, TrendPoint, trend_lines
 from qgate.page.runs import Run
 from qgate.page.tables import cut_middle
-from qgate.results.ranking import times_figure
-from qgate.text import distinct, one_line, shortened
+from qgate.text import distinct, one_line, shortened, times_figure
 
 # Values below these say nothing, and would stretch an axis over many decades.
 _QUIET = {"margin": 0.01, "error": 1e-9}

@@ -20,11 +20,10 @@ from qgate.results.ranking import (
     WITHOUT_NUMBER,
     needs_accepted,
     severity,
-    times_figure,
     times_text,
 )
 from qgate.results.schema import Record
-from qgate.text import counted
+from qgate.text import counted, times_figure
 
 FAILED, NEW, UNKNOWN, PASSED, IMPROVED = "failed", "new", "no verdict", "passed", "improved"
 VERDICTS = (FAILED, NEW, UNKNOWN, PASSED, IMPROVED)

@@ -10,8 +10,7 @@ from qgate.page.comparisons import Group, Row, RowChange, RunComparison, RunValu
 from qgate.page.tables import cut_middle, fit_table, short, site_text, table
 from qgate.page.terminal import NARROWEST, TerminalLine, wrapped_lines
 from qgate.results.movements import EQUAL
-from qgate.results.ranking import times_figure
-from qgate.text import counted, for_markdown, one_line
+from qgate.text import counted, for_markdown, one_line, times_figure
 
 TITLES: dict[Group, str] = {
     "broke": "Broke: passed before, fails now",

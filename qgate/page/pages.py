@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlencode
 
-from qgate.charts.pages import render
+from qgate.charts.pages import HeadView, render
 from qgate.charts.svg import LIGHT, STYLE
 from qgate.page._gates import Panels, failing_blocks, gate_table, passing_gates
 from qgate.page._heat import Link, heat_view
@@ -123,7 +123,7 @@ def page(
 
 def summary_head(run: Run) -> str:
     """Render the head with its style and first line, as a fragment for another page."""
-    return render("page/head", fragment=_head(run), first=headline(run))
+    return render("charts/head", fragment=_head(run), first=headline(run))
 
 
 def map_fragment(run: Run, link: Link, most: int) -> str:
@@ -156,7 +156,7 @@ def tone_of(run: Run) -> str:
     return "open" if not also and only_new and (run.failed or not run.gates) else "failed"
 
 
-def _head(run: Run) -> dict[str, object]:
+def _head(run: Run) -> HeadView:
     """Return counts with their tones, other tests last, and facts."""
     counts = _counts(run)
     counts["passed"] += counts["improved"]
@@ -174,15 +174,8 @@ def _head(run: Run) -> dict[str, object]:
         if count := run.other[word]:
             label = f"other test{'' if count == 1 else 's'} {word}"
             rows.append(("fail" if word == "failed" else "", count, label, ""))
-    return {
-        "tone": tone_of(run),
-        "counts": rows,
-        "comparisons": run.comparisons,
-        "checks": run.checks,
-        "about": _about(run),
-        "covered": _covered(run),
-        "facts": _facts(run),
-    }
+    totals = [(run.comparisons, "comparisons"), (run.checks, "checks")]
+    return HeadView(tone_of(run), rows, totals, _about(run), _covered(run), _facts(run))
 
 
 def _about(run: Run) -> str:

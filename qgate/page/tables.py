@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from tabulate import tabulate
 
 from qgate.metrics import METRICS
-from qgate.results.ranking import WITHOUT_NUMBER, figure_texts, times_figure, value_of
+from qgate.results.ranking import WITHOUT_NUMBER, figure_texts, value_of
 from qgate.results.summary import ComparisonSummary
-from qgate.text import one_line
+from qgate.text import one_line, times_figure
 
 CUT = "…"
 _DIGITS = 3

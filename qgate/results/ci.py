@@ -23,14 +23,13 @@ from qgate.results.ranking import (
     binding_checks,
     check_text,
     figure_texts,
-    times_figure,
     times_text,
     worst_first,
 )
 from qgate.results.schema import is_counted
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
 from qgate.results.tasks import task_texts
-from qgate.text import for_markdown, for_workflow, for_workflow_property, one_line
+from qgate.text import for_markdown, for_workflow, for_workflow_property, one_line, times_figure
 
 _ROWS = 20
 # A comment of GitHub takes 65,536 characters; a comparison may follow.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from qgate.results.pictures import LongTextPicture
-from qgate.results.ranking import times_figure
+from qgate.text import times_figure
 
 LONG_TEXT = "long_text"
 """The site of a mode's figures along one long text."""

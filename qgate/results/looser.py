@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from qgate.results.ranking import times_figure
 from qgate.results.schema import LooserLimit
-from qgate.text import counted
+from qgate.text import counted, times_figure
 
 _LOOSEST = 3
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
-from qgate.results.ranking import binding, times_figure
+from qgate.results.ranking import binding
 from qgate.results.schema import Record, is_counted
+from qgate.text import times_figure
 
 # What a regression may be on the same device: within it, two values are called equal.
 EQUAL = 0.02

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from qgate.text import times_figure
+
 WITHOUT_NUMBER = ("missing", "absent", "nothing")
 # Kinds of limits that say less: they need an accepted value, or a user chose them.
 _NEEDS_ACCEPTED = ("regression", "missing", "absent", "absolute")
@@ -87,17 +89,6 @@ def times_text(check: Mapping[str, Any]) -> str:
     times = math.inf if check["times"] is None else check["times"]
     text = f"{times_figure(times)}x its limit" if math.isfinite(times) else "over a limit of 0"
     return f"{text} ({check['kind']})"
-
-
-def times_figure(times: float) -> str:
-    """Write three digits, or all before the point: `26.6`, `1346`; 1 only for exactly 1."""
-    text = f"{times:.0f}" if 1000 <= times < 1e7 else f"{times:.3g}"
-    if text != "1" or times == 1:
-        return text
-    longer = (f"{times:.{digits}g}" for digits in range(4, 9))
-    return next(
-        (candidate for candidate in longer if candidate != "1"), ">1" if times > 1 else "<1"
-    )
 
 
 def check_text(check: Mapping[str, Any]) -> str:

@@ -166,17 +166,18 @@ def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[SweepFinding]:
         beyond = [entry for entry in gaps if sign * entry["gap_db"] >= EQUAL_DB]
         if beyond:
             most = max(beyond, key=lambda entry: sign * entry["gap_db"])
+            tensor = str(most["tensor"])
+            where = tensor if count == 1 else f"{len(beyond)} of {count}, most in {tensor}"
             yield (
                 grade,
-                f"the recommended level {text} {usual} in {len(beyond)} of {count}, most in "
-                f"{most['tensor']}: {most['level']}, {most['gap_db']:+.2f} dB",
+                f"the recommended level {text} {usual} in {where}: {most['level']}, "
+                f"{most['gap_db']:+.2f} dB",
             )
     ratios = [entry for entry in group if not math.isnan(entry["sqnr_db"])]
     if ratios:
         least = min(ratios, key=lambda entry: entry["sqnr_db"])
-        middle = median(entry["sqnr_db"] for entry in ratios)
-        yield (
-            "info",
-            f"SQNR at the recommended level is {decibels(middle, 2)} in the median, "
-            f"least {decibels(least['sqnr_db'], 2)} of {least['tensor']}",
-        )
+        middle = decibels(median(entry["sqnr_db"] for entry in ratios), 2)
+        of_tensors = f" in the median, least {decibels(least['sqnr_db'], 2)} of {least['tensor']}"
+        if count == 1:
+            of_tensors = f" in {least['tensor']}"
+        yield "info", f"SQNR at the recommended level is {middle}{of_tensors}"

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 PAGE, OTHER_PAGE, FAILED_PAGE = "index.html", "qgate-sweep.html", "index-failed.html"
 _OURS = "<!-- the page of a run of qgate sweep -->"
 _FAILED = "<!-- some of its tensors failed -->"
-_MOST_ROWS, _MOST_PICTURED, _MOST_FOLDERS = 2000, 60, 200
+_MOST_ROWS, _MOST_PICTURED, _MOST_FOLDERS, _MOST_OPEN = 2000, 60, 200, 20
 _HEAD = ("tensor", "format", "sweep", "recommended", "SQNR (dB)", "without massive (dB)",
          "usual (dB)", "gap (dB)", "saturated (%)", "energy lost (%)", "flushed (%)")  # fmt: skip
+_NARROW = {"tensor": 22, "format": 22, "recommended": 28, "SQNR (dB)": 13, "gap (dB)": 15}
 
 
 def write_page(
@@ -107,8 +108,16 @@ def page(
         findings=findings(entries, results),
         links=links if earlier else links[:-1],
         head=_HEAD,
+        narrow=_NARROW,
+        filters=[
+            (name, 1 + at, values)
+            for at, name in enumerate(_HEAD[1:3])
+            if len(values := sorted({_words(entry)[at] for entry in rows[:_MOST_ROWS]})) > 1
+        ],
         rows=[_row(entry) for entry in rows[:_MOST_ROWS]],
         unshown=len(rows) - _MOST_ROWS,
+        most_open=_MOST_OPEN,
+        metrics_about=f"{len(METRICS.of('errors'))} metrics of {counted(len(rows), 'sweep')}",
         metrics=METRICS.of("errors"),
         drawn=pictured,
         tensors=len(folders),
@@ -140,7 +149,7 @@ def _row(entry: SweptFormat) -> dict[str, object]:
     return {
         **entry,
         "link": quote(entry["folder"]),
-        "words": (entry["format"], KINDS.get(entry["kind"], entry["kind"])),
+        "words": _words(entry),
         "cells": [
             number(entry["exponent"], recommended),
             *(number(db, "exact" if db == math.inf else f"{db:.2f}") for db in ratios),
@@ -155,6 +164,11 @@ def _row(entry: SweptFormat) -> dict[str, object]:
         "metrics": [number(value, metric.cell(value)) for metric, value in values.items()],
         "files": [(file, _short(file), _link(entry["folder"], file)) for file in entry["files"]],
     }
+
+
+def _words(entry: SweptFormat) -> tuple[str, str]:
+    """Name the format and the kind of a sweep."""
+    return entry["format"], KINDS.get(entry["kind"], entry["kind"])
 
 
 def _link(*parts: str) -> str:
@@ -172,7 +186,7 @@ def _short(file: str) -> str:
 
 def _picture(entry: SweptFormat) -> dict[str, object]:
     """Return the curve of a sweep with its name, and links to its pictures in files."""
-    name = f"{entry['format']}, {KINDS.get(entry['kind'], entry['kind'])}"
+    name = ", ".join(_words(entry))
     # The curve of a tensor with NaN or infinities would recommend a scale for its other values.
     levels = () if entry["failed"] else entry.get("curve", ())
     curve = ScaleCurve(entry["format"], levels, entry["exponent"], entry.get("used"), "in use")

@@ -13,7 +13,7 @@ from qgate.text.escaping import (
     one_line,
 )
 from qgate.text.names import counted, distinct, listed, shortened, shortened_title
-from qgate.text.numbers import brief, decibels, megabytes, percent, rounded_percent
+from qgate.text.numbers import brief, decibels, megabytes, percent, rounded_percent, times_figure
 
 __all__ = [
     "as_csv",
@@ -37,4 +37,5 @@ __all__ = [
     "rounded_percent",
     "shortened",
     "shortened_title",
+    "times_figure",
 ]

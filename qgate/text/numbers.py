@@ -52,3 +52,14 @@ def rounded_percent(share: float) -> str:
     decimals = 1 if share < 0.0995 or share > 0.9905 else 0
     text = f"{100 * share:.{decimals}f}"
     return f"{text.removesuffix('.0')} %"
+
+
+def times_figure(times: float) -> str:
+    """Write three digits, or all before the point: `26.6`, `1346`; 1 only for exactly 1."""
+    text = f"{times:.0f}" if 1000 <= times < 1e7 else f"{times:.3g}"
+    if text != "1" or times == 1:
+        return text
+    longer = (f"{times:.{digits}g}" for digits in range(4, 9))
+    return next(
+        (candidate for candidate in longer if candidate != "1"), ">1" if times > 1 else "<1"
+    )

@@ -15,6 +15,7 @@ from qgate.activation_stats.reading import ReportOptions
 from qgate.checkpoints.files import write_files
 from qgate.drawing.files import draw_analysis
 from qgate.engines.files import write_files as write_engine_files
+from qgate.engines.record import SiteDifference
 from qgate.sweeps.findings import SweptFormat, entry_of
 from qgate.sweeps.page import write_page
 from qgate.sweeps.plots import PICTURES
@@ -124,6 +125,61 @@ def test_links_of_the_contents_lead_to_sections(browser: Browser, path: Path) ->
             assert it.page.locator(f"[id='{anchor}']").count() == 1
 
 
+def _one_finding(folder: Path) -> Path:
+    return Path(write_files(folder, checkpoint_records.large()))
+
+
+def _one_local_site(folder: Path) -> Path:
+    record = engine_records.hostile()
+    sites = [SiteDifference(f"m.{at} forward output", "carried", 0.1, 0.1) for at in range(120)]
+    record.sites = [SiteDifference("m.7 forward output", "local", 0.1, 0.1), *sites]
+    return Path(write_engine_files(folder, record, []))
+
+
+@pytest.mark.parametrize(
+    ("write", "table", "choice", "count", "columns"),
+    [
+        (_one_finding, "all-weights", ("verdict", "finding"), "1 of 867",
+         ("weight", "over ideal (dB)", "limit (dB)")),
+        (_one_local_site, "all-sites", ("difference", "starts here"), "1 of 121",
+         ("tensor", "difference", "relative MSE")),
+    ],
+)  # fmt: skip
+def test_filters_are_in_the_address_and_a_phone_shows_value_and_limit(
+    browser: Browser,
+    tmp_path: Path,
+    write: Callable[[Path], Path],
+    table: str,
+    choice: tuple[str, str],
+    count: str,
+    columns: tuple[str, ...],
+) -> None:
+    path = write(tmp_path)
+    form = f"form[data-table={table}]"
+    with opened(browser, path) as it:
+        it.page.select_option(f"{form} select[name={choice[0]}]", choice[1])
+        expect(it.page.locator(f"{form} output")).to_have_text(f"{count} shown")
+        address = it.page.url
+        href = it.page.get_attribute(f"{form} a.here", "href")
+        assert f"#{address.partition('#')[2]}" == href
+        assert f"table={table}" in address
+    with opened(browser, path, viewport={"width": 400, "height": 900}) as it:
+        it.page.goto(address)
+        it.page.reload()
+        rows = it.page.locator(f"#{table} tbody tr:not([hidden])")
+        expect(rows).to_have_count(1)
+        for selector, heads in (
+            (f"#{table}", columns),
+            ("table.evidence", ("finding", "value", "limit", "how far")),
+        ):
+            for head in heads:
+                cell = it.page.locator(f"{selector} thead th:has-text('{head}'):visible").first
+                box = cell.bounding_box()
+                assert box is not None
+                assert 0 <= box["x"] < box["x"] + box["width"] <= 400, (selector, head)
+        assert it.complaints == []
+
+
 def test_tabs_show_one_section_at_a_time(browser: Browser, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -152,7 +208,7 @@ def test_tabs_show_one_section_at_a_time(browser: Browser, tmp_path: Path) -> No
 def test_all_is_there_with_scripts_blocked(browser: Browser, path: Path) -> None:
     with opened(browser, path, java_script_enabled=False) as it:
         expect(it.page.locator("table.sortable tbody tr").first).to_be_visible()
-        expect(it.page.locator("ul.findings li").first).to_be_visible()
+        expect(it.page.locator("ul.findings li, table.evidence td").first).to_be_visible()
 
 
 def test_sweeps_are_sorted_by_a_click_and_by_keyboard(browser: Browser, tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ from tests.hostile import HOSTILE
 memory = stores.memory
 Capture = pytest.CaptureFixture[str]
 PAGE_TAGS = {
-    "a", "b", "body", "button", "caption", "dd", "div", "dl", "dt", "figure", "g", "h1", "h2",
-    "head", "html", "i", "li", "main", "meta", "nav", "p", "path", "pre", "script", "section",
-    "small", "span", "style", "svg", "table", "tbody", "td", "text", "th", "thead", "title", "tr",
-    "ul", "wbr",
+    "a", "b", "body", "button", "caption", "dd", "details", "div", "dl", "dt", "figure", "form",
+    "g", "h1", "h2", "head", "html", "i", "input", "label", "li", "main", "meta", "nav", "option",
+    "output", "p", "path", "pre", "script", "section", "select", "small", "span", "style",
+    "summary", "svg", "table", "tbody", "td", "text", "th", "thead", "title", "tr", "ul", "wbr",
 }  # fmt: skip
 SCHEMA = Path(files.__file__).with_name("checkpoint.schema.json")
 NAMES = {"checkpoint.html", "checkpoint.json", "weights.csv", "findings.csv"}
@@ -70,9 +70,15 @@ def test_the_command_writes_page_record_and_tables(
     assert {path.name for path in out.iterdir()} == NAMES
     assert capsys.readouterr().out.splitlines()[-1] == f"page: {out / 'checkpoint.html'}"
     text = (out / "checkpoint.html").read_text(encoding="utf-8")
-    headline = f"{UP}.weight: all scales are 2 times too high: 44.6 dB worse than ideal"
-    assert f"<h1><span class='fail'>{headline}</span></h1>" in text
-    assert text.index(headline) < text.index("<section id='formats'>")
+    cause = "all scales are 2 times too high: 44.6 dB worse than ideal"
+    (heading,) = re.findall("<h1>(.*)</h1>", text)
+    assert (
+        heading.replace("<wbr>", "") == f"<span class='fail'>1 finding</span>: {UP}.weight: {cause}"
+    )
+    row = text[text.index("<b class='fail'>finding</b>") :].partition("</tr>")[0]
+    assert cause in row
+    cells = "<td>44.6 dB</td><td>≤ 1.0 dB</td><td class='h7'>44.6×</td>"
+    assert cells in row
     assert text.count('<svg class="plot"') == 1 + 4 + 6
     record = json.loads((out / "checkpoint.json").read_text(encoding="utf-8"))
     assert record["kind"] == "qgate checkpoint 1"

@@ -36,7 +36,7 @@ def links(text: str) -> list[str]:
 
 def rows(text: str, table: int = 0) -> list[str]:
     """Rows of the table of recommendations, or, with 1, of the table of every metric."""
-    tables = re.findall(r"<table class='sortable'>.*?</table>", text, re.S)
+    tables = re.findall(r"<table class='sortable[^>]*>.*?</table>", text, re.S)
     return re.findall(r"<tr><th scope='row'.*?</tr>", tables[table], re.S)
 
 

@@ -38,10 +38,17 @@ def test_the_command_writes_page_record_and_tokens(tmp_path: Path, capsys: Captu
     assert {path.name for path in out.iterdir()} == NAMES
     assert capsys.readouterr().out.splitlines()[-1] == f"page: {out / 'engines.html'}"
     text = (out / "engines.html").read_text(encoding="utf-8")
-    (headline,) = re.findall(r"<h1><span class='fail'>(.*)</span></h1>", text)
-    assert headline.startswith("mean KL ")
-    assert headline.endswith(" nats per token is above the limit 1e-05")
-    assert "token 31 of sample 2 carries" in text
+    (heading,) = re.findall(r"<h1>(.*)</h1>", text)
+    assert heading.startswith(
+        "<span class='fail'>1 limit exceeded</span>: token 31 of sample 2 carries "
+    )
+    (size,) = re.findall(r"<p>(mean KL .*)</p>", text)
+    assert size.endswith(" nats per token is above the limit 1e-05")
+    row = re.search(
+        rf"{re.escape(size)}</th><td>(.*)</td><td>≤ 1e-5</td><td class='h7'>(.*)×", text
+    )
+    assert row is not None
+    assert float(row[1]) / 1e-5 == pytest.approx(float(row[2]), rel=0.01)
     assert text.count('<svg class="plot"') == 1 + files.DRAWN
     record = json.loads((out / "engines.json").read_text(encoding="utf-8"))
     assert record["kind"] == "qgate engines 1"
@@ -101,7 +108,7 @@ def test_names_are_text_everywhere(tmp_path: Path) -> None:
     reader = PageReader(html)
     known = PageReader(page(engine_records.hostile(), []).replace("&lt;", ""))
     assert {name for name, _ in reader.tags} == {name for name, _ in known.tags}
-    assert not {"script src", "img", "iframe", "object", "form"} & {name for name, _ in reader.tags}
+    assert not {"script src", "img", "iframe", "object"} & {name for name, _ in reader.tags}
     assert not any(f">{name}<" in html for name in HOSTILE if "<" in name)
 
 
@@ -109,7 +116,12 @@ def test_dumps_say_where_the_difference_begins(tmp_path: Path) -> None:
     wrong = network()
     other_module(wrong)
     engines = collect(tmp_path / "a", wrong), collect(tmp_path / "b", network())
-    text = page(compare_tokens(*engines).record, [])
+    record = compare_tokens(*engines).record
+    assert len(record.sites) == record.sites_differing == 79
+    assert [site.origin for site in record.sites[:2]] == ["local", "carried"]
+    assert record.sites[0] == record.first_site
+    text = page(record, [])
+    assert text.count("<td class='text fail'>starts here</td>") == 1
     assert "they begin to differ at L1 model.layers.1.self_attn.o_proj forward output" in text
     assert "48 of 48 weights are equal" in text
     equal = page(compare_tokens(engines[1], engines[1], most_drawn=3).record, [])
