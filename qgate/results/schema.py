@@ -311,20 +311,17 @@ def check_header(header: object, where: str) -> Record:
             f"{where} has schema {header.get('schema')!r}; qgate {__version__} reads schema "
             f"{SCHEMA}. Read it with qgate {header.get('qgate', 'of its time')}."
         )
-    lacks = [key for key in HEADER_KEYS if key not in header]
-    if lacks:
+    if lacks := [key for key in HEADER_KEYS if key not in header]:
         raise QgateError(f"the header of {where} lacks {', '.join(lacks)}.")
     return header
 
 
 def check_record(record: Mapping[str, Any]) -> None:
     """Refuse an incomplete record, and one that passed without a check."""
-    lacks = [key for key in REQUIRED if key not in record]
-    if lacks:
+    if lacks := [key for key in REQUIRED if key not in record]:
         raise QgateError(f"a record of {record.get('site', '?')!r} lacks {', '.join(lacks)}.")
     for check in record["checks"]:
-        lacks = [key for key in CHECK_KEYS if key not in check]
-        if lacks:
+        if lacks := [key for key in CHECK_KEYS if key not in check]:
             raise QgateError(f"a check of {record['site']!r} lacks {', '.join(lacks)}.")
         odd = [key for key in ("value", "bound", "times") if not _is_number(check[key])]
         if odd or not isinstance(check["passed"], bool):
@@ -351,11 +348,9 @@ def check_storable(record: Mapping[str, Any]) -> None:
 
 def line(record: Mapping[str, Any]) -> str:
     """Return one line of JSON; numbers that are not finite are null, with a reason."""
-    try:
+    # Few records have such numbers, and walking through one takes longer than writing it.
+    with contextlib.suppress(TypeError, ValueError):
         return json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
-    except (TypeError, ValueError):
-        # Few records have such numbers, and walking through one takes longer than writing it.
-        pass
     reasons: dict[str, str] = {}
     clean = _finite(record, "", reasons)
     if reasons:
