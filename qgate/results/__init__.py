@@ -7,7 +7,7 @@ from qgate.results.ci import (
     junit_properties,
     markdown_summary,
 )
-from qgate.results.merging import MergedResults, merge
+from qgate.results.merging import MergedResults, latest, merge
 from qgate.results.ranking import binding, measured_sites, worst_first
 from qgate.results.reading import Records, read
 from qgate.results.schema import (
@@ -15,7 +15,6 @@ from qgate.results.schema import (
     SCHEMA,
     Record,
     check_storable,
-    latest,
     new_header,
 )
 from qgate.results.summary import GateCounts, Tally

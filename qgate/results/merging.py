@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,3 +176,12 @@ _MERGE_FIELD: dict[str, Callable[[Any, Any], Any]] = {
     "baselines": _folders,
     "update": _updates,
 }
+
+
+def latest(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the records of the last attempt of every test."""
+    all_records = list(records)
+    last: dict[str, int] = {}
+    for record in all_records:
+        last[record["node"]] = max(last.get(record["node"], 0), record.get("attempt", 0))
+    return [record for record in all_records if record.get("attempt", 0) == last[record["node"]]]

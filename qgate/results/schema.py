@@ -11,7 +11,7 @@ import contextlib
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -389,12 +389,3 @@ def _refuse_constant(constant: str) -> Any:
 def is_counted(record: Mapping[str, Any]) -> bool:
     """Tell if a record counts: that of a gate which failed as expected does not."""
     return "xfailed" not in record
-
-
-def latest(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the records of the last attempt of every test."""
-    all_records = list(records)
-    last: dict[str, int] = {}
-    for record in all_records:
-        last[record["node"]] = max(last.get(record["node"], 0), record.get("attempt", 0))
-    return [record for record in all_records if record.get("attempt", 0) == last[record["node"]]]

@@ -42,8 +42,8 @@ def test_pictures_are_kept_of_the_worst_gates_alone(monkeypatch: pytest.MonkeyPa
     with_pictures = [
         gate.node for gate in made_run(40, failing=3).gates if "pictures" in gate.record
     ]
-    assert len(with_pictures) > 20
-    for most in (30, 12, 5):
+    assert len(with_pictures) > 12
+    for most in (12, 6, 1):
         monkeypatch.setattr("qgate.page.runs.MOST_DRAWN", most)
         run = made_run(40, failing=3)
         kept = [gate.node for gate in run.gates if "pictures" in gate.record]
