@@ -157,7 +157,7 @@ def test_a_range_beyond_float16_is_refused_in_fp16_only() -> None:
     [
         ({"calibration": ()}, "no samples to calibrate on"),
         ({"calibration": [{"ids": torch.ones(1, 3)}]}, "tensors of token ids, not dict"),
-        ({"bases": {}}, "only Mamba models"),
+        ({"bases": {}}, "fits no mode with calibrated scales"),
     ],
 )
 def test_models_that_cannot_be_calibrated(change: dict[str, Any], words: str) -> None:
