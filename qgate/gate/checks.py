@@ -310,7 +310,7 @@ def _regression(
     device_matches: bool,
 ) -> Check:
     """Check a value against the accepted one and its tolerance, on the side where it is worse."""
-    tolerance = limits.tolerance(device_matches, metric)
+    tolerance = limits.tolerance(device_matches, metric, measured.carried_tokens)
     size, goal = (abs(value), abs(accepted)) if metric.signed else (value, accepted)
     slack = metric.slack(tolerance, goal) + limits.atol
     if metric.relative or metric.counted:

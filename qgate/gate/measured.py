@@ -121,6 +121,11 @@ class Measured:
         return self.site, self.scope
 
     @property
+    def carried_tokens(self) -> int:
+        """Return over how many tokens an error is a mean that blocks carry along; 0 of others."""
+        return sum(self.positions) if self.scope == "carried" else 0
+
+    @property
     def compared(self) -> tuple[str, ...]:
         """Return the metrics with accepted values: those that must have one, and all that have.
 

@@ -195,8 +195,9 @@ def test_across_weights_does_not_mean_other_samples(recorded: Path) -> None:
 def test_the_same_weights_are_held_as_always(recorded: Path) -> None:
     made = gates_of(network(), recorded, across_weights=True)
     (first, *_) = outcomes(made)
-    shares = {check.allowed for check in first.verdict.checks if check.kind == "regression"}
-    assert shares == {0.02}
+    checks = [check for check in first.verdict.checks if check.kind == "regression"]
+    assert {check.allowed for check in checks if check.scope == "local"} == {0.02}
+    assert {check.source for check in checks} == {"default"}
     across = made.across_weights()
     assert across is not None
     (text,) = across_weights_texts({"across_weights": [across]})

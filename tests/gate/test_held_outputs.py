@@ -116,7 +116,7 @@ def test_what_was_recorded_passes(recorded: Path, model: str, mode: str) -> None
     [
         (
             {"regression": 1.0, "reason": "x"},
-            "an error 5% over the accepted one passes in every block of mode",
+            "an error 18% over the accepted one passes in every block of mode",
         ),
         ({"regression": 0.06}, "its limits on regressions gate nothing"),
         ({"atol": 10.0, "reason": "x"}, "Look at `regression` and `atol` in settings and markers"),

@@ -49,6 +49,29 @@ def test_the_regression_limit_is_a_share_of_the_accepted_error(same: bool) -> No
     assert verdict(carried(), same=same).checks[0].source == "default"
 
 
+@pytest.mark.parametrize(
+    ("tokens", "whole", "part"),
+    [(0, 1, 1), (20_000, 1, 1), (5_120, 1, 1), (1_280, 2, 4), (256, 20**0.5, 5), (1, 5, 5)],
+)
+def test_the_tolerance_of_carried_errors_grows_for_few_tokens(
+    tokens: int, whole: float, part: float
+) -> None:
+    name = "relative_mse@worst_channel"
+    site: dict[str, Any] = {"positions": (tokens // 2, tokens - tokens // 2)}
+    both_sides(lambda mse: carried(mse=mse, **site), bound_of(whole), "regression")
+    both_sides(lambda mse: measured(mse=mse, ideal=None, **site), bound_of(1), "regression")
+    site["accepted"] = {**ACCEPTED, name: 1e-4}
+    both_sides(
+        lambda worst: carried(parts={"worst_channel": {"relative_mse": worst}}, **site),
+        bound_of(part),
+        "regression",
+    )
+
+
+def bound_of(times: float) -> float:
+    return 1e-4 + (0.02 * times * 1e-4 + 1e-14)
+
+
 def test_the_budget_is_above_ideal_and_noise_floor() -> None:
     bound = (1e-4 + FLOOR) * 10**0.05
     both_sides(lambda mse: measured(mse=mse, floor=FLOOR), bound, "budget")

@@ -14,7 +14,7 @@ from qgate.baselines import Origin, ReferenceTensor
 from qgate.devices import arithmetic_of
 from qgate.errors import QgateError, unknown
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, REFERENCE
-from qgate.gate.limits import Limits
+from qgate.gate.limits import Limits, room_for_few_tokens
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.canary import HEALTHY
@@ -211,10 +211,13 @@ class ModelGates(GateSession):
         accepted = self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
         same, across = self.ledger.same_device(accepted), bool(accepted.other_weights)
         limits = self.policy.limits_of(mode.name, across)
-        share = MORE_ERROR if same and not across else MORE_ERROR_ELSEWHERE
         changed = [row for row in self.bench.measure(mode) if differs(row)]
         carried = [row for row in changed if row.scope == "carried"]
         rows = [row for row in carried if row.layer] or carried
+        share = MORE_ERROR_ELSEWHERE
+        if same and not across:
+            room = max((room_for_few_tokens(row.carried_tokens) for row in rows), default=1.0)
+            share = MORE_ERROR * room
         if not _is_seen(worse_blocks(rows, share), limits, same, "regression"):
             return (
                 f"an error {share:.0%} over the accepted one passes in every block of mode "
