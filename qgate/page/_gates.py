@@ -169,7 +169,7 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     reasons = {
         "budget": f"more than {check.allowed or 0:g} dB over an ideal {check.quantizer} quantizer",
         "isolated": "float noise of FP32 code fed with the same tensors",
-        "regression": f"at most {100 * (check.allowed or 0):g} % from what was accepted",
+        "regression": f"at most {100 * (check.allowed or 0):.3g} % from what was accepted",
         "absolute": "an absolute limit",
         "missing": "no error was accepted yet",
     }
