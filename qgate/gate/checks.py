@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qgate.gate.limits import Bound, Limits, Side, times_over, within
+from qgate.gate.limits import Bound, Limits, Side, room_for_few_tokens, times_over, within
 from qgate.gate.measured import Measured, is_finite
 from qgate.gate.paired import paired_change
 from qgate.metrics import METRICS, Metric, sample_number
@@ -267,7 +267,7 @@ def _samples(measured: Measured, limits: Limits, device_matches: bool) -> Iterat
         return
     change = paired_change(accepted, paired)
     limit = limits.task_limit(device_matches)
-    share: float = getattr(limits, limit)
+    share = getattr(limits, limit) * room_for_few_tokens(sum(measured.positions))
     margin = share * abs(sum(accepted.values()) / len(accepted)) + limits.atol
     yield _bounded(
         measured,

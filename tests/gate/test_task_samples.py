@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -278,3 +279,14 @@ def test_tokens_of_all_rows_count_and_padding_does_not() -> None:
     assert all(
         math.isnan(figure) for figure in figures(torch.full_like(ids, -1), actual, reference)
     )
+
+
+@pytest.mark.parametrize(("tokens", "times"), [(0, 1), (5_120, 1), (1_280, 2), (100, 5)])
+def test_a_margin_is_wider_for_few_tokens(tokens: int, times: float) -> None:
+    row = dataclasses.replace(
+        measured(moved(dict.fromkeys(range(10), 0.004 * times))), positions=(tokens,)
+    )
+    mean = sum(ACCEPTED) / len(ACCEPTED)
+    assert change_of(row).bound == pytest.approx(0.005 * times * mean)
+    assert change_of(row).passed
+    assert change_of(dataclasses.replace(row, positions=(20_000,))).passed is (times == 1)
