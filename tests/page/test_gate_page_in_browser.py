@@ -342,7 +342,6 @@ def test_arrows_walk_the_map_which_is_one_stop_of_the_tab_key(opened_page: Opene
     expect(page.locator("tr:target")).to_be_focused()
 
 
-@share(2)
 @share(2, by=["scheme", "width"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
