@@ -116,7 +116,6 @@ def test_nobody_is_kept_out(browser: Browser, path: Path, options: dict[str, obj
         assert it.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@share(2)
 def test_links_of_the_contents_lead_to_sections(browser: Browser, path: Path) -> None:
     with opened(browser, path) as it:
         links = it.page.locator("nav a").evaluate_all("all => all.map(a => a.hash.slice(1))")
@@ -205,7 +204,6 @@ def test_tabs_show_one_section_at_a_time(browser: Browser, tmp_path: Path) -> No
         assert it.page.locator("section:visible").count() > 10
 
 
-@share(2)
 def test_all_is_there_with_scripts_blocked(browser: Browser, path: Path) -> None:
     with opened(browser, path, java_script_enabled=False) as it:
         expect(it.page.locator("table.sortable tbody tr").first).to_be_visible()

@@ -136,7 +136,7 @@ def is_red(outcome: Outcome, kind: str) -> bool:
     )
 
 
-@share(8)
+@share(4)
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("kind", ["weight", "channel", "token", "sample"])
 def test_a_defect_above_its_size_is_red_and_one_well_below_is_not(
