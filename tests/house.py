@@ -118,6 +118,11 @@ class Module:
     text: str
     tree: ast.Module
 
+    @functools.cached_property
+    def nodes(self) -> list[ast.AST]:
+        """List all nodes of the tree: a walk takes ten times as long as what a rule asks of them."""
+        return [*ast.walk(self.tree)]
+
     @property
     def is_package(self) -> bool:
         return self.path.stem == "__init__"
@@ -254,7 +259,7 @@ def _dotted(node: ast.expr) -> str | None:
 def _aliases(module: Module) -> dict[str, str]:
     """What the names bound by a file's imports stand for, wherever they are bound."""
     known: dict[str, str] = {}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 first = alias.name.split(".")[0]
@@ -491,7 +496,7 @@ def numerics_env_violations(package_dir: Path) -> list[str]:
         bad += [
             f"{module.at(node.lineno)}: reads {_meant(node, aliases)}: {module.room} takes what "
             f"it needs as arguments."
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if module.room in NO_ENVIRONMENT
             and isinstance(node, ast.Attribute | ast.Name)
             and _meant(node, aliases) in ENVIRONMENT
@@ -509,7 +514,7 @@ def pickle_violations(package_dir: Path) -> list[str]:
             if each.name.split(".")[0] in PICKLERS
         ]
         aliases = _aliases(module)
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Call) and (problem := _unsafe_load(node, aliases)):
                 bad.append(f"{module.at(node.lineno)}: {problem}.")
     return _once(bad)
@@ -525,7 +530,7 @@ def portability_violations(package_dir: Path) -> list[str]:
             if each.name.split(".")[0] in POSIX_ONLY
         ]
         aliases = _aliases(module)
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if not isinstance(node, ast.Call):
                 continue
             if _meant(node.func, aliases) == "os.open" and module.shown not in HANDLES:
@@ -607,7 +612,7 @@ def _place_questions(module: Module) -> Iterator[tuple[int, str]]:
             yield each.line, f"imports {each.name}"
         if each.name == "qgate.storage.locations.is_url":
             yield each.line, "imports is_url"
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Call) and _dotted(node.func) == "isinstance":
             kinds = {_meant(kind, aliases) for kind in ast.walk(node.args[1]) if _is_name(kind)}
             if kinds & PLACE_KINDS:
@@ -638,7 +643,7 @@ def hidden_import_violations(package_dir: Path) -> list[str]:
             continue
         hidden = {
             (node.lineno, node.module)
-            for function in ast.walk(module.tree)
+            for function in module.nodes
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
             for node in ast.walk(function)
             if isinstance(node, ast.ImportFrom)
@@ -695,7 +700,7 @@ def empty_name_violations(package_dir: Path) -> list[str]:
     names = [
         (module.at(node.lineno), node.id)
         for module in modules(package_dir)
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     ]
     bad = [(place, name) for place, name in names if name in EMPTY_NAMES]
@@ -711,7 +716,7 @@ def docstring_violations(package_dir: Path) -> list[str]:
     texts = [
         (module.at(getattr(node, "lineno", 1)), text)
         for module in modules(package_dir)
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, kinds) and (text := ast.get_docstring(node))
     ]
     return _above(
@@ -761,7 +766,7 @@ def print_violations(package_dir: Path) -> list[str]:
     for module in modules(package_dir):
         prints = [
             node
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)
             and node.func.id == "print"
@@ -773,7 +778,7 @@ def print_violations(package_dir: Path) -> list[str]:
             )
         bad += [
             f"{module.shown}:{node.lineno}: raise option_error, which escapes names"
-            for node in ast.walk(module.tree)
+            for node in module.nodes
             if isinstance(node, ast.Raise) and "UsageError" in ast.unparse(node.exc or node)
         ]
     return bad

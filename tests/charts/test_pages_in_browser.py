@@ -90,7 +90,6 @@ def test_it_opens_offline_without_a_complaint_and_shows_all_pictures(
     browser: Browser, path: Path
 ) -> None:
     with opened(browser, path) as it:
-        it.page.on("dialog", lambda dialog: it.complaints.append(dialog.message))
         images = it.page.locator("img")
         assert it.page.locator("img, svg.plot").count() >= 5
         for tab in it.page.locator("nav.tabs a").all() or [it.page.locator("h1")]:

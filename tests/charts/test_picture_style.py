@@ -46,7 +46,6 @@ def _registered() -> Iterator[tuple[str, Build]]:
 REGISTERED = dict(_registered())
 
 
-@share(3)
 @share(4)
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_picture_keeps_to_the_style(name: str) -> None:

@@ -8,11 +8,9 @@ import ray
 from qgate.engine import Failure, Workers, _ray, map_items
 from tests.engine import work
 
-pytestmark = pytest.mark.usefixtures("no_ray")
-
 
 @pytest.fixture
-def small_machine():
+def small_machine(no_ray):  # noqa: ARG001  before this cluster starts, which it would wait for
     """A cluster that kills workers once a gigabyte more than now is in use."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     memory = {line.split(":")[0]: int(line.split()[1]) for line in lines}

@@ -19,6 +19,7 @@ from qgate.formats import definition
 from qgate.formats._literals import E6M2, E8M0, MXINT8_ELEMENT, S1P2
 from tests.formats import oracles
 from tests.formats.oracles import Floats, assert_same_bits
+from tests.shares import share
 
 # Formats that are parts of block formats have no name to be found by.
 PARTS = {fmt.name: fmt for fmt in (S1P2, E8M0, E6M2, MXINT8_ELEMENT)}
@@ -390,6 +391,7 @@ def test_no_foreign_library_rounds_these_formats() -> None:
     }
 
 
+@share(2, by=["case.name", "dtype"])
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 @EVERY_CASE
 def test_every_sixteen_bit_number(case: Case, dtype: torch.dtype) -> None:
@@ -589,16 +591,16 @@ def some_gaps(name: str) -> tuple[Floats, Floats]:
 def test_stochastic_rounding_goes_up_as_often_as_it_is_near(name: str, dtype: torch.dtype) -> None:
     draws = 10_000
     for sign in (1.0,) if name in oracles.UNSIGNED else (1.0, -1.0):
-        for share in (1 / 16, 1 / 4, 1 / 2, 7 / 8):
+        for portion in (1 / 16, 1 / 4, 1 / 2, 7 / 8):
             low, high = some_gaps(name)
-            x = torch.from_numpy(sign * (low + share * (high - low)))
+            x = torch.from_numpy(sign * (low + portion * (high - low)))
             assert torch.equal(x.to(dtype).double(), x)
             many = x.to(dtype).repeat(draws, 1)
             y = sign * oracles.to_float64(stochastic(many, name, seed=7))
             up = y == high
             assert (up | (y == low)).all()
-            off = np.abs(up.sum(axis=0) - draws * share)
-            assert (off < 5 * np.sqrt(draws * share * (1 - share))).all()
+            off = np.abs(up.sum(axis=0) - draws * portion)
+            assert (off < 5 * np.sqrt(draws * portion * (1 - portion))).all()
 
 
 @pytest.mark.parametrize("name", ELEMENTS)

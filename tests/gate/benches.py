@@ -13,6 +13,7 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.models import Sampling
 from qgate.modes import Mode
 from qgate.modes.setups import ModelSetup
+from tests.plugin.shared_bench import SharedBench
 
 SHORT = Sampling(samples=2, seqlen=64, calib_samples=2, calib_seqlen=64)
 LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
@@ -22,10 +23,15 @@ def bench(model: str = LLAMA, sampling: Sampling = SHORT, **more: Any) -> Bench:
     return Bench(ModelSetup(model, sampling=sampling), **more)
 
 
-def session(folder: Path, model: str = LLAMA, **more: Any) -> ModelGates:
+def session(folder: Path, model: str = LLAMA, *, shared: bool = False, **more: Any) -> ModelGates:
+    """Return the gates of a model; `shared` takes what this process measured of it before.
+
+    Only for a session that changes neither the model nor how it is measured.
+    """
     sampling = more.pop("sampling", SHORT)
     policy = more.pop("policy", Policy())
-    return ModelGates(bench(model, sampling), folder, policy, **more)
+    kind = SharedBench if shared else Bench
+    return ModelGates(kind(ModelSetup(model, sampling=sampling)), folder, policy, **more)
 
 
 def mode_of(of: Bench, name: str) -> Mode:

@@ -327,7 +327,6 @@ def not_quantized(patch: pytest.MonkeyPatch) -> None:
     _cast(patch, lambda _side, x: x)
 
 
-@share(2)
 @share(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_red_and_named(

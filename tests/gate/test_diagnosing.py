@@ -158,7 +158,6 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@share(2)
 @share(4, by=["fault.mode"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_first_line_names_place_and_fault(

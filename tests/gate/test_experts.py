@@ -113,6 +113,7 @@ def test_a_right_kernel_is_green(seed: int, fmt: str) -> None:
     assert [of_layer.values for of_layer in held] == [256] * 4
 
 
+@share(2)
 @pytest.mark.parametrize("layout", ["tiny-moe", "tiny-moe-list"])
 def test_no_mode_of_rules_has_a_fault(layout: str) -> None:
     of = bench(layout, SHORT)

@@ -38,7 +38,7 @@ def loaded(folder: Path, zeroed: str = "") -> Model:
     return model
 
 
-@share(3)
+@share(4)
 @pytest.mark.parametrize(
     ("kind", "module"),
     [

@@ -30,7 +30,7 @@ CASES = [(model, mode) for model, modes in MODES.items() for mode in modes]
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("recorded")
     for model, modes in MODES.items():
-        recording = session(folder, model, updating="all", sampling=SEVERAL)
+        recording = session(folder, model, updating="all", sampling=SEVERAL, shared=True)
         for mode in modes:
             assert all(outcome.passed for outcome in gates(recording, mode))
         recording.commit()
@@ -82,7 +82,6 @@ NAMES = {
 }
 
 
-@share(3)
 @share(4, by=["model", "mode", "fault"])
 @pytest.mark.parametrize(("model", "mode"), CASES)
 @pytest.mark.parametrize("fault", FAULTS)
@@ -99,7 +98,7 @@ def test_a_fault_is_red_at_its_place(recorded: Path, model: str, mode: str, faul
     assert site in entered.text
 
 
-@share(3)
+@share(4)
 @pytest.mark.parametrize(("model", "mode"), CASES)
 def test_what_was_recorded_passes(recorded: Path, model: str, mode: str) -> None:
     outcomes = gates(session(recorded, model, sampling=SEVERAL), mode)
@@ -133,7 +132,8 @@ def test_what_was_recorded_passes(recorded: Path, model: str, mode: str) -> None
 def test_limits_that_gate_nothing_are_red(
     recorded: Path, table: dict[str, Any], words: str
 ) -> None:
-    gated = session(recorded, LLAMA, sampling=SEVERAL, policy=Policy.from_table(table))
+    policy = Policy.from_table(table)
+    gated = session(recorded, LLAMA, sampling=SEVERAL, policy=policy, shared=True)
     outcome = gated.outputs("outputs", mode_of(gated.bench, "int8"))
     assert not outcome.passed
     assert words in outcome.text
@@ -142,7 +142,7 @@ def test_limits_that_gate_nothing_are_red(
 def test_limits_may_be_wider_in_some_layers(recorded: Path) -> None:
     rules = [{"sites": "layers.[01].", "regression": 1.0, "budget_db": 30.0, "reason": "x"}]
     policy = Policy.from_table({"rules": rules, "regression": 0.03})
-    gated = session(recorded, LLAMA, sampling=SEVERAL, policy=policy)
+    gated = session(recorded, LLAMA, sampling=SEVERAL, policy=policy, shared=True)
     assert gated.outputs("outputs", mode_of(gated.bench, "int8")).passed
 
 

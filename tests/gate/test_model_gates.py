@@ -25,7 +25,7 @@ UP = "model.layers.1.mlp.up_proj:output"
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("baselines")
-    made = session(folder, updating="all")
+    made = session(folder, updating="all", shared=True)
     gates(made)
     made.commit()
     return folder
@@ -48,7 +48,7 @@ def gates(of: ModelGates, mode: str = "int8") -> list[Outcome]:
 
 def spoilt(folder: Path, times: float = 2.0, **more: object) -> ModelGates:
     """A session in which the errors of one site are other ones than accepted."""
-    made = session(folder, **more)  # type: ignore[arg-type]
+    made = session(folder, shared=True, **more)  # type: ignore[arg-type]
     mode = mode_of(made.bench, "int8")
     rows = made.bench.measure(mode)
     made.bench._measured["int8"] = [
@@ -83,7 +83,7 @@ def test_healthy_numbers_pass_and_write_nothing(recorded: Path) -> None:
 
 
 def test_without_a_baseline_everything_fails_with_the_command(tmp_path: Path) -> None:
-    outcomes = gates(session(tmp_path))
+    outcomes = gates(session(tmp_path, shared=True))
     assert not any(outcome.passed for outcome in outcomes)
     for outcome in outcomes:
         assert outcome.text.startswith("no accepted ")
@@ -179,7 +179,7 @@ def test_what_is_not_finite_is_never_stored(own: Path, value: float) -> None:
 def test_an_absolute_limit_is_not_updated_away(own: Path) -> None:
     policy = Policy().with_marker({"absolute": ["relative_mse<1e-9"], "sites": "layers.4:output"})
     before = stored(own)
-    made = session(own, updating="failed", policy=policy)
+    made = session(own, updating="failed", policy=policy, shared=True)
     (failed,) = (outcome for outcome in gates(made) if not outcome.passed)
     assert "absolute limit" in failed.text
     assert "--update-baselines cannot accept this" in failed.text
@@ -233,7 +233,7 @@ def test_other_weights_are_named_and_updated_on_purpose(own: Path) -> None:
 
 
 def test_another_calibration_is_named(tmp_path: Path) -> None:
-    made = session(tmp_path, MAMBA, updating="all")
+    made = session(tmp_path, MAMBA, updating="all", shared=True)
     gates(made, "2-1")
     gates(made, "int8")
     made.commit()

@@ -34,7 +34,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     folder = tmp_path_factory.mktemp("baselines")
     sessions = {}
     for model in FILES:
-        sessions[model] = session(folder, model, updating="all")
+        sessions[model] = session(folder, model, updating="all", shared=True)
         judged(sessions[model], model)
         sessions[model].commit()
     return folder, sessions

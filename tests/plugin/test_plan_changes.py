@@ -11,7 +11,8 @@ from qgate.cli import main
 from tests.plugin.conftest import Run
 from tests.plugin.test_outcomes import files
 
-OPTIONS = ("--mode", "mine")
+FIRST_LAYER = ("--mode", "mine", "--layers", "first")
+TWO_LAYERS = ("--mode", "mine", "--layers", "first,last")
 
 
 def plan(project: Path, *rules: tuple[str, str]) -> None:
@@ -26,8 +27,8 @@ def plan(project: Path, *rules: tuple[str, str]) -> None:
 def changed(project: Path, suites: Run) -> Path:
     """A project whose mode was recorded in one format and has another one now."""
     plan(project, (":weight$", "mxfp4_e2m1"))
-    assert suites(*OPTIONS, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
-    assert suites(*OPTIONS, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS, alone=True).ret == pytest.ExitCode.OK
     plan(project, (":weight$", "mxfp8_e4m3"))
     return project
 
@@ -41,7 +42,7 @@ def quantizers(project: Path) -> set[str]:
 def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run) -> None:
     before = files(changed)
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1"}
-    failed = suites(*OPTIONS, alone=True)
+    failed = suites(*TWO_LAYERS, alone=True)
     assert failed.ret == pytest.ExitCode.TESTS_FAILED
     lines = [line for line in failed.stdout.lines if line.startswith("cause: the plan changed")]
     (line,) = lines
@@ -49,7 +50,7 @@ def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run
     assert "accepted, mxfp8_e4m3" in line
     assert "sites of tiny-llama, mode mine" in line
     assert not [line for line in failed.stdout.lines if line.startswith("failed: ") and " quantizer" in line]  # fmt: skip
-    refused = suites(*OPTIONS, "--update-baselines", alone=True)
+    refused = suites(*TWO_LAYERS, "--update-baselines", alone=True)
     assert refused.ret == pytest.ExitCode.TESTS_FAILED
     refused.stdout.fnmatch_lines(["*an update without --accept-plan writes nothing of this gate*"])
     refused.stdout.fnmatch_lines(["*if intended: pytest *--mode mine --update-baselines --accept-plan*"])  # fmt: skip
@@ -60,16 +61,16 @@ def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run
         line for line in old if line.startswith("layer_outputs")
     ]
     both = ("--update-baselines", "--accept-plan")
-    assert suites(*OPTIONS, *both, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS, *both, alone=True).ret == pytest.ExitCode.OK
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp8_e4m3"}
-    assert suites(*OPTIONS, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS, alone=True).ret == pytest.ExitCode.OK
 
 
 def test_candidates_of_another_plan_are_refused_without_the_option(
     changed: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(changed)
-    assert suites(*OPTIONS, "--layers", "first", alone=True).ret == pytest.ExitCode.TESTS_FAILED
+    assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.TESTS_FAILED
     monkeypatch.chdir(changed)
     capsys.readouterr()
     assert main(["baselines", "accept", "--mode", "mine"]) == 1
@@ -84,7 +85,7 @@ def test_candidates_of_another_plan_are_refused_without_the_option(
     ]
     assert main(["baselines", "accept", "--mode", "mine", "--accept-plan"]) == 0
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1", "mxfp8_e4m3"}
-    assert suites(*OPTIONS, "--layers", "first", alone=True).ret == pytest.ExitCode.OK
+    assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.OK
 
 
 def test_the_option_needs_an_update(project: Path, suites: Run) -> None:

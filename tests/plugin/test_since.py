@@ -144,6 +144,7 @@ def test_a_run_since_a_commit_is_partial_and_says_so(
     assert status in (1, 5)
 
 
+@share(2)
 @pytest.mark.parametrize("number", range(2))
 def test_no_gate_that_a_planted_fault_breaks_is_left_out(project: Path, number: int) -> None:
     """A share of `python -m tests.campaigns.source_faults`."""

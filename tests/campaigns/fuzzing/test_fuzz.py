@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.campaigns.fuzzing.table import TARGETS
 from tests.campaigns.fuzzing.target import run_case, warmed
+from tests.shares import share
 
 FOUND = (
     ("dump", "6000859af58fa7"),
@@ -60,6 +61,7 @@ def test_what_was_found_stays_mended(
     assert run_case(TARGETS[name], bytes.fromhex(choices), tmp_path).wrong == ""
 
 
+@share(2)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_file_that_is_worse_is_read_or_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

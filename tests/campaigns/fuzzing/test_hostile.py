@@ -18,6 +18,7 @@ from tests.campaigns.fuzzing.guard import ROOM, guarded
 from tests.campaigns.fuzzing.hostile import BLOW_UPS, OUT, READ, RUNS, Runs
 from tests.campaigns.fuzzing.table import TARGETS
 from tests.campaigns.fuzzing.target import run_folder, warmed
+from tests.shares import share
 
 ALL = {**BLOW_UPS, **RUNS, **OUT}
 
@@ -27,6 +28,7 @@ def test_no_name_is_there_twice() -> None:
     assert set(ALL) >= READ
 
 
+@share(2)
 @pytest.mark.parametrize("name", ALL)
 def test_it_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
