@@ -114,8 +114,9 @@ def _environment() -> Environment:
 
     @functools.lru_cache(10_000)
     def breaking(name: object, after: str = ".:/@") -> Markup:
-        """Let a line break in a name after these characters, but not within its words."""
-        return Markup(re.sub(rf"([{after}]+)(?=[^{after}])", r"\1<wbr>", for_html(name)))
+        """Let a line break in a name after these characters, but not within words or numbers."""
+        place = rf"([{after}]+)(?=[^{after}])(?!(?<=\d\.)\d)"
+        return Markup(re.sub(place, r"\1<wbr>", for_html(name)))
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parents[1]),

@@ -1,6 +1,6 @@
 """List the modes: what each quantizes, in which basis, for which models.
 
-  qgate modes                          all of them
+  qgate modes                          those that `all` selects, and names of others
   qgate modes '2-*' --model tiny-mamba the modes that a pattern selects for a model
   qgate modes essential                a group
 
@@ -46,6 +46,9 @@ def run(args: argparse.Namespace) -> int:
     print_text(table(families, own))
     groups = "; ".join(f"{name}: {about}" for name, about in selection.GROUPS.items())
     print_text("\n" + textwrap.fill(f"Groups. {groups}. Patterns like '2-*' work too.", 96))
+    if args.wanted is None:
+        patterns = " ".join(selection.named_patterns())
+        print_line(f"By name or pattern only (`qgate modes 'kv-*'`): {patterns}.")
     print_line(
         "fp32 is the reference, in either basis. `=`: equal by design, up to ties and order."
     )

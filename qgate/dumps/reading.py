@@ -119,7 +119,11 @@ class Dump(Overviewed):
         files = folder_of(folder)
         kind, name = files.kind(), repr(str(files.location))
         if kind != "folder":
-            reason = "a file; name the folder" if kind == "file" else "not there"
+            reason = (
+                "a file; name the folder"
+                if kind == "file"
+                else "not there; `qgate collect` makes one"
+            )
             raise QgateError(f"the dump {name} is {reason}.")
         manifest = read_manifest(files)
         if manifest is not None:

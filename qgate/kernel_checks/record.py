@@ -65,6 +65,8 @@ def _input_row(pair: tuple[str, str]) -> dict[str, object]:
 class CheckFailure(AssertionError):
     """A check that failed: its first line says what is wrong, the rest where and by how much."""
 
+    __module__ = "qgate.testing"  # Where users import it: pytest's summary begins with it.
+
     def __init__(self, cause: str, details: list[str], report: CheckReport) -> None:
         super().__init__("\n".join([cause, *(f"  {line}" for line in details)]))
         self.cause, self.report = cause, report

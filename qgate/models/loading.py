@@ -204,12 +204,20 @@ def _from_callable(name: str, module: str, attribute: str, sampling: Sampling) -
         sys.path.insert(0, str(Path.cwd()))
     try:
         loaded = _from_file(Path(module)) if module.endswith(".py") else import_module(module)
-        build = getattr(loaded, attribute)
     except Exception as error:
         raise QgateError(
             f"cannot take {attribute!r} from {module!r} for model {name!r}: {_error_text(error)}. "
             f"A model is {', '.join(names())}; the folder you are in is searched for modules."
         ) from error
+    build = getattr(loaded, attribute, None)
+    if build is None:
+        functions = [
+            function
+            for function, value in vars(loaded).items()
+            if inspect.isfunction(value) and value.__module__ == loaded.__name__
+        ]
+        allowed = functions or ["a function that returns a qgate.Model"]
+        raise QgateError(f"model {name!r}: {unknown(f'function of {module}', attribute, allowed)}")
     return _call_builder(name, build, sampling)
 
 
@@ -228,7 +236,10 @@ def _call_builder(name: str, build: Callable[..., Model], sampling: Sampling) ->
     except Exception as error:
         raise QgateError(f"model {name!r} cannot be built: {_error_text(error)}.") from error
     if not isinstance(model, Model):
-        raise QgateError(f"{name!r} returned {type(model).__name__}, not a qgate.Model.")
+        raise QgateError(
+            f"{name!r} returned {type(model).__name__}, not a qgate.Model: "
+            "let it return qgate.Model(module, inputs, NAME), with a list of example inputs."
+        )
     if model.name == "model":
         model.name = name
     return model

@@ -151,6 +151,13 @@ def _parts_of(query: str | Sequence[str]) -> list[str]:
     return parts
 
 
+def named_patterns() -> list[str]:
+    """List patterns of the modes that no group selects, such as `kv-*`."""
+    registries = _FITTING.values()
+    named = (mode.name for registry in registries for mode in registry if mode.by_name)
+    return sorted({f"{name.partition('-')[0]}-*" for name in named})
+
+
 def _names_of(
     part: str, family: str, own: Sequence[str] | Mapping[str, Any], model: str
 ) -> list[str]:

@@ -216,7 +216,7 @@ def update_baselines(run: SuiteRun) -> None:
     for model, collected in updates.items():
         store, update = Store(run.options.baselines, model), joined(collected)
         changes = store.preview(update) if run.options.dry_run else store.commit(update)
-        run.changes += [str(change) for change in changes]
+        run.changes += changes
         run.accepted += accepted_movements(model, changes)
         origin, written = store.origin(), {} if run.options.dry_run else update.modes()
         for mode, accepted in store.accepted_of(store.modes()).items():
@@ -239,8 +239,8 @@ def append(run: SuiteRun, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows:
             run.writer.append(row)
     except (QgateError, OSError) as error:
-        if str(error) not in run.errors:
-            run.errors.append(str(error))
+        if (text := _write_error(error)) not in run.errors:
+            run.errors.append(text)
 
 
 def write(run: SuiteRun, whole: bool, status: int) -> bool:
@@ -268,9 +268,21 @@ def write(run: SuiteRun, whole: bool, status: int) -> bool:
         run.written = True
         to_csv(rows, records_file(run).with_suffix(".csv"))
     except (QgateError, OSError) as error:
-        run.errors.append(str(error))
+        if (text := _write_error(error)) not in run.errors:
+            run.errors.append(text)
         return False
     return True
+
+
+def _write_error(error: QgateError | OSError) -> str:
+    """Say which file cannot be written, and what to do."""
+    if isinstance(error, QgateError) or not error.filename:
+        return str(error)
+    file = error.filename2 or error.filename  # the second is what a file is renamed to
+    return (
+        f"records cannot be written to {str(file)!r}: {error.strerror}. Run in a folder "
+        "that you may write to."
+    )
 
 
 def accepted_at(baselines: Location, rows: Iterable[Mapping[str, Any]]) -> list[AcceptedAt]:
@@ -290,10 +302,7 @@ def records_file(run: SuiteRun) -> Path:
     try:
         run.folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise QgateError(
-            f"records cannot be written to {str(run.folder)!r}: {error.strerror}. Run in a folder "
-            "that you may write to."
-        ) from None
+        raise QgateError(_write_error(error)) from None
     return run.folder / "results.jsonl"
 
 
@@ -355,7 +364,7 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> dict[str, Any]
             "dry_run": options.dry_run,
             "done": run.updated,
             "entries": len(run.changes),
-            "changes": run.changes[:_CHANGES],
+            "changes": [str(change) for change in run.changes[:_CHANGES]],
             "stale": run.stale,
         }
     return new_header(

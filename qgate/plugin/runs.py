@@ -13,6 +13,7 @@ from qgate.plugin.gate_collection import gates_of
 from qgate.plugin.settings import RunOptions
 
 if TYPE_CHECKING:
+    from qgate.baselines.update import StoredChange
     from qgate.gate.sessions import GateSession
     from qgate.page.runs import Run
     from qgate.results.coverage import RunExtent
@@ -78,7 +79,7 @@ class SuiteRun:
     errors: list[str] = field(default_factory=list)
     crashed: set[str] = field(default_factory=set)
     parts: list[Part] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)
+    changes: list[StoredChange] = field(default_factory=list)
     accepted: list[Movement] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)

@@ -95,7 +95,10 @@ def _sentences(run: SuiteRun) -> list[str]:
         verb = "would change" if run.options.dry_run else "written"
         lines.append(f"baselines: {len(run.changes)} entries {verb}")
         lines += [f"  {line}" for line in _first(mode_sentences(run.accepted))]
-        lines += [f"  {line}" for line in _first(run.changes)]
+        changes = run.changes
+        if len(changes) > _MOST:  # new entries are counted above: what replaces another is news
+            changes = [change for change in changes if change.old is not None]
+        lines += [f"  {line}" for line in _first([str(change) for change in changes])]
     elif run.options.update is not None:
         lines.append("baselines: nothing written")
     if run.stale:

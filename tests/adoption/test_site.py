@@ -75,6 +75,7 @@ def test_every_command_and_option_is_on_the_page(build: ModuleType) -> None:
         ('<a href="#top"><a id="top">', ""),
         ('<a href="https://example.org">', ""),
         ('<a href="c.html">', "a.html: c.html leads nowhere"),
+        ('<a href="b.html#show&verdict=failed">', ""),
         ('<a href="b.html#gone">', "a.html: b.html#gone has no such anchor"),
         ('<script src="https://cdn.example.org/x.js">', "a.html: loads https://cdn.example.org/x.js"),
         ('<link href="//cdn.example.org/x.css">', "a.html: loads //cdn.example.org/x.css"),

@@ -159,7 +159,9 @@ def test_a_result_is_short_and_safe_whatever_it_holds(name: str, tmp_path: Path)
     reader = PageReader(html)
     allowed = {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "img"}
     assert {tag for tag, _ in reader.tags} <= allowed
-    assert {key for _, values in reader.tags for key in values} <= {"class", "src", "alt"}
+    assert {key for _, values in reader.tags for key in values} <= {"class", "src", "alt", "style"}
+    styles = {values["style"] for _, values in reader.tags if "style" in values}
+    assert styles <= {"overflow-x: auto", "max-width: 100%; height: auto"}  # no wider than a cell
     assert html.count("<tr>") <= 21
     pictures = [values["src"] for tag, values in reader.tags if tag == "img"]
     assert len(pictures) == (name in DRAWN)

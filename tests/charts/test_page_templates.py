@@ -43,6 +43,11 @@ def test_names_are_text_in_every_part() -> None:
         assert not [char for char in html if char != "\n" and not char.isprintable()], name[:80]
 
 
+def test_lines_break_in_names_but_not_in_numbers() -> None:
+    html = _environment().from_string("{{ text|breaking }}").render(text="layers.0.up:input -0.62")
+    assert html == "layers.<wbr>0.<wbr>up:<wbr>input -0.62"
+
+
 def test_a_name_that_a_template_lacks_is_an_error() -> None:
     with pytest.raises(UndefinedError, match="'title' is undefined"):
         render("charts/page")

@@ -266,7 +266,7 @@ BAD_OPTIONS: list[tuple[list[str], list[str]]] = [
     (["--model", "mamba:nowhere"], ["'mamba:nowhere'", "no folder 'nowhere'"]),
     (["--model", "hf:."], ["'hf:.'", "no config.json"]),
     (["--model", "no.such.module:build"], ["'build' from 'no.such.module'", "No module named"]),
-    (["--model", "own_of_cli_test:bild"], ["cannot take 'bild'"]),
+    (["--model", "own_of_cli_test:bild"], ["unknown function of own_of_cli_test 'bild'. Did you mean build?"]),
     (["--model", "own_of_cli_test:number"], ["int", "not a callable"]),
     (["--model", "own_of_cli_test:nothing"], ["returned NoneType, not a qgate.Model"]),
     (["--device", "gpu"], ["unknown device 'gpu'", "auto, cpu, cuda"]),

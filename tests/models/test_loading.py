@@ -147,8 +147,8 @@ def test_a_callable_is_given_the_fields_of_the_sampling_that_it_names(own: str) 
 @pytest.mark.parametrize(
     ("attribute", "words"),
     [
-        ("missing", ["'missing'", "package.module:build", "tiny-mamba", "folder you are in"]),
-        ("", ["package.module:build"]),
+        ("missing", ["unknown function of", "'missing'. Allowed: broken, build, sampled, wrong"]),
+        ("", ["unknown function of", "Allowed: broken, build"]),
         ("number", ["is int, not a callable returning a Model"]),
         ("wrong", ["returned Net, not a qgate.Model"]),
     ],

@@ -132,14 +132,23 @@ def test_baselines_that_cannot_be_written_are_an_error_and_stay(
     assert files(project) == before
 
 
-def test_results_that_cannot_be_written_do_not_look_green(project: Path, suites: Run) -> None:
-    (project / "qgate-out").write_text("a file where the folder has to be")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("qgate-out", "File exists"), ("qgate-out/results.jsonl", "Is a directory")],
+)
+def test_results_that_cannot_be_written_do_not_look_green(
+    name: str, reason: str, project: Path, suites: Run
+) -> None:
+    if reason == "File exists":
+        (project / name).write_text("a file where the folder has to be")
+    else:
+        (project / name).mkdir(parents=True)
     result = suites("--layers", "first")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2)
     errors = [line for line in result.stdout.lines if line.startswith("ERROR: ")]
     assert errors == [
-        f"ERROR: records cannot be written to '{project / 'qgate-out'}': File exists. Run in a "
+        f"ERROR: records cannot be written to '{project / name}': {reason}. Run in a "
         "folder that you may write to."
     ]
 
