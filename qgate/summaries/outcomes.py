@@ -24,7 +24,7 @@ from qgate.formats.quantizer import Quantizer
 from qgate.records.plain_data import add_fields
 from qgate.scales.search import quick_best_exponent
 from qgate.stats import Counts
-from qgate.stats.bits import BY_NAME, decoded
+from qgate.stats.bits import BY_NAME, decoded, dot
 from qgate.stats.summary import Floats
 from qgate.summaries.record import Edges, FormatOutcome
 
@@ -187,11 +187,7 @@ def _squares(
     beyond = saturates(target, values)
     heavy = wrong if weights is None else wrong * weights
     signal = values if weights is None else values * weights
-    return (
-        float(values @ signal),
-        float(wrong @ heavy),
-        float(wrong[beyond] @ heavy[beyond]),
-    )
+    return dot(values, signal), dot(wrong, heavy), dot(wrong[beyond], heavy[beyond])
 
 
 def outcome_of_counts(
