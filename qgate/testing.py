@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from qgate.errors import QgateError
 from qgate.expected.conventions import Convention, tiles
 from qgate.formats import Encoded
+from qgate.formats.options import Options
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.grouped import grouped_product
 from qgate.kernel_checks.kernels import check_kernel as _check_kernel
@@ -59,7 +60,7 @@ def check(
     format: Any,
     convention: str | None = None,
     unpack: Function | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> CheckReport:
     """Check that values are what a format makes of a source, bit for bit.
 

@@ -149,7 +149,7 @@ class LayerActivations(TypedDict):
     ranges: NotRequired[ChannelRanges]
     heat_map: NotRequired[HeatMap]
     smoothing: NotRequired[list[Smoothed]]
-    raw: NotRequired[dict[str, Any]]
+    raw: NotRequired[dict[str, list[float]]]
 
 
 class Sensitive(TypedDict):

@@ -296,9 +296,8 @@ def _rows_of_mapping(item: dict[str, Any]) -> Iterator[Sample]:
         )
     for at in range(len(ids)):
         unmasked = slice(None) if mask is None else mask[at].bool()
-        kwargs: dict[str, Any] = {}
+        kwargs = dict(item)
         for name, value in item.items():
-            kwargs[name] = value
             if isinstance(value, Tensor) and value.shape[:2] == ids.shape:
                 kwargs[name] = value[at][unmasked][None].clone()
             elif isinstance(value, Tensor) and value.dim() and len(value) == len(ids):

@@ -10,7 +10,7 @@ from typing import Any
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.text import as_csv
 
-Row = dict[str, Any]
+Row = dict[str, object]
 # Tables of layers, with the columns that distinguish rows of one layer and begin the names of its
 # statistics. Tokens and channels have tables of their own.
 _BY = {
@@ -60,14 +60,17 @@ def _of_layer(layer: LayerActivations) -> dict[str, list[Row]]:
     row |= {f"q{p}": value for p, value in summary.get("quantiles", {}).items()}
     row |= {"quantile_error": rounding}
     row |= {f"massive_{name}": value for name, value in layer.get("massive", {}).items()}
-    rows_by_table = {
+    rows_by_table: dict[str, list[Row]] = {
         "layers": [row],
         "magnitude": [
-            {"reduced": reduced}
-            | {f"top{k}": value for k, value in enumerate(entry["top"], 1)}
-            | {"median": entry["median"], "median_error": rounding if reduced == "all" else 0.0}
-            | {f"low{k}": value for k, value in enumerate(entry["low"], 1)}
-            | {"most": entry["most"]}
+            {
+                "reduced": reduced,
+                **{f"top{k}": value for k, value in enumerate(entry["top"], 1)},
+                "median": entry["median"],
+                "median_error": rounding if reduced == "all" else 0.0,
+                **{f"low{k}": value for k, value in enumerate(entry["low"], 1)},
+                "most": entry["most"],
+            }
             for reduced, entry in layer.get("magnitude", {}).items()
         ],
     }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar, cast
 
 from qgate.baselines.origin import Origin
 from qgate.errors import QgateError
 from qgate.records import required_fields, validate
+
+T = TypeVar("T")
 
 
 def check_version(file: str, version: int, current: int) -> None:
@@ -25,15 +27,13 @@ def check_version(file: str, version: int, current: int) -> None:
     )
 
 
-def read_json(
-    data: bytes, file: str, remedy: str, kind: str, version: int, hint: Any
-) -> dict[str, Any]:
+def read_json(data: bytes, file: str, remedy: str, kind: str, version: int, hint: type[T]) -> T:
     """Read the object in a file: JSON as in the standard, each key once, and no field unknown.
 
     It has the fields of an origin, and those of `hint`.
     """
     try:
-        value: dict[str, Any] = json.loads(
+        value: Any = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse
         )
     except json.JSONDecodeError as error:
@@ -41,7 +41,7 @@ def read_json(
     except (ValueError, RecursionError) as error:
         raise QgateError(f"{file}: it is no JSON qgate reads ({error}). {remedy}") from None
     with naming(file, remedy):
-        validate(value, dict[str, Any])
+        validate(value, dict)
         if value.get("qgate") != kind:
             raise ValueError(f"it is no {kind} of qgate")
         validate(value, _Versioned)
@@ -50,7 +50,7 @@ def read_json(
     with naming(file, remedy):
         validate(value, Origin)
         validate({k: v for k, v in value.items() if k not in of_origin}, hint, strict=True)
-    return value
+    return cast(T, value)
 
 
 def read_origin(record: Mapping[str, Any]) -> Origin:
@@ -71,7 +71,7 @@ class _Versioned(TypedDict):
     version: int
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]

@@ -171,7 +171,7 @@ def _read(data: bytes, path: Path) -> Candidate:
     barred: dict[Key, str] = {}
     with naming(str(path), _REMEDY):
         for number, entry in enumerate(record["values"]):
-            key = Key(*(entry[name] for name in Key._fields))
+            key = Key(entry["suite"], entry["site"], entry["scope"], entry["metric"])
             if key in values:
                 raise ValueError(f"values[{number}]: {key} is there twice")
             if ("text" in entry) == ("value" in entry):

@@ -98,7 +98,7 @@ def redraw(
             raise QgateError(f"{option} is of a run; {word!r} is only drawn again.")
     path = _record_in(user_location(word))
     values = _values(overrides)
-    folder = location_of(values.pop(_SAVE_DIR, path.parent))
+    folder = location_of(str(values.pop(_SAVE_DIR, path.parent)))
     record = read_record(path)
     try:
         options = report_options({**_of_record(record["settings"], path), **values})
@@ -147,11 +147,11 @@ def _record_in(location: Location) -> Location:
     return records[0]
 
 
-def _values(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _values(overrides: Sequence[tuple[str, str]]) -> dict[str, object]:
     """Return the settings of how and where a record is drawn; others are refused."""
     takes = {_SAVE_DIR, *REPORT_KEYS.values()}
     short = sorted(name.removeprefix(UNSAID) for name in takes)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for option, text in overrides:
         try:
             name = full_name(option, KEYS)
@@ -166,7 +166,7 @@ def _values(overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return values
 
 
-def _of_record(settings: Mapping[str, Any], path: Location) -> dict[str, Any]:
+def _of_record(settings: Mapping[str, Any], path: Location) -> dict[str, object]:
     """Return the report options in the settings of the run."""
     return {
         name: value_of(KEYS[name], settings[name], where=f"{str(path)!r}: ")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qgate.text import one_line
 
 if TYPE_CHECKING:
     from qgate.comparing.dump_differences import DumpComparison, PairErrors
     from qgate.dumps import Record
+    from qgate.dumps.record import DumpTotals
 
 _HEADS = (
     "rank", "order", "iter", "layer type", "L", "operation", "name", "call", "quant", "shape",
@@ -58,7 +59,7 @@ def _row(record: Record) -> list[object]:
     ]
 
 
-def total_lines(totals: dict[str, Any]) -> list[str]:
+def total_lines(totals: DumpTotals) -> list[str]:
     from tabulate import tabulate
 
     created = totals["created"]
@@ -71,7 +72,7 @@ def total_lines(totals: dict[str, Any]) -> list[str]:
         f"{totals['with_nonfinite']} with values that are not finite",
         f"  {size(totals['bytes'])} of tensors; {stored} of values are stored",
     ]
-    states: dict[str, list[int]] = {}
+    states: dict[str, list[int | str]] = {}
     for rank, state in totals["states"].items():
         states.setdefault(state, []).append(rank)
     lines += [f"  {state}: ranks {_first_numbers(ranks)}" for state, ranks in states.items()]
@@ -90,7 +91,7 @@ def total_lines(totals: dict[str, Any]) -> list[str]:
     return [*lines, *([""] if totals["notes"] else []), *note_lines(totals["notes"])]
 
 
-def _first_numbers(numbers: Sequence[int]) -> str:
+def _first_numbers(numbers: Sequence[int | str]) -> str:
     listed = ", ".join(map(str, numbers[:16]))
     return f"{listed} and {len(numbers) - 16} more" if len(numbers) > 16 else listed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qgate.cli._loading import LateModule
 from qgate.cli._project import find_project_modules, model_here, project_here
@@ -18,7 +18,7 @@ else:
 
 
 # What these options are where neither the command line nor the project's settings say it.
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: dict[str, str | int | float | None] = {
     "model": "tiny-mamba",
     "device": "cpu",
     "samples": 10,
@@ -73,7 +73,7 @@ def fill_from_project(args: argparse.Namespace) -> None:
         if getattr(args, name) is None:
             value = in_project.get(name.replace("_", "-"))
             value = default if value is None else value
-            setattr(args, name, Path(value) if value and name in _PATHS else value)
+            setattr(args, name, Path(str(value)) if value and name in _PATHS else value)
 
 
 def setup_of(args: argparse.Namespace) -> setups.ModelSetup:

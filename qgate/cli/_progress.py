@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
 from qgate.cli._console import shows_progress
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 @contextlib.contextmanager
 def progress_bars(unit: str = "it") -> Iterator[Callable[[str, int, int], None]]:
     """Show a bar per title on a terminal, and nothing in a log."""
-    bars: dict[str, Any] = {}
+    bars: dict[str, tqdm[NoReturn]] = {}
 
     def step(title: str, done: int, total: int) -> None:
         if title not in bars:

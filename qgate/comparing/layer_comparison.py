@@ -6,7 +6,6 @@ import json
 import math
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from qgate.comparing.layer_files import (
     portions,
     read_dump,
 )
+from qgate.comparing.record import AverageErrors, ComparisonRecord, LayerComparison
 from qgate.errors import QgateError
 from qgate.metrics.grades import grades_of
 from qgate.stats import AxisErrors, ErrorStats, errors
@@ -30,7 +30,6 @@ from qgate.storage.files import replacing
 
 KIND = "comparison"
 VERSION = 1
-ComparisonRecord = dict[str, Any]
 _PAIRED = ("model", "weights", "inputs", "samples", "basis")
 _INT32_MIN = np.int64(-(2**31))
 
@@ -40,7 +39,7 @@ def comparison(folder: Path, mode: str, reference: str = REFERENCE) -> Compariso
     actual, true = _pair(folder, mode, reference)
     _check_pair(actual, true, folder)
     layers = {name: _layer(folder, actual, true, name) for name in true.layers}
-    record: ComparisonRecord = {
+    return {
         "qgate": KIND,
         "version": VERSION,
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -57,9 +56,8 @@ def comparison(folder: Path, mode: str, reference: str = REFERENCE) -> Compariso
         "percentile_error": ErrorStats.percentile_error,
         "layers": layers,
         "nonfinite_casts": _bad_casts(actual) + _bad_casts(true),
+        "summary": _summary(layers),
     }
-    record["summary"] = _summary(layers)
-    return record
 
 
 def comparable_modes(folder: Path, reference: str = REFERENCE) -> list[str]:
@@ -159,7 +157,7 @@ def _bad_casts(dump: LayerCapture) -> int:
 # One layer -------------------------------------------------------------------------------------
 
 
-def _layer(folder: Path, actual: LayerCapture, true: LayerCapture, name: str) -> ComparisonRecord:
+def _layer(folder: Path, actual: LayerCapture, true: LayerCapture, name: str) -> LayerComparison:
     """Compute all numbers of a layer; a missing one is null, and `reasons` says why."""
     a, r = open_layer(folder, actual, name), open_layer(folder, true, name)
     sums = errors(torch.from_numpy(a), torch.from_numpy(r), channel_axis=1, token_axis=0, worst=3)
@@ -172,7 +170,7 @@ def _layer(folder: Path, actual: LayerCapture, true: LayerCapture, name: str) ->
         difference.add(x[finite].astype(np.float64) - y[finite].astype(np.float64))
         ulps = max(ulps, _ulps(x[finite], y[finite]))
     reasons: dict[str, str] = {}
-    record: ComparisonRecord = {"elements": sums.elements, "shape": list(a.shape)}
+    record: LayerComparison = {"elements": sums.elements, "shape": list(a.shape)}
     for side, moments in sides.items():
         for key, value in moments.to_dict().items():
             record[f"{side}_{key}"] = value
@@ -232,7 +230,9 @@ def _ulps(x: Array, y: Array) -> int:
     return int(np.abs(one - other).max())
 
 
-def _worst(axis: AxisErrors | None, layer: LayerRecord | None = None) -> ComparisonRecord | None:
+def _worst(
+    axis: AxisErrors | None, layer: LayerRecord | None = None
+) -> dict[str, float | None] | None:
     """Find the index with the largest squared error, and its share; finite pairs only.
 
     For the rows of a layer also the sample and its token: ragged samples lie one after the other.
@@ -256,17 +256,22 @@ def _worst(axis: AxisErrors | None, layer: LayerRecord | None = None) -> Compari
     return {**worst, "sample": sample, "token": index - int(ends[sample]) + layer.tokens[sample]}
 
 
-def _summary(layers: dict[str, ComparisonRecord]) -> ComparisonRecord:
+def _summary(layers: dict[str, LayerComparison]) -> AverageErrors:
     """Average the layers, unweighted, and name the worst one, which an average hides."""
-    summary: ComparisonRecord = {}
-    reasons: dict[str, str] = {}
+    errors_of = {n: v["relative_mse"] for n, v in layers.items() if v["relative_mse"] is not None}
+    worst = max(errors_of, key=lambda name: errors_of[name], default=None)
+    averages, reasons = {}, {}
     for key in ("mse", "mae", "correlation"):
         values = [layer[key] for layer in layers.values()]
         bad = [name for name, layer in layers.items() if layer[key] is None]
-        summary[f"avg_{key}"] = None if bad or not values else sum(values) / len(values)
+        averages[key] = None if bad or not values else sum(values) / len(values)
         if bad:
             reasons[f"avg_{key}"] = f"no number in {', '.join(bad)}"
-    errors_of = {n: v["relative_mse"] for n, v in layers.items() if v["relative_mse"] is not None}
-    worst = max(errors_of, key=lambda name: errors_of[name], default=None)
-    summary |= {"worst_layer": worst, "worst_relative_mse": errors_of.get(worst or "")}
-    return {**summary, "reasons": reasons}
+    return {
+        "avg_mse": averages["mse"],
+        "avg_mae": averages["mae"],
+        "avg_correlation": averages["correlation"],
+        "worst_layer": worst,
+        "worst_relative_mse": errors_of.get(worst or ""),
+        "reasons": reasons,
+    }

@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -37,7 +37,7 @@ _HEADER = 128
 _CHUNK = 1 << 17
 _STATS = re.compile(r"mode_(.+)_stats\.json")
 _LAYER = re.compile(r"layer_(0|[1-9][0-9]*)")
-_NON_FINITE: dict[str, Any] = {
+_NON_FINITE: dict[str, Callable[[Array], Array]] = {
     "nan": np.isnan, "positive_infinity": np.isposinf, "negative_infinity": np.isneginf,
 }  # fmt: skip
 _Count = Annotated[int, Meta(ge=0)]

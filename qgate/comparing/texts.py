@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tabulate import tabulate
 
+from qgate.comparing.record import ComparisonRecord, LayerComparison
 from qgate.metrics import METRICS, Metric
 from qgate.metrics.grades import bands_text, graded_text
 from qgate.text import one_line
 
-ComparisonRecord = dict[str, Any]
 _AVERAGED = ("mse", "mae", "correlation")
 
 
@@ -47,7 +47,7 @@ def _layer_name(name: str) -> str:
     return name.replace("layer_", "")
 
 
-def _block(name: str, layer: ComparisonRecord, record: ComparisonRecord) -> list[str]:
+def _block(name: str, layer: LayerComparison, record: ComparisonRecord) -> list[str]:
     def row(prefix: str, *keys: str) -> str:
         return "  ".join(f"{key}={_number(layer, f'{prefix}_{key}')}" for key in keys)
 
@@ -71,7 +71,7 @@ def _block(name: str, layer: ComparisonRecord, record: ComparisonRecord) -> list
     ]
 
 
-def _metric_lines(layer: ComparisonRecord, metrics: Sequence[Metric]) -> list[str]:
+def _metric_lines(layer: LayerComparison, metrics: Sequence[Metric]) -> list[str]:
     """Write one line per metric; a record of an earlier version lacks some."""
     return [
         f"  {f'{metric.label} {metric.unit}'.rstrip():<18} "
@@ -81,7 +81,7 @@ def _metric_lines(layer: ComparisonRecord, metrics: Sequence[Metric]) -> list[st
     ]
 
 
-def _worst_lines(layer: ComparisonRecord) -> list[str]:
+def _worst_lines(layer: LayerComparison) -> list[str]:
     lines = []
     for axis in ("channel", "token"):
         if worst := layer[f"worst_{axis}"]:
@@ -106,7 +106,7 @@ def _worst_lines(layer: ComparisonRecord) -> list[str]:
     return lines
 
 
-def _number(layer: ComparisonRecord, key: str) -> str:
+def _number(layer: LayerComparison, key: str) -> str:
     """Write a value, or why there is none."""
     value = layer[key]
     if value is None:
@@ -118,7 +118,7 @@ def _number(layer: ComparisonRecord, key: str) -> str:
     return f"{value:.2f}" if metric.logarithm == "decibel" else f"{value:.6e}"
 
 
-def _graded(layer: ComparisonRecord, metric: Metric) -> str:
+def _graded(layer: LayerComparison, metric: Metric) -> str:
     """Write a value with its grade, in enough figures to stay in the same band."""
     value = layer[metric.name]
     if value is None:
@@ -141,7 +141,7 @@ def _averages(record: ComparisonRecord) -> list[str]:
     return [*head, *lines, f"Worst layer by relative MSE: {name}"]
 
 
-def _average(summary: ComparisonRecord, key: str) -> str:
+def _average(summary: Mapping[str, Any], key: str) -> str:
     value = summary[key]
     if value is None:
         return str(summary["reasons"].get(key, "none"))
@@ -188,7 +188,7 @@ def summary_lines(records: Sequence[ComparisonRecord]) -> list[str]:
     return [*_table(rows, heads), "", *compared, *legend, *problems]
 
 
-def _grades(layer: ComparisonRecord) -> str:
+def _grades(layer: LayerComparison) -> str:
     return ", ".join(layer["grades"][key] for key in ("mse", "correlation"))
 
 

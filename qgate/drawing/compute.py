@@ -115,7 +115,7 @@ def analyze_dump(
     notes = [note for dump in dumps for note in dump.notes()]
     return {
         "kind": ANALYSIS,
-        "dump": all_totals(dumps),
+        "dump": dict(all_totals(dumps)),
         "settings": {
             "formats": list(measured),
             "compare": None if request.compare is None else list(request.compare),

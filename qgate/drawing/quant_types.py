@@ -7,7 +7,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from qgate.engine import Failure, Workers, map_items
 from qgate.errors import QgateError, unknown
 from qgate.results.rows import StoredRows
 from qgate.stats import errors, serial
-from qgate.summaries.record import FormatComparison, Pair, TensorSummary
+from qgate.summaries.record import FormatComparison, Pair, Scatter, TensorSummary
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 Kind = Literal["quant_types", "formats"]
 LocatedPair = tuple[LocatedRecord, LocatedRecord]
 _USUAL = ("hif8", "mxfp8_e4m3")
-Scatter = dict[str, Any]
 _METRICS = ("correlation", "relative_mse")
 _FIELDS = ("title", "layer", "layer_type", "operation", "name", "rank")
 _GRID, _REACH = 64, 5.0

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from qgate.dumps.reading import Dump
-from qgate.dumps.record import Record, RecordSelection
+from qgate.dumps.record import DumpTotals, GroupTotals, Record, RecordSelection
 from qgate.errors import QgateError
 from qgate.storage import locations
 
 _BATCH_BYTES = 32 << 20
 _BATCH_ITEMS = 16
-_SUMS = ("records", "with_values", "with_counts", "with_nonfinite", "bytes", "stored_bytes")
 BY = ("layer_type", "operation", "name", "quant_type", "rank", "iteration")
 T = TypeVar("T")
 
@@ -160,10 +159,10 @@ def nbytes(record: Record) -> int:
     return record.elements * dtype.itemsize if isinstance(dtype, torch.dtype) else 0
 
 
-def totals(dump: Dump) -> dict[str, Any]:
+def totals(dump: Dump) -> DumpTotals:
     """Count records and bytes, in all and by field; plain data."""
     groups: dict[str, dict[Any, list[int]]] = {name: defaultdict(lambda: [0, 0]) for name in BY}
-    sums = dict.fromkeys(_SUMS, 0)
+    sums: Counter[str] = Counter()
     stored: dict[tuple[int, str, str], int] = {}
     for record in dump.records():
         size = nbytes(record)
@@ -183,7 +182,11 @@ def totals(dump: Dump) -> dict[str, Any]:
         "created": dump.manifest.created,
         "world_size": dump.world_size,
         "header": dump.header,
-        **sums,
+        "records": sums["records"],
+        "with_values": sums["with_values"],
+        "with_counts": sums["with_counts"],
+        "with_nonfinite": sums["with_nonfinite"],
+        "bytes": sums["bytes"],
         "stored_bytes": sum(stored.values()),
         "states": {state.rank: state.state for state in dump.states},
         "by": {
@@ -199,7 +202,7 @@ def totals(dump: Dump) -> dict[str, Any]:
     }
 
 
-def all_totals(dumps: Sequence[Dump]) -> dict[str, Any]:
+def all_totals(dumps: Sequence[Dump]) -> DumpTotals:
     """Return the totals of one dump, or of several as if they were one.
 
     Each dump keeps its own ranks, also where their numbers are the same.
@@ -207,17 +210,22 @@ def all_totals(dumps: Sequence[Dump]) -> dict[str, Any]:
     parts = [totals(dump) for dump in dumps]
     if len(parts) == 1:
         return parts[0]
-    by: dict[str, dict[str, dict[str, int]]] = {}
+    by: dict[str, dict[str, GroupTotals]] = {}
     for name in BY:
         group = by.setdefault(name, {})
         for key, numbers in (item for part in parts for item in part["by"][name].items()):
             sums = group.setdefault(key, {"records": 0, "bytes": 0})
-            for unit in sums:
-                sums[unit] += numbers[unit]
+            sums["records"] += numbers["records"]
+            sums["bytes"] += numbers["bytes"]
     return {
         **parts[0],
         "folder": ", ".join(part["folder"] for part in parts),
-        **{name: sum(part[name] for part in parts) for name in _SUMS},
+        "records": sum(part["records"] for part in parts),
+        "with_values": sum(part["with_values"] for part in parts),
+        "with_counts": sum(part["with_counts"] for part in parts),
+        "with_nonfinite": sum(part["with_nonfinite"] for part in parts),
+        "bytes": sum(part["bytes"] for part in parts),
+        "stored_bytes": sum(part["stored_bytes"] for part in parts),
         "world_size": max(part["world_size"] for part in parts),
         "notes": [f"{part['folder']}: {note}" for part in parts for note in part["notes"]],
         "states": {

@@ -224,6 +224,35 @@ _TEXTS = frozenset(
 )
 
 
+class GroupTotals(TypedDict):
+    records: int
+    bytes: int
+
+
+class DumpTotals(TypedDict):
+    """The totals of a dump, or of several as if they were one.
+
+    header  the fields that the writer of the dump gave it
+    states  how each rank ended; of several dumps they are named by the number of the dump, too
+    by      totals by field and its value
+    """
+
+    folder: str
+    qgate: str
+    created: str
+    world_size: int
+    header: Mapping[str, object]
+    records: int
+    with_values: int
+    with_counts: int
+    with_nonfinite: int
+    bytes: int
+    stored_bytes: int
+    states: Mapping[int | str, str]
+    by: dict[str, dict[str, GroupTotals]]
+    notes: list[str]
+
+
 # Selecting -------------------------------------------------------------------------------------
 
 

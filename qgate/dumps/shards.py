@@ -29,6 +29,7 @@ from qgate.storage import locations
 from qgate.storage.files import write_all
 from qgate.storage.folders import Folder, links_outside
 from qgate.storage.locks import open_handle
+from qgate.storage.safetensors_heads import TensorHead
 from qgate.storage.tensor_reading import RangedTensors, TensorFile, open_tensors
 from qgate.tensor_inputs import plain_tensor
 
@@ -67,13 +68,13 @@ class Block:
         digest.update(self.data)
         return str(digest.hexdigest())
 
-    def entry(self, start: int) -> tuple[dict[str, Any], str | None]:
+    def entry(self, start: int) -> tuple[TensorHead, str | None]:
         """Return its entry in a header, and its metadata where safetensors lacks the dtype."""
         offsets = [start, start + len(self.data)]
         code = CODES.get(self.dtype)
         if code is not None:
-            return {"dtype": code, "shape": list(self.shape), "data_offsets": offsets}, None
-        raw = {"dtype": "U8", "shape": [len(self.data)], "data_offsets": offsets}
+            return TensorHead(dtype=code, shape=list(self.shape), data_offsets=offsets), None
+        raw = TensorHead(dtype="U8", shape=[len(self.data)], data_offsets=offsets)
         return raw, json.dumps([self.dtype, list(self.shape)])
 
 
@@ -118,7 +119,7 @@ class ShardWriter:
     def __init__(self, path: Path, first: Mapping[str, Block]) -> None:
         self.path = path
         self._part = path.with_name(unfinished_name(path.name))
-        self._entries: dict[str, Any] = {}
+        self._entries: dict[str, TensorHead] = {}
         self._raw: dict[str, str] = {}
         self._header = max(HEADER, -(-2 * self._length(first) // HEADER) * HEADER) - 8
         self._header_used = 64

@@ -201,7 +201,7 @@ def _from_numpy(path: Location, array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _pick(
-    path: Location, several: str | None, entries: dict[str, Any], key: str | None
+    path: Location, several: str | None, entries: Mapping[str, object], key: str | None
 ) -> Iterator[StoredTensor]:
     """Return all tensors among the entries, or the one of a key; never silently the first."""
     if key is not None and key not in entries:

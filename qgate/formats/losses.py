@@ -6,13 +6,14 @@ elements; those that are not finite are a figure of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from qgate.formats.options import Floats
+from qgate.records.plain_data import add_fields
 
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -47,11 +48,7 @@ class Losses:
     def __add__(self, other: Losses) -> Losses:
         if not isinstance(other, Losses):
             return NotImplemented
-        sums: dict[str, Any] = {}
-        for name in (f.name for f in fields(Losses)):
-            mine, its = getattr(self, name), getattr(other, name)
-            sums[name] = None if mine is None or its is None else mine + its
-        return Losses(**sums)
+        return add_fields(self, other)
 
     def before_rounding(
         self, posinf: int, neginf: int, vanished: int = 0, *, lost: bool = True

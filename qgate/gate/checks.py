@@ -10,6 +10,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from qgate.gate.limits import Bound, Limits, Side, room_for_few_tokens, times_over, within
@@ -94,11 +95,7 @@ class Check:
         return dataclasses.asdict(self)
 
 
-def checks_of(
-    measured: Measured,
-    limits: Limits,
-    device_matches: bool,
-) -> list[Check]:
+def checks_of(measured: Measured, limits: Limits, device_matches: bool) -> list[Check]:
     """Make all checks of one site; one that has nothing to check fails for that."""
     checks = [
         *_void(measured),
@@ -187,28 +184,28 @@ def _budget(measured: Measured, limits: Limits) -> Iterator[Check]:
         return
     metric, value = "relative_mse", measured.value("relative_mse")
     ideal = measured.ideal.get(metric, math.nan)
-    about: dict[str, Any] = {
-        "against": ideal,
-        "quantizer": measured.quantizer,
-        "allowed": limits.budget_db,
-        "source": limits.source("budget_db"),
-    }
+    allowed, source = limits.budget_db, limits.source("budget_db")
+    bounded = partial(
+        _bounded, measured, metric, "budget", value, against=ideal, allowed=allowed, source=source,
+        quantizer=measured.quantizer,
+    )  # fmt: skip
+    failed = partial(
+        check, measured, metric, "budget", False, value=value, against=ideal, allowed=allowed,
+        source=source, quantizer=measured.quantizer, times=math.inf,
+    )  # fmt: skip
     if not (math.isfinite(ideal) and ideal >= 0):
-        about |= {"times": math.inf, "reason": f"the ideal quantizer's error is {ideal}"}
-        yield check(measured, metric, "budget", False, value=value, **about)
+        yield failed(reason=f"the ideal quantizer's error is {ideal}")
         return
     factor = _factor(limits.budget_db)
     most = measured.floor if ideal == 0 else (ideal + measured.floor) * factor
-    checks = [_bounded(measured, metric, "budget", value, "<=", most, **about)]
+    checks = [bounded("<=", most)]
     least = (ideal - measured.floor) / factor
     if is_finite(value) and least > 0 and not within(value, ">=", least):
-        about["reason"] = "nothing is quantized here, or not as declared"
-        checks.append(_bounded(measured, metric, "budget", value, ">=", least, **about))
+        checks.append(bounded(">=", least, reason="nothing is quantized here, or not as declared"))
     unexplained = (measured.why or {}).get("budget", "")
-    if unexplained and all(bounded.passed for bounded in checks):
+    if unexplained and all(bound.passed for bound in checks):
         # The size of the error is right, and still it is another error.
-        about |= {"times": math.inf, "reason": unexplained}
-        checks = [check(measured, metric, "budget", False, value=value, **about)]
+        checks = [failed(reason=unexplained)]
     yield from checks
 
 
@@ -231,8 +228,8 @@ def _accepted(measured: Measured, limits: Limits, device_matches: bool) -> Itera
         value = measured.value(name)
         if value is None or not math.isfinite(value):
             why = f"{name} {'was not computed' if value is None else f'is {value}'}"
-            about: dict[str, Any] = {"value": value, "times": math.inf, "reason": why}
-            yield check(measured, name, "nonfinite", False, **about)
+            times = math.inf
+            yield check(measured, name, "nonfinite", False, value=value, times=times, reason=why)
             continue
         accepted = (measured.accepted or {}).get(name)
         if accepted is None:
@@ -242,8 +239,9 @@ def _accepted(measured: Measured, limits: Limits, device_matches: bool) -> Itera
             yield check(measured, name, "missing", False, value=value, reason=why)
         elif metric.direction == "equal":
             why = (measured.why or {}).get(name, "")
-            about = {"against": accepted, "reason": why}
-            yield _bounded(measured, name, "regression", value, "==", accepted, **about)
+            yield _bounded(
+                measured, name, "regression", value, "==", accepted, against=accepted, reason=why
+            )
         else:
             yield _regression(measured, metric, value, accepted, limits, device_matches)
 

@@ -38,6 +38,7 @@ from qgate.results.coverage import ModeScope
 from qgate.results.failure_causes import KnownCauses
 from qgate.results.pictures import Plots
 from qgate.results.power import ModePower, add_power
+from qgate.results.schema import Record
 from qgate.results.tasks import TaskSummary
 from qgate.storage.locations import short_path
 
@@ -52,7 +53,7 @@ class Outcome:
 
     verdict: Verdict
     text: str
-    record: dict[str, Any]
+    record: Record
     decision: Decision
 
     @property

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.errors import QgateError
@@ -105,9 +104,11 @@ def judge(
     checks = [check for row in ordered for check in checks_of(row, limits_of(row), device_matches)]
     last = ordered[-1].order + 1 if ordered else 0
     reason = "accepted, but not measured: the set of sites changed"
-    about: dict[str, Any] = {"metric": "", "kind": "absent", "passed": False, "reason": reason}
-    for (site, scope), quantizer in gone:
-        texts = (quantizer, _NO_SITE) if quantizer else ("", "")
-        check = Check(site=site, layer="", scope=scope, order=last, **about)
-        checks.append(replace(check, accepted_text=texts[0], text=texts[1]))
+    checks += [
+        Check(
+            site=site, layer="", scope=scope, order=last, metric="", kind="absent", passed=False,
+            reason=reason, accepted_text=quantizer, text=_NO_SITE if quantizer else "",
+        )
+        for (site, scope), quantizer in gone
+    ]  # fmt: skip
     return Verdict(tuple(ordered), tuple(sorted(checks, key=lambda check: check.position)))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.records import required_fields, validate
 from qgate.storage.files import replacing
 
 UPDATING: ContextVar[bool] = ContextVar("UPDATING", default=False)
@@ -15,7 +16,24 @@ UPDATING: ContextVar[bool] = ContextVar("UPDATING", default=False)
 TOLERANCE = 1.05
 """Times the accepted relative error, and times the accepted noise."""
 REMEDY = "run pytest with --update-baselines to accept what was measured"
-FIELDS = ("name", "conventions", "held", "error", "noise")
+
+
+class AcceptedFigures(TypedDict):
+    """The content of a file.
+
+    conventions  how each quantized position is quantized, by its words
+    held         inputs that were held against the expected result
+    error        relative error; `noise` is that of float arithmetic
+    """
+
+    name: str
+    conventions: dict[str, str]
+    held: list[str]
+    error: float
+    noise: float
+
+
+FIELDS = required_fields(AcceptedFigures)
 
 
 def hold_accepted(path: Path, report: CheckReport) -> None:
@@ -47,28 +65,28 @@ def hold_accepted(path: Path, report: CheckReport) -> None:
             [*reasons[:5], REMEDY],
             report,
         )
-    for name in ("error", "noise"):
-        value, before = getattr(report, name), accepted[name]
-        if not value <= before * TOLERANCE:
+    pairs = {
+        "error": (report.error, accepted["error"]), "noise": (report.noise, accepted["noise"]),
+    }  # fmt: skip
+    for name, (value, limit) in pairs.items():
+        if not value <= limit * TOLERANCE:
             raise CheckFailure(
-                f"{report.name} has a relative {name} of {value:.4g}, accepted is {before:.4g}",
+                f"{report.name} has a relative {name} of {value:.4g}, accepted is {limit:.4g}",
                 [REMEDY],
                 report,
             )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> AcceptedFigures:
     try:
-        accepted = json.loads(path.read_text(encoding="utf-8"))
-        kinds = (str, dict, list, int | float, int | float)
-        is_right = isinstance(accepted, dict) and all(
-            isinstance(accepted.get(name), kind) for name, kind in zip(FIELDS, kinds, strict=True)
-        )
+        accepted: AcceptedFigures = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"accepted values '{path}' cannot be read: {error}. {REMEDY}.") from None
-    if not is_right:
+    try:
+        validate(accepted, AcceptedFigures)
+    except ValueError as error:
         raise ValueError(
-            f"'{path}' holds no accepted values of a kernel check (fields {', '.join(FIELDS)}); "
-            f"{REMEDY}."
-        )
-    return accepted  # type: ignore[no-any-return]
+            f"'{path}' holds no accepted values of a kernel check (fields {', '.join(FIELDS)}): "
+            f"{error}; {REMEDY}."
+        ) from None
+    return accepted

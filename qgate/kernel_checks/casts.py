@@ -16,7 +16,7 @@ from qgate.expected.conventions import MSE, Convention, searched_error
 from qgate.expected.distances import distance_to_multiple, relative_error
 from qgate.expected.noise import Expected
 from qgate.formats import Encoded, Quantizer
-from qgate.formats.options import Floats
+from qgate.formats.options import Floats, Options
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.tensor_inputs import plain_tensor
@@ -41,7 +41,7 @@ def check_cast(
     *,
     convention: str | None = None,
     unpack: Callable[[Any], Tensor] | None = None,
-    options: dict[str, Any],
+    options: Options,
 ) -> CheckReport:
     """Hold quantized values against the conventions of their format."""
     values = _values(unpack(actual) if unpack else actual)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from qgate.errors import QgateError
 from qgate.models.experts import slice_experts
@@ -19,9 +19,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+class TrainingRecord(TypedDict):
+    """Sizes of a trained model, with its text, steps, bits per byte and loss curve."""
+
+    model: str
+    sizes: dict[str, int]
+    text: dict[str, str | int]
+    training: dict[str, str | int | float]
+    bits_per_byte: dict[str, float]
+    held_out_curve: dict[str, float]
+
+
 @dataclass(frozen=True)
 class TinyModel:
-    """A model that comes with its weights; `sizes` are the fields of its config.
+    """A model that comes with its weights.
 
     `weights_of` is another one whose weights it has; `listed` gives its experts gate and up as
     layers of their own.
@@ -29,7 +40,7 @@ class TinyModel:
 
     name: str
     about: str
-    sizes: dict[str, Any]
+    config: MambaConfig | LlamaConfig | MoeConfig
     steps: int
     rate: float
     weights_of: str = ""
@@ -37,12 +48,9 @@ class TinyModel:
 
     def build(self) -> nn.Module:
         """Build the network, not trained."""
-        if self.name == "tiny_mamba":
-            return Mamba(MambaConfig(**self.sizes))
-        if "experts" in self.sizes:
-            return Moe(MoeConfig(**self.sizes))
-
-        return Llama(LlamaConfig(**self.sizes))
+        if isinstance(self.config, MambaConfig):
+            return Mamba(self.config)
+        return Moe(self.config) if isinstance(self.config, MoeConfig) else Llama(self.config)
 
     @property
     def file(self) -> Path:
@@ -67,12 +75,13 @@ class TinyModel:
         slice_experts(network, listed=self.listed)
         return network.eval()
 
-    def record(self) -> dict[str, Any]:
-        """Return how the weights were trained: text, steps, bits per byte, loss curve."""
+    def record(self) -> TrainingRecord:
+        """Return how the weights were trained."""
         from safetensors import safe_open
 
         with safe_open(self.file, framework="numpy") as file:
-            return dict(json.loads(file.metadata()["qgate"]))
+            record: TrainingRecord = json.loads(file.metadata()["qgate"])
+        return record
 
 
 TINY: Registry[TinyModel] = Registry("tiny model")
@@ -80,7 +89,7 @@ TINY.add(
     TinyModel(
         "tiny_mamba",
         "byte-level Mamba-1, 5 layers of width 128",
-        {"vocab_size": 256, "d_model": 128, "n_layer": 5, "d_inner": 256},
+        MambaConfig(vocab_size=256, d_model=128, n_layer=5, d_inner=256),
         steps=900,
         rate=4e-3,
     )
@@ -89,20 +98,19 @@ TINY.add(
     TinyModel(
         "tiny_llama",
         "byte-level Llama, 5 layers of width 128, 4 heads sharing 2 keys and values",
-        {"vocab_size": 256, "d_model": 128, "n_layer": 5, "heads": 4, "kv_heads": 2, "d_ff": 256},
+        LlamaConfig(vocab_size=256, d_model=128, n_layer=5, heads=4, kv_heads=2, d_ff=256),
         steps=2200,
         rate=3e-3,
     )
 )
-_MOE_SIZES = {
-    "vocab_size": 256, "d_model": 128, "n_layer": 4, "heads": 4, "kv_heads": 2, "d_ff": 64,
-    "experts": 8, "top_k": 2,
-}  # fmt: skip
+_MOE = MoeConfig(
+    vocab_size=256, d_model=128, n_layer=4, heads=4, kv_heads=2, d_ff=64, experts=8, top_k=2
+)
 TINY.add(
     TinyModel(
         "tiny_moe",
         "byte-level mixture of experts, 4 layers of width 128, 2 of 8 experts, fused 3-D weights",
-        _MOE_SIZES,
+        _MOE,
         steps=1000,
         rate=3e-3,
     )
@@ -111,7 +119,7 @@ TINY.add(
     TinyModel(
         "tiny_moe_list",
         "the weights of tiny-moe, each expert with layers of its own for gate, up and down",
-        _MOE_SIZES,
+        _MOE,
         steps=1000,
         rate=3e-3,
         weights_of="tiny_moe",

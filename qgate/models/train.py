@@ -11,6 +11,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from qgate.charts.training import draw_curve
@@ -81,7 +82,7 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
     bits = training.bits_per_byte(network, held_out)
     record = {
         "model": tiny.title,
-        "sizes": tiny.sizes,
+        "sizes": asdict(tiny.config),
         "text": {"source": "qgate.models.language", "bytes": len(text), "sha256": digest},
         "training": {"steps": steps, "rate": tiny.rate, "seed": seed, "torch": torch.__version__},
         "bits_per_byte": {"model": bits, "unigram": unigram, "bigram": bigram},

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from qgate.errors import QgateError
 from qgate.page.runs import representative_error
@@ -25,6 +25,8 @@ from qgate.storage.files import lock, naming, replacing
 SCHEMA = 1
 KIND = "qgate history point"
 _TIMEOUT_S = 30.0
+
+P = TypeVar("P", "Point", "ModePoint")
 
 
 @dataclass(frozen=True)
@@ -208,11 +210,11 @@ def _point(text: bytes, where: str) -> Point:
         validate(raw, Point)
     except ValueError as error:
         raise QgateError(f"{where} is damaged: {error}. {advice.capitalize()}.") from None
-    modes = tuple(ModePoint(**_fields(mode, ModePoint)) for mode in raw["modes"])
+    modes = tuple(_made_of(mode, ModePoint) for mode in raw["modes"])
     command = tuple(raw["command"])
-    return Point(**{**_fields(raw, Point), "command": command, "modes": modes})
+    return _made_of({**raw, "command": command, "modes": modes}, Point)
 
 
-def _fields(raw: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    """Select the fields that this version knows."""
-    return {field.name: raw[field.name] for field in fields(kind) if field.name in raw}
+def _made_of(raw: Mapping[str, Any], kind: type[P]) -> P:
+    """Build a record from the fields that this version knows."""
+    return kind(**{field.name: raw[field.name] for field in fields(kind) if field.name in raw})

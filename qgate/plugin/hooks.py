@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from qgate.models import Model
     from qgate.modes import Mode
+    from qgate.results.schema import Record
 
 
 @pytest.hookspec
@@ -26,7 +27,7 @@ def pytest_qgate_modes(config: pytest.Config) -> Sequence[Mode]:  # type: ignore
 
 
 @pytest.hookspec
-def pytest_qgate_record(item: pytest.Item, record: dict[str, Any]) -> None:
+def pytest_qgate_record(item: pytest.Item, record: Record) -> None:
     """See what a gate found, site by site, before it is stored; add keys of your own to it."""
 
 

@@ -78,7 +78,7 @@ class HtmlColumns:
             if self._drawn <= _MOST_DRAWN:
                 report.extras = [*getattr(report, "extras", []), *self._extras(worst)]  # type: ignore[attr-defined]
 
-    def _extras(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _extras(self, record: Mapping[str, Any]) -> list[dict[str, str | None]]:
         """Make extras as `pytest_html.extras` does: images as files, or within the page."""
         panels, problems = _panels(record)
         text = "".join(f"<p>Not drawn: {for_html(problem)}</p>" for problem in problems)

@@ -16,7 +16,7 @@ from qgate.errors import QgateError
 from qgate.metrics import METRICS
 from qgate.page.accepted_changes import accepted_movements
 from qgate.plugin.out_folder import out_folder
-from qgate.plugin.runs import Part, SuiteRun, conflicts_of, part_of, sessions_used
+from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
 from qgate.plugin.settings import options_of
 from qgate.results import (
     Writer,
@@ -189,22 +189,20 @@ def measured_part(config: pytest.Config, updates: bool) -> Part:
     return part
 
 
-def joined_facts(parts: Iterable[Part]) -> dict[str, Any]:
+def joined_facts(parts: Iterable[Part]) -> RunFacts:
     """Return the facts of all processes of one run."""
-    facts: dict[str, Any] = {"models": {}, "plans": {}, "limits": {}, "run": {}, "scopes": {}}
-    facts |= {"power": [], "tasks": [], "across_weights": []}
-    for part in parts:
-        for name, known in part["facts"].items():
-            if name not in ("scopes", "power", "tasks", "across_weights"):
-                facts[name] |= known
-        facts["power"] = add_power(facts["power"], part["facts"]["power"])
-        facts["tasks"] = add_tasks(facts["tasks"], part["facts"]["tasks"])
-        facts["across_weights"] = add_across_weights(
-            facts["across_weights"], part["facts"]["across_weights"]
-        )
-        for key, values in part["facts"]["scopes"].items():
-            scope, same = ModeScope(**values), facts["scopes"].get(key)
-            facts["scopes"][key] = scope if same is None else same.joined(scope)
+    facts = RunFacts()
+    for own in (part["facts"] for part in parts):
+        facts.models |= own["models"]
+        facts.plans |= own["plans"]
+        facts.limits |= own["limits"]
+        facts.run |= own["run"]
+        facts.power = add_power(facts.power, own["power"])
+        facts.tasks = add_tasks(facts.tasks, own["tasks"])
+        facts.across_weights = add_across_weights(facts.across_weights, own["across_weights"])
+        for key, values in own["scopes"].items():
+            scope, same = ModeScope(**values), facts.scopes.get(key)
+            facts.scopes[key] = scope if same is None else same.joined(scope)
     return facts
 
 
@@ -336,7 +334,7 @@ def _coverage(run: SuiteRun, omitted: Sequence[OmittedGate]) -> list[ModeCoverag
     """Return what gates with a verdict compared, of every mode."""
     rows = [row for node, of in run.records.items() if node not in run.skips for row in of]
     places = [(gate.cause, gate.reason, gate.model, gate.mode, gate.layer) for gate in omitted]
-    scopes: Iterable[ModeScope] = joined_facts(run.parts)["scopes"].values()
+    scopes = joined_facts(run.parts).scopes.values()
     return list(filter(None, (coverage_of(scope, rows, places) for scope in scopes)))
 
 
@@ -350,11 +348,11 @@ def _unused_lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]]) -> list[str]
     ]
 
 
-def _header(run: SuiteRun, complete: bool, status: int | None) -> dict[str, Any]:
+def _header(run: SuiteRun, complete: bool, status: int | None) -> Record:
     """Return the header of the run; without a status it has not ended."""
     options, config = run.options, run.options.config
     facts = joined_facts(run.parts or [measured_part(config, False)])
-    about, shard, update = facts["run"], None, None
+    about, shard, update = facts.run, None, None
     if options.shard is not None:
         number, of = options.shard
         shard = {"number": number, "of": of, "complete": complete}
@@ -374,10 +372,10 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> dict[str, Any]
         commit=about.get("commit"),
         command=[str(arg) for arg in config.invocation_params.args],
         modes=sorted({row["mode"] for row in run.rows}),
-        plans=facts["plans"],
+        plans=facts.plans,
         metrics=[metric.to_dict() for metric in METRICS],
-        limits=[{"model": k, **limit} for k, v in facts["limits"].items() for limit in v],
-        models=facts["models"],
+        limits=[{"model": k, **limit} for k, v in facts.limits.items() for limit in v],
+        models=facts.models,
         reference=options.values["reference"],
         complete=complete and shard is None,
         shard=shard,
@@ -389,9 +387,9 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> dict[str, Any]
         notes=[*run.selection.notes, *run.unused, *run.underflow],
         other=other_tests_record(run.others, run.lines),
         **({"extent": run.extent} if run.extent is not None else {}),
-        power=facts["power"],
-        tasks=facts["tasks"],
-        **({"across_weights": across} if (across := facts["across_weights"]) else {}),
+        power=facts.power,
+        tasks=facts.tasks,
+        **({"across_weights": across} if (across := facts.across_weights) else {}),
         baselines=options.shown_baselines,
         update=update,
     )

@@ -150,7 +150,8 @@ def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
         run.extent = lazy.records.run_extent(run, "" if whole else _stopped_by(session))
         facts = lazy.records.joined_facts(run.parts)
         run.header = {"extent": run.extent, "shard": options.shard}
-        run.header |= {name: facts[name] for name in ("power", "tasks", "across_weights")}
+        names = ("power", "tasks", "across_weights")
+        run.header |= {name: getattr(facts, name) for name in names}
     _settle(run, session)
     if run.gates:
         if lazy.records.write(run, whole, int(session.exitstatus)):

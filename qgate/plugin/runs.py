@@ -16,9 +16,12 @@ if TYPE_CHECKING:
     from qgate.baselines.update import StoredChange
     from qgate.gate.sessions import GateSession
     from qgate.page.runs import Run
-    from qgate.results.coverage import RunExtent
+    from qgate.results.across_weights import AcrossWeights
+    from qgate.results.coverage import ModeScope, RunExtent
     from qgate.results.movements import Movement
-    from qgate.results.schema import LooserLimit
+    from qgate.results.power import ModePower
+    from qgate.results.schema import LooserLimit, Record
+    from qgate.results.tasks import TaskSummary
     from qgate.sweeps.underflow import Watch
 
 
@@ -42,6 +45,20 @@ class Selection:
         text = f"qgate: {reason}"
         if text not in self.refused:
             self.refused.append(text)
+
+
+@dataclass
+class RunFacts:
+    """Facts of a run: by model, by model and mode, and of the machine; `run` has the last."""
+
+    models: dict[str, dict[str, str]] = field(default_factory=dict)
+    plans: dict[str, dict[str, str]] = field(default_factory=dict)
+    limits: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+    run: dict[str, str | int | None] = field(default_factory=dict)
+    scopes: dict[str, ModeScope] = field(default_factory=dict)
+    power: list[ModePower] = field(default_factory=list)
+    tasks: list[TaskSummary] = field(default_factory=list)
+    across_weights: list[AcrossWeights] = field(default_factory=list)
 
 
 @dataclass
@@ -70,7 +87,7 @@ class SuiteRun:
     others: dict[str, str] = field(default_factory=dict)
     lines: dict[str, str] = field(default_factory=dict)
     gates: set[str] = field(default_factory=set)
-    records: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    records: dict[str, list[Record]] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
@@ -84,7 +101,7 @@ class SuiteRun:
     stale: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     underflow: list[str] = field(default_factory=list)
-    header: dict[str, Any] = field(default_factory=dict)
+    header: Record = field(default_factory=dict)
     updated: bool = False
     idle: bool = False
     folder: Path | None = None

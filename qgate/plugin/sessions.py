@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
 from qgate.gate.measuring.engine_gates import EngineGates, EngineSubject
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.measuring.relation_gates import RelationGates
-from qgate.models import Sampling
+from qgate.models import Model, Sampling
 from qgate.modes import CalibrationSettings
 from qgate.modes.setups import ModelSetup, with_tokens
 from qgate.plugin.gate_collection import SubjectKind
@@ -34,9 +35,25 @@ from qgate.storage.locations import relative_text
 from qgate.text import for_terminal
 
 if TYPE_CHECKING:
+    from qgate.gate.updating import Which
+    from qgate.results.pictures import Plots
     from qgate.storage.locations import Location
 
 _NOTES = 6
+
+
+class SharedOptions(TypedDict):
+    """The options of all gate sessions of a run."""
+
+    baselines: Location
+    updating: Which | None
+    dry_run: bool
+    accept_plan: bool
+    deferred: bool
+    across_weights: bool
+    command: str
+    spelled: Callable[[str], str]
+    plots: Plots
 
 
 class Sessions:
@@ -172,7 +189,7 @@ class Sessions:
     def _policy(self) -> Policy:
         return Policy.from_table(self.options.limits)
 
-    def _shared(self) -> dict[str, Any]:
+    def _shared(self) -> SharedOptions:
         """Return what all sessions of a run are told."""
         workers = getattr(self.config, "workerinput", {}).get("workercount")
         if workers:
@@ -208,7 +225,7 @@ class Sessions:
     def _setup(self, model: str) -> ModelSetup:
         """Return the options as the setup of one model."""
         hook, values = self.config.hook, self.options.values
-        builders: dict[str, Any] = {}
+        builders: dict[str, Callable[..., Model]] = {}
         for models in hook.pytest_qgate_models(config=self.config):
             builders |= models
         own = [mode for listed in hook.pytest_qgate_modes(config=self.config) for mode in listed]

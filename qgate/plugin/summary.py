@@ -58,7 +58,7 @@ def tell(reporter: Any, run: SuiteRun) -> None:
         for reason in () if selection_of(run.options.config).refused else run.selection.refused:
             _write(reporter, f"ERROR: {reason}", "red")
         return
-    models = joined_facts(run.parts)["models"]
+    models = joined_facts(run.parts).models
     about = ", ".join(f"{name} on {of['device']}" for name, of in sorted(models.items()))
     reporter.section(for_terminal(one_line(f"qgate: {about or ', '.join(run.options.models)}")))
     rows, width = run.rows, reporter._tw.fullwidth

@@ -42,7 +42,7 @@ class Option:
             return {"help": self.help, "action": "store_true", "default": None}
         if isinstance(self.kind, tuple):
             return {"help": self.help, "choices": self.kind}
-        reads: dict[Any, dict[str, Any]] = {
+        reads: dict[object, dict[str, object]] = {
             list: {"action": "append"},
             int: {"type": int},
             float: {"type": float},

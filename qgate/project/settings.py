@@ -81,7 +81,7 @@ def read_project(home: Path) -> ProjectSettings:
     return ProjectSettings(home, options, limits, suites, source)
 
 
-def _tables(home: Path) -> list[tuple[str, dict[str, Any]]]:
+def _tables(home: Path) -> list[tuple[str, dict[str, object]]]:
     own, shared = home / NAME, home / "pyproject.toml"
     tables = [(str(own), _parsed(own))] if own.is_file() else []
     if shared.is_file() and _has_settings(home):

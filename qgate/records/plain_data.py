@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+
+
+def add_fields(a: T, b: T) -> T:
+    """Add two records field by field; what one of them does not have is None in the sum."""
+    return type(a)(**{f.name: _sum(getattr(a, f.name), getattr(b, f.name)) for f in fields(a)})
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return None if a is None or b is None else a + b
 
 
 def plain_data(record: DataclassInstance) -> dict[str, object]:

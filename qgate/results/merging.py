@@ -13,7 +13,7 @@ from qgate.results.extent import add_extents, extent_of, merged_extent
 from qgate.results.other_tests import add_other_tests
 from qgate.results.power import add_power
 from qgate.results.reading import read
-from qgate.results.schema import LooserLimit, Record
+from qgate.results.schema import BaselineUpdate, LooserLimit, Record, RunShard
 from qgate.results.tasks import add_tasks
 from qgate.results.writing import write_results
 
@@ -21,8 +21,8 @@ from qgate.results.writing import write_results
 _SAME = ("qgate", "python", "torch", "device", "seed", "commit", "metrics", "limits")
 _JOINED = ("plans", "models")
 NOTHING_RAN = 5
-Update = dict[str, Any] | None
-Shard = dict[str, Any] | None
+Update = BaselineUpdate | None
+Shard = RunShard | None
 
 
 @dataclass(frozen=True)

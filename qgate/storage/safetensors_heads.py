@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 _LONGEST = 100 << 20
 
@@ -14,11 +14,19 @@ class NoHeadError(ValueError):
     """A file has no safetensors head."""
 
 
+class TensorHead(TypedDict):
+    """One tensor of a file: the name of its dtype, and where its bytes begin and end."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
 @dataclass(frozen=True)
 class Head:
     """Entries by name, with offsets from `start`, the byte at which the data begins."""
 
-    entries: dict[str, dict[str, Any]]
+    entries: dict[str, TensorHead]
     metadata: dict[str, str]
     start: int
 
@@ -38,7 +46,7 @@ def read_head(read: Callable[[int, int], bytes], first: int) -> Head:
     return Head(entries, entries.pop("__metadata__", {}), start)
 
 
-def write_head(entries: dict[str, Any]) -> bytes:
+def write_head(entries: Mapping[str, object]) -> bytes:
     """Return the bytes of a head with these entries, without padding."""
     text = json.dumps(entries).encode()
     return len(text).to_bytes(8, "little") + text

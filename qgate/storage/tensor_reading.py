@@ -20,7 +20,7 @@ from torch import Tensor
 from qgate.archives import load_torch
 from qgate.errors import QgateError
 from qgate.storage.locations import read_range
-from qgate.storage.safetensors_heads import Head, NoHeadError, read_head, write_head
+from qgate.storage.safetensors_heads import Head, NoHeadError, TensorHead, read_head, write_head
 
 if TYPE_CHECKING:
     from qgate.storage.folders import Folder
@@ -74,7 +74,7 @@ def safetensors_head(location: Location) -> Head:
         raise QgateError(f"{str(location)!r} is damaged or no .safetensors file.") from None
 
 
-def safetensors_entries(location: Location) -> dict[str, dict[str, Any]]:
+def safetensors_entries(location: Location) -> dict[str, TensorHead]:
     """Read the head's entry of each tensor, in reading order."""
     entries = safetensors_head(location).entries
     if not isinstance(location, Path):

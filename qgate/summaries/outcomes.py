@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from qgate.formats.engine.effects import error_squares, losses_of, outcomes
 from qgate.formats.engine.job import Job, split
 from qgate.formats.losses import Losses, losses_of_values, saturates
 from qgate.formats.quantizer import Quantizer
+from qgate.records.plain_data import add_fields
 from qgate.scales.search import quick_best_exponent
 from qgate.stats import Counts
-from qgate.stats.bits import BY_NAME, decoded
+from qgate.stats.bits import BY_NAME, decoded, dot
 from qgate.stats.summary import Floats
 from qgate.summaries.record import Edges, FormatOutcome
 
@@ -118,11 +119,7 @@ class OutcomeSums:
             return NotImplemented
         if not (self.losses.elements and other.losses.elements):
             return self if self.losses.elements else other
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self)}
-        sums: dict[str, Any] = {
-            k: None if None in pair else pair[0] + pair[1] for k, pair in pairs.items()
-        }
-        return OutcomeSums(**sums)
+        return add_fields(self, other)
 
     def outcome(self) -> FormatOutcome:
         """Return shares and sums; sums of squares that float64 cannot hold are of 0 elements."""
@@ -190,11 +187,7 @@ def _squares(
     beyond = saturates(target, values)
     heavy = wrong if weights is None else wrong * weights
     signal = values if weights is None else values * weights
-    return (
-        float(values @ signal),
-        float(wrong @ heavy),
-        float(wrong[beyond] @ heavy[beyond]),
-    )
+    return dot(values, signal), dot(wrong, heavy), dot(wrong[beyond], heavy[beyond])
 
 
 def outcome_of_counts(

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +103,7 @@ def pool_of_counts(
     if BY_NAME.get(counted_as) not in COUNTABLE:
         raise unknown("dtype of counts", counted_as, [str(d)[6:] for d in COUNTABLE])
     pool = of_counts(Counts.of_patterns(counted_as, patterns, counts))
-    pool = replace(pool, elements=elements, source="counts", **_known(stats, nonfinite))
+    pool = _with_known(replace(pool, elements=elements, source="counts"), stats, nonfinite)
     if dtype.removeprefix("torch.") in ("float32", "float64"):
         pool = replace(pool, moments=_known_moments(stats, pool.counts.finite))
     targets = [t for t in map(target_of, formats) if t.kind != "block" and not t.always_scaled]
@@ -117,7 +116,7 @@ def pool_of_statistics(
     stats: Mapping[str, float], nonfinite: Mapping[str, int], elements: int
 ) -> Pool:
     """Pool one tensor of which a dump has ends and moments and no counts."""
-    pool = Pool(1, elements, "statistics", Counts(""), **_known(stats, nonfinite))
+    pool = _with_known(Pool(1, elements, "statistics", Counts("")), stats, nonfinite)
     finite = elements - sum(nonfinite.values())
     return replace(pool, moments=_known_moments(stats, finite))
 
@@ -138,11 +137,17 @@ def outcome_of(
     return outcome_of_counts(target, pool.counts, own, values, massive)
 
 
-def _known(stats: Mapping[str, float], nonfinite: Mapping[str, int]) -> dict[str, Any]:
-    """Return the exact figures of a record, which replace those of the counts."""
-    kinds = {kind: int(nonfinite.get(kind, 0)) for kind in ("nan", "posinf", "neginf")}
-    ends = {"low": stats.get("min", math.nan), "high": stats.get("max", math.nan)}
-    return kinds | {name: float(end) for name, end in ends.items() if math.isfinite(end)}
+def _with_known(pool: Pool, stats: Mapping[str, float], nonfinite: Mapping[str, int]) -> Pool:
+    """Replace figures of the counts by the exact figures of a record."""
+    low, high = (float(stats.get(end, math.nan)) for end in ("min", "max"))
+    return replace(
+        pool,
+        nan=int(nonfinite.get("nan", 0)),
+        posinf=int(nonfinite.get("posinf", 0)),
+        neginf=int(nonfinite.get("neginf", 0)),
+        low=low if math.isfinite(low) else pool.low,
+        high=high if math.isfinite(high) else pool.high,
+    )
 
 
 def _known_moments(stats: Mapping[str, float], finite: int) -> PowerSums | None:

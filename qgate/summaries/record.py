@@ -203,12 +203,24 @@ class Pair(TypedDict):
     elements: int
 
 
+class Scatter(TypedDict):
+    """A grid of counts of pairs: `counts[i][j]` is reference bin i, actual bin j.
+
+    low, high  ends of both axes, in `unit`
+    outside    pairs that are not in it
+    """
+
+    low: float
+    high: float
+    counts: list[list[int]]
+    outside: int
+    unit: NotRequired[str]
+
+
 class FormatComparison(TypedDict):
     """Two quant types of the dump or two formats, side by side.
 
     kind      quant_types or formats
-    scatter   a grid of counts: `counts[i][j]` is reference bin i, actual bin j, over `low` … `high`
-              for both; `outside` are the pairs that are not in it
     unpaired  tensors of either side without a counterpart
     """
 
@@ -217,7 +229,7 @@ class FormatComparison(TypedDict):
     second: str
     pairs: Sequence[Pair]
     unpaired: int
-    scatter: NotRequired[dict[str, Any]]
+    scatter: NotRequired[Scatter]
 
 
 class LossScale(TypedDict):
@@ -308,6 +320,18 @@ class Map(TypedDict):
     """What the rows are, if they are no tokens."""
 
 
+class AnalysisSettings(TypedDict, total=False):
+    """Settings of an analysis; `of_tensors` counts the tensors of which a share was taken."""
+
+    formats: list[str]
+    compare: list[str] | None
+    wanted: dict[str, str]
+    rows: int
+    most: int | None
+    seed: int
+    of_tensors: int
+
+
 class DumpAnalysis(TypedDict):
     """All of it.
 
@@ -320,7 +344,7 @@ class DumpAnalysis(TypedDict):
 
     kind: str
     dump: dict[str, Any]
-    settings: dict[str, Any]
+    settings: AnalysisSettings
     formats: dict[str, Edges]
     notes: list[str]
     tensors: Sequence[TensorSummary]

@@ -20,7 +20,6 @@ from qgate.sweeps import advice as advising
 from qgate.sweeps._sums import Folded, LevelSums, without_massive
 from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel
 
-_OF_ELEMENTS = ("max", "min_normal", "min_subnormal", "max_exponent", "rounding")
 _OF_TENSOR = (
     "nan", "posinf", "neginf", "zeros", "min", "max", "amax", "amin", "mean", "std",
 )  # fmt: skip
@@ -62,7 +61,11 @@ def record_of(
             "name": fmt.name,
             "layout": fmt.layout,
             "bits": fmt.bits,
-            **{key: getattr(element, key) for key in _OF_ELEMENTS},
+            "max": element.max,
+            "min_normal": element.min_normal,
+            "min_subnormal": element.min_subnormal,
+            "max_exponent": element.max_exponent,
+            "rounding": element.rounding,
         },
         "tensor": {
             "name": named[0],

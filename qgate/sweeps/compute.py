@@ -81,9 +81,9 @@ class Sweep(Overviewed):
     def reasons(self) -> list[str]:
         return list(self.record["advice"]["reasons"])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> SweepRecord:
         """Return plain data for JSON: what is not finite is one of the texts inf, -inf and nan."""
-        data: dict[str, Any] = plain(self.record)
+        data: SweepRecord = plain(self.record)
         return data
 
     def to_frame(self) -> pd.DataFrame:

@@ -76,11 +76,25 @@ class SweepAdvice(TypedDict):
     massive: NotRequired[dict[str, float] | None]
 
 
+class FormatFigures(TypedDict):
+    """A format, with the ends of its elements; `asked` is the name it was requested by."""
+
+    name: str
+    layout: str
+    bits: float
+    max: float
+    min_normal: float
+    min_subnormal: float
+    max_exponent: int
+    rounding: str
+    asked: NotRequired[str]
+
+
 class SweepRecord(TypedDict):
     """A sweep as plain data; in JSON "inf", "-inf" and "nan" are texts, and null is undefined."""
 
     kind: str
-    format: dict[str, Any]
+    format: FormatFigures
     tensor: dict[str, Any]
     parameters: SweepParameters
     levels: list[SweptLevel]

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -193,7 +193,7 @@ def _records(stored: StoredTensor, source: str, request: Request) -> Iterator[Sw
         ).to_dict()
         swept["tensor"] |= about
         swept["format"]["asked"] = get(name).name
-        yield cast(SweepRecord, swept)
+        yield swept
 
 
 class _SweptValues:

@@ -328,7 +328,7 @@ def normal_record(layers: int = 4, ranks: int = 3, width: int = 64, seed: int = 
         comparison={
             "kind": "quant_types", "first": "hifp8", "second": "mxfp8", "pairs": pairs,
             "unpaired": 2,
-            "scatter": {"low": -4.0, "high": 4.0, "counts": cells.astype(int).tolist()},
+            "scatter": {"low": -4.0, "high": 4.0, "counts": cells.astype(int).tolist(), "outside": 0},
         },
         loss_scales=[
             scale("fp8_e4m3", 10, 16, 13, 0.83, 0.0004),

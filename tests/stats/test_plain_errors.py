@@ -1,11 +1,14 @@
 """The short pass says what the full one says, or leaves it to that one."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qgate.stats.bits import dot
 from qgate.stats.plain_errors import plain_errors
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -90,3 +93,9 @@ def test_numbers_that_single_precision_cannot_square_are_left_to_the_full_pass(b
 )
 def test_what_it_cannot_answer_it_leaves(a, r):
     assert plain_errors(a, r) is None
+
+
+@pytest.mark.parametrize("n", [0, 1, 8191, 8192, 8193, 65_535, 65_536])
+def test_a_dot_product_in_pieces_has_every_element(n):
+    x, y = np.random.default_rng(n).uniform(1, 2, (2, n))
+    assert dot(x, y) == pytest.approx(math.fsum(x * y), rel=1e-13)

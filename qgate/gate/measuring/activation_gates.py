@@ -54,7 +54,7 @@ class ActivationSubject(Subject):
     def tensors(self) -> list[LayerActivations]:
         """Measure all samples in one run for all tests, whatever limits each of them has."""
         model = self.bench.model
-        return activations(model, list(model.inputs), **ANALYSES).record["layers"]
+        return activations(model, list(model.inputs), settings=ANALYSES).record["layers"]
 
 
 class ActivationGates(GateSession):
