@@ -64,7 +64,9 @@ def _read(path: Path) -> dict[str, Any]:
         is_right = isinstance(accepted, dict) and all(
             isinstance(accepted.get(name), kind) for name, kind in zip(FIELDS, kinds, strict=True)
         )
-    except (OSError, ValueError) as error:
+        texts = [*accepted["held"], *accepted["conventions"].values()] if is_right else []
+        is_right = is_right and all(isinstance(text, str) for text in texts)
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"accepted values '{path}' cannot be read: {error}. {REMEDY}.") from None
     if not is_right:
         raise ValueError(
