@@ -30,7 +30,7 @@ _LEAST = 5e-324
 
 
 @dataclass(frozen=True)
-class Group:
+class ScaleGroup:
     """Finite numbers of a chunk whose blocks have the scale 2**exponent; None without blocks."""
 
     exponent: int | None
@@ -130,7 +130,7 @@ class _CellSums:
     greatest: Floats
 
 
-def _sums_of(group: Group, edges_of: CellEdges | None) -> Group | _CellSums:
+def _sums_of(group: ScaleGroup, edges_of: CellEdges | None) -> ScaleGroup | _CellSums:
     """Sort a group and sum each cell, or return it where there are no edges.
 
     Cells of negative numbers follow those of positive ones.
@@ -201,7 +201,7 @@ class CellTable:
 
 def in_cells(
     chunks: Iterable[torch.Tensor],
-    groups_of: Callable[[torch.Tensor], Iterable[Group]],
+    groups_of: Callable[[torch.Tensor], Iterable[ScaleGroup]],
     edges: CellEdges | None,
 ) -> Iterator[Folded]:
     """Sum all chunks by cells, on as many threads as torch uses, and yield the cells.
@@ -209,12 +209,12 @@ def in_cells(
     Groups without edges come back number by number.
     """
 
-    def summed(chunk: torch.Tensor) -> list[Group | _CellSums]:
+    def summed(chunk: torch.Tensor) -> list[ScaleGroup | _CellSums]:
         return [_sums_of(group, edges) for group in groups_of(chunk)]
 
     tables: dict[int | None, CellTable] = {}
     for part in itertools.chain.from_iterable(in_order(summed, chunks)):
-        if isinstance(part, Group):
+        if isinstance(part, ScaleGroup):
             yield from Folded.pieces(part.relative(part.values), part.exponent)
             continue
         if part.exponent not in tables:

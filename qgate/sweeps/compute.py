@@ -28,7 +28,7 @@ from qgate.scales.levels import Alignment, Level, ends_of, levels_of, usual_of
 from qgate.scales.search import Floats, best_exponent, merge_values
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
 from qgate.stats.bits import CHUNK, DIRECT, as_tensors, countable, slabs
-from qgate.sweeps._cells import CellEdges, Group, in_cells
+from qgate.sweeps._cells import CellEdges, ScaleGroup, in_cells
 from qgate.sweeps._recording import Parts, record_of
 from qgate.sweeps._sums import Folded
 from qgate.sweeps.plots import draw_block, draw_metrics
@@ -329,9 +329,9 @@ def _magnitudes_of(summary: Counts | Values, edges: CellEdges | None) -> Iterato
         yield from in_cells(summary.slabs(), _finite_values, edges)
 
 
-def _finite_values(slab: Tensor) -> Iterator[Group]:
+def _finite_values(slab: Tensor) -> Iterator[ScaleGroup]:
     values = slab.reshape(-1).cpu().numpy()
-    yield Group(None, values[np.isfinite(values)])
+    yield ScaleGroup(None, values[np.isfinite(values)])
 
 
 def _block_magnitudes(
@@ -378,7 +378,9 @@ def _counted_blocks(counted: BlockCounts, own_scale: Callable[[int], int]) -> It
         yield Folded(np.ldexp(sizes, -own), positive, negative, own)
 
 
-def _block_groups(own_scale: Callable[[int], int], block: int, slab: Tensor) -> Iterator[Group]:
+def _block_groups(
+    own_scale: Callable[[int], int], block: int, slab: Tensor
+) -> Iterator[ScaleGroup]:
     """Group the blocks of a slab by their own scale; those with NaN or Inf are left out."""
     length = slab.shape[-1]
     rows = slab.reshape(-1, length).cpu().numpy()
@@ -391,4 +393,4 @@ def _block_groups(own_scale: Callable[[int], int], block: int, slab: Tensor) -> 
         exponents = np.where(amax > 0, np.frexp(amax)[1] - 1, _SUBNORMAL)
         for exponent in np.unique(exponents):
             own = own_scale(int(exponent))
-            yield Group(own, good[exponents == exponent].reshape(-1))
+            yield ScaleGroup(own, good[exponents == exponent].reshape(-1))
