@@ -174,6 +174,15 @@ def _ended_by_sigterm(command: str) -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it did its work, 2 if its arguments cannot be used."""
+    try:
+        return _run_command(argv)
+    except KeyboardInterrupt:  # before the command began, or as it ended
+        with contextlib.suppress(KeyboardInterrupt):
+            print_text("\nqgate: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run_command(argv: Sequence[str] | None) -> int:
     wait_calmly()
     _open_streams()
     top = parser()

@@ -12,7 +12,6 @@ import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from qgate.engine import Failure, Workers, map_items
 from qgate.errors import QgateError
 from qgate.stats import errors, serial
 from qgate.stats.plain_errors import plain_errors
+from qgate.stats.threads import in_order
 from qgate.storage import locations
 
 _EXPONENTS = {
@@ -107,14 +107,7 @@ def _by_rank(
 def _compared(actual: Dump, reference: Dump, pairs: Iterable[RecordPair]) -> Iterator[PairErrors]:
     """Compare pairs in order, several at a time: most of the work runs without Python's lock."""
     workers = max(1, min(8, os.cpu_count() or 1))
-    waiting: deque[Future[PairErrors]] = deque()
-    with serial(), ThreadPoolExecutor(workers, thread_name_prefix="qgate-compare") as pool:
-        for pair in pairs:
-            waiting.append(pool.submit(_compare, actual, reference, *pair))
-            if len(waiting) == _AHEAD:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+    return in_order(lambda pair: _compare(actual, reference, *pair), pairs, workers, _AHEAD)
 
 
 def _compared_by_workers(

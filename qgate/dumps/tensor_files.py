@@ -76,16 +76,16 @@ def expand(specs: list[str]) -> list[str]:
 
 def check_file(spec: str) -> None:
     """Refuse a name that no file has, and one that is not of a file of tensors."""
-    if not _exists(split_spec(spec)[0]):
-        if glob.has_magic(spec):
-            raise QgateError(f"no {_endings()} file matches {spec!r}.")
-        raise QgateError(f"there is no file {spec!r}; check the spelling.")
     _reader_of(spec)
 
 
 def _reader_of(spec: str) -> Callable[[Location, str | None], Iterator[StoredTensor]]:
-    """Return the reader of a file by the end of its name; a folder has none."""
+    """Return the reader of a file that exists by the end of its name; a folder has none."""
     path, _ = split_spec(spec)
+    if not _exists(path):
+        if glob.has_magic(spec):
+            raise QgateError(f"no {_endings()} file matches {spec!r}.")
+        raise QgateError(f"there is no file {spec!r}; check the spelling.")
     if path.is_dir():
         raise QgateError(f"{spec!r} is a folder; name its files, as in '{path}/**/*.safetensors'.")
     reader = READERS.get(path.suffix.lower())
@@ -98,7 +98,6 @@ def _reader_of(spec: str) -> Callable[[Location, str | None], Iterator[StoredTen
 
 def read_tensors(spec: str) -> Iterator[StoredTensor]:
     """Read the tensors of a file; `FILE:NAME` reads the one of that name."""
-    check_file(spec)
     path, key = split_spec(spec)
     reader = _reader_of(spec)
     if path.stat().st_size == 0:

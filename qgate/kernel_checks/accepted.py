@@ -80,7 +80,7 @@ def hold_accepted(path: Path, report: CheckReport) -> None:
 def _read(path: Path) -> AcceptedFigures:
     try:
         accepted: AcceptedFigures = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"accepted values '{path}' cannot be read: {error}. {REMEDY}.") from None
     try:
         validate(accepted, AcceptedFigures)

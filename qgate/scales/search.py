@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import torch
 
 from qgate.formats import ElementFormat
 from qgate.scales.levels import ceil_log2_ratio
-from qgate.stats import serial
+from qgate.stats import Values, serial
 
 Floats = npt.NDArray[np.float64]
 
@@ -79,19 +79,23 @@ def _least(exponents: Sequence[int], errors: Floats, near: float) -> int:
     return min(same, key=lambda e: (abs(e - near), -e))
 
 
-def merge_chunks(chunks: Iterable[Floats], amax: float) -> tuple[Floats, Floats]:
+def merge_values(values: Values) -> tuple[Floats, Floats]:
     """Merge magnitudes of values that are not counted where they agree in 12 leading bits.
 
     Each stands for its mean, so numbers of few bits stay what they are.
     """
-    unit = math.frexp(amax)[1]
+    unit = math.frexp(values.amax)[1]
     room = _bins(np.ones(1), _FINE_BITS)[0] + 1
-    counts, sums = np.zeros(room), np.zeros(room)
-    for chunk in chunks:
+
+    def binned(chunk: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
         sizes = np.ldexp(np.abs(chunk), -unit)
         bins = _bins(sizes, _FINE_BITS)
-        counts += np.bincount(bins, minlength=room)
-        sums += np.bincount(bins, sizes, minlength=room)
+        return np.bincount(bins, minlength=room), np.bincount(bins, sizes, minlength=room)
+
+    counts, sums = np.zeros(room), np.zeros(room)
+    for numbers, totals in values.map_chunks(binned):
+        counts += numbers
+        sums += totals
     used = np.flatnonzero(counts)
     return np.ldexp(sums[used] / counts[used], unit), counts[used]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +14,52 @@ from torch import Tensor
 from qgate.stats import bits as _bits
 from qgate.stats.moments import PowerPass, PowerSums
 from qgate.stats.summary import Floats, Ints, SummaryOfKinds, require_percentile
+from qgate.stats.threads import in_order
+
+R = TypeVar("R")
+
+
+class _Survey(NamedTuple):
+    """Counts of non-finite values and zeros, and the extremes of the others."""
+
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    zeros: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    least: float = math.inf
+
+    @property
+    def extremes(self) -> tuple[float, float, float, int]:
+        return self.low, self.high, self.least, self.zeros
+
+    def merged(self, other: _Survey) -> _Survey:
+        summed = [a + b for a, b in zip(self[:4], other[:4], strict=True)]
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        return _Survey(*summed, low, high, min(self.least, other.least))
+
+
+def _surveyed(slab: Tensor) -> _Survey:
+    values = slab.reshape(-1).cpu().numpy()
+    nan = int(np.isnan(values).sum())
+    posinf, neginf = (int((values == end).sum()) for end in (math.inf, -math.inf))
+    finite = values[np.isfinite(values)] if nan or posinf or neginf else values
+    sizes = np.abs(finite[finite != 0])
+    return _Survey(
+        nan,
+        posinf,
+        neginf,
+        len(finite) - len(sizes),
+        float(finite.min(initial=math.inf)),
+        float(finite.max(initial=-math.inf)),
+        float(sizes.min(initial=math.inf)),
+    )
+
+
+def _finite_values(slab: Tensor) -> Floats:
+    values = slab.reshape(-1).cpu().numpy()
+    return values[np.isfinite(values)].astype(np.float64)
 
 
 class Values(SummaryOfKinds):
@@ -23,35 +70,43 @@ class Values(SummaryOfKinds):
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = list(tensors)
-        self.dtype = _bits.short_name(self._tensors[0].dtype)
+        self.tensors = list(tensors)
+        self.dtype = _bits.short_name(self.tensors[0].dtype)
         self.rounded_from = None
 
     def __add__(self, other: Values) -> Values:
         if not isinstance(other, Values):
             return NotImplemented
-        return Values([*self._tensors, *other._tensors])
+        return Values([*self.tensors, *other.tensors])
+
+    def slabs(self) -> Iterator[Tensor]:
+        """Yield views of the tensors, a chunk at a time."""
+        for tensor in self.tensors:
+            yield from _bits.slabs(tensor, _bits.CHUNK)
 
     def chunks(self) -> Iterator[Floats]:
         """Yield the finite values as float64, a chunk at a time."""
-        for tensor in self._tensors:
-            for slab in _bits.slabs(tensor, _bits.CHUNK):
-                flat = slab.reshape(-1).to("cpu", torch.float64).numpy()
-                yield flat[np.isfinite(flat)]
+        return map(_finite_values, self.slabs())
+
+    def map_chunks(self, function: Callable[[Floats], R]) -> Iterator[R]:
+        """Yield what a function makes of each chunk, in order; it runs on several threads."""
+        return in_order(lambda slab: function(_finite_values(slab)), self.slabs())
 
     @cached_property
     def _kinds(self) -> tuple[int, int, int]:
-        nan = posinf = neginf = 0
-        for tensor in self._tensors:
-            for slab in _bits.slabs(tensor, _bits.CHUNK):
-                nan += int(slab.isnan().sum())
-                posinf += int((slab == math.inf).sum())
-                neginf += int((slab == -math.inf).sum())
-        return nan, posinf, neginf
+        return self._survey.nan, self._survey.posinf, self._survey.neginf
+
+    @cached_property
+    def _survey(self) -> _Survey:
+        """The non-finite values and the extremes, by one pass."""
+        total = _Survey()
+        for part in in_order(_surveyed, self.slabs()):
+            total = total.merged(part)
+        return total
 
     @property
     def n(self) -> int:  # type: ignore[override]
-        return sum(tensor.numel() for tensor in self._tensors)
+        return sum(tensor.numel() for tensor in self.tensors)
 
     def weighted(self) -> tuple[Floats, Ints]:
         """Return distinct values, sorted: twice the tensor's memory, which other methods avoid."""
@@ -61,15 +116,9 @@ class Values(SummaryOfKinds):
         )
         return values, weights.astype(np.int64)
 
-    @cached_property
+    @property
     def _extremes(self) -> tuple[float, float, float, int]:
-        low, high, least, zeros = math.inf, -math.inf, math.inf, 0
-        for chunk in self.chunks():
-            if len(chunk):
-                low, high = min(low, float(chunk.min())), max(high, float(chunk.max()))
-                sizes = np.abs(chunk[chunk != 0])
-                zeros += len(chunk) - len(sizes)
-                least = min(least, float(sizes.min(initial=math.inf)))
+        low, high, least, zeros = self._survey.extremes
         if low > high:
             return math.nan, math.nan, math.nan, 0
         return low, high, least if least < math.inf else math.nan, zeros
@@ -92,10 +141,16 @@ class Values(SummaryOfKinds):
 
     @cached_property
     def moments(self) -> PowerSums:
-        total = PowerPass(self.amax if self.finite else 0.0)
-        for chunk in self.chunks():
-            total.take(torch.from_numpy(chunk))
-        return total.moments()
+        amax, total = self.amax if self.finite else 0.0, PowerSums()
+
+        def sums_of(chunk: Floats) -> PowerSums:
+            part = PowerPass(amax)
+            part.take(torch.from_numpy(chunk))
+            return part.moments()
+
+        for part in self.map_chunks(sums_of):
+            total.merge(part)
+        return total
 
     def percentile(self, q: float, *, of: str = "value") -> float:
         require_percentile(q, of)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qgate.stats._portion import DTYPES
 from qgate.stats.direct_values import Values
-from qgate.stats.summary import Floats
+from qgate.stats.summary import Floats, Ints
 from qgate.stats.value_counts import Counts
 from qgate.tensor_inputs import plain_tensor
 
@@ -76,21 +76,28 @@ def _of_values(values: Values) -> float:
     if not n or _at_least(values) >= values.amax:
         return math.inf
     last = values.ordered(n - 1, "magnitude")
-    unit, below, total = last or 1.0, 0, 0.0
-    for chunk in values.chunks():
+    unit = last or 1.0
+
+    def smaller(chunk: Floats) -> tuple[int, float]:
         sizes = np.abs(chunk)
-        smaller = sizes[sizes < last]
-        below += len(smaller)
-        total += float(np.square(smaller / unit).sum())
+        sizes = sizes[sizes < last]
+        return len(sizes), float(np.square(sizes / unit).sum())
+
+    numbers, sums = zip(*values.map_chunks(smaller), strict=True)
+    below, total = sum(numbers), sum(sums)
     total += (n - below) * (last / unit) ** 2
     return _beyond(unit * math.sqrt(total / n), values.amax)
 
 
 def _at_least(values: Values) -> float:
     """Bound the result from below in one pass, with 4 bits of each magnitude."""
+
+    def counted(chunk: Floats) -> Ints:
+        return np.bincount(np.abs(chunk).view(np.int64) >> 48, minlength=2**15)
+
     counts = np.zeros(2**15, dtype=np.int64)
-    for chunk in values.chunks():
-        counts += np.bincount(np.abs(chunk).view(np.int64) >> 48, minlength=2**15)
+    for part in values.map_chunks(counted):
+        counts += part
     occurring = np.flatnonzero(counts)
     sizes, weights = (occurring << 48).view(np.float64), counts[occurring].astype(np.float64)
     return TIMES * _rest_rms(sizes, weights)

@@ -17,14 +17,15 @@ from qgate.scales.levels import Level
 from qgate.stats import Counts, Values, massive_beyond
 from qgate.summaries.record import HIDDEN_DB
 from qgate.sweeps import advice as advising
-from qgate.sweeps._sums import Folded, LevelSums, without_massive
+from qgate.sweeps._cells import CellEdges, are_worth_cells
+from qgate.sweeps._sums import Floats, Folded, LevelSums, without_massive
 from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel
 
 _OF_TENSOR = (
     "nan", "posinf", "neginf", "zeros", "min", "max", "amax", "amin", "mean", "std",
 )  # fmt: skip
-Parts = Callable[[], Iterable[Folded]]
-"""Function that yields the magnitudes of a tensor, each time it is called."""
+Parts = Callable[[CellEdges | None], Iterable[Folded]]
+"""Function that yields the magnitudes of a tensor whenever it is called; in cells, given edges."""
 
 
 def record_of(
@@ -38,7 +39,8 @@ def record_of(
     """Measure a tensor, `named` by its name and shape, at every level, and recommend one."""
     element, is_block = fmt.element, parameters["block"] is not None
     sums = LevelSums(element, levels, summary, parameters["scale_bits"])
-    for folded in parts():
+    in_cells = sums.base == 0 and are_worth_cells(summary)
+    for folded in parts(CellEdges(element, sums.scales_at) if in_cells else None):
         sums.add(folded)
     if sums.n == 0:
         raise QgateError(f"{named[0]}: every block holds NaN or Inf, so there is nothing to sweep.")
@@ -89,7 +91,7 @@ def record_of(
         "parameters": parameters,
         "advice": advice,
     }
-    _add_massive(record, element, summary, parts)
+    _add_massive(record, sums, summary, parts, in_cells)
     return record
 
 
@@ -124,7 +126,7 @@ def _swept_level(
 
 
 def _add_massive(
-    record: SweepRecord, fmt: ElementFormat, summary: Counts | Values, parts: Parts
+    record: SweepRecord, sums: LevelSums, summary: Counts | Values, parts: Parts, in_cells: bool
 ) -> None:
     """Add the SQNR without massive elements at the recommended level: they can hide errors.
 
@@ -138,8 +140,13 @@ def _add_massive(
     advice["massive"] = None
     beyond = massive_beyond(summary)
     if beyond < math.inf and not math.isnan(whole):
-        scale_bits = record["parameters"]["scale_bits"]
-        reduced, elements = without_massive(fmt, parts(), level, scale_bits, beyond)
+        place = slice(advice["recommended"], advice["recommended"] + 1)
+
+        def scale_of(exponent: int | None) -> Floats:
+            return sums.scales_at(exponent)[place]
+
+        edges = CellEdges(sums.fmt, scale_of, beyond) if in_cells else None
+        reduced, elements = without_massive(sums.fmt, parts(edges), scale_of, beyond)
         advice["massive"] = {"beyond": beyond, "elements": elements}
     level["sqnr_db_without_massive"] = reduced
     if whole - reduced > HIDDEN_DB:

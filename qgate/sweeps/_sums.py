@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,6 @@ from qgate.formats import ElementFormat
 from qgate.metrics import METRICS
 from qgate.scales.levels import Level
 from qgate.stats import Counts, ErrorSums, Values, serial
-from qgate.sweeps.record import SweptLevel
 
 Floats = npt.NDArray[np.float64]
 _ROOM = 2**17
@@ -22,17 +21,30 @@ _PIECE = 2**15
 
 
 @dataclass
+class CellEnds:
+    """Cells of numbers that round alike at every level, each with its numbers' mean as magnitude.
+
+    `spreads` are sums of squared distances from the mean.
+    """
+
+    spreads: Floats
+    least: Floats
+    greatest: Floats
+
+
+@dataclass
 class Folded:
     """Finite values folded to magnitudes: ascending, with the counts of either sign.
 
     For blocks, magnitudes are relative to the block's scale 2**exponent, and all are of blocks with
-    that exponent.
+    that exponent. With `cells`, a magnitude stands for several numbers.
     """
 
     sizes: Floats
     positive: Floats
     negative: Floats
     exponent: int | None = None
+    cells: CellEnds | None = None
 
     @property
     def counts(self) -> Floats:
@@ -78,36 +90,47 @@ class LevelSums:
         """Levels at which some block's scale was clamped, or is NaN."""
         self.n = self.r_sum = self.r_abs = self.r_square = self.r_centered = self.r_max = 0.0
 
-    def _block_scales(self, exponent: int, *, zero: bool) -> Floats:
-        """Return the scales to use, relative to the block's own, as the quantizer clamps them."""
-        exponents = exponent + self.exponents
-        clamped = np.clip(exponents, -self.limit, self.limit)
-        if not zero:
-            self.clamped |= clamped != exponents
-            if not self.is_wide:
-                self.broken |= exponents > self.limit
+    def scales_at(self, exponent: int | None) -> Floats:
+        """Return the scales to use, relative to a block's own, as the quantizer clamps them."""
+        if exponent is None:
+            return self.scales
+        clamped = np.clip(exponent + self.exponents, -self.limit, self.limit)
         return np.asarray(np.exp2(clamped - exponent))
+
+    def _note_clamped(self, exponent: int) -> None:
+        exponents = exponent + self.exponents
+        self.clamped |= np.abs(exponents) > self.limit
+        if not self.is_wide:
+            self.broken |= exponents > self.limit
 
     def add(self, folded: Folded) -> None:
         """Add magnitudes with their weights to the sums of every level."""
         if not len(folded.sizes):
             return
         sizes, counts, signed = folded.sizes, folded.counts, folded.positive - folded.negative
-        scales, power = self.scales, -self.base
+        scales, power = self.scales_at(folded.exponent), -self.base
         if folded.exponent is not None:
             power += folded.exponent
-            scales = self._block_scales(folded.exponent, zero=sizes[-1] == 0)
+            if sizes[-1] > 0:
+                self._note_clamped(folded.exponent)
         unit = float(np.ldexp(1.0, power))
         true = sizes * unit
+        cells = folded.cells or CellEnds(np.zeros(len(sizes)), sizes, sizes)
+        spreads, least, greatest = (
+            cells.spreads * unit * unit,
+            cells.least * unit,
+            cells.greatest * unit,
+        )
+        spread = float(spreads.sum())
         weighted = true * counts
-        energy = true * weighted
+        energy = true * weighted + spreads
         self.n += float(counts.sum())
         self.r_sum += float(true @ signed)
         self.r_abs += float(weighted.sum())
         self.r_square += float(energy.sum())
         up, down = true - self.center, true + self.center
-        self.r_centered += float(up**2 @ folded.positive + down**2 @ folded.negative)
-        self.r_max = max(self.r_max, float(true[-1]))
+        self.r_centered += float(up**2 @ folded.positive + down**2 @ folded.negative) + spread
+        self.r_max = max(self.r_max, float(greatest.max()))
         # Ascending magnitudes: saturated ones are a tail, and those that underflow a head.
         ahead = np.concatenate([[0.0], np.cumsum(counts)])
         energy_ahead = np.concatenate([[0.0], np.cumsum(energy)])
@@ -130,6 +153,9 @@ class LevelSums:
                 self.flushed[part] += ahead[flushed] - ahead[zeros]
                 self.flushed_energy[part] += energy_ahead[flushed]
                 q = np.multiply(rounded, scale * unit, out=rounded)
+                for ends in (least, greatest) if folded.cells else (true,):
+                    largest = np.abs(q - ends).max(axis=1)
+                    self.error_max[part] = np.maximum(self.error_max[part], largest)
                 self.q_sum[part] += q @ signed
                 dot = q @ weighted
                 self.dot[part] += dot
@@ -148,12 +174,12 @@ class LevelSums:
                     self.q_centered[part] += squares
                 self.error_sum[part] += error @ signed
                 square = np.multiply(error, error, out=q)
-                self.error_square[part] += square @ counts
+                self.error_square[part] += square @ counts + spread
                 for i, tail in enumerate(tails, start):
-                    self.saturated_noise[i] += square[i - start, tail:] @ counts[tail:]
+                    noise = square[i - start, tail:] @ counts[tail:]
+                    self.saturated_noise[i] += noise + spreads[tail:].sum()
                 np.abs(error, out=error)
                 self.error_abs[part] += error @ counts
-                self.error_max[part] = np.maximum(self.error_max[part], error.max(axis=1))
 
     def metrics(self, level: int) -> dict[str, float]:
         """Return all metrics of a level in the tensor's own units; NaN where blocks became NaN."""
@@ -206,28 +232,25 @@ def _center_of(summary: Counts | Values) -> float:
 def without_massive(
     fmt: ElementFormat,
     parts: Iterable[Folded],
-    level: SweptLevel,
-    scale_bits: int,
+    scale_of: Callable[[int | None], Floats],
     beyond: float,
 ) -> tuple[float, int]:
     """Return the SQNR of the elements up to a magnitude, and the number beyond it."""
     # In units near that magnitude, no square overflows.
     base = math.frexp(beyond)[1]
-    limit = 2 ** (scale_bits - 1) - 1
     signal = noise = elements = 0.0
     for folded in parts:
-        own, scale = 0, float(level["factor"])
-        if folded.exponent is not None:
-            own = folded.exponent
-            scale = 2.0 ** (min(max(own + level["exponent"], -limit), limit) - own)
+        own, scale = folded.exponent or 0, float(scale_of(folded.exponent)[0])
         end = int(np.searchsorted(np.ldexp(folded.sizes, own), beyond, side="right"))
         elements += float(folded.counts[end:].sum())
         sizes, weights = folded.sizes[:end], folded.counts[:end]
+        spread = 0.0 if folded.cells is None else folded.cells.spreads[:end].sum()
+        spread = np.ldexp(spread, 2 * (own - base))
         with serial():
             rounded = fmt.nearest(torch.from_numpy(sizes / scale)).numpy() * scale
         true = np.ldexp(sizes, own - base)
-        signal += float(np.square(true) @ weights)
-        noise += float(np.square(np.ldexp(rounded, own - base) - true) @ weights)
+        signal += float(np.square(true) @ weights + spread)
+        noise += float(np.square(np.ldexp(rounded, own - base) - true) @ weights + spread)
     if noise == 0:
         return math.inf, int(elements)
     return (10 * math.log10(signal / noise) if signal else -math.inf), int(elements)

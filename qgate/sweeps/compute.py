@@ -25,10 +25,11 @@ from qgate.formats.mx import MxFormat, mx_format
 from qgate.formats.p3109 import PREFIX
 from qgate.records.plain_data import plain
 from qgate.scales.levels import Alignment, Level, ends_of, levels_of, usual_of
-from qgate.scales.search import Floats, best_exponent, merge_chunks
+from qgate.scales.search import Floats, best_exponent, merge_values
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
 from qgate.stats.bits import CHUNK, DIRECT, as_tensors, countable, slabs
-from qgate.sweeps._recording import record_of
+from qgate.sweeps._cells import CellEdges, ScaleGroup, in_cells
+from qgate.sweeps._recording import Parts, record_of
 from qgate.sweeps._sums import Folded
 from qgate.sweeps.plots import draw_block, draw_metrics
 from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel, flat_level
@@ -240,7 +241,7 @@ def _sweep_tensor(
     }
     scales = levels_of(ends, levels, usual, best)
     return Sweep(
-        record_of(fmt, summary, named, scales, lambda: _magnitudes_of(summary), parameters)
+        record_of(fmt, summary, named, scales, partial(_magnitudes_of, summary), parameters)
     )
 
 
@@ -249,7 +250,7 @@ def _magnitudes(summary: Counts | Values) -> tuple[Floats, Floats]:
     if isinstance(summary, Counts):
         sizes, positive, negative = summary.folded()
         return sizes, positive + negative
-    return merge_chunks(summary.chunks(), summary.amax)
+    return merge_values(summary)
 
 
 def _sweep_blocks(
@@ -320,33 +321,46 @@ def _summarize(x: Any) -> Counts | Values:
     return counts(x)
 
 
-def _magnitudes_of(summary: Counts | Values) -> Iterator[Folded]:
-    """Yield the magnitudes of all values, counted or a piece at a time."""
+def _magnitudes_of(summary: Counts | Values, edges: CellEdges | None) -> Iterator[Folded]:
+    """Yield the magnitudes of all values, counted, in cells or a piece at a time."""
     if isinstance(summary, Counts):
         yield Folded(*summary.folded())
     else:
-        for chunk in summary.chunks():
-            yield from Folded.pieces(chunk)
+        yield from in_cells(summary.slabs(), _finite_values, edges)
+
+
+def _finite_values(slab: Tensor) -> Iterator[ScaleGroup]:
+    values = slab.reshape(-1).cpu().numpy()
+    yield ScaleGroup(None, values[np.isfinite(values)])
 
 
 def _block_magnitudes(
     x: Any, mx: MxFormat, block: int, axis: int, scale_bits: int
-) -> tuple[Counts | Values, Callable[[], Iterator[Folded]]]:
+) -> tuple[Counts | Values, Parts]:
     """Return a summary of all values, and their magnitudes relative to their block's scale."""
     if block < 1:
         raise QgateError(f"block {block} is not allowed; it is at least 1.")
+    summary = x if isinstance(x, Values) else None
+    if summary is not None:
+        if len(summary.tensors) > 1:
+            raise QgateError("blocks are of one tensor; sweep each of several tensors by itself.")
+        x = summary.tensors[0]
     if isinstance(x, Tensor) and not -max(x.dim(), 1) <= axis < max(x.dim(), 1):
         raise QgateError(f"axis {axis} is out of range for a tensor of {x.dim()} dimensions.")
     own_scale = partial(_own_scale, mx.element.max_exponent, scale_bits)
     if isinstance(x, np.ndarray):
         x = next(as_tensors(x))
     if isinstance(x, Tensor) and x.dtype in DIRECT and not all_bf16(x):
-        return counts(x), lambda: _direct_blocks(x, own_scale, block, axis)
+        along = x.detach().movedim(axis, -1) if x.dim() > 1 else x.detach()
+        groups = partial(_block_groups, own_scale, block)
+        return summary or counts(x), lambda edges: in_cells(
+            slabs(along, CHUNK, unit=block), groups, edges
+        )
     counted = x
     if not isinstance(x, BlockCounts):
         exactly = isinstance(x, Tensor) and x.dtype not in (torch.bfloat16, torch.float16)
         counted = block_counts(x, block=block, axis=axis, via="bf16" if exactly else None)
-    return counted.total(), lambda: _counted_blocks(counted, own_scale)
+    return counted.total(), lambda _: _counted_blocks(counted, own_scale)
 
 
 def _own_scale(emax: int, scale_bits: int, floor_log2_amax: int) -> int:
@@ -364,21 +378,19 @@ def _counted_blocks(counted: BlockCounts, own_scale: Callable[[int], int]) -> It
         yield Folded(np.ldexp(sizes, -own), positive, negative, own)
 
 
-def _direct_blocks(
-    x: Tensor, own_scale: Callable[[int], int], block: int, axis: int
-) -> Iterator[Folded]:
-    along = x.detach().movedim(axis, -1) if x.dim() > 1 else x.detach()
-    for slab in slabs(along, CHUNK, unit=block):
-        length = slab.shape[-1]
-        rows = slab.reshape(-1, length).to("cpu", torch.float64).numpy()
-        whole = length // block * block
-        for part in (rows[:, :whole].reshape(-1, block), rows[:, whole:]):
-            if not part.size:
-                continue
-            good = part[np.isfinite(part).all(axis=1)]
-            amax = np.abs(good).max(axis=1)
-            exponents = np.where(amax > 0, np.frexp(amax)[1] - 1, _SUBNORMAL)
-            for exponent in np.unique(exponents):
-                own = own_scale(int(exponent))
-                values = good[exponents == exponent].reshape(-1)
-                yield from Folded.pieces(np.ldexp(values, -own), own)
+def _block_groups(
+    own_scale: Callable[[int], int], block: int, slab: Tensor
+) -> Iterator[ScaleGroup]:
+    """Group the blocks of a slab by their own scale; those with NaN or Inf are left out."""
+    length = slab.shape[-1]
+    rows = slab.reshape(-1, length).cpu().numpy()
+    whole = length // block * block
+    for part in (rows[:, :whole].reshape(-1, block), rows[:, whole:]):
+        if not part.size:
+            continue
+        good = part[np.isfinite(part).all(axis=1)]
+        amax = np.abs(good).max(axis=1)
+        exponents = np.where(amax > 0, np.frexp(amax)[1] - 1, _SUBNORMAL)
+        for exponent in np.unique(exponents):
+            own = own_scale(int(exponent))
+            yield ScaleGroup(own, good[exponents == exponent].reshape(-1))

@@ -214,9 +214,9 @@ class _SweptValues:
         return counts(self.tensor, via=None if is_small else self._via)
 
     @cached_property
-    def blocks(self) -> BlockCounts | Tensor:
+    def blocks(self) -> BlockCounts | Counts | Values:
         if self._via is None and self.tensor.dtype not in (torch.bfloat16, torch.float16):
-            return self.tensor
+            return self.values
         request = self.request
         return block_counts(self.tensor, block=request.block, axis=request.axis, via=self._via)
 

@@ -92,7 +92,7 @@ def _work(verb: Verb, folder: Path, fault: Fault | None, saying: int) -> None:
             del sys.modules[name]  # of a pytest run in another folder
     _use_one_thread()
     gc.freeze()  # what the parent has is not visited, and so not copied
-    status, coverage = OURS, _coverage()
+    status, coverage, begun = OURS, _coverage(), False
     try:
         os.dup2(saying, 1)
         os.dup2(saying, 2)
@@ -104,12 +104,14 @@ def _work(verb: Verb, folder: Path, fault: Fault | None, saying: int) -> None:
             fault()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _POLITE)
+        begun = True
         status = verb()
         signal.pthread_sigmask(signal.SIG_BLOCK, _POLITE)
     except SystemExit as end:  # of SIGTERM
         status = end.code if isinstance(end.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if begun or not isinstance(error, KeyboardInterrupt):
+            traceback.print_exc()
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()

@@ -23,6 +23,7 @@ from tests.campaigns.wholeness import (
     lines_of_results,
     may_be_missing,
     updated_as_one,
+    whole_file,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -319,7 +320,12 @@ def _scored() -> int:
 _ENGINES = qgate("engines", "trainer.npz", "rollout.npz", "--output-dir", "out")
 
 
-_RUN = {"qgate-out/results.jsonl": lines_of_results, "qgate-out/report.html": any_page}
+_RUN = {
+    "qgate-out/results.jsonl": lines_of_results,
+    "qgate-out/report.html": any_page,
+    # Of an interrupted run: the tests that ran.
+    "qgate-out/results.csv": whole_file,
+}
 SCENARIOS = {
     each.name: each
     for each in (

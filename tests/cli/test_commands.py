@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from qgate import cli
 from qgate.cli import formats as command
 from qgate.cli import main
 from qgate.formats import FORMATS
@@ -252,3 +253,14 @@ def test_sigterm_ends_a_command_with_its_folders_removed(
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
     assert stop.value.code == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_before_the_command_begins_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "parser", interrupted)
+    assert main(["formats"]) == 130
+    assert capsys.readouterr().err == "\nqgate: interrupted\n"

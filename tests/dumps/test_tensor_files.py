@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from qgate.dumps import expand, read_tensors
+from qgate.dumps import expand, read_tensors, tensor_files
 from qgate.errors import QgateError
 
 X = torch.arange(12.0).reshape(3, 4).bfloat16()
@@ -159,3 +159,22 @@ def test_patterns_expand_in_order_without_repeats(folder: Path) -> None:
         list(read_tensors("x*.pt"))
     (folder / "odd[1].pt").write_bytes(b"x")
     assert expand(["odd[1].pt"]) == ["odd[1].pt"]
+
+
+def test_a_file_is_asked_once_whether_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    real = tensor_files._exists
+
+    def exists(path: Path) -> bool:
+        asked.append(str(path))
+        return real(path)
+
+    monkeypatch.setattr(tensor_files, "_exists", exists)
+    torch.save(X, "x.pt")
+    assert names("x.pt") == [("x", None, [3, 4])]
+    assert asked == ["x.pt"]
+    for spec in ("missing.pt", "missing-*.pt"):
+        with pytest.raises(QgateError, match=r"there is no file|no \.pt"):
+            tensor_files.check_file(spec)
+        with pytest.raises(QgateError, match=r"there is no file|no \.pt"):
+            names(spec)

@@ -435,3 +435,23 @@ def test_the_output_of_a_killed_writer_is_named_once(tmp_path: Path) -> None:
     DumpWriter(tmp_path, existing="append").close()
     write(tmp_path, [X + 5], start=9, existing="append")
     assert "tensors-000008.safetensors" in [path.name for path in shards(tmp_path)]
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_compiled_step_adds_the_values_of_each_call(tmp_path: Path, fullgraph: bool) -> None:
+    with DumpWriter(tmp_path) as writer:
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            doubled = torch.relu(x) * 2
+            writer.add(record(writer.next_order, module="m"), doubled)
+            return doubled.sum()
+
+        compiled = torch.compile(step, backend="eager", fullgraph=fullgraph)
+        batches = [torch.randn(4, 4, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+        sums = [compiled(x) for x in batches]
+    dump = Dump.open(tmp_path)
+    stored = [dump.tensor(each) for each in dump.records()]
+    assert len(stored) == len(batches)
+    for tensor, x, total in zip(stored, batches, sums, strict=True):
+        assert torch.equal(tensor, torch.relu(x) * 2)
+        assert torch.equal(tensor.sum(), total)
