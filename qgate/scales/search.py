@@ -90,7 +90,8 @@ def merge_values(values: Values) -> tuple[Floats, Floats]:
     def binned(chunk: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
         sizes = np.ldexp(np.abs(chunk), -unit)
         bins = _bins(sizes, _FINE_BITS)
-        return np.bincount(bins, minlength=room), np.bincount(bins, sizes, minlength=room)
+        numbers = np.asarray(np.bincount(bins, minlength=room), dtype=np.int64)
+        return numbers, np.asarray(np.bincount(bins, sizes, minlength=room), dtype=np.float64)
 
     counts, sums = np.zeros(room), np.zeros(room)
     for numbers, totals in values.map_chunks(binned):

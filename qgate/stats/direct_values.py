@@ -35,9 +35,15 @@ class _Survey(NamedTuple):
         return self.low, self.high, self.least, self.zeros
 
     def merged(self, other: _Survey) -> _Survey:
-        summed = [a + b for a, b in zip(self[:4], other[:4], strict=True)]
-        low, high = min(self.low, other.low), max(self.high, other.high)
-        return _Survey(*summed, low, high, min(self.least, other.least))
+        return _Survey(
+            self.nan + other.nan,
+            self.posinf + other.posinf,
+            self.neginf + other.neginf,
+            self.zeros + other.zeros,
+            min(self.low, other.low),
+            max(self.high, other.high),
+            min(self.least, other.least),
+        )
 
 
 def _surveyed(slab: Tensor) -> _Survey:
@@ -59,7 +65,7 @@ def _surveyed(slab: Tensor) -> _Survey:
 
 def _finite_values(slab: Tensor) -> Floats:
     values = slab.reshape(-1).cpu().numpy()
-    return values[np.isfinite(values)].astype(np.float64)
+    return np.asarray(values[np.isfinite(values)], dtype=np.float64)
 
 
 class Values(SummaryOfKinds):
