@@ -48,7 +48,7 @@ class Losses:
     def __add__(self, other: Losses) -> Losses:
         if not isinstance(other, Losses):
             return NotImplemented
-        return add_fields(self, other)
+        return add_fields(Losses, self, other)
 
     def before_rounding(
         self, posinf: int, neginf: int, vanished: int = 0, *, lost: bool = True

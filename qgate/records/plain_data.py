@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 
-def add_fields(a: T, b: T) -> T:
-    """Add two records field by field; what one of them does not have is None in the sum."""
-    return type(a)(**{f.name: _sum(getattr(a, f.name), getattr(b, f.name)) for f in fields(a)})
+def add_fields(kind: type[T], a: T, b: T) -> T:
+    """Add the fields of a kind of records; what one of them does not have is None in the sum."""
+    return kind(**{f.name: _sum(getattr(a, f.name), getattr(b, f.name)) for f in fields(kind)})
 
 
 def _sum(a: Any, b: Any) -> Any:

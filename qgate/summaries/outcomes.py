@@ -119,7 +119,7 @@ class OutcomeSums:
             return NotImplemented
         if not (self.losses.elements and other.losses.elements):
             return self if self.losses.elements else other
-        return add_fields(self, other)
+        return add_fields(OutcomeSums, self, other)
 
     def outcome(self) -> FormatOutcome:
         """Return shares and sums; sums of squares that float64 cannot hold are of 0 elements."""
