@@ -195,7 +195,7 @@ class Limits:
         room = 1.0 if metric is None else metric.room
         if not device_matches or self.other_weights:
             share = max(share, min(1.0, room * share))
-        if self.other_weights:
+        if self.other_weights or not carried_tokens:
             return share
         is_part = metric is not None and bool(metric.part)
         return share * room_for_few_tokens(carried_tokens, is_part=is_part)
