@@ -19,5 +19,11 @@ import pytest
     regression_other_device=1.0,
     reason="16-bit arithmetic rounds differently with other instructions",
 )
+# A code that tips over hands its error on to the next step: split sums moved gradients by 0.21.
+@pytest.mark.limits(
+    modes="state-*-feedback",
+    regression_other_device=0.5,
+    reason="error feedback hands on what a code that tips over leaves",
+)
 def test_gradients(gate, mode, layer):
     gate.gradients(mode, layer)
