@@ -183,7 +183,7 @@ def unread_weight(bench: Bench) -> str:
 
 
 def _unread_in_place(model: Model, products: list[str]) -> str:
-    """Name the first product whose output stays when its weight changes; one without input may."""
+    """Name the first product whose output stays when its weight changes; of zeros it may."""
     copied = apply(IDENTITY, model).model
     unread: list[str] = []
 
@@ -192,7 +192,8 @@ def _unread_in_place(model: Model, products: list[str]) -> str:
         module.weight = _changed(module)
         same = torch.equal(module.forward(*args, **kwargs), output)
         module.weight = weight
-        if same and output.any() and name not in unread:
+        inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        if same and any(x.any() for x in inputs) and name not in unread:
             unread.append(name)
 
     for name in products:
