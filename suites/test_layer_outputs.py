@@ -19,5 +19,12 @@ import pytest
     regression_other_device=4.0,
     reason="an element at the border of two zones takes a step of another size",
 )
+# A code that tips over hands its error on: 0.07 of errors of 3e-8, 0.47 of the worst channel.
+@pytest.mark.limits(
+    modes="state-*-feedback",
+    scopes=["carried"],
+    regression_other_device=0.2,
+    reason="error feedback hands on what a code that tips over leaves",
+)
 def test_layer_outputs(gate, mode, layer):
     gate.layer(mode, layer)
