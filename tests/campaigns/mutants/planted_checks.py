@@ -236,7 +236,7 @@ TASK = (
     llama("kl-arguments-swapped", "mxfp4", _tokens(_kl_turned), says="kl_divergence .* at logits"),
     mamba("kl-arguments-swapped-of-mamba", "mxfp4", _tokens(_kl_turned), says="kl_divergence .* at logits"),
     mamba("kl-of-the-worst-token", "2-1", _tokens(_kl_of_worst), says="kl_divergence .* at logits"),
-    llama("logits-at-another-temperature", "int8", _outputs(lambda found: [0.95 * y for y in found]), says="task_change .* at logits"),
+    llama("logits-at-another-temperature", "int8", _outputs(lambda found: [0.95 * y for y in found]), says="kl_divergence .* at logits"),
     llama("task-of-the-reference", "mxfp4", lambda bed: bed.wrap(Bench, "outputs", _of_reference), says="at logits"),
     llama("bits-in-nats", "int8", _in_nats, says="task_change .* at logits"),
 )  # fmt: skip
