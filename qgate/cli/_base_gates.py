@@ -33,6 +33,8 @@ _SETTINGS = {
 _HIDING = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 _UPDATES = ("--update", "--qgate-update")
 _OUT, _SHOWN = "qgate-out", 5
+_COMPILED = "__pycache__"
+"""Never shared: Python takes compiled code for a file of the same size and second."""
 
 
 def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
@@ -103,8 +105,8 @@ def _link_ignored(root: Path, base: Path) -> None:
     )
     for name in filter(None, names.decode().split("\0")):
         target = base / name.rstrip("/")
-        is_ours = PurePosixPath(name).name.startswith(_OUT)
-        if not is_ours and target.parent.is_dir() and not os.path.lexists(target):
+        is_left = PurePosixPath(name).name.startswith((_OUT, _COMPILED))
+        if not is_left and target.parent.is_dir() and not os.path.lexists(target):
             target.symlink_to(root / name.rstrip("/"))
 
 
@@ -159,7 +161,7 @@ def _overlay(root: Path, base: Path, target: Path, gates: set[str]) -> None:
     def link(name: str) -> None:
         for entry in sorted(os.listdir(root / name)):  # noqa: PTH208
             path = (PurePosixPath(name) / entry).as_posix()
-            if path in gates or entry == ".git" or entry.startswith(_OUT):
+            if path in gates or entry in (".git", _COMPILED) or entry.startswith(_OUT):
                 continue
             if path in opened and (root / path).is_dir():
                 (target / path).mkdir()

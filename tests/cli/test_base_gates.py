@@ -119,8 +119,13 @@ def test_the_gates_of_the_base_are_held(
     changes, status, words = PULL_REQUESTS[name]
     clone = tmp_path / "clone"
     shutil.copytree(base, clone, symlinks=True)
+    committed = int(Product.git(base, "log", "-1", "--format=%ct"))
     for path, text in changes.items():
-        (clone / path).unlink(missing_ok=True) if text is None else (clone / path).write_text(text)
+        if text is None:
+            (clone / path).unlink()
+        else:
+            (clone / path).write_text(text)
+            os.utime(clone / path, (committed, committed))  # code of the base is no younger
     monkeypatch.chdir(clone)
     monkeypatch.setattr("qgate.cli._base_gates._pytest", forked)
     with contextlib.suppress(SystemExit):
