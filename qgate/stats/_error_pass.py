@@ -73,6 +73,7 @@ class KeyTable:
         self._table = np.zeros(KEYS, np.int64)
         self._counted = torch.from_numpy(self._table)
         self._ones = torch.ones(room, dtype=torch.int64, device="cpu")
+        self._least, self._most = KEYS, 0
 
     def add(self, magnitudes: Floats, scratch: Floats, zeros: int) -> None:
         """Count all magnitudes except for so many zeros; overwrite `scratch` of that size."""
@@ -80,9 +81,15 @@ class KeyTable:
         np.right_shift(magnitudes.view(np.int64), SHIFT, out=keys)
         self._counted.scatter_add_(0, torch.from_numpy(keys), self._ones[: len(keys)])
         self._table[0] -= zeros
+        self._most = max(self._most, int(keys.max()))
+        keys -= 1  # of all keys, that of zero comes last
+        self._least = min(self._least, int(keys.view(np.uint64).min()) + 1)
 
     def counts(self) -> DifferenceCounts:
-        keys = np.flatnonzero(self._table)
+        """Return the keys that occur; only the part of the table that was written is read."""
+        keys = np.flatnonzero(self._table[self._least : self._most + 1]) + self._least
+        if self._table[0]:
+            keys = np.concatenate([[0], keys])
         return DifferenceCounts(keys, self._table[keys])
 
 
@@ -110,8 +117,11 @@ class Element:
 
     def located(self, shape: tuple[int, ...] | None) -> Element:
         """Return it with the index in a tensor of this shape; chunks have only the flat one."""
-        index = (self.flat,) if shape is None else np.unravel_index(self.flat, shape)
-        return replace(self, index=tuple(int(i) for i in index))
+        index, rest = [], self.flat
+        for size in reversed(shape or ()):
+            rest, place = divmod(rest, size)
+            index.append(place)
+        return replace(self, index=(self.flat,) if shape is None else tuple(reversed(index)))
 
     def __str__(self) -> str:
         return f"{list(self.index)}: {self.actual:g} instead of {self.reference:g}"
