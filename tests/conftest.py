@@ -21,6 +21,7 @@ from playwright.sync_api import Browser
 
 from tests import warm
 from tests.browser import chromium
+from tests.known_packages import known_packages
 from tests.shares import Shares
 from tests.shares import pytest_addoption as pytest_addoption
 
@@ -166,6 +167,12 @@ def warm_processes() -> Iterator[None]:
     """Let the processes of `--jobs N` start in no time; tests/engine starts them as users do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("qgate.engine._backends.multiprocessing", warm.stand_in())
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def packages_read_once() -> Iterator[None]:
+    with known_packages():
         yield
 
 

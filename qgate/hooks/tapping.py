@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ def tap_sites(
             raise QgateError(f"site {ports[0]} is not in this model any more: {error}.") from None
         before = [site for site in ports if site.port not in ("output", "state")]
         after = [site for site in ports if site.port in ("output", "state")]
-        parameters = list(inspect.signature(module.forward).parameters) if before else []
+        parameters = _parameters(module.forward) if before else []
         hooks.add(
             module,
             _before(before, take, parameters, lenient) if before else None,
@@ -59,6 +60,18 @@ def tap_sites(
             first=first,
         )
     return hooks
+
+
+def _parameters(forward: Callable[..., Any]) -> list[str]:
+    function = getattr(forward, "__func__", None)
+    if function is None:
+        return list(inspect.signature(forward).parameters)
+    return _names_of(function)[1:]
+
+
+@lru_cache(maxsize=256)
+def _names_of(function: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(function).parameters)
 
 
 def _before(
