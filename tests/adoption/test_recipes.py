@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shutil
@@ -15,11 +16,7 @@ from typing import Any
 import _pytest.pytester
 import pytest
 import torch
-import torch._inductor.compile_fx
 import torch.onnx
-import torchao.quantization.pt2e.quantize_pt2e
-import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer
-import torchao.utils
 from torch import nn
 
 import qgate
@@ -43,6 +40,17 @@ SHORT = models.Sampling(samples=2, seqlen=32, calib_samples=2, calib_seqlen=32)
 SUITES = {"sentence_encoder": ("task",)}
 MODES = {"torchao_int8": "torchao_int8", "bitsandbytes_int8": "bnb_int8"}
 OUTPUTS_ALONE = ("compiled", "exported", "onnx_session", "pt2e")
+# As above, but they take seconds: only the process that runs these tests needs them.
+SLOW_TO_IMPORT = (
+    "torch._inductor.compile_fx", "torchao.quantization.pt2e.quantize_pt2e",
+    "torchao.quantization.pt2e.quantizer.x86_inductor_quantizer", "torchao.utils",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported_first() -> None:
+    for name in SLOW_TO_IMPORT:
+        importlib.import_module(name)
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +174,8 @@ def test_a_scale_of_bitsandbytes_that_is_off_is_over_the_budget(tmp_path: Path) 
 
 def test_what_torchao_refuses_is_one_line_with_its_words() -> None:
     torchao_int8 = recipe("torchao_int8").torchao
-    config = torchao.quantization.Float8DynamicActivationFloat8WeightConfig()
+    quantization = importlib.import_module("torchao.quantization")
+    config = quantization.Float8DynamicActivationFloat8WeightConfig()
     model = with_modes("torchao_int8", fp8=torchao_int8(config))
     with pytest.raises(QgateError) as error:
         modes.apply(modes.modes_of(model, "fp8")[0], model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,17 @@ def _registered() -> Iterator[tuple[str, Build]]:
         for sweep in SWEEPS:
             if sweep.kind == record["kind"]:
                 yield f"sweeps/{sweep.stem}", lambda s=sweep, r=record: s.draw.build(r)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        analysis = dump_records.normal_record()
     for dump in DUMPS:
-        yield f"dumps/{dump.path}", lambda d=dump: d.draw.build(analysis)
+        yield f"dumps/{dump.path}", lambda d=dump: d.draw.build(_normal_dump())
     for each in pictures(activation_records.usual(), ReportOptions()):
         yield f"activations/{each.name}", each.sheet
+
+
+@lru_cache
+def _normal_dump() -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dump_records.normal_record()
 
 
 REGISTERED = dict(_registered())

@@ -60,9 +60,12 @@ def _experts(folder: Path) -> None:
 
 
 def _bitsandbytes(scheme: str, *shape: int) -> Write:
-    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    parts = {f"up.{ending}": x for ending, x in bnb_exports.stored(weight, scheme)[0].items()}
-    return lambda folder: exports.write(folder, parts, {})
+    def write(folder: Path) -> None:
+        weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        stored, _ = bnb_exports.stored(weight, scheme)
+        exports.write(folder, {f"up.{ending}": part for ending, part in stored.items()}, {})
+
+    return write
 
 
 def _torchao(scheme: str, count: int) -> Write:
