@@ -142,7 +142,7 @@ class Module:
             return self.room
         return next((part for part in self.name.split(".")[2:] if part in SHOWING), "")
 
-    @property
+    @functools.cached_property
     def imports(self) -> list[Import]:
         reader = _ImportReader(self)
         reader.visit(self.tree)
@@ -880,8 +880,9 @@ def text_violations(root: Path) -> list[str]:
             continue
         read += 1
         shown = path.relative_to(root).as_posix()
-        for number, line in enumerate(text.splitlines(), 1):
-            for what, pattern in (("absolute path", _MACHINE_PATH), ("registry", _REGISTRY)):
+        for what, pattern in (("absolute path", _MACHINE_PATH), ("registry", _REGISTRY)):
+            lines = text.splitlines() if pattern.search(text) else []
+            for number, line in enumerate(lines, 1):
                 bad += [f"{shown}:{number}: {what} {hit[0]}" for hit in pattern.finditer(line)]
     if not read:
         raise FileNotFoundError(f"no text files under {root}: there is nothing to check.")
