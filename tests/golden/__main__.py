@@ -33,21 +33,21 @@ def main() -> int:
         parser.error("what is stored comes from plain arithmetic: leave out --default-arithmetic")
     running.STORED.mkdir(exist_ok=True)
     differing, files = [], 0
-    for group, cases in running.selected(args.names).items():
-        start = time.perf_counter()
-        with tempfile.TemporaryDirectory(prefix="qgate-golden-") as folder:
-            made = running.run_group(group, Path(folder), plain=not args.default_arithmetic)
-            for case in cases:
-                found = running.case_differences(case, made)
-                if found:
-                    differing.append(case)
-                    files += len(found)
-                    print(running.shown(case, found, 10**9 if args.all_lines else 20))
-                if args.write:
-                    running.write_case(case, made)
-        print(
-            f"{group}: {len(cases)} cases in {time.perf_counter() - start:.1f} s", file=sys.stderr
-        )
+    selected = running.selected(args.names)
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="qgate-golden-") as folder:
+        made = Path(folder)
+        running.run_groups(selected, made, plain=not args.default_arithmetic)
+        cases = [case for of_group in selected.values() for case in of_group]
+        for case in cases:
+            found = running.case_differences(case, made)
+            if found:
+                differing.append(case)
+                files += len(found)
+                print(running.shown(case, found, 10**9 if args.all_lines else 20))
+            if args.write:
+                running.write_case(case, made)
+    print(f"{len(cases)} cases in {time.perf_counter() - start:.1f} s", file=sys.stderr)
     if args.write and not args.names:
         print(
             *(f"{name}: removed, there is no such case" for name in running.remove_unknown()),

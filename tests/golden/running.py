@@ -51,20 +51,17 @@ def environment(*, plain: bool) -> dict[str, str]:
     return {**kept, **FIXED, **{k: v for k, v in arithmetic.items() if v}, "PYTHONPATH": str(ROOT)}
 
 
-def run_group(name: str, output: Path, *, plain: bool = True) -> Path:
-    """Run a group in a new process and folder; return `output`, which has a folder per case."""
+def run_groups(names: Iterable[str], output: Path, *, plain: bool = True) -> None:
+    """Run groups in a new process, each in a fork of it; `output` gets a folder per case."""
     with tempfile.TemporaryDirectory(prefix="qgate-golden-") as folder:
-        work = Path(folder).resolve() / "work"
-        work.mkdir()
-        settings = {**environment(plain=plain), "HOME": folder, "MPLCONFIGDIR": folder}
-        command = [sys.executable, "-m", "tests.golden.work", name, str(work), str(output)]
+        settings = environment(plain=plain)
+        command = [sys.executable, "-m", "tests.golden.work", str(output.resolve()), *names]
         done = subprocess.run(
             command, cwd=folder, env=settings, capture_output=True, text=True, check=False
         )
     if done.returncode:
         last = "\n".join(f"{done.stdout}{done.stderr}".splitlines()[-15:])
-        raise GroupError(f"the group {name!r} of golden cases failed:\n{last}")
-    return output
+        raise GroupError(f"golden cases failed:\n{last}")
 
 
 def cases_of(groups: Iterable[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import pytest
@@ -16,21 +15,17 @@ CASES = [(group, step.case) for group, its in GROUPS.items() for step in its.ste
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> functools._lru_cache_wrapper[Path]:
-    """Runs a group once, for all tests of its cases."""
-
-    @functools.cache
-    def run(group: str) -> Path:
-        return running.run_group(group, tmp_path_factory.mktemp("golden") / group)
-
-    return run
+def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the groups of all cases that are asked for, once."""
+    asked = {of[0] for item in request.session.items for of in CASES if f"[{of[1]}]" in item.name}
+    folder: Path = tmp_path_factory.mktemp("golden")
+    running.run_groups(sorted(asked), folder)
+    return folder
 
 
-@pytest.mark.parametrize(("group", "case"), CASES, ids=[case for _, case in CASES])
-def test_the_outputs_are_those_stored(
-    outputs: functools._lru_cache_wrapper[Path], group: str, case: str
-) -> None:
-    found = running.case_differences(case, outputs(group))
+@pytest.mark.parametrize("case", [case for _, case in CASES])
+def test_the_outputs_are_those_stored(outputs: Path, case: str) -> None:
+    found = running.case_differences(case, outputs)
     if found:
         pytest.fail(
             f"{running.shown(case, found)}\n"

@@ -1,4 +1,4 @@
-"""Run the steps of one group in this process and write the golden files that they give.
+"""Run the steps of groups, each group in a fork of this process, and write their golden files.
 
 Figures are described before they would be rendered, and a blank picture is written in their place.
 """
@@ -9,7 +9,6 @@ import contextlib
 import io
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,8 +32,7 @@ State = dict[str, tuple[int, int]]
 
 
 def run_group(name: str, folder: Path, output: Path) -> None:
-    """Run a group in a new folder; `output` gets a folder per case."""
-    os.chdir(folder)
+    """Run a group in a new folder, its home; `output` gets a folder per case."""
     group = GROUPS[name]
     group.prepare(folder)
     pictures: dict[str, list[str]] = {}
@@ -136,11 +134,23 @@ def _described(pictures: dict[str, list[str]]) -> Iterator[None]:
         _figure.render_image, _figure.save = before
 
 
-def main() -> None:
-    name, folder, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    shutil.rmtree(output, ignore_errors=True)
-    run_group(name, folder, output)
+def main() -> int:
+    output = Path(sys.argv[1])
+    for name in sys.argv[2:]:
+        folder = Path.cwd() / name / "work"
+        folder.mkdir(parents=True)
+
+        def verb(name: str = name, folder: Path = folder) -> int:
+            os.environ["HOME"] = os.environ["MPLCONFIGDIR"] = str(folder.parent)
+            run_group(name, folder, output)
+            return 0
+
+        ended = ran(verb, folder)
+        if ended.status:
+            print(f"{ended.said}\nthe group {name!r} failed")
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
