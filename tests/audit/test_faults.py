@@ -15,6 +15,7 @@ from qgate.audits.pairs import pair_of
 from qgate.audits.reading import LeftOut
 from qgate.audits.record import add_judgment, new_place
 from qgate.audits.texts import NAMES
+from tests.tables import each_of
 
 ROWS, COLUMNS = 24, 64
 
@@ -61,8 +62,8 @@ def faulty(x: Tensor, name: str) -> Tensor:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("rtol", [0.0, 1e-3, 0.02, 0.04, 0.08, 0.2, 1.5])
-@pytest.mark.parametrize("atol", [0.0, 1e-3, 0.02, 0.3, 1.0, 3.0, 8.0])
+@each_of("rtol", [0.0, 1e-3, 0.02, 0.04, 0.08, 0.2, 1.5])
+@each_of("atol", [0.0, 1e-3, 0.02, 0.3, 1.0, 3.0, 8.0])
 def test_a_fault_is_accepted_as_the_comparison_itself_would(
     name: str, rtol: float, atol: float
 ) -> None:
@@ -91,7 +92,7 @@ def sqnr(x: Tensor, y: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("limit", [0.0, 0.5, 0.9, 0.97, 0.99, 0.999, 0.9999, 0.99999])
+@each_of("limit", [0.0, 0.5, 0.9, 0.97, 0.99, 0.999, 0.9999, 0.99999])
 def test_a_cosine_is_accepted_as_the_test_itself_would(name: str, limit: float) -> None:
     x, y = actual(), expected()
     criterion = Similarity("cosine", lambda value: value > limit)
@@ -101,7 +102,7 @@ def test_a_cosine_is_accepted_as_the_test_itself_would(name: str, limit: float) 
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("limit", [1.1, 0.5, 0.1, 0.02, 5e-3, 1e-3, 1e-4, 1e-5])
+@each_of("limit", [1.1, 0.5, 0.1, 0.02, 5e-3, 1e-3, 1e-4, 1e-5])
 def test_a_calc_diff_is_accepted_as_the_test_itself_would(name: str, limit: float) -> None:
     x, y = actual(), expected()
     criterion = Similarity("calc_diff", lambda value: value < limit)
@@ -111,7 +112,7 @@ def test_a_calc_diff_is_accepted_as_the_test_itself_would(name: str, limit: floa
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("limit", [-10, 10, 18, 25, 30, 45, 60])
+@each_of("limit", [-10, 10, 18, 25, 30, 45, 60])
 def test_an_sqnr_is_accepted_as_the_test_itself_would(name: str, limit: float) -> None:
     x, y = expected(), actual()
     criterion = Similarity("sqnr", lambda value: value > limit)

@@ -17,6 +17,7 @@ from qgate.formats import definition
 from qgate.formats.losses import Losses, losses_of_values
 from qgate.testing import CheckFailure, check, check_kernel
 from tests.formats.oracles import GFLOAT_MODES, Floats, assert_same_bits
+from tests.tables import each_of
 
 NAMES = [
     f"binary{k}p{p}{sign}{domain}"
@@ -79,7 +80,7 @@ def test_there_are_a_hundred_and_twenty_of_them_and_none_is_listed() -> None:
     assert qgate.formats.get("Binary8P3SE") is qgate.formats.get("binary8p3se")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_of("name", NAMES)
 def test_every_code(name: str) -> None:
     fmt, values = qgate.formats.get(name), values_of(name)
     assert fmt.kind == "element"
@@ -99,7 +100,7 @@ def test_every_code(name: str) -> None:
 
 @pytest.mark.parametrize("saturate", [True, False], ids=["saturating", "overflowing"])
 @pytest.mark.parametrize("rounding", GFLOAT_MODES)
-@pytest.mark.parametrize("name", NAMES)
+@each_of("name", NAMES)
 def test_every_middle(name: str, rounding: str, saturate: bool) -> None:
     x = hard_numbers(name)
     wanted = expected(name, x, GFLOAT_MODES[rounding], saturate)
@@ -121,7 +122,7 @@ def test_every_sixteen_bit_number(name: str, dtype: torch.dtype) -> None:
     assert_same_bits(q(x[:1000]), wanted[:1000], "without a table", x[:1000])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_of("name", NAMES)
 def test_losses(name: str) -> None:
     fmt, x = qgate.formats.get(name), hard_numbers(name)
     info, finite = info_of(name), np.isfinite(x)

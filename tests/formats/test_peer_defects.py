@@ -15,6 +15,7 @@ import torch
 
 import qgate
 from qgate.formats import definition
+from tests.tables import each_of
 
 FP32_MAX = float(np.finfo(np.float32).max)
 FP32_MIN_NORMAL = 2.0**-126
@@ -30,8 +31,8 @@ MX: dict[str, tuple[float, int, float]] = {
     "mxint8": (127 / 64, 0, 2.0**-6),
 }
 MX_FLOATS = [name for name in MX if name != "mxint8"]
-EVERY_MX = pytest.mark.parametrize("fmt", MX)
-EVERY_MX_FLOAT = pytest.mark.parametrize("fmt", MX_FLOATS)
+EVERY_MX = each_of("fmt", MX)
+EVERY_MX_FLOAT = each_of("fmt", MX_FLOATS)
 # The smallest positive number of each element format.
 SMALLEST = {
     "fp8_e4m3": 2.0**-9,

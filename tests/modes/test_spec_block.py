@@ -21,6 +21,7 @@ from qgate.modes import definition as spec
 from qgate.modes.definition import Array, Scales, Taps, Weights
 from tests.modes import spec_calibration
 from tests.modes.spec_data import hadamard_matrix, random_hidden, random_layer
+from tests.tables import each_of
 
 INT8 = [mode for mode in spec.MODES if mode not in spec.FLOAT]
 WHOLE_TENSOR = ("3", "5-3")  # one scale of these depends on all tokens
@@ -107,7 +108,7 @@ def plain_block(weights: Weights, hidden: Array, hadamard: Array) -> dict[str, A
     return t | {"hidden": hidden + t["out"]}
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 7, 9, 24])
 def test_fp32_is_the_plain_computation(m: int, seed: int, length: int) -> None:
     on = case(m, seed)
@@ -135,7 +136,7 @@ def test_fp32_is_the_same_function_in_the_rotated_basis() -> None:
     assert abs(np.corrcoef(rotated["out"].ravel(), plain["out"].ravel())[0, 1]) < 0.3
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 def test_fp16_is_near_fp32_and_on_the_float16_grid(m: int, seed: int) -> None:
     got, want = taps("fp16", m, seed), taps("fp32", m, seed)
     assert 1e-7 < error(got["out"], want["out"]) < 1.5e-6
@@ -200,7 +201,7 @@ def test_minmax_by_hand() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9, 0.9995, 0.9999, 1.0])
-@pytest.mark.parametrize("size", [1, 2, 5, 1000, 65537, 300_001])
+@each_of("size", [1, 2, 5, 1000, 65537, 300_001])
 def test_quantile_is_the_one_of_torch(alpha: float, size: int) -> None:
     values = np.random.default_rng(size).normal(size=size).astype(np.float32)
     assert (
@@ -317,7 +318,7 @@ def rounded_sites(mode: str) -> list[str]:
     return [site for site in SCALE_OF if site not in free]
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1), (2, 3), (1, 4), (1, 7), (3, 9), (2, 24)])
+@each_of("shape", [(1, 1), (1, 2), (2, 1), (2, 3), (1, 4), (1, 7), (3, 9), (2, 24)])
 @pytest.mark.parametrize("mode", INT8)
 def test_every_step_is_nearest_to_its_exact_value(mode: str, shape: tuple[int, int]) -> None:
     on = case()
@@ -350,7 +351,7 @@ def test_every_step_is_nearest_to_its_exact_value(mode: str, shape: tuple[int, i
         assert got[site].shape[:2] == shape, site
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 def test_the_cases_clip_a_little(m: int, seed: int) -> None:
     k = steps(taps("0", m, seed), case(m, seed).scales)
     assert 0.0005 < (np.abs(k) > 127.5).mean() < 0.005
@@ -566,7 +567,7 @@ def test_a_single_row_rounds_away_and_more_rows_round_to_even() -> None:
 # Invariants ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 @pytest.mark.parametrize(("a", "b"), [("0", "2-0"), ("2-1", "2-2"), ("2-3", "2-1"), ("5-0", "0")])
 def test_equal_by_design(a: str, b: str, m: int, seed: int) -> None:
     """I1, I2, I3 and I6; no y lies on a tie in these cases."""
@@ -575,7 +576,7 @@ def test_equal_by_design(a: str, b: str, m: int, seed: int) -> None:
     assert same(taps(a, m, seed), taps(b, m, seed))
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 @pytest.mark.parametrize(("a", "b"), [("5-2", "4"), ("5-1", "2-4"), ("0", "2-1")])
 def test_equal_up_to_the_order_of_the_scan(a: str, b: str, m: int, seed: int) -> None:
     """I6 and I7: all before the scan is equal, then float16 values differ by at most one ulp."""
@@ -639,7 +640,7 @@ def test_softplus_switches_at_twenty() -> None:
     assert spec.softplus(v)[-2:].tolist() == v[-2:].tolist()
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 def test_mode_3_on_a_static_conv_input_is_mode_2_4(m: int, seed: int) -> None:
     """I5: the static scale is set to the one mode 3 finds."""
     on = case(m, seed)
@@ -650,7 +651,7 @@ def test_mode_3_on_a_static_conv_input_is_mode_2_4(m: int, seed: int) -> None:
     assert not same(run("3", on), run("2-4", on), ("x",))
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 def test_path_a_is_common_to_most_modes(m: int, seed: int) -> None:
     """I8."""
     base = taps("0", m, seed)
@@ -660,7 +661,7 @@ def test_path_a_is_common_to_most_modes(m: int, seed: int) -> None:
         assert not same(taps(mode, m, seed), base, ("a",)), mode
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 def test_double_rounding_moves_one_small_code_in_eight(m: int, seed: int) -> None:
     s = case(m, seed).scales["s_u"]
     k = steps(taps("5-4", m, seed), case(m, seed).scales)
@@ -675,7 +676,7 @@ def test_double_rounding_moves_one_small_code_in_eight(m: int, seed: int) -> Non
     assert set(np.abs(moved).ravel()) == {0, 1}
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 def test_distance_of_u_from_y(m: int, seed: int) -> None:
     """I9; where a range says nothing, some element must be farther off."""
     s = case(m, seed).scales["s_u"]
@@ -767,7 +768,7 @@ SAME_U = [
 ]
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 def test_modes_of_different_u_differ(m: int, seed: int) -> None:
     assert sorted(itertools.chain(*SAME_U)) == sorted(spec.MODES)
     for group in SAME_U:
@@ -778,7 +779,7 @@ def test_modes_of_different_u_differ(m: int, seed: int) -> None:
         assert not same(taps(one, m, seed), taps(two, m, seed), ("out",)), (one, two)
 
 
-@pytest.mark.parametrize(("m", "seed"), CASES)
+@each_of(("m", "seed"), CASES)
 def test_selective_grid_differs_from_the_grid_where_it_clips(m: int, seed: int) -> None:
     grid, kept, free = (taps(mode, m, seed) for mode in ("2-2", "4", "2-4"))
     outside = np.abs(steps(kept, case(m, seed).scales)) > 127.5

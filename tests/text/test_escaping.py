@@ -14,8 +14,6 @@ import unicodedata
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 
-import pytest
-
 from qgate.text import (
     for_csv,
     for_html,
@@ -30,8 +28,9 @@ from qgate.text import (
     rounded_percent,
 )
 from tests.hostile import HOSTILE
+from tests.tables import each_of
 
-EVERY = pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text)[:30])
+EVERY = each_of("text", HOSTILE)
 
 
 class Reader(HTMLParser):
