@@ -55,7 +55,7 @@ def written(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
     return request.param, folder
 
 
-@share(3)
+@share(6)
 def test_the_page_is_one_file_that_escapes_everything(written: tuple[str, Path]) -> None:
     name, folder = written
     text = (folder / "analysis_report.html").read_text(encoding="utf-8")

@@ -103,7 +103,7 @@ def build(name: str) -> qgate.Model:
     return models.load(name, build=recipe(name).build, sampling=SHORT)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_of_a_recipe_records_and_then_passes(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str

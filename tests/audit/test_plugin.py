@@ -389,7 +389,7 @@ def test_traced():
     assert [place["function"] for place in run.places] == ["assert_close"]
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(
     ("owner", "name"),
     [

@@ -51,7 +51,7 @@ bucket, memory, server = stores.bucket, stores.memory, stores.server
 BUCKET, keys, log_in = stores.BUCKET, stores.keys, stores.log_in
 
 # Of each test one store in a run: most of the time goes to requests of one of them.
-pytestmark = share(2)
+pytestmark = share(4)
 Capsys = pytest.CaptureFixture[str]
 MOST_STEPS = 120
 BUCKET_ROOT = f"s3://{BUCKET}/base"

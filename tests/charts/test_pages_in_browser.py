@@ -85,7 +85,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return PAGES[request.param](tmp_path_factory.mktemp(request.param))
 
 
-@share(2)
+@share(4)
 def test_it_opens_offline_without_a_complaint_and_shows_all_pictures(
     browser: Browser, path: Path
 ) -> None:
@@ -105,7 +105,7 @@ def test_it_opens_offline_without_a_complaint_and_shows_all_pictures(
         assert it.complaints == []
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize(
     "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 400, "height": 800}}]
 )

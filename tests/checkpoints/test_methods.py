@@ -51,7 +51,7 @@ def test_what_a_method_changes_on_purpose_is_no_finding(seed: int, tmp_path: Pat
     assert sum(method in weight.method for weight in record.weights) == count, name
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_on_top_of_a_method_is_found(fault: MethodFault, tmp_path: Path) -> None:
     export = fault.export(0)

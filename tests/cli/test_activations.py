@@ -408,7 +408,7 @@ def recorded(folder: Path, text: Path) -> Callable[..., Any]:
     return told
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("key", COMPUTED)
 def test_a_key_changes_the_record(key: str, recorded: Callable[..., Any]) -> None:
     value, more = COMPUTED[key]
@@ -452,7 +452,7 @@ def contents(record: Any, folder: Path, key: str) -> dict[str, bytes]:
     return bytes_by_name | dict.fromkeys(names, b"")
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("key", [key for key in SHOWN if key != "visualization.save_dir"])
 def test_a_key_changes_the_files(key: str, plain: Any, tmp_path: Path) -> None:
     record = dict(plain)

@@ -296,7 +296,7 @@ MADE: dict[str, Callable[[Path], DumpAnalysis]] = {
 }
 
 
-@share(3)
+@share(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MADE)
 def test_no_two_lines_of_a_list_are_the_same(name: str, tmp_path: Path) -> None:

@@ -391,7 +391,7 @@ def test_no_foreign_library_rounds_these_formats() -> None:
     }
 
 
-@share(2, by=["case.name", "dtype"])
+@share(4, by=["case.name", "dtype"])
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 @EVERY_CASE
 def test_every_sixteen_bit_number(case: Case, dtype: torch.dtype) -> None:

@@ -43,7 +43,7 @@ def plain(name: str, **options: object) -> qgate.Quantizer:
     return qgate.Quantizer(name, **options)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", ALL)
 @given(x=arrays(floats32), dtype=st.sampled_from(DTYPES))
 @settings(max_examples=30)
@@ -138,7 +138,7 @@ def test_strides_do_not_matter(name: str, x: np.ndarray) -> None:
     assert torch.equal(qgate.quantize(t[None].expand(3, 6, 10)[1], name), expected)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", ALL)
 def test_number_of_threads_does_not_matter(name: str) -> None:
     x = torch.randn(700, 1003, generator=torch.Generator().manual_seed(2)) * 3

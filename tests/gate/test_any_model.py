@@ -85,7 +85,7 @@ def failures_after_accepting(right: Model, wrong: Model, folder: Path, mode: str
     return failures(gates(wrong, folder), mode)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("mode", ["int8", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_gate_of_a_right_mode_passes(name: str, mode: str, tmp_path: Path) -> None:

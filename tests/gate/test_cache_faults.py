@@ -63,7 +63,7 @@ def findings(rows: list[Measured]) -> dict[str, str]:
     return listed
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", CACHE_MODES)
 def test_a_healthy_cache_is_green(name: str, loaded: tuple[Model, modes.Calibration]) -> None:
     rows = rows_of(loaded, name)
@@ -78,7 +78,7 @@ def test_a_healthy_cache_is_green(name: str, loaded: tuple[Model, modes.Calibrat
             assert row.values["relative_mse"] == pytest.approx(row.ideal["relative_mse"], rel=1e-5)
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_other_texts_are_green(seed: int) -> None:
     other = load(seed)
@@ -327,7 +327,7 @@ def not_quantized(patch: pytest.MonkeyPatch) -> None:
     _cast(patch, lambda _side, x: x)
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_red_and_named(
     name: str, loaded: tuple[Model, modes.Calibration], monkeypatch: pytest.MonkeyPatch

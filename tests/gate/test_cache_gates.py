@@ -39,7 +39,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("name", MODES)
 def test_healthy_modes_pass_and_cover_every_cache(name: str, recorded: Path) -> None:
     healthy = session(recorded, sampling=SAMPLING)

@@ -38,7 +38,7 @@ def loaded(folder: Path, zeroed: str = "") -> Model:
     return model
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize(
     ("kind", "module"),
     [

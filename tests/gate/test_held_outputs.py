@@ -82,7 +82,7 @@ NAMES = {
 }
 
 
-@share(4, by=["model", "mode", "fault"])
+@share(8, by=["model", "fault"])
 @pytest.mark.parametrize(("model", "mode"), CASES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_red_at_its_place(recorded: Path, model: str, mode: str, fault: str) -> None:
@@ -98,7 +98,7 @@ def test_a_fault_is_red_at_its_place(recorded: Path, model: str, mode: str, faul
     assert site in entered.text
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize(("model", "mode"), CASES)
 def test_what_was_recorded_passes(recorded: Path, model: str, mode: str) -> None:
     outcomes = gates(session(recorded, model, sampling=SEVERAL), mode)
@@ -109,7 +109,7 @@ def test_what_was_recorded_passes(recorded: Path, model: str, mode: str) -> None
     }
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(
     ("table", "words"),
     [

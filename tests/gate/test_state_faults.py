@@ -42,7 +42,7 @@ def rows_of(model: Model, name: str) -> list[Measured]:
     return state_rows(quantized, model, run, order, lambda site: model.layer_of(site))
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", STATE_MODES)
 def test_healthy_states_are_green(name: str, model: Model) -> None:
     rows = rows_of(model, name)
@@ -59,7 +59,7 @@ def test_healthy_states_are_green(name: str, model: Model) -> None:
 CLEAN = {1: (1, 40), 2: (7, 2, 3), 3: (40, 1), 4: (5,)}
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("threads", CLEAN)
 def test_clean_runs_are_green(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other weights, texts, threads and chunks."""
@@ -320,7 +320,7 @@ def prefill_reads_raw_inputs(patch: pytest.MonkeyPatch) -> None:
     _conv(patch, lambda x, kept: (x, torch.cat([kept[:, :3], x], 1)))
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_red_and_named(name: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     mode, plant, words, sites = FAULTS[name]

@@ -190,7 +190,7 @@ def run_ids(mamba: Model, scales: modes.Calibration, mode: str, ids: Tensor) -> 
         return modes.apply(modes.find_mode(mode, "mamba"), mamba, scales).model(ids)
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("mode", CAUSAL)
 @pytest.mark.parametrize("kept", [2, 7, 100, 128])
 def test_what_comes_later_changes_nothing_before(

@@ -48,7 +48,7 @@ def tightened() -> Key:
     return key
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "two workers"])
 @pytest.mark.usefixtures("filled")
 def test_green_red_updated_and_green_again(workers: tuple[str, ...], suites: Run) -> None:

@@ -64,7 +64,7 @@ def home(saved: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
     return pytester.path
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("kind", GATED)
 def test_a_folder_is_gated_from_end_to_end(
     kind: str, home: Path, pytester: pytest.Pytester

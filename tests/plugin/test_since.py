@@ -106,7 +106,7 @@ DIFFERENCES = {
 }  # fmt: skip
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(("plant", "modes", "words"), DIFFERENCES.values(), ids=DIFFERENCES)
 def test_only_gates_that_a_difference_can_touch_run(
     project: Path, plant: Callable[[Path], object], modes: list[str], words: str
@@ -144,7 +144,7 @@ def test_a_run_since_a_commit_is_partial_and_says_so(
     assert status in (1, 5)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("number", range(2))
 def test_no_gate_that_a_planted_fault_breaks_is_left_out(project: Path, number: int) -> None:
     """A share of `python -m tests.campaigns.source_faults`."""

@@ -48,7 +48,7 @@ FAULTS = (
 )
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(("fault", "relation", "site", "words"), FAULTS)
 def test_a_planted_fault_is_named(fault: str, relation: str, site: str, words: str) -> None:
     failure = broken(fault, relation)

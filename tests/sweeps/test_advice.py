@@ -140,7 +140,7 @@ def test_the_zoo_and_the_formats_are_all_there() -> None:
     assert elements == {sweeping.element_of(name).name for name in SWEPT}
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(
     ("name", "dtype"), CASES, ids=lambda each: str(each).removeprefix("torch.")
 )

@@ -365,7 +365,7 @@ def check(
     assert overlaps(kept[-1]) == []
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", TENSORS)
 def test_the_metrics_of_every_tensor_can_be_drawn(
     name: str, tmp_path: Path, figures: list[Any]

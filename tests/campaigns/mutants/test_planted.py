@@ -72,7 +72,7 @@ CASES = [
 ]
 
 
-@share(20, by=["mutant.suite"])
+@share(40, by=["mutant.suite"])
 @pytest.mark.parametrize("mutant", CASES)
 def test_mutant_turns_the_gate_red(
     mutant: Mutant, healthy: Healthy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
