@@ -11,7 +11,7 @@ from tabulate import tabulate
 from qgate.metrics import METRICS
 from qgate.results.ranking import WITHOUT_NUMBER, figure_texts, value_of
 from qgate.results.summary import ComparisonSummary
-from qgate.text import one_line, times_figure
+from qgate.text import for_terminal, one_line, times_figure
 
 CUT = "…"
 _DIGITS = 3
@@ -29,7 +29,7 @@ def table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()
 ) -> list[str]:
     """Return the lines of a plain table; `numbers` are columns that align right."""
-    listed = [list(heads), *(list(row) for row in rows)]
+    listed = [list(heads), *([for_terminal(cell) for cell in row] for row in rows)]
     # Heads are a row like others: those of the library make columns wider than what is in them.
     widths = [max(widest(str(row[at]).split("\n")) for row in listed) for at in range(len(heads))]
     listed.insert(1, ["-" * width for width in widths])

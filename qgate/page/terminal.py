@@ -83,7 +83,7 @@ def error_lines(texts: Sequence[str]) -> list[TerminalLine]:
 
 
 def _folded(text: str, width: int) -> list[str]:
-    lines, remaining = [], text
+    lines, remaining = [], for_terminal(text)
     while len(remaining) > 4 * width or display_width(remaining) > width:
         cut = remaining.rfind(" ", width // 3, width + 1)
         # A word that is longer than half a line is cut where the line ends.
@@ -91,7 +91,7 @@ def _folded(text: str, width: int) -> list[str]:
         while display_width(remaining[:at]) > width:
             at -= 1
         lines.append(remaining[:at])
-        remaining = "  " + remaining[at:].lstrip()
+        remaining = for_terminal("  " + remaining[at:].lstrip())
     return [*lines, remaining]
 
 

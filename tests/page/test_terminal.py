@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qgate.page.tables import cut_middle, display_width, site_text, table
@@ -183,6 +183,8 @@ def test_names_fit_and_are_printable(name: str, layer: str, width: int) -> None:
 
 @settings(max_examples=40)
 @given(st.text(max_size=60), st.integers(60, 170))
+@example(name="##[", width=60)
+@example(name="##[ ::" * 8, width=60)
 def test_nothing_of_a_name_reaches_the_terminal(name: str, width: int) -> None:
     tally = Tally([record(name, 1.0, mode=name, model=name, layer=name, scope=name), record("b")])
     for lines in (summary(tally, width), tables(tally, width)):
