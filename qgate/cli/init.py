@@ -1,16 +1,16 @@
-"""Write suites, an example model and settings into a repository of yours.
+"""Write suites (test files), an example model and settings into your repository.
 
   qgate init                                   here: suites/, qgate.toml, a line in .gitignore
-  qgate init ../product --into tests/accuracy  elsewhere, the suites in a folder you name
-  qgate init --suites layer_outputs,task       fewer suites
-  qgate init --ci github                       and a workflow that runs them; gitlab likewise
-  qgate init --dry-run
+  qgate init ../product --into tests/accuracy  another repository, another folder for the suites
+  qgate init --suites layer_outputs,task       only these suites
+  qgate init --ci github                       also a workflow that runs them (or --ci gitlab)
+  qgate init --dry-run                         only list what it would write
 
-The example is a model with a kernel of its own. The gates run on it at once: red while nothing is
-recorded, then green. Replace it by your model.
+The example is a model with a kernel of its own. Its gates run at once: they are red until you
+record baselines, then green. Replace the example with your model.
 
-Files that differ are left alone. --force replaces suites, for example after an update of qgate; the
-example and the settings are yours and are never replaced.
+Files that exist with other contents are kept. --force replaces suites, for example after an update
+of qgate; the example and the settings are yours and are never replaced.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="the root of the "
         "repository (default: where you are)")  # fmt: skip
-    add("--into", default="suites", metavar="DIR", help="folder in it for the suites (suites)")
+    add("--into", default="suites", metavar="DIR", help="folder for the suites (default suites)")
     add("--suites", action="append", metavar="NAMES", help="only these, separated by commas: "
         f"{', '.join(suite_names())}")  # fmt: skip
     add("--ci", action="append", default=[], choices=SERVICES, help="also files that run the "
