@@ -61,8 +61,8 @@ OPTIONS = {
         list,
     ),
     "model": Option(
-        "model to run: tiny-mamba (default), tiny-llama, mamba:PATH, hf:PATH or package.module:build; "
-        "hf:PATH=NAME is called NAME in results and baselines; repeatable",
+        "model to run: tiny-mamba (default), tiny-llama, mamba:PATH, hf:PATH or "
+        "package.module:build; hf:PATH=NAME is called NAME in results and baselines; repeatable",
         ["tiny-mamba"],
         "subject",
         "NAME",
