@@ -2,8 +2,7 @@
 
 For every linear layer and block it compares how large the values are, how many tokens stand out,
 how far the largest channel is above the median one, and how heavy the tails are. The record belongs
-to the name of the model, not to its weights: after another training, figures that moved too far
-fail.
+to the model's name: it also holds after another training, and figures that moved too far fail.
 """
 
 import pytest
