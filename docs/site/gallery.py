@@ -161,6 +161,7 @@ class _Captions(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._is_open:
             self._words = self._words or data.strip()
+            self._files += [word for word in data.split() if word.endswith(".png")]
 
     def handle_endtag(self, tag: str) -> None:
         self._is_open &= tag != "figcaption"
