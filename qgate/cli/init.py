@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
     repository = RepositoryFolder(args.folder, suites_folder(args.into))
     services = list(dict.fromkeys(args.ci))
     folders = repository.missing_folders()
-    ci = [
-        file for service in services for file in ci_files(service, repository.root, repository.into)
-    ]
+    asked = [list(ci_files(name, repository.root, repository.into)) for name in services]
+    kept_away = [] if args.force else [file for files in asked for file in _missing_beside(files)]
+    ci = [file for files in asked for file in files if file not in kept_away]
     starters = _files(repository, _suites_asked(args.suites))
     removed = _removed(starters) if services and args.suites is None else []
     files = [*(file for file in starters if file not in removed), *ci]
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     notes = [
         *_notes(repository, steps),
         *_removal_note(removed, repository),
+        *(_kept_away_note(file) for file in kept_away),
         *filter(None, (ci_note(service, repository.root) for service in services)),
     ]
     if not args.dry_run:
@@ -135,6 +136,19 @@ def _removed(files: Sequence[NewFile]) -> list[NewFile]:
     if not any(file.path.name.startswith("test_") and file.path.exists() for file in files):
         return []
     return [file for file in files if not file.path.exists() or file.path.name == ".gitignore"]
+
+
+def _missing_beside(files: Sequence[NewFile]) -> list[NewFile]:
+    """List files of a CI service that are missing beside others: their owner has removed them."""
+    missing = [file for file in files if not file.path.exists()]
+    return missing if len(missing) < len(files) else []
+
+
+def _kept_away_note(file: NewFile) -> str:
+    return (
+        f"left out, since {file.path.name} was removed beside files that `qgate init --ci` wrote; "
+        "with --force it writes it again."
+    )
 
 
 def _removal_note(removed: Sequence[NewFile], repository: RepositoryFolder) -> Iterator[str]:
