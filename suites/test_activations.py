@@ -1,8 +1,8 @@
-"""Whether a model's activations are as hard to quantize as when they were accepted.
+"""Check that activations are as easy to quantize as when they were accepted.
 
-Of every linear layer and block: how large its values are, how many tokens stand out, how far its
-largest channel is above the median one, how heavy its tails are. The record is of the model's name,
-not of its weights: another training may move all of it, and what it moves too far fails.
+For every linear layer and block it compares how large the values are, how many tokens stand out,
+how far the largest channel is above the median one, and how heavy the tails are. The record belongs
+to the model's name: it also holds after another training, and figures that moved too far fail.
 """
 
 import pytest

@@ -1,8 +1,8 @@
-"""Whether a quantized checkpoint is what its recipe says, beside the one that it was made from.
+"""Compare a quantized checkpoint with its recipe and with the one that it was made from.
 
-Needs `--checkpoint CHILD`, and `--parent PARENT` to measure errors; no model is run. What is not as
-declared fails and is never accepted by an update. Errors are held on both sides of accepted ones:
-the same weights, quantized in the same way, have the same error.
+It needs `--checkpoint CHILD`, and `--parent PARENT` to measure errors; no model is run. Tensors
+that are not as declared fail, and no update accepts them. Errors may be neither larger nor smaller
+than accepted: the same weights, quantized in the same way, have the same error.
 """
 
 

@@ -1,8 +1,8 @@
-"""Whether the values that were collected from a run lie where they lay when they were accepted.
+"""Check that collected tensors are distributed as they were when they were accepted.
 
-Needs `--dump DIR`. Of every site: the mean magnitude, the magnitude that nine of ten values are
-below, how heavy the tails are, and how much of it is not zero. All of them are logarithms, so a
-drift is a number of octaves: 1 is a factor of two.
+It needs `--dump DIR`. For every site it compares the mean magnitude, the magnitude that nine of ten
+values are below, how heavy the tails are, and the share of values that are not zero. All of these
+are logarithms to base two: a drift of 1 is a factor of two.
 """
 
 import pytest

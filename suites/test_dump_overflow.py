@@ -1,8 +1,8 @@
-"""What a format saturates and what it flushes to zero, in the tensors collected from a run.
+"""Measure how much of collected tensors a format saturates, and how much it flushes to zero.
 
-Needs `--dump DIR`. All ranks, iterations and samples of a site count as one tensor. Formats without
-a scale of their own are cast as they are, from exact counts; the others scale as they do, tensor by
-tensor, and need the values.
+It needs `--dump DIR`. All ranks, iterations and samples of a site count as one tensor. Formats
+without a scale of their own are plain casts, which exact counts suffice for; the others scale each
+tensor and need its values.
 """
 
 import pytest

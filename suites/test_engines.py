@@ -1,9 +1,9 @@
-"""Whether two engines give the same probabilities to the same tokens, and have the same weights.
+"""Compare the probabilities that two engines give to the same tokens, and their weights.
 
-Needs `--engines A B`: dumps, files of logits, or log-probabilities as servers print them; B drew
-the tokens. How far apart they are is held against what was accepted for the same tokens. Weights
-that differ by more than rounding fail and are never accepted by an update; of dumps, modules are
-compared too, and the first that is beyond its accepted error is named.
+It needs `--engines A B`: dumps, files of logits, or log-probabilities that servers print; B drew
+the tokens. Their differences may not exceed those that were accepted for the same tokens. Weights
+that differ by more than rounding fail, and no update accepts them. Of dumps it also compares
+modules, and names the first whose error is above the accepted one.
 """
 
 

@@ -1,4 +1,4 @@
-"""Conformance: what qgate computes here is, bit for bit, what the formats mean.
+"""Check that qgate quantizes on this machine, bit for bit, as the formats are defined.
 
 The fast code depends on the machine and on torch's kernels; the readable definition in numpy does
 not. Before anybody trusts the error of a quantized model, the two have to agree on this machine:

@@ -1,7 +1,7 @@
-"""The gradients that a quantized model makes in each block, straight through, against FP32's.
+"""Compare the straight-through gradients of each quantized block with those of FP32.
 
-Of the next-token loss on two samples. Every block gets the input that FP32 gives it, and FP32's
-gradient at its output; the gradients of its weights and at its input are compared.
+The loss is that of the next token, on two samples. Every block gets the input that FP32 gives it,
+and FP32's gradient at its output; the gradients of its weights and at its input are compared.
 """
 
 import pytest

@@ -1,8 +1,8 @@
-"""How far every layer of a quantized model is from the FP32 one.
+"""Compare every layer of a quantized model with the FP32 one.
 
-Each test is one mode and one layer. The error carried here by the model running free and the
-error made in this layer alone are held against what was accepted; inside the layer, every quantized
-tensor may be at most half a decibel worse than an ideal quantizer of its format.
+Each test is one mode and one layer. Two errors are compared with the accepted ones: the error that
+arrives here when the whole model is quantized, and the error that this layer alone makes. Inside
+the layer, every quantized tensor may be at most 0.5 dB worse than an ideal quantizer of its format.
 """
 
 import pytest

@@ -1,7 +1,7 @@
-"""How far the outputs of a quantized model are from those of the FP32 one.
+"""Compare the outputs of a quantized model with those of the FP32 one.
 
-Embeddings, final norms, heads and stems stand outside all blocks. Each is given the reference's
-input, and what a mode leaves as it is has to give the reference's output.
+Embeddings, final norms, heads and stems are outside all blocks. Each gets the reference's input,
+and those that a mode does not quantize have to give the reference's output.
 """
 
 import pytest

@@ -1,6 +1,6 @@
-"""What a format saturates and what it flushes to zero, in activations, weights and gradients.
+"""Measure how much of activations, weights and gradients a format saturates or flushes to zero.
 
-Formats without a scale of their own are cast as they are, the others as they scale.
+Formats without a scale of their own are plain casts; the others use their scales.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""What everything is compared with: the stored FP32 reference is a live one, and unquantized.
+"""Check that the stored FP32 reference is that of the model as it is now, and is unquantized.
 
 Every linear layer of the live reference is multiplied again in float64, from its parameters: a
 reference that runs through a quantizer anywhere cannot pass.

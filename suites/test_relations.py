@@ -1,8 +1,8 @@
-"""Whether a mode gives the same twice: alone or in a batch, padded, cut, in chunks, restarted.
+"""Check that a mode gives the same results alone, batched, padded, cut, in chunks and restarted.
 
-Every site is compared with one run of all rows and fed by it. What differs by more than float noise
-(with --bitwise: by a bit) is red at the first site that makes it; no baseline is needed. The suite
-runs where its file is named, or with --relations.
+Every site gets the tensors of one run of all rows, and is compared with that run. A difference of
+more than float noise (with --bitwise: of one bit) fails at the first site that makes it; no
+baseline is needed. The suite runs if you name its file, or with --relations.
 """
 
 

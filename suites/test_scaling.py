@@ -1,8 +1,8 @@
-"""Which scale suits the tensors of a layer in a format, and what error is left at it.
+"""Find the best scale of a format for the tensors of a layer, and the error at that scale.
 
 Formats with a scale per tensor are swept over all powers of two near the largest magnitude, MX
-formats over offsets to the scale of each block. Held against what was accepted are the recommended
-exponent and the error at it. An accepted exponent stays recommended until it costs more than the
+formats over offsets to the scale of each block. The recommended exponent and the error at it are
+compared with the accepted ones. An accepted exponent stays recommended until it costs more than the
 regression tolerance over what the sweep would choose now: then the test fails, and says how many
 decibels it costs.
 """

@@ -1,4 +1,4 @@
-"""What a mode costs the model's own work: bits per byte, next-token accuracy, KL to FP32."""
+"""Compare a mode on the model's own task with FP32: bits per byte, next-token accuracy, KL."""
 
 
 def test_task(gate, mode):

@@ -15,7 +15,9 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -91,7 +93,8 @@ def _sweeps(folder: Path) -> str:
     torch.save(x, "act.pt")
     _run_qgate("sweep", "act.pt", "--output-dir", str(folder), "--elem-format", "fp8_e4m3")
     about = "One channel of 256 is 30 times the others: `qgate sweep act.pt`."
-    return _section("Scales", about, folder / "index.html", sorted(folder.rglob("*.png")))
+    pictures = sorted(path for path in folder.rglob("*.png") if "test" not in path.stem)
+    return _section("Scales", about, folder / "index.html", pictures)
 
 
 def _activations(folder: Path) -> str:
@@ -126,13 +129,48 @@ _OF_DUMPS = (
 def _section(title: str, about: str, page: Path, pictures: Sequence[Path] = ()) -> str:
     top = page.parents[1].parent
     lines = [f"## {title}", "", about, ""]
-    lines.append(f'<p><a href="{page.relative_to(top).as_posix()}">The page itself</a></p>')
-    grid = [line for path in pictures for line in _figure(path, path.relative_to(top).as_posix())]
+    lines.append(f'<p><a href="{page.relative_to(top).as_posix()}">Open the page</a></p>')
+    captions = _Captions(page.read_text(encoding="utf-8")).captions
+    grid = [
+        line
+        for path in pictures
+        for line in _figure(path.relative_to(top).as_posix(), captions[path.name])
+    ]
     return "\n".join([*lines, *(['<div class="gallery">', *grid, "</div>"] if grid else []), ""])
 
 
-def _figure(path: Path, link: str) -> Iterator[str]:
-    caption = html.escape(path.stem.replace("_", " ").replace("-", " "))
+class _Captions(HTMLParser):
+    """Read the first words that a page writes under each picture, by the name of its file."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.captions: dict[str, str] = {}
+        self._files: list[str] = []
+        self._words = ""
+        self._is_open = False
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "figure":
+            self._files, self._words = [], ""
+        self._is_open |= tag == "figcaption"
+        self._files += [
+            Path(unquote(value)).name for _, value in attrs if value and value.endswith(".png")
+        ]
+
+    def handle_data(self, data: str) -> None:
+        if self._is_open:
+            self._words = self._words or data.strip()
+            self._files += [word for word in data.split() if word.endswith(".png")]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._is_open &= tag != "figcaption"
+        if tag == "figure":
+            self.captions |= dict.fromkeys(self._files, self._words)
+
+
+def _figure(link: str, caption: str) -> Iterator[str]:
+    caption = html.escape(caption)
     yield f'<figure><a href="{link}"><img src="{link}" alt="{caption}" loading="lazy"></a>'
     yield f"<figcaption>{caption}</figcaption></figure>"
 

@@ -333,25 +333,28 @@ def _axis_word(dims: int, dim: int) -> str:
 
 def place_words(bad: list[int], length: int, what: str) -> str:
     """Name places along an axis: a run, a tail after whole tiles, every n-th, or the first few."""
-    many = what.replace("index", "indices") if what.startswith("index") else f"{what}s"
+    one, _, dimension = what.partition(" of ")
+    many = "indices" if one == "index" else f"{one}s"
+    named = f"{many} in {dimension}" if dimension else many
+    where = f"{length} in {dimension}" if dimension else f"{length}"
     if len(bad) == 1:
-        last = ", the last one" if bad[0] == length - 1 and length > 1 else ""
-        return f"{what} {bad[0]} of {length}{last}"
+        last = " (the last one)" if bad[0] == length - 1 and length > 1 else ""
+        return f"{one} {bad[0]} of {where}{last}"
     if len(bad) == length:
-        return f"all {length} {many}"
+        return f"all {length} {named}"
     steps = {b - a for a, b in itertools.pairwise(bad)}
     if steps == {1}:
         if bad[-1] == length - 1:
             tile = next((t for t in TILES if bad[0] and bad[0] % t == 0 and len(bad) < t), None)
-            tail = f", beyond the last whole tile of {tile}" if tile else ", to the end"
-            return f"{many} {bad[0]} to {bad[-1]} of {length}{tail}"
+            tail = f"beyond the last whole tile of {tile}" if tile else "to the end"
+            return f"{many} {bad[0]} to {bad[-1]} of {where} ({tail})"
         tile = next((t for t in TILES if len(bad) == t and bad[0] % t == 0), None)
-        return f"{many} {bad[0]} to {bad[-1]} of {length}{f', one tile of {tile}' if tile else ''}"
+        return f"{many} {bad[0]} to {bad[-1]} of {where}{f' (one tile of {tile})' if tile else ''}"
     if len(steps) == 1 and len(bad) > 2 and bad[-1] + min(steps) >= length:
         step = steps.pop()
-        return f"every {step}{_ENDINGS.get(step, 'th')} of {length} {many} from {bad[0]}"
+        return f"every {step}{_ENDINGS.get(step, 'th')} of {length} {named} from {bad[0]}"
     listed = ", ".join(map(str, bad[:5]))
-    return f"{len(bad)} of {length} {many} ({listed}{', …' if len(bad) > 5 else ''})"
+    return f"{len(bad)} of {length} {named} ({listed}{', …' if len(bad) > 5 else ''})"
 
 
 _ENDINGS = {2: "nd", 3: "rd"}

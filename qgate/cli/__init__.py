@@ -30,10 +30,13 @@ from qgate.text import for_terminal, one_line
 from qgate.text.printing import print_line, print_text
 
 _ABOUT = """\
-A regression and accuracy gate for quantization.
+Fail a pull request when quantized numerics are worse than their format allows.
 
-Number formats (FP8, FP6, FP4, MX, NVFP4, HiF8, HiF4, INT8, INT4) that are bit-exact, and what they
-do to tensors. In Python: qgate.quantize(x, "mxfp8"), qgate.encode, qgate.formats.report.
+  qgate doctor                            check what is installed here
+  qgate init --ci github                  write suites (test files), settings and a workflow
+  qgate run --mode mxfp8                  run the suites in one mode (one way to quantize)
+  qgate sweep act.pt                      find the best scale of a format for a tensor
+  qgate checkpoint CHILD --parent PARENT  check a quantized checkpoint, without running it
 """
 
 
@@ -110,7 +113,7 @@ def parser() -> CommandParser:
     top = CommandParser(
         prog="qgate",
         description=_ABOUT,
-        epilog="`qgate help COMMAND` tells what a command takes, with examples.",
+        epilog="`qgate help COMMAND` shows the options of a command, with examples.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     version = f"qgate {__version__}"
@@ -139,8 +142,14 @@ def _add_shared(at: argparse.ArgumentParser) -> None:
         add_console_options(at)
     for action in at._actions:
         if isinstance(action, _Verbs):
-            for sub in action.choices.values():
+            for choice in action._choices_actions:
+                sub = action.choices[choice.dest]
+                sub.description = sub.description or _as_sentence(choice.help or "")
                 _add_shared(sub)
+
+
+def _as_sentence(words: str) -> str:
+    return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
 def _open_streams() -> None:

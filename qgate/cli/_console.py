@@ -71,7 +71,7 @@ def has_colors(on_terminal: bool) -> bool:
 def add_json(*parsers: argparse.ArgumentParser) -> None:
     """Add `--json` to commands that list or decide something."""
     for parser in parsers:
-        parser.add_argument("--json", action="store_true", help="as JSON")
+        parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def print_json(content: object) -> None:

@@ -5,24 +5,32 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-_NUMBERS = ("layer", "rank", "iteration", "sample", "micro_batch")
+_NUMBERS = {
+    "layer": "number of a layer, from 0",
+    "rank": "number of a rank, from 0",
+    "iteration": "number of a training iteration",
+    "sample": "number of a sample",
+    "micro_batch": "number of a micro-batch",
+}
 _TEXTS = {
-    "layer_type": "linear, attention, ...",
-    "operation": "forward or backward",
-    "phase": "pre or post",
-    "component": "linear, FA, ...",
-    "module": "name of a module, as 'layers.3.*'",
-    "name": "tensor of a site, as input or 'grad_*'",
-    "quant_type": "label of the number format of the run, as mxfp8",
+    "layer_type": "type of a layer: linear, attention, ...",
+    "operation": "pass: forward or backward",
+    "phase": "before or after the layer: pre or post",
+    "component": "part as megatron-tensor-saver names it: linear, FA, ...",
+    "module": "name of a module, such as 'layers.3.*'",
+    "name": "name of a tensor, such as input or 'grad_*'",
+    "quant_type": "label of the number format of the run, such as mxfp8",
 }
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("only these; repeatable, texts may be patterns").add_argument
+    add = parser.add_argument_group(
+        "select tensors (repeatable; names may be patterns)"
+    ).add_argument
     for name, about in _TEXTS.items():
         add(f"--{name.replace('_', '-')}", action="append", metavar="NAME", help=about)
-    for name in _NUMBERS:
-        add(f"--{name.replace('_', '-')}", action="append", type=int, metavar="N")
+    for name, about in _NUMBERS.items():
+        add(f"--{name.replace('_', '-')}", action="append", type=int, metavar="N", help=about)
 
 
 def selected_fields(args: argparse.Namespace) -> dict[str, Any]:

@@ -42,24 +42,29 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "hf:PATH or package.module:build; hf:PATH=NAME and mamba:PATH=NAME are called NAME "
         "(default tiny-mamba)")  # fmt: skip
     add("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default cpu)")
-    add("--samples", type=int, metavar="N", help="texts evaluated (default 10)")
-    add("--seqlen", type=int, metavar="N", help="tokens of each (default 512)")
-    add("--seed", type=int, default=0, metavar="N", help="which texts are drawn (default 0)")
+    add("--samples", type=int, metavar="N", help="number of texts to run (default 10)")
+    add("--seqlen", type=int, metavar="N", help="tokens of each text (default 512)")
+    add("--seed", type=int, default=0, metavar="N", help="seed that chooses the texts (default 0)")
     add("--text", type=Path, metavar="FILE", help="text to run on (default: a built-in one)")
-    add("--tokens", type=Path, metavar="FILE", help="token ids (.npy) in place of text")
+    add("--tokens", type=Path, metavar="FILE", help="token ids (.npy) instead of text")
     add = parser.add_argument_group("calibration").add_argument
-    add("--calib-samples", type=int, metavar="N", help="calibration texts (64)")
-    add("--calib-seqlen", type=int, metavar="N", help="tokens of each (512)")
+    add("--calib-samples", type=int, metavar="N", help="number of calibration texts (default 64)")
+    add("--calib-seqlen", type=int, metavar="N", help="tokens of each (default 512)")
     add("--calib-text", type=Path, metavar="FILE", help="calibration text (default: another "
         "built-in)")  # fmt: skip
-    add("--percentile-alpha", type=float, metavar="A", help="(default 0.9995)")
-    add("--arithmetic", default="fp32", choices=("fp32", "fp16"), help="for weights and scales; "
-        "fp16 gives the codes of Quamba-SE")  # fmt: skip
+    add(
+        "--percentile-alpha",
+        type=float,
+        metavar="A",
+        help="percentile of magnitudes that scales are made from, as a share (default 0.9995)",
+    )
+    add("--arithmetic", default="fp32", choices=("fp32", "fp16"), help="precision in which "
+        "scales and codes are computed (default fp32; fp16 is that of Quamba-SE)")  # fmt: skip
     add(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="scales (.json), measured and written if missing",
+        help="file of scales (.json); measured and written if it is missing",
     )
 
 

@@ -26,11 +26,16 @@ def from_one(text: str) -> int:
 
 def add_workers(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--jobs", type=from_one, metavar="N", help="processes (default 1; with Ray, all cores)")
-    add("--engine", default="local", metavar="E", help="local (default), ray, or ray://host:port "
-        "of a cluster")  # fmt: skip
-    add("--gpus-per-task", type=float, default=0.0, metavar="X", help="GPUs of a Ray "
-        "cluster for each item (default 0)")  # fmt: skip
+    add(
+        "--jobs",
+        type=from_one,
+        metavar="N",
+        help="processes to use (default 1; with Ray, all cores)",
+    )
+    add("--engine", default="local", metavar="E", help="where they run: local "
+        "(default), ray, or ray://host:port of a cluster")  # fmt: skip
+    add("--gpus-per-task", type=float, default=0.0, metavar="X", help="GPUs that each "
+        "task asks a Ray cluster for (default 0)")  # fmt: skip
 
 
 def workers_from(args: argparse.Namespace) -> engine.Workers:

@@ -1,4 +1,4 @@
-"""Statistics of activations and weights: magnitudes, outliers, formats, smoothing, sensitivity.
+"""Measure activations and weights: magnitudes, outliers, formats, smoothing, sensitivity.
 
   qgate activations --model tiny-llama
   qgate activations --model hf:PATH --config my.yaml --data.num_samples 128
@@ -8,11 +8,12 @@
   qgate activations --write-config my.yaml
   qgate activations figures/activations.json --dpi 300
 
-Every key of the configuration (`--write-config` prints all, with what they mean) is an option, with
-or without `visualization.` before it; a list has commas. Pictures, tables and analysis_report.html
-are written to visualization.save_dir, a folder or a URL (s3://bucket/folder). The record that a run
-leaves there, activations.json or the folder with it, is drawn again without the model. Exit status:
-1 if values are not finite or if a module that was matched never ran, 2 if nothing could be run.
+Every key of the configuration is also an option; `--write-config` prints all keys with comments.
+Keys of the section `visualization` need no section name, and lists are separated by commas. The
+command writes pictures, tables and analysis_report.html to visualization.save_dir, a folder or a
+URL (s3://bucket/folder). Given the activations.json of an earlier run, or the folder with it, the
+command draws it again without the model. Exit status: 1 if values are not finite or a selected
+module never ran, 2 if nothing could be run.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add("--dry-run", action="store_true", help="check all there is to check before the first "
         "forward pass, say what would run, and stop")  # fmt: skip
-    add("--verbose", action="store_true", help="print every setting, and the times")
+    add("--verbose", action="store_true", help="print every setting and how long each step took")
     add("--trust-remote-code", action="store_true", help="let Python files that come with an "
         "hf: folder run on this machine; only for folders whose code you have read")  # fmt: skip
     add_workers(parser)

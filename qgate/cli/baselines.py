@@ -1,21 +1,21 @@
-"""Look at stored baselines, check them, remove and accept errors.
+"""List, check and prune stored baselines, and accept new errors.
 
   qgate baselines list
   qgate baselines verify                       a problem per line; exit status 1 if there is one
   qgate baselines prune --mode '5-*' --model tiny-mamba
-  qgate baselines prune --results qgate-out/results.jsonl      what a complete run did not measure
-  qgate baselines accept                       what failing gates left in qgate-out/candidates
+  qgate baselines prune --results qgate-out/results.jsonl  remove what a complete run lacks
+  qgate baselines accept                       accept the errors that failing gates measured
   qgate baselines accept ci-artifact.zip --mode 2-1
-  qgate baselines accept ci-artifact.zip --commit    and commits it, with what moved as the message
+  qgate baselines accept ci-artifact.zip --commit    and commit them; the message lists what moved
   qgate baselines unlock --baselines s3://bucket/baselines --model tiny-mamba
   qgate baselines migrate --baselines s3://bucket/baselines
   qgate baselines migrate --baselines s3://bucket/baselines --to baselines
 
-References are recorded by `pytest suites --update-baselines` only. What prune and accept change is
-listed, old -> new, and --dry-run only lists it: look at it, then commit it. Accepted errors of an
-earlier qgate are read once migrate has written them in the form of this one; their values stay.
-Baselines in a bucket that a folder was copied to, or an earlier qgate wrote, are updated once it
-has given them the layout of a bucket; unlock removes the lock that an earlier qgate has left there.
+Only `pytest suites --update-baselines` records references. prune and accept list what they change
+as old -> new, and --dry-run only lists it: review the changes, then commit them. migrate rewrites
+accepted errors of an earlier qgate in today's form without changing their values. It also prepares
+baselines in a bucket for updates, if they were copied there from a folder or an earlier qgate wrote
+them. unlock removes a lock that an earlier qgate left in a bucket.
 """
 
 from __future__ import annotations
@@ -58,35 +58,40 @@ else:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    listing = verbs.add_parser("list", help="models and modes, and what they were made with")
-    verify = verbs.add_parser("verify", help="whether the files are what was recorded")
-    prune = verbs.add_parser("prune", help="remove accepted errors")
-    accept = verbs.add_parser("accept", help="make candidates the accepted errors")
+    listing = verbs.add_parser("list", help="list models and modes, and what they were made with")
+    verify = verbs.add_parser("verify", help="check that files are as they were recorded")
+    prune = verbs.add_parser("prune", help="remove accepted errors that are no longer needed")
+    accept = verbs.add_parser("accept", help="accept the errors that failing gates measured")
     accept.add_argument("folder", nargs="?", type=Path, metavar="PATH",
-        help="candidates, the folder or results.jsonl beside them, or a zip file of that folder "
-        "(default qgate-out)")  # fmt: skip
+        help="the output folder of a run, its results.jsonl or candidates, or a zip file of "
+        "the folder (default qgate-out)")  # fmt: skip
     accept.add_argument("--accept-plan", action="store_true",
-        help="also another plan: what quantizes which site")  # fmt: skip
+        help="accept changes of the plan, too: which quantizer each site has")  # fmt: skip
     accept.add_argument("--commit", action="store_true",
         help="commit the changed baselines alone, with a table of what moved")  # fmt: skip
-    unlock = verbs.add_parser(
-        "unlock", help="remove the lock that an earlier qgate has left in a bucket"
-    )
+    unlock = verbs.add_parser("unlock", help="remove a lock that an earlier qgate left in a bucket")
     migrate = verbs.add_parser(
-        "migrate", help="write files of an earlier qgate in the form and layout of this one"
+        "migrate", help="rewrite files of an earlier qgate in the form and layout of this one"
     )
     migrate.add_argument("--to", metavar="DIR", help="write them to this folder or URL instead")
     for verb in (listing, verify, prune, accept, unlock, migrate):
         add = verb.add_argument
         add("--baselines", metavar="DIR", help="a folder or a URL (default: that of qgate.toml, or "
             "baselines)")  # fmt: skip
-        add("--model", action="append", metavar="NAME", help="only this; repeatable")
+        add("--model", action="append", metavar="NAME", help="only this model; repeatable")
     add_json(listing, verify, prune, accept)
     prune.add_argument("--results", type=Path, metavar="FILE", help="remove what the modes of this "
         "complete run accepted once and did not measure")  # fmt: skip
     for verb in (prune, accept):
-        verb.add_argument("--mode", action="append", metavar="MODES", help="only these; patterns")
-        verb.add_argument("--dry-run", action="store_true", help="say what would change")
+        verb.add_argument(
+            "--mode",
+            action="append",
+            metavar="MODES",
+            help="only these modes: names or patterns, separated by commas; repeatable",
+        )
+        verb.add_argument(
+            "--dry-run", action="store_true", help="list the changes, and write nothing"
+        )
 
 
 def run(args: argparse.Namespace) -> int:

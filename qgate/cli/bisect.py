@@ -5,9 +5,9 @@
   qgate bisect main~20 main --suites tests/accuracy --json
 
 Each commit is checked out into a git worktree of its own, which is removed at the end: your
-checkout stays as it is, and what is not committed takes no part. All commits are held against the
-accepted files of GOOD. One that cannot be judged (an import fails, it has no suites) is skipped and
-named. Two runs and about log2 of the number of commits between GOOD and BAD are enough.
+checkout is not touched, and uncommitted changes are left out. All commits are compared with the
+accepted files of GOOD. A commit that cannot be judged (an import fails, it has no suites) is
+skipped and named. Bisecting takes two runs, and about log2 of the number of commits between.
 Exit status: 0 if the commit was found; 1 if GOOD is red or BAD is green; 2 if a revision is
 unknown, or GOOD or BAD cannot be run.
 """
@@ -42,11 +42,11 @@ _REFUSED = ("--update", "--qgate-update", "--baselines", "--qgate-baselines")
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("good", metavar="GOOD", help="a commit whose gates passed: a hash, a tag, a branch")
-    add("bad", metavar="BAD", help="a later commit at which some fail")
+    add("bad", metavar="BAD", help="a later commit at which some gates fail")
     add("--suites", action="append", metavar="PATH", help="a folder or file that pytest runs "
         "(suites); repeatable")  # fmt: skip
     add_json(parser)
-    add("options", nargs="*", metavar="-- OPTIONS", help="options of pytest")
+    add("options", nargs="*", metavar="-- OPTIONS", help="options for pytest, such as --mode")
     # Words after `--` that stand behind an option are left over by argparse.
     parser.set_defaults(takes_more=True)
 

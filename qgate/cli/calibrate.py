@@ -3,7 +3,8 @@
   qgate calibrate --model mamba:checkpoint --calibration scales.json
   qgate calibrate --calib-samples 128 --percentile-alpha 0.9999
 
-The file records its weights, samples and settings, and is refused for others.
+The file records the weights, samples and settings that it was made with; runs with others refuse
+it.
 """
 
 from __future__ import annotations

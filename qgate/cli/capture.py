@@ -4,11 +4,11 @@
   qgate capture --mode all --layers all --output-dir layer_outputs
   qgate capture --mode quant_only --model tiny-llama --samples 4 --seqlen 256
 
-Writes mode_2-1_layer_0.npy … (float32, tokens by width) and mode_2-1_stats.json per mode, the fp32
-reference as mode_fp32, and again in the basis of the modes where that is another one, as
-mode_fp32-rotated: "reference" in the stats of a mode names its own. `qgate compare` reads them.
-The files of a mode appear when all of it was computed. A folder is of one model, its weights,
-inputs and choice of layers.
+Each mode gets files mode_2-1_layer_0.npy … (float32, tokens by width) and mode_2-1_stats.json. The
+fp32 reference is mode_fp32; modes that rotate activations have a rotated reference,
+mode_fp32-rotated, and "reference" in the stats of a mode names the one it has. `qgate compare`
+reads these files. The files of a mode appear once all of it is computed. One folder holds one model
+with one set of weights, inputs and layers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WHICH",
         help="first,last (default), all, numbers from 0 or a regular expression",
     )
-    add("--overwrite", action="store_true", help="replace captures of something else")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace captures of another model, other inputs or other layers",
+    )
     add_model_options(parser)
 
 

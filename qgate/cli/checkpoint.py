@@ -1,16 +1,16 @@
 """Check a quantized checkpoint against its recipe and its parent, without running it.
 
-  qgate checkpoint CHILD --parent PARENT     every tensor beside the one it was made from
-  qgate checkpoint CHILD                     what can be known from the child alone
-  qgate checkpoint CHILD --parent PARENT --jobs 8     by eight processes
-  qgate checkpoint CHILD --parent PARENT --output-dir DIR     also as a page, with tables
-  qgate checkpoint CHILD --recipe R.yaml     beside what was meant, where the child does not say it
-  qgate checkpoint A B --same                two exports of one recipe: equal, or where not
+  qgate checkpoint CHILD --parent PARENT     compare every tensor with the one it was made from
+  qgate checkpoint CHILD                     check what the child alone can show
+  qgate checkpoint CHILD --parent PARENT --jobs 8     in eight processes
+  qgate checkpoint CHILD --parent PARENT --output-dir DIR     write a page and tables, too
+  qgate checkpoint CHILD --recipe R.yaml     check against a recipe that the child does not declare
+  qgate checkpoint A B --same                compare two exports of one recipe
 
 CHILD and PARENT are folders with .safetensors, .gguf, .onnx, .npz, .pt or .bin files, or single
 files (any part of a GGUF split), at paths or URLs. The recipe is what the child's config.json, GGUF
-head or ONNX graph declares. No code of a checkpoint is run. GGUF and ONNX need pip install
-'pytest-qgate[checkpoints]'.
+head or ONNX graph declares. No code of a checkpoint is run. GGUF and ONNX need the extra
+`checkpoints`: pip install 'pytest-qgate[checkpoints]'.
 Exit status: 0 if all is as declared, 1 if something is not, 2 if files cannot be read or are not a
 pair.
 """
@@ -32,10 +32,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("child", metavar="CHILD", help="the quantized checkpoint")
     add("other", metavar="B", nargs="?", help="with --same: the other export")
     add("--same", action="store_true", help="compare two exports of one recipe")
-    add("--parent", metavar="PARENT", help="the checkpoint that it was made from")
-    add("--recipe", metavar="FILE", help="what was meant: a .yaml, .toml or .json file")
+    add("--parent", metavar="PARENT", help="the checkpoint that CHILD was made from")
+    add("--recipe", metavar="FILE", help="the intended recipe: a .yaml, .toml or .json file")
     add("--json", action="store_true", help="print every weight and finding as JSON")
-    add("--limit", type=from_one, default=40, metavar="N", help="findings to print (40)")
+    add("--limit", type=from_one, default=40, metavar="N", help="findings to print (default 40)")
     add(
         "--output-dir",
         metavar="DIR",

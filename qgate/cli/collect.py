@@ -1,14 +1,14 @@
-"""Run a program and collect the tensors of its model into a dump, without a change to it.
+"""Run a program unchanged, and collect the tensors of its model into a dump.
 
   qgate collect --dir dump -- train.py --lr 1e-3
   qgate collect --dir dump --level statistics --iterations 3 -- -m package.train
   qgate collect --dir dump --watch-underflow -- train.py
   torchrun --nproc-per-node 2 -m qgate collect --dir dump -- train.py
 
-The first model that runs is collected. The dump may be a URL, as s3://bucket/run: shards are put
-there when they are full. The variables of Megatron-LM's tensor saver apply where an option
-does not say otherwise: TENSOR_SAVE_DIR, CUSTOM_QUANT_TYPE, TENSOR_SAVER_ITERATION, CONTROL_ITER,
-CURRENT_SAMPLE_IDX; TENSOR_SAVE_ENABLED=false runs the program alone.
+The first model that runs is collected. The dump may be a URL such as s3://bucket/run, which gets
+each shard when it is full. Options that are not given are read from the environment variables of
+Megatron-LM's tensor saver: TENSOR_SAVE_DIR, CUSTOM_QUANT_TYPE, TENSOR_SAVER_ITERATION, CONTROL_ITER
+and CURRENT_SAMPLE_IDX. With TENSOR_SAVE_ENABLED=false the program runs and nothing is collected.
 """
 
 from __future__ import annotations
@@ -34,22 +34,51 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--dir", metavar="DIR", help="the dump (default: TENSOR_SAVE_DIR, enhanced_tensor_logs)")
-    add("--sites", help="types of layers and patterns of names, with | between: attention|linear")
-    add("--phases", metavar="PHASES", help="forward,backward (default), or one of them")
-    add("--iterations", type=int, metavar="N", help="how many (default: CONTROL_ITER, 1)")
-    add("--first-iteration", type=int, metavar="N", help="label of the first iteration")
+    add(
+        "--dir",
+        metavar="DIR",
+        help="folder or URL of the dump (default: TENSOR_SAVE_DIR, or else enhanced_tensor_logs)",
+    )
+    add(
+        "--sites",
+        help="layers to collect, by type or pattern of names, with | between: 'attention|linear'",
+    )
+    add("--phases", metavar="PHASES", help="passes to collect: forward,backward (default), or one")
+    add(
+        "--iterations",
+        type=int,
+        metavar="N",
+        help="iterations to collect (default: CONTROL_ITER, or else 1)",
+    )
+    add(
+        "--first-iteration",
+        type=int,
+        metavar="N",
+        help="number that the first iteration is stored under",
+    )
     add("--samples", type=int, metavar="N", help="forward passes of each iteration (default: all)")
-    add("--sample", type=int, metavar="N", help="label of the sample")
-    add("--ranks", metavar="RANKS", help="all (default), or numbers: 0,4")
-    add("--quant-type", metavar="NAME", help="label of the number format that is trained with")
-    add("--level", help="tensors (default), or statistics: a few kilobytes each")
-    add("--dtype", help="what tensors are stored as: keep (default), bf16, fp16, fp32")
-    add("--attention-weights", action="store_true", default=None, help="also after softmax")
-    add("--counted", metavar="N", help="elements of a tensor that are counted, or all")
+    add("--sample", type=int, metavar="N", help="number that the sample is stored under")
+    add("--ranks", metavar="RANKS", help="ranks to collect: all (default), or numbers: 0,4")
+    add("--quant-type", metavar="NAME", help="label of the number format that the run uses")
+    add("--level", help="what to store: tensors (default), or statistics of a few kilobytes each")
+    add(
+        "--dtype",
+        help="dtype that tensors are stored in: keep (default: their own), bf16, fp16, fp32",
+    )
+    add(
+        "--attention-weights",
+        action="store_true",
+        default=None,
+        help="also collect the attention weights after softmax",
+    )
+    add("--counted", metavar="N", help="for statistics: elements of each tensor to count, or all")
     add("--watch-underflow", action="store_true", help="list at the end where quantization "
         "by qgate lost values below the smallest normal number of the format")  # fmt: skip
-    add("--existing", help="tensors that are there: refuse (default), append, overwrite")
+    add(
+        "--existing",
+        help="what to do with tensors that the dump already has: refuse (default), "
+        "append, overwrite",
+    )
     add("program", nargs=argparse.REMAINDER, help="-- FILE or -m MODULE, and its arguments")
 
 

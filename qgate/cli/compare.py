@@ -4,10 +4,10 @@
   qgate compare 2-1 --reference 0 --save-comparison comparisons/2-1.json
   qgate compare --all                                 all captured modes, one table
 
-Reads what `qgate capture` wrote; no model is run. fp32 is the one in the basis of the mode.
-MSE and correlation have a grade, excellent to poor, as in `pytest suites`.
+This reads what `qgate capture` wrote, and runs no model. fp32 is the reference that fits the mode:
+plain, or rotated. MSE and correlation have a grade, excellent to poor, as in `pytest suites`.
 Exit status: 0 if all was compared, 1 if a value is not finite or nothing was compared, 2 if files
-are missing, damaged or do not belong together. How good is good enough is for `pytest suites`.
+are missing, damaged or do not belong together. To judge errors against limits, use `pytest suites`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from qgate.text.printing import print_line, print_text
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("mode", nargs="?", metavar="MODE", help="a captured mode")
-    add("--all", action="store_true", help="every captured mode; writes comparisons/*.json")
-    add("--reference", default="fp32", metavar="MODE", help="fp32 (default), fp16, 0 or any other")
+    add("--all", action="store_true", help="compare every captured mode; writes comparisons/*.json")
+    add("--reference", default="fp32", metavar="MODE", help="mode to compare with (default fp32)")
     add(
         "--output-dir",
         type=Path,

@@ -3,7 +3,8 @@
   qgate completion bash > ~/.local/share/bash-completion/completions/qgate
   eval "$(qgate completion zsh)"      in ~/.zshrc, after compinit
 
-The script has all names in it, so that completing starts no Python; print it again after an update.
+The script contains all names, so that completion does not start Python; print it again after an
+update.
 Without the package bash-completion, write eval "$(qgate completion bash)" into ~/.bashrc.
 """
 
@@ -55,7 +56,9 @@ complete -o default -F _qgate qgate
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh")
+    parser.add_argument(
+        "shell", choices=("bash", "zsh"), metavar="SHELL", help="the shell: bash or zsh"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

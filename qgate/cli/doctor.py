@@ -3,8 +3,9 @@
   qgate doctor
   qgate doctor --json
 
-It loads no model, and works in any folder. Exit status: 0 if gates can run, also where extras that
-nobody asked for are missing; 1 if something keeps them from running, with what to do about it.
+It loads no model, and works in any folder. Exit status: 0 if gates can run, even if optional
+packages are missing; 1 if something keeps gates from running, which is listed with what to do about
+it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Draw what a dump of tensors shows: overflow, distributions, formats, gradients, ranks.
+"""Draw the tensors of a dump: overflow, distributions, formats, gradients, ranks.
 
   qgate draw DIR --output-dir draw
   qgate draw RUN_A RUN_B --compare hifp8,mxfp8 --jobs 2
   qgate draw DIR --format fp8_e4m3,mxfp4 --layer 3 --name 'grad_*'
 
-DIR is a dump that `qgate.collect` wrote, or a folder of megatron-tensor-saver, by its path or URL;
-several are drawn as one. Open index.html in the output folder; tensor_stats.txt and
-statistics/*.csv have the numbers, analysis.json all of it: `qgate draw draw/analysis.json` draws it
-again, without the dump. OUT may be a URL, too.
+DIR is a dump that `qgate collect` wrote, or a folder of megatron-tensor-saver, as a path or URL;
+several are drawn as one. Open index.html in the output folder. The numbers are in tensor_stats.txt
+and statistics/*.csv; `qgate draw draw/analysis.json` draws the pictures again without the dump.
 Exit status: 0, also where tensors are bad; `pytest suites --dump DIR` is the gate.
 """
 
@@ -32,22 +31,32 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("folders", nargs="+", metavar="DIR")
+    add("folders", nargs="+", metavar="DIR", help="dumps, by path or URL")
     add("--output-dir", default="draw", metavar="OUT", help="a folder or URL (default: draw)")
     add_analysis(parser)
     add_json(parser)
-    add("--no-plots", action="store_true", help="texts, tables and data only")
+    add("--no-plots", action="store_true", help="write texts, tables and data only")
     add_selection(parser)
 
 
 def add_analysis(parser: argparse.ArgumentParser) -> None:
     """Add the options of an analysis, for every command that makes one."""
     add = parser.add_argument
-    add("--format", action="append", metavar="F", help="formats whose losses are measured: F,F")
-    add("--compare", metavar="A,B", help="two quant types of the dump, or two formats")
+    add("--format", action="append", metavar="F", help="formats whose losses to measure: F,F")
+    add(
+        "--compare",
+        metavar="A,B",
+        help="draw two quant types of the dump, or two formats, side by side",
+    )
     add("--rows", type=from_one, default=2**16, metavar="N", help="elements of each tensor that "
         "block formats are measured on (default 65536)")  # fmt: skip
-    add("--seed", type=int, default=0, metavar="N", help="chooses them (default 0)")
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed that chooses these elements (default 0)",
+    )
     add_workers(parser)
 
 

@@ -1,4 +1,4 @@
-"""Look at dumps of tensors, check, compare, merge and convert them.
+"""List, check, compare, merge and convert dumps of tensors.
 
   qgate dumps ls DIR --layer 3 --name 'grad_*'
   qgate dumps info DIR
@@ -8,8 +8,8 @@
   qgate dumps export DIR --output FOLDER     flat .pt files as megatron-tensor-saver writes them
   qgate dumps watch DIR --expect 100 --timeout 600
 
-DIR is a dump that `qgate.collect` wrote, or a folder of megatron-tensor-saver: a path, or a URL as
-in s3://bucket/run. OUT and FOLDER may be URLs too.
+DIR is a dump that `qgate collect` wrote, or a folder of megatron-tensor-saver, as a path or URL
+(s3://bucket/run). OUT and FOLDER may be URLs, too.
 """
 
 from __future__ import annotations
@@ -37,35 +37,58 @@ if TYPE_CHECKING:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    listing = verbs.add_parser("ls", help="the records, one per row")
-    info = verbs.add_parser("info", help="totals, sizes, what is missing")
-    verify = verbs.add_parser("verify", help="prove that all tensors are as they were written")
+    listing = verbs.add_parser("ls", help="list the tensors, one per row")
+    info = verbs.add_parser("info", help="show totals, sizes and what is missing")
+    verify = verbs.add_parser("verify", help="check that all tensors are as they were written")
     compare = verbs.add_parser(
-        "compare", help="find the first difference of two dumps, and the worst"
+        "compare", help="find the first and the worst difference between two dumps"
     )
-    merge = verbs.add_parser("merge", help="put ranks of several folders into one")
-    export = verbs.add_parser("export", help="write .pt files as megatron-tensor-saver does")
-    watch = verbs.add_parser("watch", help="follow a collection until its records are there")
+    merge = verbs.add_parser("merge", help="merge the ranks of several folders into one dump")
+    export = verbs.add_parser(
+        "export", help="write .pt files in the layout of megatron-tensor-saver"
+    )
+    watch = verbs.add_parser(
+        "watch", help="wait until a running collection has written its tensors"
+    )
     for verb in (listing, info, verify, export, watch):
-        verb.add_argument("folder", metavar="DIR")
+        verb.add_argument("folder", metavar="DIR", help="the dump, by path or URL")
     for verb in (listing, compare, export):
         add_selection(verb)
     add_json(listing, info, verify, compare, merge, export)
-    listing.add_argument("--limit", type=from_one, default=50, metavar="N", help="rows (50)")
-    compare.add_argument("actual", metavar="A")
-    compare.add_argument("reference", metavar="B")
-    compare.add_argument("--limit", type=from_one, default=20, metavar="N", help="rows (20)")
-    compare.add_argument("--relative-mse", type=_limit, metavar="LIMIT", help="fail above it")
+    listing.add_argument(
+        "--limit", type=from_one, default=50, metavar="N", help="rows to print (default 50)"
+    )
+    compare.add_argument("actual", metavar="A", help="the dump to judge")
+    compare.add_argument("reference", metavar="B", help="the dump to compare it with")
+    compare.add_argument(
+        "--limit", type=from_one, default=20, metavar="N", help="rows to print (default 20)"
+    )
+    compare.add_argument(
+        "--relative-mse",
+        type=_limit,
+        metavar="LIMIT",
+        help="fail if the relative MSE of a tensor is above this",
+    )
     compare.add_argument(
         "--allow-unpaired", action="store_true", help="pass if tensors are in one dump only"
     )
-    merge.add_argument("folders", nargs="+", metavar="DIR")
+    merge.add_argument("folders", nargs="+", metavar="DIR", help="dumps, by path or URL")
     for verb in (verify, compare, merge):
         add_workers(verb)
     for verb in (merge, export):
-        verb.add_argument("--output", required=True, metavar="FOLDER")
-    watch.add_argument("--expect", type=from_one, required=True, metavar="N", help="records")
-    watch.add_argument("--timeout", type=_limit, default=600.0, metavar="S", help="(default 600)")
+        verb.add_argument(
+            "--output", required=True, metavar="FOLDER", help="folder or URL to write"
+        )
+    watch.add_argument(
+        "--expect", type=from_one, required=True, metavar="N", help="tensors to wait for"
+    )
+    watch.add_argument(
+        "--timeout",
+        type=_limit,
+        default=600.0,
+        metavar="S",
+        help="give up after this many seconds (default 600)",
+    )
 
 
 def _limit(text: str) -> float:

@@ -1,16 +1,15 @@
-"""Compare two engines that scored the same tokens, as a trainer and a rollout engine do.
+"""Compare two engines that scored the same tokens, such as a trainer and a rollout engine.
 
   qgate engines A B                          per-token differences, KL, flips, and where they begin
   qgate engines A B --max-kl 1e-3 --same-weights --weights CKPT_A CKPT_B
   qgate engines A B --output-dir DIR         also as a page, with all tokens
-  qgate engines A B --keep-reference FILE    also B's logits in about 1 % of their bytes, to compare
-                                             with in place of B
+  qgate engines A B --keep-reference FILE    also keep B's logits, in about 1 % of their bytes
 
 A and B are dumps of `qgate.collect` with the embedding and the head among their sites; .npz,
-.safetensors or .pt files of token ids with logits or log-probabilities; or JSON lines as vLLM,
-SGLang and servers of OpenAI's interface print them. B is the engine that drew the tokens.
-Exit status: 0 if both were compared, 1 if they are beyond a limit given, 2 if files cannot be read
-or are not of the same tokens.
+.safetensors or .pt files of token ids with logits or log-probabilities; or JSON lines of vLLM,
+SGLang or servers with OpenAI's API. B is the engine that drew the tokens.
+Exit status: 0 if both were compared, 1 if a limit is exceeded, 2 if files cannot be read or hold
+other tokens.
 """
 
 from __future__ import annotations
@@ -26,24 +25,35 @@ from qgate.text.printing import print_json, print_line, print_text
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("actual", metavar="A", help="the engine to look at")
+    add("actual", metavar="A", help="the engine to judge")
     add("reference", metavar="B", help="the engine that drew the tokens")
     add("--weights", nargs=2, metavar=("CKPT_A", "CKPT_B"),
-        help="the checkpoints that they loaded, to tell whether these are the same")  # fmt: skip
+        help="the checkpoints that they loaded, to compare their weights")  # fmt: skip
     add("--same-weights", action="store_true", help="fail if weights differ by more than rounding")
     add("--max-kl", type=_from_zero, metavar="NATS", help="fail above this mean KL per token")
     add("--max-logprob", type=_from_zero, metavar="D",
         help="fail if a log-probability differs by more")  # fmt: skip
     add("--max-flips", type=_from_zero, metavar="SHARE",
-        help="fail above this share of other most likely tokens, from 0 to 1")  # fmt: skip
-    add("--logits", default="", metavar="MODULE", help="the module of dumps that gives logits")
+        help="fail if a larger share of most likely tokens differs (0 to 1)")  # fmt: skip
+    add(
+        "--logits",
+        default="",
+        metavar="MODULE",
+        help="module of the dumps whose output are the logits",
+    )
     add("--output-dir", metavar="DIR",
         help="write a page, engines.json and tokens.csv there; a folder or a URL")  # fmt: skip
     add("--keep-reference", metavar="FILE",
-        help="write B's logits there in few bytes, to compare with in place of B; ends in "
+        help="write B's logits to this file, which can stand for B in later comparisons; ends in "
         ".safetensors")  # fmt: skip
     add("--json", action="store_true", help="print all figures as JSON")
-    add("--limit", type=from_one, default=10, metavar="N", help="tokens and weights to list (10)")
+    add(
+        "--limit",
+        type=from_one,
+        default=10,
+        metavar="N",
+        help="tokens and weights to list (default 10)",
+    )
 
 
 def _from_zero(text: str) -> float:

@@ -2,7 +2,7 @@
 
 qgate formats                           all formats in one table
 qgate formats hif8                      facts and the value of every code
-qgate formats mxfp4 --plot mxfp4.png    the same, and a picture of where its values lie
+qgate formats mxfp4 --plot mxfp4.png    the same, and a picture of its values
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Show what qgate, or one command, takes.
+"""Show the help of qgate or of one command.
 
 qgate help
 qgate help sweep
@@ -11,7 +11,9 @@ import argparse
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="COMMAND", help="a command, and its verb")
+    parser.add_argument(
+        "words", nargs="*", metavar="COMMAND", help="a command, and its verb if it has verbs"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

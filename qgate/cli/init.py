@@ -1,16 +1,16 @@
-"""Write suites, an example model and settings into a repository of yours.
+"""Write suites (test files), an example model and settings into your repository.
 
   qgate init                                   here: suites/, qgate.toml, a line in .gitignore
-  qgate init ../product --into tests/accuracy  elsewhere, the suites in a folder you name
-  qgate init --suites layer_outputs,task       fewer suites
-  qgate init --ci github                       and a workflow that runs them; gitlab likewise
-  qgate init --dry-run
+  qgate init ../product --into tests/accuracy  another repository, another folder for the suites
+  qgate init --suites layer_outputs,task       only these suites
+  qgate init --ci github                       also a workflow that runs them (or --ci gitlab)
+  qgate init --dry-run                         only list what it would write
 
-The example is a model with a kernel of its own. The gates run on it at once: red while nothing is
-recorded, then green. Replace it by your model.
+The example is a model with a kernel of its own. Its gates run at once: they are red until you
+record baselines, then green. Replace the example with your model.
 
-Files that differ are left alone. --force replaces suites, for example after an update of qgate; the
-example and the settings are yours and are never replaced.
+Files that exist with other contents are kept. --force replaces suites, for example after an update
+of qgate; the example and the settings are yours and are never replaced.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", nargs="?", type=Path, default=Path(), metavar="FOLDER", help="the root of the "
         "repository (default: where you are)")  # fmt: skip
-    add("--into", default="suites", metavar="DIR", help="folder in it for the suites (suites)")
+    add("--into", default="suites", metavar="DIR", help="folder for the suites (default suites)")
     add("--suites", action="append", metavar="NAMES", help="only these, separated by commas: "
         f"{', '.join(suite_names())}")  # fmt: skip
     add("--ci", action="append", default=[], choices=SERVICES, help="also files that run the "
@@ -58,9 +58,9 @@ def run(args: argparse.Namespace) -> int:
     repository = RepositoryFolder(args.folder, suites_folder(args.into))
     services = list(dict.fromkeys(args.ci))
     folders = repository.missing_folders()
-    ci = [
-        file for service in services for file in ci_files(service, repository.root, repository.into)
-    ]
+    asked = [list(ci_files(name, repository.root, repository.into)) for name in services]
+    kept_away = [] if args.force else [file for files in asked for file in _missing_beside(files)]
+    ci = [file for files in asked for file in files if file not in kept_away]
     starters = _files(repository, _suites_asked(args.suites))
     removed = _removed(starters) if services and args.suites is None else []
     files = [*(file for file in starters if file not in removed), *ci]
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     notes = [
         *_notes(repository, steps),
         *_removal_note(removed, repository),
+        *(_kept_away_note(file) for file in kept_away),
         *filter(None, (ci_note(service, repository.root) for service in services)),
     ]
     if not args.dry_run:
@@ -135,6 +136,19 @@ def _removed(files: Sequence[NewFile]) -> list[NewFile]:
     if not any(file.path.name.startswith("test_") and file.path.exists() for file in files):
         return []
     return [file for file in files if not file.path.exists() or file.path.name == ".gitignore"]
+
+
+def _missing_beside(files: Sequence[NewFile]) -> list[NewFile]:
+    """List files of a CI service that are missing beside others: their owner has removed them."""
+    missing = [file for file in files if not file.path.exists()]
+    return missing if len(missing) < len(files) else []
+
+
+def _kept_away_note(file: NewFile) -> str:
+    return (
+        f"left out, since {file.path.name} was removed beside files that `qgate init --ci` wrote; "
+        "with --force it writes it again."
+    )
 
 
 def _removal_note(removed: Sequence[NewFile], repository: RepositoryFolder) -> Iterator[str]:

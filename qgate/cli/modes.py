@@ -1,10 +1,10 @@
-"""List the modes: what each quantizes, in which basis, for which models.
+"""List the modes (ways to quantize a model): what each quantizes, and for which models.
 
-  qgate modes                          those that `all` selects, and names of others
-  qgate modes '2-*' --model tiny-mamba the modes that a pattern selects for a model
-  qgate modes essential                a group
+  qgate modes                           the modes of the group `all`, and the names of others
+  qgate modes '2-*' --model tiny-mamba  the modes that a pattern selects for a model
+  qgate modes essential                 the modes of a group
 
-`qgate show mode NAME --model MODEL` writes out what one of them does, site by site.
+`qgate show mode NAME --model MODEL` shows what a mode does at each site.
 """
 
 from __future__ import annotations

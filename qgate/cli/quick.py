@@ -1,11 +1,10 @@
-"""Draw one page that shows what a dump holds and what is wrong with it, in seconds.
+"""Draw one picture, in seconds, that shows what a dump holds and what is wrong with it.
 
   qgate quick DIR
   qgate quick DIR --output overview.png --layer 3
   qgate quick DIR --output-dir draw                   as draw/quick_analysis.png
 
-It reads the first rows of large tensors, and at most 500 tensors.
-`qgate draw DIR` reads all of them.
+It reads the first rows of large tensors, and at most 500 tensors. `qgate draw DIR` reads all.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _MOST, _TENSORS = 2**14, 500
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folders", nargs="+", metavar="DIR", help="dumps, by path or URL")
-    parser.add_argument("--output", metavar="FILE", help=f"a file or URL (default: {_FILE})")
+    parser.add_argument("--output", metavar="FILE", help=f"file or URL to write (default: {_FILE})")
     parser.add_argument(
         "--output-dir",
         metavar="OUT",
-        help=f"a folder or URL that gets {_FILE}, in place of --output",
+        help=f"write {_FILE} in this folder or URL, instead of --output",
     )
     add_json(parser)
     add_analysis(parser)

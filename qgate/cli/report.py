@@ -1,13 +1,13 @@
 """Make a report of results: a page, Markdown for a pull request, CSV, JSON; compare runs.
 
-  qgate report qgate-out                                 report.html of results.jsonl in there
+  qgate report qgate-out                             make report.html from the results in it
   qgate report qgate-out --output summary.md --output gates.csv
-  qgate report before=a/results.jsonl after=b/results.jsonl
-  qgate report qgate-out --history history.jsonl         adds this run, and shows the trend
-  qgate report qgate-out --format comment                prints a comment for a pull request
+  qgate report before=a/results.jsonl after=b/results.jsonl      compare two or more runs
+  qgate report qgate-out --history history.jsonl     add this run to a history, and show the trend
+  qgate report qgate-out --format comment            print a comment for a pull request
 
-Several files are compared with the first; the page shows the last. It needs results alone, and
-neither the model nor pytest nor torch.
+Given several runs, the report compares them with the first, and shows the last in detail. It reads
+results only, and needs neither the model nor pytest nor torch.
 Exit status: 0 if the report was made (with --exit-code, 1 if the run failed); 2 if files are
 missing, damaged or cannot be written, and then nothing is written.
 """

@@ -1,13 +1,13 @@
-"""Put the results of several jobs together.
+"""Merge the results of several jobs.
 
   qgate results merge shard-*/qgate-out --output qgate-out
   qgate results merge a.jsonl b.jsonl --output all --exit-code
 
-Writes results.jsonl, results.csv and report.html of all shards of `pytest suites --shard I/N`, or
-of any runs of the same code, models and limits.
-Exit status: 0 if they were put together, also where gates failed, which --exit-code makes a 1; 1
-where CI is set and gates were not held, skipped ones or those of a missing shard, unless
---allow-partial; 2 if a shard is missing (unless --partial), damaged, or of another run.
+merge writes one results.jsonl, results.csv and report.html for all shards of
+`pytest suites --shard I/N`, or for any runs of the same code, models and limits.
+Exit status: 0 if results were merged, even if gates failed (1 with --exit-code). Where the variable
+CI is set: 1 if gates were skipped or a shard is missing, unless --allow-partial is given. 2 if a
+shard is missing (unless --partial is given), damaged, or belongs to another run.
 """
 
 from __future__ import annotations
@@ -33,13 +33,24 @@ else:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    merge = verbs.add_parser("merge", help="one results file and one report of all shards")
+    merge = verbs.add_parser("merge", help="merge all shards into one results file and one report")
     add = merge.add_argument
     add("results", nargs="+", type=Path, metavar="RESULTS", help="a results.jsonl, or its folder")
-    add("--output", type=Path, default=Path("qgate-out"), metavar="DIR", help="(qgate-out)")
-    add("--partial", action="store_true", help="put together what is there, if shards are missing")
-    add("--allow-partial", action="store_true", help="where CI is set, let skipped gates pass")
-    add("--plots", choices=PLOT_CHOICES, default="worst")
+    add(
+        "--output",
+        type=Path,
+        default=Path("qgate-out"),
+        metavar="DIR",
+        help="folder to write (default qgate-out)",
+    )
+    add("--partial", action="store_true", help="merge what is there, even if shards are missing")
+    add(
+        "--allow-partial",
+        action="store_true",
+        help="pass although gates were skipped, where CI is set",
+    )
+    add("--plots", choices=PLOT_CHOICES, default="worst", help="gates to draw: those that failed, "
+        "these and the worst that passed (default), all or none")  # fmt: skip
     add("--exit-code", action="store_true", help="exit with 1 if the run failed")
     add_json(merge)
 

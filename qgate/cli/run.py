@@ -1,15 +1,15 @@
 """Run the suites of this project with pytest, under its settings.
 
   qgate run                                   all suites
-  qgate run --mode 2-1 -n 2                   options are those of pytest and of its plugins
-  qgate run suites/test_task.py -k int8       SUITES come first: folders, files or tests
-  qgate run --gate-from origin/main           suites, settings and baselines of another commit
+  qgate run --mode 2-1 -n 2                   with options of pytest and its plugins
+  qgate run suites/test_task.py -k int8       one file (SUITES are folders, files or tests)
+  qgate run --gate-from origin/main           with the suites and baselines of another commit
 
 The suites are those that `suites` in qgate.toml names, or else the folder suites beside it.
---gate-from holds the code of this checkout against the gates of a commit, so that a pull request
-cannot silence a gate: it fails if one that the commit has did not run. `pytest --help` lists all
-options. Exit status: that of pytest: 0 if all gates passed, 1 if one failed, 2 to 5 if they could
-not be run.
+--gate-from judges the code of this checkout by the suites, settings and baselines of another
+commit, so that a pull request cannot silence a gate: it fails if a gate of that commit did not run.
+`pytest --help` lists all options. The exit status is that of pytest: 0 if all gates passed, 1 if
+one failed, 2 to 5 if they could not be run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "qgate run [-h] [SUITES ...] [--gate-from REF] [options of pytest]"
     parser.allow_abbrev = False
     parser.set_defaults(takes_more=True, forwards=True)
-    parser.add_argument("--gate-from", metavar="REF", help="run the gates of this commit or branch")
+    parser.add_argument(
+        "--gate-from", metavar="REF", help="judge by the gates of this commit or branch"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

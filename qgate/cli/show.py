@@ -1,7 +1,7 @@
-"""Show what a mode does to a model, or what a model is like.
+"""Show what a mode does to a model, or the sizes and outliers of a model.
 
-qgate show mode 2-1 --model tiny-mamba   its plan: every site with quantizer, scale and origin
-qgate show model tiny-llama              sizes, figure of its task, outliers of linear layers
+qgate show mode 2-1 --model tiny-mamba   the quantizer and scale of every site, and where it is set
+qgate show model tiny-llama              sizes, task metric, outliers of linear layers
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ else:
 def arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
     for kind, about, named in (
-        ("mode", "the plan of a mode on a model", "as listed by `qgate modes`"),
-        ("model", "sizes and outliers of a model", "as for --model"),
+        (
+            "mode",
+            "show what a mode does at each site of a model",
+            "a mode that `qgate modes` lists",
+        ),
+        ("model", "show sizes and outliers of a model", "a model: tiny-llama, hf:PATH, ..."),
     ):
         sub = kinds.add_parser(kind, help=about)
         sub.add_argument("name", metavar=kind.upper(), help=named)

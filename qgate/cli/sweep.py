@@ -4,13 +4,13 @@
   qgate sweep 'dumps/**/*.safetensors' --elem-format fp4_e2m1 --no-plots
   qgate sweep w.safetensors:layer.0 --granularity block --output-dir sweeps
 
-Reads .pt (weights only), .safetensors, .npy and .npz, also by URL: s3://bucket/w.safetensors:NAME
-reads that one tensor. Results go to draw/scaling_analysis/NAME/,
-and draw/scaling_analysis/index.html shows them side by side.
-With --quiet the analysis is in the logs only.
-After a kill the same command does only the files that were not finished.
-Exit status: 0 if every tensor was swept and is free of NaN and Inf, 1 if one was not, 2 if there is
-no file to sweep.
+A sweep quantizes a tensor with many scales, and reports the error at each. It reads .pt (weights
+only), .safetensors, .npy and .npz files, also by URL: s3://bucket/w.safetensors:NAME is one tensor.
+Results go to draw/scaling_analysis/NAME/, and draw/scaling_analysis/index.html shows them side by
+side. With --quiet the analysis is in the log files only. If a sweep is interrupted, the same
+command continues with the files that were not finished.
+Exit status: 0 if every tensor was swept and has no NaN or Inf, 1 if not, 2 if there is no file to
+sweep.
 """
 
 from __future__ import annotations
@@ -42,23 +42,49 @@ else:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("tensors", nargs="+", metavar="FILE", help="files, FILE:NAME for one tensor, or patterns")
-    add("--output-dir", metavar="DIR", help="results go to DIR/NAME; a folder or a URL")
-    add("--elem-format", action="append", metavar="F", help="fp8_e4m3 unless given; or several: "
-        "F,F")  # fmt: skip
-    add("--granularity", choices=("tensor", "block"), help="only this sweep (default: both)")
-    add("--num-levels", type=from_one, default=21, metavar="N", help="even steps (default 21)")
-    for end, metavar, word in (("max", "X", "first"), ("min", "Y", "last")):
-        add(f"--{end}-scale-exp", type=float, metavar=metavar, help=f"{word} exponent; an offset "
-            "with --granularity block")  # fmt: skip
-    add("--alignment", choices=("exact", "documented"), default="exact", help="ends at which "
-        "nothing overflows or underflows, or those of megatron-tensor-saver")  # fmt: skip
-    add("--scale-bits", type=int, default=8, metavar="B", help="width of the scale, 2 to 8")
+    add(
+        "tensors",
+        nargs="+",
+        metavar="FILE",
+        help="files or patterns of files; FILE:NAME for one tensor",
+    )
+    add(
+        "--output-dir",
+        metavar="DIR",
+        help="write results to DIR/NAME; a folder or a URL (default draw/scaling_analysis)",
+    )
+    add("--elem-format", action="append", metavar="F", help="formats to sweep: F,F "
+        "(default fp8_e4m3)")  # fmt: skip
+    add(
+        "--granularity",
+        choices=("tensor", "block"),
+        help="sweep only one scale for the tensor, or only one for each block (default: both)",
+    )
+    add(
+        "--num-levels",
+        type=from_one,
+        default=21,
+        metavar="N",
+        help="number of levels, that is, scales to try, at even steps (default 21)",
+    )
+    for end, metavar, word in (("max", "X", "largest"), ("min", "Y", "smallest")):
+        add(f"--{end}-scale-exp", type=float, metavar=metavar, help=f"{word} exponent to "
+            "try; with --granularity block, an offset to that of each block")  # fmt: skip
+    add("--alignment", choices=("exact", "documented"), default="exact", help="range "
+        "of exponents unless given: exact (from no overflow to no underflow, default), or that of "
+        "megatron-tensor-saver")  # fmt: skip
+    add(
+        "--scale-bits",
+        type=int,
+        default=8,
+        metavar="B",
+        help="bits of a block's scale, 2 to 8 (default 8)",
+    )
     add("--block", type=from_one, default=32, metavar="N", help="elements per block (default 32)")
     add("--axis", type=int, default=-1, help="axis that blocks run along (default -1)")
-    add("--cast", "--via", choices=("bf16", "fp16"), dest="via", help="round 32-bit tensors first, "
-        "which is faster, and make integers floating point")  # fmt: skip
-    add("--no-plots", action="store_true", help="text and data only")
+    add("--cast", "--via", choices=("bf16", "fp16"), dest="via", help="convert tensors "
+        "first: faster for 32-bit tensors, and needed for integers")  # fmt: skip
+    add("--no-plots", action="store_true", help="write texts and data only")
     add_json(parser)
     add_workers(parser)
     parser.set_defaults(shortens_itself=True)

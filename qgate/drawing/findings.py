@@ -136,7 +136,7 @@ def _overflow(analysis: DumpAnalysis, bare: Mapping[str, FormatLosses]) -> Findi
         where = tensor_title(lost[name].tensor or {})
         more = ", ".join(f"{n} in {counted(lost[n].tensors, 'tensor')}" for n in lost)
         text = (
-            f"Cast as they are, values saturate, worst in {where}: {percent(share)} "
+            f"Cast without a scale, values saturate, worst in {where}: {percent(share)} "
             f"of its values in {name}, {percent(cost)} of its squared error; {more}."
         )
         yield DumpFinding("warn", text, math.inf)
@@ -148,7 +148,7 @@ def _overflow(analysis: DumpAnalysis, bare: Mapping[str, FormatLosses]) -> Findi
         text = f"Nothing overflows: all values of {counted(len(tensors), 'tensor')} are finite"
         yield DumpFinding("info", f"{text}{cast}.")
     elif bare:
-        yield DumpFinding("info", f"Cast as they are, no finite values saturate in {names}.")
+        yield DumpFinding("info", f"Cast without a scale, no finite values saturate in {names}.")
 
 
 def _flush(bare: Mapping[str, FormatLosses]) -> Findings:
@@ -162,7 +162,7 @@ def _flush(bare: Mapping[str, FormatLosses]) -> Findings:
     noun, lost = ("gradients", bare[name].gradients) if gradient else ("values", most)
     yield DumpFinding(
         "warn" if most.most > MUCH_FLUSHED else "info",
-        f"Cast as they are, {percent(lost.of_all)} of all {noun} become zero in {name}; worst "
+        f"Cast without a scale, {percent(lost.of_all)} of all {noun} become zero in {name}; worst "
         f"{percent(most.most)} in {tensor_title(most.tensor)}.",
         lost.of_all,
     )

@@ -15,7 +15,7 @@ from qgate.metrics.grades import graded
 from qgate.metrics.plan_changes import PlanChange, merged, plan_changes
 from qgate.results.failure_causes import EarlierCause
 from qgate.results.schema import FindingWords
-from qgate.text import one_line
+from qgate.text import counted, one_line
 
 _NO_CAUSE = EarlierCause()
 _NO_DIAGNOSES: Mapping[tuple[str, str], str] = {}
@@ -41,9 +41,9 @@ def first_line(
     if changes := _plan_changes(verdict):
         # The other failures follow from it.
         change = changes[0]
-        more = f" (+{len(failed) - change.sites} more)" if len(failed) > change.sites else ""
+        more = _more_checks(len(failed) - change.sites)
         return one_line(f"{change.text()} ({label} {mode})") + more + ending
-    more = f" (+{len(failed) - 1} more)" if len(failed) > 1 else ""
+    more = _more_checks(len(failed) - 1)
     check = verdict.entry or failed[0]
     diagnosis = diagnoses.get((check.site, check.scope), "")
     if check.kind == "isolated":
@@ -55,6 +55,10 @@ def first_line(
     else:
         text = sentence(check, f"at {check.site} ({label} {mode})")
     return one_line(text) + more + ending
+
+
+def _more_checks(count: int) -> str:
+    return f" (+{counted(count, 'more failed check')})" if count > 0 else ""
 
 
 def _plan_changes(verdict: Verdict) -> list[PlanChange]:
@@ -267,7 +271,7 @@ def failure_text(
     if numbers:
         lines += ["", *_table(numbers[:rows])]
     if len(numbers) > rows:
-        lines.append(f"  +{len(numbers) - rows} more rows in results.jsonl")
+        lines.append(f"  {rows} of {len(numbers)} failed checks are shown; results.jsonl has all")
     if source := _enters(verdict):
         lines.append(f"  {source}")
     if carried := _carried(verdict):

@@ -86,7 +86,7 @@ def gate_line(gate: RecordedGate) -> str:
     if check.passed:
         return f"{check.metric} {cells_of(check)[4]} {where}: {nearness_text(gate)}"
     beyond = gate.failures - 1
-    more = f" (+{beyond} more {'place' if beyond == 1 else 'places'})" if beyond else ""
+    more = f" (+{counted(beyond, 'more failed check')})" if beyond else ""
     site_text, figures = fault_texts(gate.record)
     return f"{site_text}: {figures}{more}"
 

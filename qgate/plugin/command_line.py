@@ -25,7 +25,7 @@ def typed_options(config: pytest.Config) -> dict[str, object]:
 
 
 def add_options(parser: pytest.Parser) -> None:
-    about = "qgate: accuracy of quantization (each also as --qgate-…)"
+    about = "qgate: accuracy of quantization (each option also as --qgate-NAME)"
     hooks = "\n".join(f"  {line}" for line in listed())
     group = parser.getgroup("qgate", f"{about}; hooks for conftest.py:\n{hooks}")
     for name, option in OPTIONS.items():

@@ -28,7 +28,7 @@ def pytest_qgate_modes(config: pytest.Config) -> Sequence[Mode]:  # type: ignore
 
 @pytest.hookspec
 def pytest_qgate_record(item: pytest.Item, record: Record) -> None:
-    """See what a gate found, site by site, before it is stored; add keys of your own to it."""
+    """Read the result of a gate, site by site, before it is stored, and add keys of your own."""
 
 
 def listed() -> list[str]:

@@ -53,16 +53,16 @@ class Option:
 
 OPTIONS = {
     "mode": Option(
-        "modes: names, patterns such as '2-*', groups all, quant_only, fp_only, essential "
-        "(default); separated by commas, repeatable",
+        "ways to quantize the model: names, patterns such as '2-*', or the groups all, quant_only, "
+        "fp_only and essential (default); separated by commas, repeatable",
         ["essential"],
         "subject",
         "MODES",
         list,
     ),
     "model": Option(
-        "tiny-mamba (default), tiny-llama, mamba:PATH, hf:PATH or package.module:build; "
-        "hf:PATH=NAME is called NAME in results and baselines; repeatable",
+        "model to run: tiny-mamba (default), tiny-llama, mamba:PATH, hf:PATH or "
+        "package.module:build; hf:PATH=NAME is called NAME in results and baselines; repeatable",
         ["tiny-mamba"],
         "subject",
         "NAME",
@@ -76,146 +76,153 @@ OPTIONS = {
         "NAMES",
         list,
     ),
-    "layers": Option("all (default), first,last, or a regular expression", "all", metavar="LAYERS"),
+    "layers": Option(
+        "layers to gate: all (default), first,last, or a regular expression",
+        "all",
+        metavar="LAYERS",
+    ),
     "dump": Option(
-        "tensors collected from a run, for the suites on dumps; left out without it",
+        "a dump: tensors collected from a run; the suites on dumps need it",
         None,
         "subject",
         "DIR",
         Path,
     ),
     "dump-name": Option(
-        "what the accepted record of that dump is called (default: dump- and its model)",
+        "name of the dump in baselines (default: dump- and its model)",
         None,
         "subject",
         "NAME",
     ),
     "checkpoint": Option(
-        "a quantized checkpoint, for the suite on checkpoints; left out without it",
+        "a quantized checkpoint; the suite on checkpoints needs it",
         None,
         "subject",
         "CHILD",
         Path,
     ),
     "parent": Option(
-        "the checkpoint that it was made from; without one its errors are not measured",
+        "the checkpoint that --checkpoint was made from; without it no errors are measured",
         None,
         "subject",
         "PARENT",
         Path,
     ),
     "recipe": Option(
-        "what was meant with that checkpoint, where it does not say so itself: a recipe file",
+        "file with the intended recipe, if the checkpoint does not declare it",
         None,
         "subject",
         "FILE",
         Path,
     ),
     "checkpoint-name": Option(
-        "what the accepted record of that checkpoint is called (default: its folder's name)",
+        "name of the checkpoint in baselines (default: that of its folder)",
         None,
         "subject",
         "NAME",
     ),
     "engines": Option(
-        "two engines on the same tokens, for the suite on engines; left out without them",
+        "scores of two engines on the same tokens; the suite on engines needs them",
         None,
         "subject",
         "A B",
         PathPair,
     ),
     "engines-name": Option(
-        "what the accepted record of these engines is called (default: engines- and A's name)",
+        "name of the two engines in baselines (default: engines- and A's name)",
         None,
         "subject",
         "NAME",
     ),
     "engines-weights": Option(
-        "the checkpoints that they loaded, to tell whether these are the same",
+        "the checkpoints that the engines loaded, to compare their weights",
         None,
         "subject",
         "CKPT_A CKPT_B",
         PathPair,
     ),
     "engines-logits": Option(
-        "the module of dumps that gives logits (default: the last that may)",
+        "module of the dumps whose output are the logits (default: the last that may be it)",
         None,
         "subject",
         "MODULE",
     ),
     "reference": Option(
-        "what modes are compared with: fp32 (default) or any mode of the same basis",
+        "mode to compare with: fp32 (default), or any mode with the same rotation",
         "fp32",
         metavar="MODE",
     ),
     "baselines": Option(
-        "where baselines are, a folder or a URL such as s3://bucket/baselines (default: "
-        "baselines/)",
+        "folder of baselines, or a URL such as s3://bucket/baselines (default: baselines/)",
         metavar="DIR",
         kind=Path,
     ),
     "across-weights": Option(
-        "hold relative errors against a baseline of other weights, of a retrain or a fine-tune, "
-        "with the room of the limit regression_across_weights (0.25)",
+        "compare relative errors with a baseline of other weights, as of a retrain or a fine-tune; "
+        "the limit regression_across_weights (0.25) says how much they may grow",
         False,
         "baseline",
         kind=bool,
     ),
     "relations": Option(
-        "also run the suite of relations, which runs by itself where its file is named",
+        "also check that batches, caches and splits do not change results (the suite of relations)",
         False,
         kind=bool,
     ),
     "bitwise": Option(
-        "hold relations at the same bits, as batch-invariant kernels claim, not at float noise",
+        "with relations: results must have the same bits, not only agree to float noise",
         False,
         kind=bool,
     ),
-    "device": Option("auto (default), cpu, cuda or cuda:N", "auto", metavar="D"),
-    "samples": Option("texts evaluated (10)", 10, metavar="N", kind=int),
-    "seqlen": Option("tokens of each (512)", 512, metavar="N", kind=int),
+    "device": Option("device: auto (default), cpu, cuda or cuda:N", "auto", metavar="D"),
+    "samples": Option("number of texts to run (default 10)", 10, metavar="N", kind=int),
+    "seqlen": Option("tokens of each text (default 512)", 512, metavar="N", kind=int),
     "text": Option("text in UTF-8 to run on (default: a built-in one)", metavar="FILE", kind=Path),
     "tokens": Option(
-        "token ids (.npy) in place of text; without --calib-text half of them calibrate",
+        "token ids (.npy) instead of text; without --calib-text, half of them calibrate",
         metavar="FILE",
         kind=Path,
     ),
     "calib-text": Option(
         "text to calibrate on (default: another built-in one)", metavar="FILE", kind=Path
     ),
-    "calib-samples": Option("calibrated on (64)", 64, metavar="N", kind=int),
-    "calib-seqlen": Option("tokens of each (512)", 512, metavar="N", kind=int),
+    "calib-samples": Option("number of calibration texts (default 64)", 64, metavar="N", kind=int),
+    "calib-seqlen": Option("tokens of each (default 512)", 512, metavar="N", kind=int),
     "percentile-alpha": Option(
-        "of calibrated percentiles (0.9995)", 0.9995, metavar="A", kind=float
+        "percentile of magnitudes that static scales are made from, as a share (default 0.9995)",
+        0.9995,
+        metavar="A",
+        kind=float,
     ),
-    "calibration": Option("static scales to use, or to make and keep", metavar="FILE", kind=Path),
+    "calibration": Option(
+        "file of static scales; measured and written if it is missing", metavar="FILE", kind=Path
+    ),
     "plots": Option(
-        "what the report draws: failed gates, these and the worst that passed (worst, the "
-        "default), all, or none, which also leaves nothing to draw later",
+        "gates that the report draws: those that failed, these and the worst that passed (worst, "
+        "the default), all, or none, after which nothing can be drawn later",
         "worst",
         "report",
         kind=("failed", "worst", "all", "none"),
     ),
     "no-report": Option(
-        "leave no qgate-out/report.html; `qgate report` makes it of the records",
+        "do not write qgate-out/report.html; `qgate report` makes it later",
         False,
         "report",
         kind=bool,
     ),
     "shard": Option(
-        "run the I-th of N parts of the tests, as in 2/8; `qgate results merge` puts the "
-        "results together",
+        "run part I of N of the tests, such as 2/8; `qgate results merge` merges the results",
         metavar="I/N",
     ),
     "allow-partial": Option(
-        "where CI is set, let a run pass that skips, deselects or leaves out gates",
+        "pass although gates were skipped, deselected or left out, where CI is set",
         False,
         "command",
         kind=bool,
     ),
     "since": Option(
-        "run only the gates that the difference from a commit can touch, at which all passed; all "
-        "of them where that is unclear",
+        "run only gates that the changes since a commit, at which all passed, can affect; run all "
+        "where that is unclear",
         None,
         "command",
         "COMMIT",
@@ -228,22 +235,22 @@ OPTIONS = {
         kind=bool,
     ),
     "update-baselines": Option(
-        "accept what is measured: write new errors and those out of tolerance",
+        "accept the measured errors that are new or out of tolerance",
         False,
         "update",
         kind=bool,
     ),
     "update-which": Option(
-        "what an update writes: failed and new entries (default), new ones only, or all",
+        "errors that an update writes: failed and new ones (default), new ones only, or all",
         "failed",
         "update",
         kind=("failed", "new", "all"),
     ),
     "accept-plan": Option(
-        "beside --update-baselines: also accept another plan, what quantizes which site",
+        "with --update-baselines: accept changes of the plan, too (which quantizer each site has)",
         False,
         "update",
         kind=bool,
     ),
-    "update-dry-run": Option("say what an update would write", False, "update", kind=bool),
+    "update-dry-run": Option("list what an update would write", False, "update", kind=bool),
 }

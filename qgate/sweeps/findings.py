@@ -145,8 +145,8 @@ def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[SweepFinding]:
         worst = max(severe, key=lambda entry: entry["overflow"])
         yield (
             "warn",
-            f"even the recommended level saturates more than 1% of "
-            f"{counted(len(severe), 'tensor')} of {count}, most of {worst['tensor']}: "
+            f"even the recommended level saturates more than 1 % of the values in "
+            f"{len(severe)} of {counted(count, 'tensor')}, most in {worst['tensor']}: "
             f"{share_text(worst['overflow'])}",
         )
     hidden = [entry for entry in group if entry["sqnr_db"] - entry["rest_db"] > HIDDEN_DB]
@@ -155,23 +155,24 @@ def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[SweepFinding]:
         yield (
             "warn",
             f"massive elements make SQNR look more than {HIDDEN_DB:g} dB better than it is in "
-            f"{len(hidden)} of {count}, {worst['tensor']} among them: "
+            f"{len(hidden)} of {counted(count, 'tensor')}, {worst['tensor']} among them: "
             f"{decibels(worst['sqnr_db'], 2)}, {decibels(worst['rest_db'], 2)} without them",
         )
     gaps = [entry for entry in group if math.isfinite(entry["gap_db"])]
-    for sign, grade, text in (
-        (-1, "warn", "costs SQNR against"),
-        (1, "info", "is better than"),
-    ):
+    scale = "offset" if group[0]["kind"] == "block" else "scale"
+    for sign, grade, text in ((-1, "warn", "worse"), (1, "info", "better")):
         beyond = [entry for entry in gaps if sign * entry["gap_db"] >= EQUAL_DB]
         if beyond:
             most = max(beyond, key=lambda entry: sign * entry["gap_db"])
-            tensor = str(most["tensor"])
-            where = tensor if count == 1 else f"{len(beyond)} of {count}, most in {tensor}"
+            tensor, decibels_off = most["tensor"], f"{abs(most['gap_db']):.2f} dB"
+            if count == 1:
+                words = f"in {tensor}, the recommended {scale} {most['level']} is {decibels_off}"
+                yield grade, f"{words} {text} than {usual}"
+                continue
             yield (
                 grade,
-                f"the recommended level {text} {usual} in {where}: {most['level']}, "
-                f"{most['gap_db']:+.2f} dB",
+                f"in {len(beyond)} of {counted(count, 'tensor')} the recommended {scale} is {text} "
+                f"than {usual}, most in {tensor}: {most['level']} is {decibels_off} {text}",
             )
     ratios = [entry for entry in group if not math.isnan(entry["sqnr_db"])]
     if ratios:
@@ -180,4 +181,4 @@ def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[SweepFinding]:
         of_tensors = f" in the median, least {decibels(least['sqnr_db'], 2)} of {least['tensor']}"
         if count == 1:
             of_tensors = f" in {least['tensor']}"
-        yield "info", f"SQNR at the recommended level is {middle}{of_tensors}"
+        yield "info", f"SQNR at the recommended {scale} is {middle}{of_tensors}"

@@ -35,8 +35,8 @@ _CALL = nn.Module._call_impl.__code__
 _log = logging.getLogger("qgate")
 
 
-@dataclass(frozen=True)
-class Range:
+@dataclass(frozen=True, repr=False)
+class Range(Overviewed):
     """Counts at the lower end of a format, with the ranges that explain them."""
 
     format: str
@@ -71,6 +71,16 @@ class Range:
             "flushed_share": self.flushed_share,
             "severity": self.severity,
         }
+
+    def overview(self) -> Overview:
+        """Describe the lower end: what is below it, and the ranges that explain it."""
+        title, *lines = (line.strip() for line in str(self).splitlines())
+        rows = ("elements", "finite", "underflow", "flushed")
+        return Overview(title, rows, self._count_row, "count", lines, "% of finite")
+
+    def _count_row(self, kind: str) -> dict[str, object]:
+        count = getattr(self, kind)
+        return {"count": kind, "elements": count, "% of finite": 100 * count / (self.finite or 1)}
 
     def __str__(self) -> str:
         unit = " in units of the scale" if self.scaled else ""

@@ -103,6 +103,19 @@ def test_files_that_were_removed_stay_away(repository: Path, capsys: Capsys) -> 
     assert (repository / "suites/test_task.py").is_file()
 
 
+def test_a_workflow_that_was_removed_stays_away(repository: Path, capsys: Capsys) -> None:
+    init("--ci", "github")
+    comment = repository / ".github/workflows/qgate-comment.yml"
+    comment.unlink()
+    before = files(repository)
+    capsys.readouterr()
+    assert init("--ci", "github") == 0
+    assert files(repository) == before
+    assert "left out, since qgate-comment.yml was removed" in capsys.readouterr().out
+    assert init("--ci", "github", "--force") == 0
+    assert comment.is_file()
+
+
 def test_tests_of_yours_are_no_suites_that_were_removed(repository: Path) -> None:
     (repository / "suites").mkdir()
     (repository / "suites/test_mine.py").write_text("")

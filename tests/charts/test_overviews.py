@@ -42,7 +42,7 @@ from tests.hostile import HOSTILE
 from tests.page.gate_records import hostile_run, made_header, made_records
 
 NAMES = [f"{name}{number}" for number in range(3) for name in (*HOSTILE, "\n" * 9, 9999 * "long.")]
-ROOMS = ("capture", "checkpoints", "comparing", "dumps", "gate", "kernel_checks", "relations",
+ROOMS = ("capture", "checkpoints", "comparing", "dumps", "formats", "gate", "kernel_checks", "relations",
          "stats", "sweeps", "testing", "page", "engines", "activation_stats")  # fmt: skip
 
 
@@ -100,12 +100,14 @@ CASES: dict[str, Callable[[Path], Overviewed]] = {
     "CheckpointRecord": lambda _: checkpoint_records.hostile(),
     "Dump": _dump,
     "DumpComparison": _compared_dumps,
+    "Effects": lambda _: qgate.formats.report(torch.tensor([1.0, 1e9, math.nan]), "fp8_e4m3"),
     "EngineComparison": lambda _: EngineComparison(engine_records.hostile(), [], []),
     "EnginesRecord": lambda _: engine_records.hostile(),
     "ErrorStats": lambda _: errors(torch.tensor([1.0, math.nan] * 999), torch.zeros(1998)),
     "ExportReport": lambda _: ExportReport(3, NAMES),
     "GateUpdate": lambda _: decide_update(verdict(*(measured(n, 2e-4) for n in NAMES)), "all"),
     "MergedDump": lambda _: MergedDump(3, 9, 0, tuple(NAMES), 999),
+    "Range": lambda _: qgate.analysis.range(torch.tensor([1.0, 1e-9, math.nan]), "fp8_e4m3"),
     "RelationReport": _relations,
     "Run": lambda _: hostile_run(),
     "RunComparison": _runs,
@@ -113,8 +115,8 @@ CASES: dict[str, Callable[[Path], Overviewed]] = {
     "Verdict": lambda _: verdict(*(measured(name, math.nan) for name in NAMES)),
     "Watch": _watch,
 }
-DRAWN = {"ActivationsResult", "CheckpointRecord", "Dump", "EnginesRecord", "ErrorStats", "Sweep",
-         "RelationReport", "Watch", "Capture", "EngineComparison", "Run"}  # fmt: skip
+DRAWN = {"ActivationsResult", "CheckpointRecord", "Dump", "Effects", "EnginesRecord", "ErrorStats",
+         "Range", "Sweep", "RelationReport", "Watch", "Capture", "EngineComparison", "Run"}  # fmt: skip
 
 
 def _classes(of: type[Overviewed]) -> set[str]:
@@ -130,13 +132,13 @@ def test_every_result_class_is_among_the_cases() -> None:
 
 
 # Of a few numbers, or plain settings of a model: their own text is short whatever they hold.
-SMALL = {"Encoded", "Counts", "BlockCounts", "Range", "Convention", "Bound", "Collector"}
+SMALL = {"Encoded", "Counts", "BlockCounts", "Convention", "Bound", "Collector"}
 
 
 def test_what_public_functions_return_shows_itself() -> None:
     """A function that returns another class of the package has to say why that is short."""
     rooms = [qgate, *(importlib.import_module(f"qgate.{name}") for name in (
-        "testing", "stats", "checkpoints", "dumps", "gate", "capture", "analysis"))]  # fmt: skip
+        "testing", "stats", "checkpoints", "dumps", "formats", "gate", "capture", "analysis"))]  # fmt: skip
     returned = set()
     for room in rooms:
         for name in room.__all__:

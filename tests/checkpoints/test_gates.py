@@ -95,7 +95,7 @@ def test_a_finding_comes_before_what_it_moves_and_leaves_the_baseline_alone(
     (text,) = found(pair, child, updating="all")
     assert text.startswith(
         f"{UP}.weight (checkpoint weights) all scales are 2 times too high: 44.6 dB worse than "
-        "ideal (+2 more)\n"
+        "ideal (+2 more failed checks)\n"
     )
     assert "mend what it names, or allow it by a rule of limits that says why" in text
     assert "if intended" not in text

@@ -21,7 +21,7 @@ from qgate.storage.files import scratch_folder
 def test_help_says_what_qgate_is_and_what_it_can(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
-    assert "accuracy gate for quantization" in text
+    assert "quantized numerics are worse than their format allows" in text
     assert "formats" in text
     with pytest.raises(SystemExit) as stop:
         main(["formats", "--help"])

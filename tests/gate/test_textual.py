@@ -64,14 +64,17 @@ def test_a_plan_is_one_sentence_for_all_sites() -> None:
     assert text.count(NOW) == 1
     some = failure_text(sites((NOW, NOW), *[(NOW, THEN)] * 2, (THEN, "nothing")), "2-4")
     assert some.splitlines()[:2] == [
-        f"{NOW} accepted, {THEN} found, at 2 of 4 sites, first layers.1:input (mode 2-4) (+1 more)",
+        f"{NOW} accepted, {THEN} found, at 2 of 4 sites, first layers.1:input (mode 2-4) (+1 more failed check)",
         f"  {THEN} accepted, nothing found, at layers.3:input",
     ]
 
 
 def test_numbers_beside_a_plan_keep_their_table() -> None:
     lines = failure_text(sites(*[(NOW, THEN)] * 2, mse=1.0), "2-4").splitlines()
-    assert lines[0] == f"{NOW} accepted, {THEN} found, at all 2 sites (mode 2-4) (+2 more)"
+    assert (
+        lines[0]
+        == f"{NOW} accepted, {THEN} found, at all 2 sites (mode 2-4) (+2 more failed checks)"
+    )
     assert sum(" relative_mse " in line for line in lines) == 2
     assert sum(NOW in line for line in lines) == 1
 

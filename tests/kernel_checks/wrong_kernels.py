@@ -251,12 +251,12 @@ HEADS = (Q, K, V)
 
 WRONG = (
     # Shapes and views
-    WrongKernel("odd length", "row 2 of 3, the last one is 1.5 times the expected", after(_odd_row)),
-    WrongKernel("partial tile", "row 16 of 17, the last one is zero", after(_rows_beyond_tiles)),
+    WrongKernel("odd length", "row 2 of 3 \\(the last one\\) is 1.5 times the expected", after(_odd_row)),
+    WrongKernel("partial tile", "row 16 of 17 \\(the last one\\) is zero", after(_rows_beyond_tiles)),
     WrongKernel("single token", "for the (first|last) of 48.*2 times too high", after(_single)),
     WrongKernel("strided", "for strided views", _fixed_memory),
     WrongKernel(
-        "only the first batch", "index of dimension 0.* of 4|indices of dimension 0 1 to 3",
+        "only the first batch", "index . of 4 in dimension 0|indices 1 to 3 of 4 in dimension 0",
         lambda x, w: torch.cat([product(x[:1], w), torch.zeros(len(x[1:]), 20, 40)])
         if x.shape[1] == 20 and len(w) == 40
         else product(x, w),
@@ -356,10 +356,10 @@ WRONG = (
     WrongKernel("other sums in short batches", "is not batch-invariant.*the first of 48",
                 _split_in_short_batches, (X, W), inputs={}, options={"invariant": True}),
     # Other kinds of kernels
-    WrongKernel("expert lost", "index of dimension 0 3 of 4.* is zero|index.*3.*zero",
+    WrongKernel("expert lost", "index 3 of 4 in dimension 0.* is zero|index.*3.*zero",
                 lambda x, w: _grouped(cast(x), cast(w)) * (torch.arange(len(x)) != 3)[:, None, None],
                 (BATCH, EXPERTS), _grouped),
-    WrongKernel("head lost", "index of dimension 1 2 of 4 is zero|dimension 1",
+    WrongKernel("head lost", "index 2 of 4 in dimension 1 is zero",
                 _attention(lambda y: y[:, 2:3].zero_()), HEADS, scaled_dot_product_attention,
                 ATTENTION),
     WrongKernel("cache shifted", "argument 2 is shifted|wrong", _attention(shift=1), HEADS,
@@ -375,7 +375,7 @@ WRONG = (
                 scaled_dot_product_attention, ATTENTION, {"relations": ["permuted"]}),
     WrongKernel("wrong column", "column 3 of 40 holds what column 4 of 40 should",
                 after(lambda y: y[:, [0, 1, 2, 4, *range(4, 40)]] if y.shape[1] == 40 else y)),
-    WrongKernel("rows not normalized", "rows 1 to 47 of 48, to the end are off by a factor each, 2 to 48",
+    WrongKernel("rows not normalized", "rows 1 to 47 of 48 \\(to the end\\) are off by a factor each, 2 to 48",
                 after(lambda y: y * (1 + torch.arange(len(y))[:, None]) if y.dim() == 2 else y)),
     WrongKernel("half of an argument", "argument 1 counts 0.7 times in the result",
                 lambda x, y: x + 0.7 * cast(y), (X, SQUARE), torch.add, {1: "mxfp8"}),
@@ -385,7 +385,7 @@ WRONG = (
                 after(lambda y: (y * 2.0**10).trunc() / 2.0**10)),
     WrongKernel("narrow inputs", "each of arguments 0, 1 is rounded to bfloat16",
                 lambda x, w: linear(x.bfloat16().float(), w.bfloat16().float()), inputs={}),
-    WrongKernel("expert of NaN", "120 of 480 results are NaN.*index of dimension 0 3 of 4",
+    WrongKernel("expert of NaN", "120 of 480 results are NaN.*index 3 of 4 in dimension 0",
                 lambda x, w: _grouped(cast(x), cast(w)) / (torch.arange(len(x)) != 3)[:, None, None]
                 * (torch.arange(len(x)) != 3)[:, None, None],
                 (BATCH[:, :5], EXPERTS), _grouped),

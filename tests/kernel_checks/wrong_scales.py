@@ -153,7 +153,7 @@ WRONG_SCALES = (
     WrongKernel("not declared", "argument 0 is quantized to nvfp4, and is not declared to be",
                 lambda x, w: linear(cast(x, "nvfp4"), cast(w, "nvfp4")), inputs={1: "nvfp4"},
                 options=EXAMPLE),
-    WrongKernel("half of the columns", "columns 20 to 39 of 40, to the end are 1.3 times the expected",
+    WrongKernel("half of the columns", "columns 20 to 39 of 40 \\(to the end\\) are 1.3 times the expected",
                 lambda x, w: linear(x, cast(w, "mxfp8")) * torch.tensor([1.0, 1.3])
                 .repeat_interleave(20)[: len(w)], inputs=ONE, options={"relations": ["odd"]}),
     WrongKernel("own magnitude of a half", "columns 20 to 39 .*are about 4 times the expected",
@@ -171,7 +171,7 @@ WRONG_SCALES = (
     WrongKernel("weights of terms", "the terms of the sum over 128 .* have weights of their own, 0.5",
                 lambda x, w: linear(x * torch.linspace(0.5, 2, 128), cast(w, "nvfp4")),
                 inputs={1: "nvfp4"}, options={"relations": []}),
-    WrongKernel("rows of others", "rows 24 to 47 of 48, to the end hold what rows 0 to 23 of 48 should",
+    WrongKernel("rows of others", "rows 24 to 47 of 48 \\(to the end\\) hold what rows 0 to 23 of 48 should",
                 lambda x, w: torch.cat([linear(x[:24], cast(w))] * 2), inputs=ONE,
                 options={"relations": []}),
     WrongKernel("rows swapped", "all 48 rows hold others: row 0 what 1 should, 1 what 0 should",

@@ -15,7 +15,7 @@ STEPS = (1e-6, 1e-4, 1e-2, 1e-1, 1.0)
 NAMES = ("none", "< 10⁻⁶", "< 10⁻⁴", "< 1 %", "< 10 %", "< 100 %", "more")
 CELLS = 48
 """Most cells along a side; larger results are pooled by their largest error."""
-SIDE, GAP, TOP = 240, 24, 34
+SIDE, GAP, TOP, LEGEND = 240, 24, 34, 696
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f }
 .s0 { fill: none } .frame { fill: none; stroke: #8c959f }
@@ -43,7 +43,7 @@ def draw_exhibit(exhibit: Exhibit) -> str:
             ("faulty − unquantized", _levels(faulty, reference, reference)),
             ("faulty − right", _levels(faulty, right, reference)),
         ]
-    width = len(panels) * (SIDE + GAP) + GAP
+    width = max(len(panels) * (SIDE + GAP), LEGEND) + GAP
     height = TOP + SIDE + 56
     body = [
         _panel(title, levels, GAP + number * (SIDE + GAP))
@@ -114,9 +114,9 @@ def _panel(title: str, levels: Tensor, left: float) -> str:
 
 
 def _legend(top: float) -> str:
-    parts = [f'<text x="{GAP}" y="{top}">error, of the RMS:</text>']
+    parts = [f'<text x="{GAP}" y="{top}">error / RMS:</text>']
     for level, name in enumerate(NAMES):
-        left = GAP + 118 + level * 72
+        left = GAP + 84 + level * 84
         parts.append(
             f'<rect class="s{level}" x="{left}" y="{top - 10}" width="12" height="12"/>'
             f'<rect class="frame" x="{left}" y="{top - 10}" width="12" height="12"/>'

@@ -143,15 +143,15 @@ def make_section(kind: str, outcomes: Sequence[Outcome]) -> str:
     drawn = choose_drawn(outcomes).exhibit
     table = [
         [
-            f"[{outcome.exhibit.source}]({outcome.exhibit.url}). {outcome.exhibit.defect} "
-            f"({outcome.exhibit.published})",
+            f"{outcome.exhibit.defect} Reported: {outcome.exhibit.published} "
+            f"([{outcome.exhibit.source}]({outcome.exhibit.url})).",
             outcome.damage,
             name_passed(outcome),
             f"`{shorten(outcome.first_line)}`",
         ]
         for outcome in outcomes
     ]
-    headings = ["what was wrong", "at the output", "passes", "qgate says"]
+    headings = ["what was wrong", "added error", "limits passed", "qgate says"]
     return "\n".join(
         [
             f"## {KINDS[kind]}",
@@ -159,7 +159,7 @@ def make_section(kind: str, outcomes: Sequence[Outcome]) -> str:
             f"![{KINDS[kind]}: errors of a right and of a faulty implementation]"
             f"(museum/{kind}.svg)",
             "",
-            f"*{drawn.source}: {drawn.defect}*",
+            f"*In the picture ({drawn.source}): {drawn.defect}*",
             "",
             markdown_table(headings, table),
         ]
@@ -188,7 +188,7 @@ def name_passed(outcome: Outcome) -> str:
     count = f"{len(passed)} of {len(outcome.passed)}"
     if len(passed) == len(outcome.passed):
         return f"all {len(passed)}"
-    return f"{count}, also {cosines[0]}" if cosines else count
+    return f"{count}, with {cosines[0]}" if cosines else count
 
 
 def shorten(first_line: str) -> str:
@@ -204,11 +204,14 @@ def make_page(outcomes: Sequence[Outcome]) -> str:
         "zeros, NaN or another length, which `check_kernel` derives from the example."
     )
     legend = (
-        "In the tables below, **at the output** is the error that the defect adds: in dB over the "
-        "error of the right implementation, or as a share of the RMS of the result where the right "
-        "one has none. **Passes** counts the limits that let the defect pass, and names the "
-        "strictest cosine among them. **qgate says** is the first line of `check_kernel`'s failure, "
-        "without the name of the kernel."
+        "In the tables below, **added error** is how much worse the defect makes the result: in dB "
+        "over the error of the right implementation (negative if the error is smaller), or in units "
+        "of the RMS of the result where the right one has no error. **Limits passed** counts the "
+        "limits that let the defect pass, and names the strictest cosine among them. **qgate says** "
+        "is the first line of `check_kernel`'s failure, without the name of the kernel.\n\n"
+        "Each kind of defect has one picture. Its squares are elements of the result, shaded by "
+        "their error relative to the RMS of the result: of the right implementation, of the faulty "
+        "one, and of the difference between the two."
     )
     sections = [make_section(kind, shown) for kind, shown in by_kind(outcomes).items()]
     return "\n\n".join([summarize(outcomes), note, legend, *sections])

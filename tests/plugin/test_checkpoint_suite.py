@@ -163,7 +163,7 @@ def test_a_finding_is_the_first_line_everywhere(
     result.assert_outcomes(failed=1, passed=ALL - 1)
     result.stdout.fnmatch_lines(
         [
-            f"{fault} than ideal (+2 more)",
+            f"{fault} than ideal (+2 more failed checks)",
             f"cause: {UP}.weight (child, mode weights) all scales are 2 times too high: 44.6 dB *",
             f"FAILED suites/test_checkpoint.py::test_checkpoint_weights* - {fault}*",
         ]

@@ -51,15 +51,17 @@ def said(*entries: SweptFormat, bad: int = 0) -> list[tuple[str, str]]:
 def test_what_costs_against_production_is_a_loss_and_what_gains_a_note() -> None:
     told = said(entry(1, gap_db=-1.25), entry(2, gap_db=0.0), entry(3, gap_db=2.5))
     (cost,) = [words for level, words in told if level == "warn"]
-    assert "costs SQNR against production in 1 of 3, most in t001.pt" in cost
-    assert "-1.25 dB" in cost
-    assert any("better than production in 1 of 3, most in t003.pt" in words for _, words in told)
+    assert (
+        "in 1 of 3 tensors the recommended scale is worse than production, most in t001.pt" in cost
+    )
+    assert cost.endswith("is 1.25 dB worse")
+    assert any("is better than production, most in t003.pt" in words for _, words in told)
 
 
 def test_saturation_at_the_recommended_level_is_a_loss() -> None:
     told = said(entry(1, severe=True, overflow=0.2), entry(2))
     assert ("warn", True) in [
-        (level, "of 1 tensor of 2, most of t001.pt: 20.00%" in words) for level, words in told
+        (level, "in 1 of 2 tensors, most in t001.pt: 20.00%" in words) for level, words in told
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from qgate.charts.overviews import Overview, Overviewed
 from qgate.formats._block import Format
 from qgate.formats._work import ScaledChunk
 from qgate.formats.engine.dtypes import INPUTS
@@ -20,12 +21,14 @@ from qgate.formats.losses import Losses
 from qgate.formats.options import Options
 from qgate.formats.quantizer import Quantizer, as_quantizer
 from qgate.tensor_inputs import plain_tensor
+from qgate.text import counted
 
 _TOTALS = ("elements", "finite", "saturated", "inf")
+_SHOWN = ("saturated", "flushed", "underflow", "subnormal", "poisoned")
 
 
-@dataclass(frozen=True)
-class Effects(Losses):
+@dataclass(frozen=True, repr=False)
+class Effects(Overviewed, Losses):
     """Losses of a tensor in a format; `blocks` has counts per group, shaped as `Encoded.scales` is.
 
     subnormal              kept with less than full precision, below the smallest normal number
@@ -42,11 +45,24 @@ class Effects(Losses):
         counts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "blocks"}
         return counts | {name: getattr(self, name) for name in _TOTALS}
 
+    def overview(self) -> Overview:
+        """Describe the losses: what share of the elements had each outcome."""
+        title = (
+            f"{self.format} of {counted(self.elements, 'element')}: "
+            f"{self.share('saturated'):.4%} saturated, {self.share('flushed'):.4%} flushed to zero"
+        )
+        beyond = [] if self.nan + self.inf == 0 else [f"{self.nan:,} NaN and {self.inf:,} Inf"]
+        return Overview(title, _SHOWN, self._outcome_row, "outcome", beyond, "% of finite")
+
+    def _outcome_row(self, kind: str) -> dict[str, object]:
+        share = 100 * self.share(kind)
+        return {"outcome": kind, "elements": getattr(self, kind), "% of finite": share}
+
     def __str__(self) -> str:
         lines = [f"{self.format}: {self.elements} elements, {self.finite} finite"]
         for kind in ("nan", "inf"):
             lines.append(f"  {kind:12} {getattr(self, kind):>12}")
-        for kind in ("saturated", "flushed", "underflow", "subnormal", "poisoned"):
+        for kind in _SHOWN:
             lines.append(
                 f"  {kind:12} {getattr(self, kind):>12} {self.share(kind):9.4%} of the finite"
             )

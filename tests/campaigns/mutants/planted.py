@@ -409,7 +409,7 @@ MUTANTS = (
     llama("block-of-16-for-32", "mxfp4", _blocks_of(16), ATTENTION + "q_proj:(input|weight)"),
     llama("scales-that-are-no-powers-of-two", "mxfp4", lambda bed: bed.wrap(quantizing, "quantize", _scaled_to_fit), _Q_INPUT),
     llama("inputs-left-alone", "int8", lambda bed: bed.module("model.layers.2.mlp.up_proj")._forward_pre_hooks.clear(), says=r"got no tensor, model\.layers\.2\.mlp\.up_proj:input"),
-    llama("inputs-as-they-were", "int8", lambda bed: bed.wrap(quantizing, "quantize", lambda plain: lambda x, q: x if x.dim() > 2 else plain(x, q)), _Q_INPUT),
+    llama("inputs-not-quantized", "int8", lambda bed: bed.wrap(quantizing, "quantize", lambda plain: lambda x, q: x if x.dim() > 2 else plain(x, q)), _Q_INPUT),
     llama("weight-left-alone", "int8", lambda bed: bed.weight("model.layers.3.mlp.down_proj", lambda _: bed.session.bench.model.module.get_parameter("model.layers.3.mlp.down_proj.weight").detach()), r"model\.layers\.3\.mlp\.down_proj:weight"),
     mamba("last-layer-not-quantized", "2-1", _float_mixer, r"backbone\.layers\.4\..*"),
     # Calibration.
@@ -420,5 +420,5 @@ MUTANTS = (
     mamba("percentile-0.99", "2-1", _setup(settings=CalibrationSettings(0.99)), says="other calibration"),
     mamba("fewer-prompts", "2-1", _setup(sampling=dataclasses.replace(SAMPLING, calib_samples=2)), says="other calibration"),
     mamba("percentile-0.99-by-mistake", "2-1", lambda bed: bed.wrap(calibration, "quantile", _percentile), MIXER + "x_proj:input"),
-    mamba("moving-average-of-another-weight", "2-1", lambda bed: bed.patch.setattr(calibration, "_EMA", 0.9), MIXER + ".*"),
+    mamba("moving-average-with-another-weight", "2-1", lambda bed: bed.patch.setattr(calibration, "_EMA", 0.9), MIXER + ".*"),
 )  # fmt: skip

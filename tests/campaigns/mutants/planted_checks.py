@@ -224,8 +224,8 @@ def _policy(**limits: Any) -> Sow:
 NOTHING = "a quantizer that truncates passes the gate: it gates nothing"
 CHANGED = "a plan that quantizes nothing changes the model's output"
 _BETWEEN = (
-    "linear layers are held against the product of what flows into them; what is done to that "
-    "before, since the reference was recorded, is not seen"
+    "the reference had the fault when it was recorded; the gate checks the products of linear "
+    "layers, and not what was done to their inputs before"
 )
 Q_OUTPUT = r"model\.layers\.0\.self_attn\.q_proj:output"
 
@@ -237,8 +237,8 @@ TASK = (
     mamba("kl-arguments-swapped-of-mamba", "mxfp4", _tokens(_kl_turned), says="kl_divergence .* at logits"),
     mamba("kl-of-the-worst-token", "2-1", _tokens(_kl_of_worst), says="kl_divergence .* at logits"),
     llama("logits-at-another-temperature", "int8", _outputs(lambda found: [0.95 * y for y in found]), says="kl_divergence .* at logits"),
-    llama("task-of-the-reference", "mxfp4", lambda bed: bed.wrap(Bench, "outputs", _of_reference), says="at logits"),
-    llama("bits-in-nats", "int8", _in_nats, says="task_change .* at logits"),
+    llama("task-measured-on-the-reference", "mxfp4", lambda bed: bed.wrap(Bench, "outputs", _of_reference), says="at logits"),
+    llama("bits-reported-in-nats", "int8", _in_nats, says="task_change .* at logits"),
 )  # fmt: skip
 REFERENCE = (
     llama("reference-multiplies-bf16-weights", "", _bf16_weights, Q_OUTPUT, says=r"plain model\.layers\.\d:output"),
@@ -258,14 +258,14 @@ REFERENCE = (
     llama("norm-in-float16-since-day-one", "", _norm_in_half, says="relative_mse", unrecorded=True, survives=_BETWEEN),
 )  # fmt: skip
 CANARY = (
-    llama("everything-truncates", "", truncating_blocks, Q_OUTPUT.replace(":output", ":input"), says="over the ideal mxfp8_e4m3 .*quantizer, 0.5 allowed"),
+    llama("every-quantizer-truncates", "", truncating_blocks, Q_OUTPUT.replace(":output", ":input"), says="over the ideal mxfp8_e4m3 .*quantizer, 0.5 allowed"),
     llama("the-definition-truncates-too", "", _defined_by_truncation, says=NOTHING),
-    llama("rounding-is-ignored", "", _rounding_ignored, says=NOTHING),
-    llama("budget-of-20-db", "", _policy(budget_db=20.0, reason="planted"), says=NOTHING),
+    llama("the-canary-does-not-truncate", "", _rounding_ignored, says=NOTHING),
+    llama("budget-of-20-db-allowed", "", _policy(budget_db=20.0, reason="planted"), says=NOTHING),
     llama("budget-not-checked", "", lambda bed: bed.patch.setattr(checks, "_budget", lambda *_: iter(())), says=NOTHING),
-    llama("every-value-is-within", "", lambda bed: bed.patch.setattr(checks, "within", lambda *_: True), says=NOTHING),
-    llama("identity-through-bf16", "", _identity_in_bf16, says=CHANGED),
-    llama("identity-of-a-copy", "", _identity_of_a_copy, says=CHANGED),
+    llama("every-value-counts-as-within-its-limit", "", lambda bed: bed.patch.setattr(checks, "within", lambda *_: True), says=NOTHING),
+    llama("quantizing-nothing-rounds-to-bf16", "", _identity_in_bf16, says=CHANGED),
+    llama("quantizing-nothing-runs-a-changed-copy", "", _identity_of_a_copy, says=CHANGED),
 )  # fmt: skip
 MUTANTS: tuple[Mutant, ...] = (
     *(dataclasses.replace(mutant, suite="task") for mutant in TASK),

@@ -106,6 +106,6 @@ MUTANTS: tuple[Mutant, ...] = (
     of_formats("float64-scales-in-float32", "fp8_e5m2", lambda bed: bed.wrap(job.Job, "_scale", _double_as_single), LAYOUTS),
     of_formats("rceil-read-as-ceil", "mxfp6_e3m2", lambda bed: bed.wrap(mx.MxFormat, "carry", lambda plain: lambda self, rule, bits: plain(self, "ceil" if rule == "rceil" else rule, bits)), LAYOUTS),
     of_formats("inf-never-saturates", "nvfp4", lambda bed: bed.patch.setattr(nvfp4, "non_finite", lambda bits, call: bits >= call.work.exponent_mask), LAYOUTS),
-    of_formats("narrow-always", "int4", altered(lambda q, _: setattr(q, "narrow", True)), LAYOUTS),
+    of_formats("narrow-range-always", "int4", altered(lambda q, _: setattr(q, "narrow", True)), LAYOUTS),
     of_formats("better-scales-by-counts-swapped", "hif8", lambda bed: bed.wrap(job, "_counted_errors", lambda plain: lambda *given: plain(*given)[::-1]), LARGE),
 )  # fmt: skip

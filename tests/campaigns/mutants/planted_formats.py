@@ -160,15 +160,15 @@ def _loss_halved(plain: Any) -> Any:
 ATTENTION = r"model\.layers\.0\.self_attn\."
 FIRST = ATTENTION + "q_proj:"
 _KEPT = (
-    "one exponent up costs a floating-point format nothing: where two scales are as good, the "
-    "accepted one stays recommended"
+    "a floating-point format loses nothing by one exponent more: of two scales that are as good, "
+    "the accepted one stays recommended"
 )
 
 SWEEPS = (
     llama("error-read-a-level-too-low", "fp8_e4m3", lambda bed: bed.wrap(format_rows, "_sweep", _read_at(1)), FIRST + "input", says="relative_mse"),
     llama("error-read-an-offset-too-low", "mxfp4_e2m1", lambda bed: bed.wrap(format_rows, "_sweep", _read_at(1)), FIRST + "input", says="relative_mse"),
-    llama("sweep-without-overflow", "fp8_e4m3", lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow), FIRST + "input", says="exponent -[0-9]+ instead of -3 .* the accepted one now costs"),
-    llama("sweep-of-blocks-without-overflow", "mxfp4_e2m1", lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow), FIRST + "input", says="exponent -4 instead of 0 .* the accepted one now costs"),
+    llama("sweep-ignores-overflow", "fp8_e4m3", lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow), FIRST + "input", says="exponent -[0-9]+ instead of -3 .* the accepted one now costs"),
+    llama("sweep-of-blocks-ignores-overflow", "mxfp4_e2m1", lambda bed: bed.wrap(ElementFormat, "nearest", _without_overflow), FIRST + "input", says="exponent -4 instead of 0 .* the accepted one now costs"),
     llama("sweep-truncates", "hif8", lambda bed: bed.wrap(ElementFormat, "nearest", _truncating), FIRST + "input", says="relative_mse"),
     llama("weights-swept-for-inputs", "hif8", _captured(_weights_for_inputs), FIRST + "input", says=r"exponent -5 instead of 1 at .*q_proj:input \(format hif8\): the accepted one now costs"),
     llama("half-of-the-elements-counted", "hif8", _counted(lambda x: x.flatten()[: x.numel() // 2]), r"model\.layers\.0\..*"),
@@ -176,15 +176,15 @@ SWEEPS = (
     llama("swept-in-blocks-of-16", "mxfp4_e2m1", _swept(block=16), FIRST + "input", says="relative_mse"),
     llama("swept-in-blocks-of-64", "mxfp4_e2m1", _swept(block=64), FIRST + "input", says="relative_mse"),
     llama("blocks-swept-along-the-tokens", "mxfp4_e2m1", _swept(axis=0), FIRST + "input", says="exponent 1 instead of 0"),
-    llama("advice-an-exponent-too-high", "fp8_e4m3", _advised(1), says="exponent", survives=_KEPT),
-    llama("advice-an-offset-too-low", "mxfp4_e2m1", _advised(-1), says="exponent"),
+    llama("recommended-exponent-one-too-high", "fp8_e4m3", _advised(1), says="exponent", survives=_KEPT),
+    llama("recommended-offset-one-too-low", "mxfp4_e2m1", _advised(-1), says="exponent"),
 )  # fmt: skip
 COUNTS = (
     llama("subnormals-counted-as-flushed", "hif8", _reported(lambda e: {"flushed": e.flushed + e.subnormal}), FIRST + "weight", says="flushed_share"),
     llama("underflow-counted-as-flushed", "mxfp8_e4m3", _reported(lambda e: {"flushed": e.underflow}), FIRST + "weight", says="flushed_share"),
     llama("share-of-half-the-elements", "mxfp4_e2m1", _reported(lambda e: {"zeros": 0, "nonzero": e.finite // 2}), FIRST + "input", says="2x accepted"),
-    llama("tensors-for-gradients", "fp8_e4m3", _forward_for_backward, FIRST + "input", says="flushed_share", first=FIRST + "weight"),
-    llama("gradients-for-weights", "fp8_e4m3", _gradients_for_weights, FIRST + "weight", says="flushed_share"),
+    llama("tensors-reported-as-gradients", "fp8_e4m3", _forward_for_backward, FIRST + "input", says="flushed_share", first=FIRST + "weight"),
+    llama("gradients-reported-as-weights", "fp8_e4m3", _gradients_for_weights, FIRST + "weight", says="flushed_share"),
     llama("e4m3-ends-at-240", "mxfp8_e4m3", _element(max=240.0), FIRST + "input", says="saturated_share"),
     llama("e4m3-of-another-bias", "fp8_e4m3", _element(min_exponent=-5), FIRST + "input", says="flushed_share"),
     llama("loss-halved", "fp8_e4m3", lambda bed: bed.wrap(running, "next_token_loss", _loss_halved), FIRST + "weight", says="flushed_share"),

@@ -175,7 +175,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         llama("largest-value-takes-no-gradient", "int8", _clamped_at_the_edge, r"model\.layers\.4\..*"),
         llama("gradient-quantized-twice", "mxfp8", lambda bed: bed.wrap(quantizing.StraightThrough, "backward", _twice_quantized), r"model\.layers\.4\..*"),
         llama("last-sample-only", "int8", lambda bed: bed.wrap(Bench, "_backward_run", _last_sample_only), r"model\.layers\.4\.mlp\.down_proj:weight"),
-        mamba("clipped-and-kept-changed-places", "2-1", lambda bed: bed.wrap(casts, "straight_through", _cut), r"backbone\.layers\.4\..*"),
+        mamba("clipped-and-kept-values-swapped", "2-1", lambda bed: bed.wrap(casts, "straight_through", _cut), r"backbone\.layers\.4\..*"),
         mamba("cast-without-gradient", "2-1", lambda bed: bed.patch.setattr(type(bed.module("backbone.layers.2.mixer.u_cast")), "forward", _without_codes(type(bed.module("backbone.layers.2.mixer.u_cast")).forward)), r"backbone\.layers\.4\..*"),
         mamba("truncated-through-time", "2-1", lambda bed: bed.wrap(mixer.HalfScan, "forward", _scan_forgets), r"backbone\.layers\.4\..*"),
         llama("gradients-of-the-reference", "int8", lambda bed: bed.wrap(Bench, "_backward_run", _of_reference), says="relative_mse"),

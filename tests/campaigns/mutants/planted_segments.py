@@ -281,6 +281,6 @@ MUTANTS: tuple[Mutant, ...] = (
         for mode in ("mxfp4", "2-1")
     ),
     llama("input-channel-lost-in-bf16", "bf16", _product(DOWN, _without(17, 18)), DOWN.replace(".", r"\.") + ":output", says="token 95 of 128|input channel 17 is missing"),
-    llama("attention-in-bf16", "bf16", _attention_in_half, r"model\.layers\.\d:output"),
+    llama("attention-of-bf16-tensors", "bf16", _attention_in_half, r"model\.layers\.\d:output"),
     llama("input-channel-lost-in-w4", "w4", _product(DOWN, _without(17, 18)), DOWN.replace(".", r"\.") + ":output", says="input channel 17 is missing"),
 )  # fmt: skip

@@ -8,29 +8,46 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from tests.campaigns.mutants.bed import ACTIVATIONS, CHECKPOINT, DUMP, ENGINES, FORMATS
+from tests.campaigns.mutants.bed import (
+    ACTIVATIONS,
+    CHECKPOINT,
+    DUMP,
+    ENGINES,
+    FORMATS,
+    RELATIONS,
+)
 from tests.campaigns.mutants.mutant import Mutant
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "faults.md"
 _SUBJECTS = {
     DUMP: "a dump", ACTIVATIONS: "tiny-llama", FORMATS: "the formats", CHECKPOINT: "a checkpoint",
-    ENGINES: "two engines",
+    ENGINES: "two engines", RELATIONS: "tiny-llama",
+}  # fmt: skip
+_SPELLINGS = {
+    "bf16": "BF16", "db": "dB", "e4m3": "E4M3", "fp8": "FP8", "hif8": "HiF8", "inf": "Inf",
+    "int16": "INT16", "int8": "INT8", "kl": "KL", "mxfp4": "MXFP4", "mxfp8": "MXFP8", "nan": "NaN",
+    "rope": "RoPE", "silu": "SiLU",
 }  # fmt: skip
 _HEAD = """# Faults that the gates catch
 
-{caught} faults were planted in models, kernels, formats, suites, accepted files, dumps, checkpoints and engines. Each turns
-the gate of its suite red, at the place or with the words of the last column; code without a fault stays green beside them, with
-other threads and in another order. {placed} of them have a place, and the first line of the run names it.
-`python -m pytest tests/campaigns/mutants --every-case` does all of it, and every run of the tests a share. The faults
-of accepted files, of plans and of partial runs are tests of their own, in `tests/baselines` and `tests/plugin`.
+qgate's tests plant {caught} faults in models, kernels, formats, suites, accepted files, dumps, checkpoints and engines, one at a
+time. Each turns a gate red; without a fault the same gates are green, also with other numbers of threads and in another order.
+For {placed} of the faults, the first line of the failure names the place where the error enters. The tables have one section
+for each [suite](gates.md#the-suites) (file of gates) and say what was wrong, in which model and mode, and what the failure names:
+the place, words of the message, or both. An ellipsis (…) stands for words that vary. A fault "since day one" was there
+already when the baseline was recorded.
+
+`python -m pytest tests/campaigns/mutants --every-case` plants all of them; each run of qgate's tests plants some. Faults of
+accepted files, of plans and of partial runs have tests of their own, in `tests/baselines` and `tests/plugin`.
 """
 _SURVIVORS = """
-## Not caught
+## Faults that no gate catches
 
-| fault | of | why |
+| fault | in | why |
 |---|---|---|
 """
 
@@ -40,32 +57,47 @@ def page(mutants: tuple[Mutant, ...]) -> str:
     caught = [mutant for mutant in mutants if not mutant.survives]
     text = _HEAD.format(caught=len(caught), placed=sum(bool(m.source) for m in caught))
     for suite, group in groupby(sorted(caught, key=lambda m: m.suite), key=lambda m: m.suite):
-        rows = "\n".join(map(_row, group))
-        text += f"\n## {suite}\n\n| fault | of | seen at, or as |\n|---|---|---|\n{rows}\n"
-    lost = [f"| {_words(m.name)} | {_subject(m)} | {m.survives} |" for m in mutants if m.survives]
+        rows = "\n".join(_rows(group))
+        text += f"\n## test_{suite}\n\n| fault | in | the failure names |\n|---|---|---|\n{rows}\n"
+    lost = [f"| {_words(m)} | {_subject(m.model, [m.mode])} | {m.survives} |"
+            for m in mutants if m.survives]  # fmt: skip
     return text + _SURVIVORS + "\n".join(lost) + "\n" if lost else text
 
 
-def _row(mutant: Mutant) -> str:
-    patterns = (mutant.first or mutant.source, mutant.says)
-    place = " / ".join(filter(None, map(_plain, patterns)))
-    return f"| {_words(mutant.name)} | {_subject(mutant)} | {place} |"
+def _rows(mutants: Iterable[Mutant]) -> Iterator[str]:
+    """Write a row for each fault; one that was planted in several modes of a model has one row."""
+    modes: dict[tuple[str, str, str], list[str]] = {}
+    for mutant in mutants:
+        patterns = (mutant.first or mutant.source, mutant.says)
+        place = ", ".join(filter(None, map(_plain, patterns)))
+        modes.setdefault((_words(mutant), mutant.model, place), []).append(mutant.mode)
+    for (words, model, place), names in modes.items():
+        yield f"| {words} | {_subject(model, names)} | {place} |"
 
 
-def _words(name: str) -> str:
-    return re.sub("[-_]", " ", name)
+def _words(mutant: Mutant) -> str:
+    """Return the name of a fault as words, without its mode, which has a column."""
+    name = mutant.name.removesuffix(f"-in-{mutant.mode}").removesuffix("-in-mamba")
+    words = re.sub("[-_]", " ", name)
+    for subject in ("activations", "checkpoint", "dump", "engine", "relations"):
+        words = words.removeprefix(f"{subject} ")  # the column beside it says so
+    words = words.replace("1e 4", "1e-4")
+    spelled = " ".join(_SPELLINGS.get(word, word) for word in words.split())
+    return f"{spelled[:1].upper()}{spelled[1:]}"
 
 
-def _subject(mutant: Mutant) -> str:
-    subject = _SUBJECTS.get(mutant.model, mutant.model)
-    return f"{subject}, {mutant.mode}" if mutant.mode else subject
+def _subject(model: str, modes: Sequence[str]) -> str:
+    subject = _SUBJECTS.get(model, model)
+    return f"{subject}, {', '.join(modes)}" if any(modes) else subject
 
 
 def _plain(pattern: str) -> str:
     """Return the words of a regular expression: what is open in it is an ellipsis."""
-    open_parts = re.sub(r"\(\?[:=!].*?\)|\[[^]]*\][+*?]?|\\d\+?|\.[*+]\??", "…", pattern)
-    words = re.sub(r"\\(.)", r"\1", open_parts).strip(" |^$").replace("|", " or ")
-    return f"`{words}`" if words else ""
+    open_parts = re.sub(r"\(\?[:=!].*?\)|\[[^]]*\][+*?]?|\\[dS][+*]?|\.[*+]\??", "…", pattern)
+    words = (
+        re.sub(r"\\(.)", r"\1", open_parts).strip(" |^$+").replace("|", " or ").replace(" +", " ")
+    )
+    return f"`{words}`" if words and words != "test_" else "a test of the file" if words else ""
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def arguments(generator: Generator) -> tuple[Tensors]:
 
 EXHIBIT = CheckpointExhibit(
     "intel/auto-round#1660", "checkpoints",
-    "A router in 16 bits was missing from the exported list of what is not quantized.",
+    "A router in 16 bits was missing from the exported list of unquantized modules.",
     "loaders miss the 16-bit override",
     "mlp.gate.weight: it is not quantized, and the recipe declares int8 per row",
     arguments, declared, left_out, joined, {0: "int8"},

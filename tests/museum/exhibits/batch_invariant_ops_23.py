@@ -39,7 +39,7 @@ EXHIBIT = Exhibit(
     "thinking-machines-lab/batch_invariant_ops#23",
     "accumulation",
     "A float32 product was computed in TF32.",
-    "4,096 of 8,192 positions were wrong, the first of them 2,049",
+    "4,096 of 8,192 positions wrong, from position 2,049 on",
     "each of arguments 0, 1 is rounded to tf32",
     arguments, ieee, by_default, phases, options={"relations": ["one"]}, terms=1,
 )  # fmt: skip

@@ -45,7 +45,7 @@ EXHIBIT = Exhibit(
     "vllm-project/compressed-tensors#538",
     "checkpoints",
     "MXFP4 scales were stored with a bias of 125 and read with 127.",
-    "needed a workaround in the serving engine; old checkpoints were to be made again",
+    "a workaround in the serving engine; old checkpoints had to be made again",
     "4 times too low|0.25 times the expected one: a scale off by a power of two",
     arguments, bias_of_127, bias_of_125, linear,
     options={"pack": {1: pack}, "relations": ["one"]}, terms=128,

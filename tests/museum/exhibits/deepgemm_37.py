@@ -47,7 +47,7 @@ EXHIBIT = Exhibit(
     "deepseek-ai/DeepGEMM#37",
     "accumulation",
     "FP8 products were accumulated with 14 bits throughout the sum.",
-    "the 14 highest bits of each product count, where exact sums of 32 need 34",
+    "only the 14 highest bits of each product count; exact sums of 32 need 34",
     "errors look like rounding downward alone: sums are cut off",
     arguments, with_34_bits, with_14_bits, linear, {0: FP8, 1: FP8},
     options={"relations": ["one"]}, terms=1024,

@@ -52,7 +52,7 @@ def arguments(generator: Generator) -> tuple[Tensor]:
 EXHIBIT = Exhibit(
     "pytorch/executorch#21773", "packing",
     "Zero points of 32 bits were read with a stride of 64.",
-    "a bias of zeros decodes to 37.7, another value to 78.7 instead of 0.047",
+    "a bias of zeros decodes to 37.7, another one to 78.7 instead of 0.047",
     "all 16 rows are off by a number each, .*: a zero point is off",
     arguments, of_32_bits, of_64_bits, lambda w: w, {0: asymmetric},
     options={"pack": {0: stored}, "relations": []}, terms=0,

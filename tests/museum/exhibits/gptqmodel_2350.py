@@ -50,7 +50,7 @@ def arguments(generator: Generator) -> tuple[Tensor]:
 
 EXHIBIT = Exhibit(
     "ModelCloud/GPTQModel#2350", "packing",
-    "Zero points were stored less one, so that 0 became 15 in four bits.",
+    "Zero points were stored minus one, so that 0 became 15 in four bits.",
     "57,276 zero points of 48 layers changed from 0 to 15; perplexity is NaN",
     "2 of 24 rows .5, 11. are off by a number each, .*: a zero point is off",
     arguments, stored_as_they_are, stored_less_one, lambda w: w, {0: asymmetric},

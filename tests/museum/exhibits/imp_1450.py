@@ -53,8 +53,8 @@ def arguments(generator: Generator) -> tuple[Tensors]:
 
 EXHIBIT = CheckpointExhibit(
     "kekzl/imp#1450", "checkpoints",
-    "An FP8 weight that was not to be converted was copied without its scales.",
-    "455 MiB of raw E4M3 in a file, printed nothing",
+    "An FP8 weight that should have stayed as it is was copied without its scales.",
+    "455 MiB of raw E4M3 codes in the file, and no message",
     "mtp.fc.weight: it is F8_E4M3 without scales",
     arguments, widened, without_scales, joined, {0: "int8"},
 )  # fmt: skip

@@ -44,7 +44,7 @@ EXHIBIT = Exhibit(
     "kekzl/imp#567",
     "packing",
     "Bytes that hold both halves of a block were read as pairs of neighbors.",
-    "deterministic gibberish from a file with which another program is coherent",
+    "gibberish from a file that another program reads correctly",
     "argument 1 is read in pairs, but stored as two halves of each block",
     arguments, halves, pairs, linear,
     options={"pack": {1: stored}, "relations": ["one"]}, terms=128,

@@ -49,7 +49,7 @@ EXHIBIT = Exhibit(
     "ohdearquant/lattice#392",
     "positions",
     "RoPE of the 8-bit path rotated neighboring channels instead of halves of a head.",
-    "a gap of 0.77 in perplexity where the same fault was before",
+    "the same fault had cost 0.77 in perplexity elsewhere",
     r"column 0 of the result depends on rows 0 to 1 of argument 1, the reference.s on rows 0, 8",
     arguments, half_a_head_apart, neighbors, projected_and_turned, {1: Q8},
     options={"relations": ["one"]},

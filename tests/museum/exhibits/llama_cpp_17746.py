@@ -47,7 +47,7 @@ EXHIBIT = Exhibit(
     "ggml-org/llama.cpp#17746",
     "accumulation",
     "The values of flash attention overflowed their float16 sums.",
-    "numerical overflow of one model; the fix adds ln 8 to the largest score",
+    "overflow in one model; the fix adds ln 8 to the largest score",
     "8 of 256 results are Inf where finite ones are expected: column 5 of 32",
     arguments, eight_times_smaller, as_they_are, scaled_dot_product_attention,
     options={"relations": ["one"], "arithmetic": "float16"},

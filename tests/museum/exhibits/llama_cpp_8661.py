@@ -42,8 +42,8 @@ def arguments(generator: Generator) -> tuple[Tensor]:
 EXHIBIT = Exhibit(
     "ggml-org/llama.cpp#8661",
     "calibration",
-    "Weights whose importance is zero throughout a block got NaN for a scale.",
-    "1,024 zeros in the importances of one tensor: NaN at block 48",
+    "Blocks of weights whose importances are all zero got NaN as their scale.",
+    "1,024 zeros among the importances of one tensor; NaN at block 48",
     "768 of 3,072 results are NaN where finite ones are expected: columns 96 to 127 of 128",
     arguments, equal_importance, no_importance, lambda w: w, output=equal_importance,
     options={"relations": []}, terms=0,

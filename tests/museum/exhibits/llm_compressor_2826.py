@@ -54,7 +54,7 @@ EXHIBIT = Exhibit(
     "vllm-project/llm-compressor#2826", "experts",
     "Experts without a token in the calibration set got NaN for their input scale.",
     "NaN `input_global_scale`, corrupted experts",
-    r"48 of 192 results are NaN where finite ones are expected: index of dimension 0 3 of 4",
+    r"48 of 192 results are NaN where finite ones are expected: index 3 of 4 in dimension 0",
     arguments, all_tokens, routed_tokens, product, {0: calibrated_on_all, 1: "nvfp4"},
     options={"relations": ["one"]}, terms=64,
 )  # fmt: skip

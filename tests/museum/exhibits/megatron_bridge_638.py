@@ -38,7 +38,7 @@ EXHIBIT = Exhibit(
     "NVIDIA-NeMo/Megatron-Bridge#638",
     "rollout",
     "An MXFP8 recipe cast gradients to E5M2.",
-    "the training curve diverges, and MMLU is worse",
+    "the training curve diverges, and MMLU falls",
     "argument 0 is mxfp8_e5m2, not mxfp8_e4m3",
     arguments, e4m3, hybrid, input_gradient,
     {0: "mxfp8_e4m3", 1: qgate.Quantizer("mxfp8_e4m3", axis=0)},

@@ -51,7 +51,7 @@ EXHIBIT = Exhibit(
     "scales",
     "The halves of a fused weight had two global scales, and one of them was used for both.",
     "degenerate loops of tokens; one line of a log says that accuracy may be affected",
-    "columns 32 to 63 of 64, .*are about 2.[0-9] times the expected: a scale of this part is off",
+    "columns 32 to 63 of 64 .*are about 2.[0-9] times the expected: a scale of this part is off",
     arguments, one_magnitude, two_magnitudes, linear, {1: "nvfp4"},
     options={"relations": ["one"]}, terms=64,
 )  # fmt: skip

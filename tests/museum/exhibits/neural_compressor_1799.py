@@ -51,7 +51,7 @@ def arguments(generator: Generator) -> tuple[Tensors]:
 
 EXHIBIT = CheckpointExhibit(
     "intel/neural-compressor#1799", "checkpoints",
-    "The group of each column was not exported with weights quantized in another order.",
+    "Columns were quantized in another order, and their groups were not exported.",
     "g_idx was not passed to the export of compressed models",
     r"columns belong to other groups than those whose scales they have \(g_idx\)",
     arguments, with_groups, without_groups, joined, {0: "int4"},

@@ -46,7 +46,7 @@ def arguments(generator: Generator) -> tuple[Tensor, qgate.Encoded]:
 EXHIBIT = Exhibit(
     "sgl-project/sglang#23625",
     "packing",
-    "Bytes held two codes in the other order than the kernel reads them.",
+    "The two codes of each byte were stored in the order opposite to the kernel's.",
     "pure-white images",
     "argument 1 has neighboring codes swapped",
     arguments, nibbles_swapped, nibbles_as_stored, linear,

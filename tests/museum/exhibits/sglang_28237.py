@@ -48,8 +48,8 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "sgl-project/sglang#28237",
     "experts",
-    "The shared expert was divided by a factor that was not multiplied in later.",
-    "0.4 of the shared expert; GSM8K 0.960 → 0.950, no end to long outputs",
+    "The shared expert was divided by a factor, and nothing multiplied it back.",
+    "0.4 of the shared expert's output; GSM8K 0.960 → 0.950, long outputs never end",
     "argument 3 counts 0.4 times in the result",
     arguments, whole, divided, mixed, {0: "mxfp8", 2: "mxfp8", 3: "mxfp8"},
     options={"relations": ["one"]},

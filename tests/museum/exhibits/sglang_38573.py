@@ -45,7 +45,7 @@ EXHIBIT = Exhibit(
     "sgl-project/sglang#38573",
     "checkpoints",
     "A kernel reads a scale for every 128 elements of a checkpoint with groups of 64.",
-    "loads clean, serves coherent text that is numerically wrong",
+    "loads without an error and serves fluent text that is numerically wrong",
     "argument 1 is decoded with scales of groups of 128, not of 64",
     arguments, group_of_the_checkpoint, group_of_128, linear,
     options={"pack": {1: pack}, "relations": ["one"]}, terms=256,

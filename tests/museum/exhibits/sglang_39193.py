@@ -51,7 +51,7 @@ EXHIBIT = Exhibit(
     "sgl-project/sglang#39193",
     "scales",
     "The mantissas of float32 scales were cut off by a kernel that takes powers of two.",
-    "results about 25 % wrong, with no error",
+    "results about 25 % off, without an error message",
     "argument 0 has scales rounded down to powers of two",
     arguments, power_of_two_scales, float32_scales, linear, {0: BY_GROUP},
     options={"relations": ["one"]}, terms=256,

@@ -44,7 +44,7 @@ EXHIBIT = Exhibit(
     "tile-ai/tilelang#2477",
     "packing",
     "Signed 4-bit codes were decoded as their bits minus seven.",
-    "-8 to 7 are decoded as 1 to 8 and -7 to 0, with no error",
+    "-8 to 7 decode to 1 to 8 and -7 to 0, without an error message",
     "argument 1 has 15 of 15 codes decoded wrongly: -7 as 2, -6 as 3, -5 as 4",
     arguments, sign_extended, less_seven, linear,
     options={"pack": {1: packed}, "relations": ["one"]}, terms=64,

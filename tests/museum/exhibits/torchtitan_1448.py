@@ -42,7 +42,7 @@ EXHIBIT = Exhibit(
     "pytorch/torchtitan#1448",
     "experts",
     "The weights of a token's experts were not divided by their sum.",
-    "a very high norm of gradients with converted weights",
+    "a very high gradient norm with converted weights",
     "rows are off by a factor each",
     arguments, normalized, not_normalized, mixed, {0: "mxfp8", 2: "mxfp8"},
     options={"relations": ["one", "odd"]},

@@ -45,7 +45,7 @@ EXHIBIT = Exhibit(
     "huggingface/transformers#39408",
     "positions",
     "A sliding window of W keys was W + 1 keys long.",
-    "a total window of 2 W + 1 keys, or W + 1 of causal attention",
+    "windows of 2 W + 1 keys, or of W + 1 with causal attention",
     "argument 3 is taken as 17, not 16",
     arguments, one_less, window_as_it_is, windowed, {1: CACHE, 2: CACHE},
     options={"relations": ["prefix"]},

@@ -53,7 +53,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "huggingface/transformers#47030", "scales",
     "Scales of both arguments were rounded up to powers of two; the codes stayed as they were.",
-    "finite, without a warning, and wrong for every group of 128",
+    "finite results without a warning, wrong for every group of 128",
     "each of arguments 0, 1 has scales rounded up to powers of two",
     arguments, quantized_with_powers, quantized_with_exact_scales, linear,
     {0: BY_GROUP, 1: BY_GROUP}, options={"relations": ["one"]}, terms=256,

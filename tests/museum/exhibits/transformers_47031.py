@@ -47,7 +47,7 @@ def arguments(generator: Generator) -> tuple[Tensors]:
 
 EXHIBIT = CheckpointExhibit(
     "huggingface/transformers#47031", "checkpoints",
-    "Square weights of experts were loaded transposed, as their shapes did not tell.",
+    "Square expert weights were loaded transposed; their shapes cannot show it.",
     "no warning, finite outputs, garbage model",
     "experts.down_proj.weight: every square part is transposed",
     arguments, transposed_always, transposed_by_shape, joined, {0: "int8"},

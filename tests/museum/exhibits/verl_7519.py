@@ -39,7 +39,7 @@ EXHIBIT = Exhibit(
     "verl-project/verl#7519",
     "rollout",
     "A rollout left layers in BF16 because their names contain the name of a router.",
-    "56 parameters in FP8 in training and in BF16 in the rollout",
+    "56 parameters were FP8 in training and BF16 in the rollout",
     "each of arguments 0, 1 is bf16, not mxfp8_e4m3",
     arguments, by_whole_names, by_parts_of_names, linear, {0: "mxfp8", 1: "mxfp8"},
     options={"relations": ["one"]}, terms=128,

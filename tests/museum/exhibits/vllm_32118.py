@@ -36,7 +36,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor, Tensor, Tensor, Ten
 EXHIBIT = Exhibit(
     "vllm-project/vllm#32118",
     "caches",
-    "A new request was decoded on the state that another one had left in its slot.",
+    "A new request was decoded from the state that another one had left in its slot.",
     "the state corrupts all tokens that follow",
     "argument 2 is not used: read as False everywhere",
     arguments, from_zeros, from_the_slot, stepped, options={"relations": ["one", "permuted"]},

@@ -45,7 +45,7 @@ def arguments(generator: Generator) -> tuple[Tensor, qgate.Encoded]:
 EXHIBIT = Exhibit(
     "vllm-project/vllm#38966",
     "checkpoints",
-    "Zero points of one GPTQ format were read as those of another, off by one.",
+    "Zero points of one GPTQ format were read as those of another, which is off by one.",
     "every output token is 0; a model of 64 layers is garbage",
     "argument 1 has every code decoded 1 too low",
     arguments, format_of_the_zeros, format_of_the_config, linear,

@@ -42,7 +42,7 @@ EXHIBIT = Exhibit(
     "vllm-project/vllm#42580",
     "caches",
     "The scales of an FP8 cache were dropped when the query was FP8 as well.",
-    "nothing but special tokens in 2,048 tokens of output",
+    "2,048 tokens of output, all of them special tokens",
     "each of arguments 1, 2 is decoded without scales",
     arguments, scaled_tiles, tiles_as_they_are, scaled_dot_product_attention,
     {0: FP8, 1: FP8, 2: FP8}, options={"relations": ["one", "prefix"]},

@@ -45,8 +45,8 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "vllm-project/vllm#49764",
     "scales",
-    "Each rank quantized its shard with its own scale, where one for all was meant.",
-    "another recipe than unsharded packing of the same checkpoint",
+    "Each rank quantized its shard with its own scale instead of one for all ranks.",
+    "other codes than without shards, from the same checkpoint",
     "argument 1 is quantized in 2 parts of axis -1, each with a scale of its own",
     arguments, shared_magnitude, own_magnitudes, linear, {1: FP8},
     options={"relations": []}, terms=64,

@@ -48,7 +48,7 @@ EXHIBIT = Exhibit(
     "vllm-project/vllm#50084",
     "layouts",
     "V scales were interleaved over four tokens and read token by token.",
-    "V is off by 0.76 of its norm, 0.095 is right; passes assert_close",
+    "V is off by 0.76 of its norm instead of 0.095, and passes assert_close",
     "the result is decoded with scales stored in groups of four rows, read row by row",
     arguments, in_order, interleaved, lambda v: v, output="nvfp4",
     options={"relations": ["one"]}, tolerance=Tolerance(0.5, 1.5), terms=0,

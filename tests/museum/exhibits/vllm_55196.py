@@ -42,7 +42,7 @@ EXHIBIT = Exhibit(
     "vllm-project/vllm#55196",
     "caches",
     "Rounding errors of an INT8 state piled up from step to step.",
-    "GSM8K 81 % → 41 %; 81 % with error feedback",
+    "GSM8K 81 % → 41 %, and 81 % again with error feedback",
     "argument 1 is not used: read as zeros",
     arguments, with_feedback, without_feedback, stepped, {0: STATE}, STATE,
     {"relations": ["prefix"]}, terms=0,

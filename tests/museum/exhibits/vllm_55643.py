@@ -49,8 +49,8 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "vllm-project/vllm#55643",
     "scales",
-    "A fused kernel got the global scale where it expects the reciprocal.",
-    "wrong output, hidden behind an illegal memory access of the same kernel",
+    "A fused kernel was given the global scale instead of its reciprocal.",
+    "wrong output, behind an illegal memory access of the same kernel",
     "the result is quantized with the reciprocal of its tensor scale",
     arguments, reciprocal, not_inverted, gated, output="nvfp4",
     options={"relations": ["one"]}, terms=None,

@@ -40,7 +40,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "vllm-project/vllm#57016",
     "invariance",
-    "Experts cast the tokens of all requests with one scale in batch-invariant mode.",
+    "In batch-invariant mode, experts cast the tokens of all requests with one scale.",
     "greedy tokens flip within about 10 positions",
     "argument 0 has one scale for the tensor, not one per channel of axis 0",
     arguments, scale_per_token, scale_per_batch, mixed, {0: BY_TOKEN},

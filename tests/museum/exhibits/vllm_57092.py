@@ -44,7 +44,7 @@ EXHIBIT = Exhibit(
     "vllm-project/vllm#57092",
     "experts",
     "A stride of 0 decoded the weights of all experts with the scale of the first.",
-    "expert 0's scale for every expert; the combination was skipped in the tests",
+    "every expert used the scale of expert 0; tests skipped this combination",
     "argument 1 is decoded with one scale, that of the first group, for all groups",
     arguments, next_scale, first_scale, product, {1: BY_EXPERT},
     options={"relations": ["one"]}, terms=64,

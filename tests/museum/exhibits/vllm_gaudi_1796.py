@@ -52,7 +52,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "vllm-project/vllm-gaudi#1796",
     "experts",
-    "All ranks of expert parallelism but the first took the model's expert numbers for local ones.",
+    "All ranks of expert parallelism but the first took global expert numbers for local ones.",
     "288 experts on 4 ranks: generation collapses to a repeated token",
     "row 0 of the result depends on dimension 0 entry 0 of argument 1, the reference.s on .* 0, 2",
     arguments, numbers_of_the_rank, numbers_of_the_model, mixed, {0: "mxfp8", 1: "mxfp8"},

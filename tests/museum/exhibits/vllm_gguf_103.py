@@ -46,7 +46,7 @@ EXHIBIT = Exhibit(
     "checkpoints",
     "Every rank of a tensor-parallel layer loaded the shard of the first.",
     "silent numerical corruption with more than one rank; shapes are right",
-    "columns 24 to 47 of 48, .* hold what columns 0 to 23 of 48 should",
+    "columns 24 to 47 of 48 .*hold what columns 0 to 23 of 48 should",
     arguments, own_shards, first_shards, linear, {1: INT4},
     options={"relations": []}, terms=64,
 )  # fmt: skip
