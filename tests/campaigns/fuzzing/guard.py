@@ -24,7 +24,7 @@ SECONDS = 5.0
 _WAITING = 24
 ROOM = 96 << 20
 """Bytes that a reader may take beside what the size of its file allows."""
-TIMES = 40
+TIMES = 2
 HEADROOM = 6 << 30
 """Address space a case may ask for: a safety net, so that a blow-up is an error and no swap."""
 _RUNNERS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "ctypes.dlopen",
