@@ -25,7 +25,8 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 os.environ["QGATE_ALLOW_CI_UPDATE"] = "1"  # baselines of a folder that is thrown away
 sys.dont_write_bytecode = True
 CAMPAIGNS = (
-    "bytes", "each", "kills", "disk", "closed", "pairs", "clocks", "slow", "workers", "long", "share",
+    "bytes", "each", "kills", "starts", "disk", "closed", "pairs", "clocks", "slow", "workers", "long",
+    "share",
 )  # fmt: skip
 _ON_A_DISK = ("disk", "closed", "share")
 

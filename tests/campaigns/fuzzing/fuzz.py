@@ -92,7 +92,14 @@ def steer(target: Target, cases: int, seed: int, folder: Path) -> int:
             print(f"{target.name}: {cases} cases in {spent:.1f} s, {refused} refused, "
                   f"{len(found)} found", flush=True)  # fmt: skip
 
-    options = (f"-runs={cases}", f"-seed={seed + 1}", "-max_len=64", "-len_control=0", "-verbosity=0", "-print_final_stats=1")
+    options = (
+        f"-runs={cases}",
+        f"-seed={seed + 1}",
+        "-max_len=64",
+        "-len_control=0",
+        "-verbosity=0",
+        "-print_final_stats=1",
+    )
     atheris.Setup([sys.argv[0], *options, "-rss_limit_mb=0", "-timeout=60"], one)
     atheris.Fuzz()
     raise AssertionError("atheris ends the process")
