@@ -76,9 +76,7 @@ class RankState:
         if self.missing_count:
             several = self.missing_count > 1
             count = f"{self.missing_count} are missing" if several else "missing"
-            first = "".join(
-                f": {name}" for name in self.missing[:1]
-            )  # a closing line may name none
+            first = f": {self.missing[0]}" if self.missing else ""  # a closing line may name none
             notes.append(f"{count}{first}{', …' if several else ''}")
         if self.cut_off:
             notes.append(f"{self.cut_off} earlier sessions were cut off")

@@ -73,6 +73,7 @@ def guarded(
     canary: Path | None = None,
     allowed: tuple[type[BaseException], ...] = (),
     seconds: float = SECONDS,
+    room: int = ROOM,
 ) -> Outcome:
     """What became of one call; `size` are the bytes of what it reads."""
     if not _hooked:
@@ -102,7 +103,7 @@ def guarded(
     elif caught is not None:
         wrong = f"{type(caught).__name__}: {str(caught)[:200]}: {_where(caught)}"
     grown = _peak() - before
-    if not wrong and grown > ROOM + TIMES * size:
+    if not wrong and grown > room + TIMES * size:
         wrong = f"took {grown >> 20} MB for {size} bytes"
     if not wrong and watched.seen:
         wrong = watched.seen
