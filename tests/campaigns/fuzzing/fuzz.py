@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from tests.campaigns.fuzzing.target import Target, run_case, warmed
@@ -67,11 +68,19 @@ def _alike(one: str, other: str) -> bool:
 
 def steer(target: Target, cases: int, seed: int, folder: Path) -> int:
     """The same with atheris, in a process of its own, which it ends; the exit status of that."""
-    import atheris
-
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        _steer_here(target, cases, seed, folder)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)  # atheris ends the process; the folder is its parent's
+
+
+def _steer_here(target: Target, cases: int, seed: int, folder: Path) -> None:
+    import atheris
+
     warmed(target)
     if unseen := unseen_modules():
         raise AssertionError(f"cases are not steered by what they reach in {', '.join(unseen)}")
@@ -102,7 +111,6 @@ def steer(target: Target, cases: int, seed: int, folder: Path) -> int:
     )
     atheris.Setup([sys.argv[0], *options, "-rss_limit_mb=0", "-timeout=60"], one)
     atheris.Fuzz()
-    raise AssertionError("atheris ends the process")
 
 
 def instrument_imports() -> None:
@@ -126,6 +134,7 @@ def unseen_modules() -> list[str]:
         for name, module in sys.modules.items()
         if name.startswith("qgate.")
         and name not in BEFORE
+        and module.__file__ is not None  # a folder without code of its own
         and not type(module.__loader__).__module__.startswith("atheris")
     )
 
@@ -147,7 +156,8 @@ def main() -> int:
         os.chdir(made)
         for name in args.targets or TARGETS:
             if args.coverage:
-                steer(TARGETS[name], args.cases, args.seed, Path(made))
+                if steer(TARGETS[name], args.cases, args.seed, Path(made)):
+                    return 1
             else:
                 run(TARGETS[name], args.cases, args.seed, Path(made))
     return 0
