@@ -174,7 +174,11 @@ def _ended_by_sigterm(command: str) -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it did its work, 2 if its arguments cannot be used."""
-    return run_call(parse_call(argv))
+    try:
+        args = parse_call(argv)
+    except KeyboardInterrupt:
+        return _end_interrupted("qgate")
+    return run_call(args)
 
 
 def parse_call(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -204,9 +208,7 @@ def run_call(args: argparse.Namespace) -> int:
             args.status = int(args.run(args))
             sys.stdout.flush()
     except KeyboardInterrupt:
-        with contextlib.suppress(KeyboardInterrupt):
-            print_text(f"\n{args.parser.prog}: interrupted", file=sys.stderr)
-        return 130
+        return _end_interrupted(args.parser.prog)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(args.status)
@@ -214,3 +216,10 @@ def run_call(args: argparse.Namespace) -> int:
         print_line(f"{args.parser.prog}: {_sentence(error)}", file=sys.stderr)
         return 2
     return int(args.status)
+
+
+def _end_interrupted(program: str) -> int:
+    """Say that Ctrl-C ended a program, also where it is pressed again meanwhile."""
+    with contextlib.suppress(KeyboardInterrupt):
+        print_text(f"\n{program}: interrupted", file=sys.stderr)
+    return 130

@@ -276,12 +276,13 @@ def test_ctrl_c_before_the_command_begins_is_one_line(module: str) -> None:
     assert (ended.returncode, ended.stderr) == (130, "\nqgate: interrupted\n")
 
 
+@pytest.mark.parametrize(("name", "program"), [("run", "qgate formats"), ("arguments", "qgate")])
 def test_ctrl_c_ends_a_command_with_one_line_of_its_name(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(_args: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "run", interrupted)
+    monkeypatch.setattr(command, name, interrupted)
     assert main(["formats"]) == 130
-    assert capsys.readouterr().err == "\nqgate formats: interrupted\n"
+    assert capsys.readouterr().err == f"\n{program}: interrupted\n"
