@@ -184,14 +184,14 @@ def _ended_by_sigterm(command: str) -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it did its work, 2 if its arguments cannot be used."""
     try:
-        return _run_command(argv)
-    except KeyboardInterrupt:  # before the command began, or as it ended
-        with contextlib.suppress(KeyboardInterrupt):
-            print_text("\nqgate: interrupted", file=sys.stderr)
-        return 130
+        args = parse_call(argv)
+    except KeyboardInterrupt:
+        return _end_interrupted("qgate")
+    return run_call(args)
 
 
-def _run_command(argv: Sequence[str] | None) -> int:
+def parse_call(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the words of a command; those of this process unless others are given."""
     wait_calmly()
     _open_streams()
     top = parser()
@@ -204,16 +204,20 @@ def _run_command(argv: Sequence[str] | None) -> int:
     args.more, args.status = more, 0
     if more and not getattr(args, "takes_more", False):
         args.parser.refuse(more)
-    if args.command is None:
-        top.print_help()
-        return 0
+    return args
+
+
+def run_call(args: argparse.Namespace) -> int:
+    """Run a command that was parsed, and turn its errors into one line and a status."""
     try:
+        if args.command is None:
+            args.top.print_help()
+            return 0
         with _ended_by_sigterm(args.command), console(args):
             args.status = int(args.run(args))
             sys.stdout.flush()
     except KeyboardInterrupt:
-        print_text(f"\n{args.parser.prog}: interrupted", file=sys.stderr)
-        return 130
+        return _end_interrupted(args.parser.prog)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(args.status)
@@ -221,3 +225,10 @@ def _run_command(argv: Sequence[str] | None) -> int:
         print_line(f"{args.parser.prog}: {_sentence(error)}", file=sys.stderr)
         return 2
     return int(args.status)
+
+
+def _end_interrupted(program: str) -> int:
+    """Say that Ctrl-C ended a program, also where it is pressed again meanwhile."""
+    with contextlib.suppress(KeyboardInterrupt):
+        print_text(f"\n{program}: interrupted", file=sys.stderr)
+    return 130

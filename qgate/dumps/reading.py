@@ -75,8 +75,9 @@ class RankState:
             notes.append("it was not closed: its writer is at work or was killed")
         if self.missing_count:
             several = self.missing_count > 1
-            count = f"{self.missing_count} are missing: " if several else "missing: "
-            notes.append(f"{count}{self.missing[0]}{', …' if several else ''}")
+            count = f"{self.missing_count} are missing" if several else "missing"
+            first = f": {self.missing[0]}" if self.missing else ""  # a closing line may name none
+            notes.append(f"{count}{first}{', …' if several else ''}")
         if self.cut_off:
             notes.append(f"{self.cut_off} earlier sessions were cut off")
         notes += [*self.torn, *(f"{name} is not finished" for name in self.unfinished)]

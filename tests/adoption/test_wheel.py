@@ -104,7 +104,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert any(each.startswith("torch") for each in plain)
     assert not any(each.startswith(("transformers", "ray", "datasets", "s3fs")) for each in plain)
     entries = told("entry_points.txt").split()
-    assert entries[:4] == ["[console_scripts]", "qgate", "=", "qgate.cli:main"]
+    assert entries[:4] == ["[console_scripts]", "qgate", "=", "qgate.__main__:main"]
     assert entries[4:] == ["[pytest11]", "qgate.plugin", "=", "qgate.plugin"]
 
 

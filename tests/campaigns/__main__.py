@@ -25,7 +25,8 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 os.environ["QGATE_ALLOW_CI_UPDATE"] = "1"  # baselines of a folder that is thrown away
 sys.dont_write_bytecode = True
 CAMPAIGNS = (
-    "bytes", "each", "kills", "disk", "closed", "pairs", "clocks", "slow", "workers", "long", "share",
+    "bytes", "each", "kills", "starts", "disk", "closed", "pairs", "clocks", "slow", "workers", "long",
+    "share",
 )  # fmt: skip
 _ON_A_DISK = ("disk", "closed", "share")
 
@@ -55,6 +56,7 @@ def main() -> int:
         help="cases, over all scenarios (1000)",
     )
     add("--seed", type=int, default=1, metavar="N")
+    add("--first", type=int, default=1, metavar="STEP", help="each: go on from this step")
     add("--only", metavar="NAMES", help=f"scenarios, with commas: {', '.join(SCENARIOS)}")
     add("--home", type=Path, metavar="DIR", help="where cases are; kept, with what failed")
     add("--json", type=Path, metavar="FILE", help="the table as data")
@@ -76,7 +78,9 @@ def main() -> int:
         home.mkdir(parents=True, exist_ok=True)
         temporary(home)
         with small_disk(home / "disk", args.campaign in _ON_A_DISK) as disk:
-            tallies = module.campaign(Benches(home, args.seed, disk), names, args.count, say)
+            tallies = module.campaign(
+                Benches(home, args.seed, disk, args.first), names, args.count, say
+            )
     kinds = list(dict.fromkeys(kind for each in tallies for kind in each.seen))
     rows = [[each.name, each.cases, *(each.seen[k] for k in kinds)] for each in tallies]
     rows.append(["all", *(sum(column) for column in zip(*(row[1:] for row in rows), strict=True))])

@@ -147,8 +147,11 @@ class Bench:
 class Benches:
     """The benches of a campaign, made when they are asked for; `disk` is a file system of its own."""
 
-    def __init__(self, home: Path, seed: int, disk: Path | None = None) -> None:
+    def __init__(
+        self, home: Path, seed: int, disk: Path | None = None, first_step: int = 1
+    ) -> None:
         self.home, self.seed, self.disk = home, seed, disk
+        self.first_step = first_step
         self._made: dict[str, Bench] = {}
 
     def of(self, scenario: Scenario, named: str = "") -> Bench:

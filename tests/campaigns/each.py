@@ -25,7 +25,7 @@ def campaign(benches: Benches, names: list[str], count: int, say: Progress) -> l
         bench = benches.of(SCENARIOS[name])
         assert bench.new
         every = max(1, -(-3 * len(bench.steps) * len(chosen) // count))
-        for step in range(1, len(bench.steps) + 1, every):
+        for step in range(benches.first_step, len(bench.steps) + 1, every):
             _disturb(bench, step)
             if step % 10 == 1:
                 failed = len(bench.tally.failures)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from qgate import cli
 from qgate.cli import formats as command
 from qgate.cli import main
 from qgate.formats import FORMATS
@@ -255,12 +254,35 @@ def test_sigterm_ends_a_command_with_its_folders_removed(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_before_the_command_begins_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+_INTERRUPTED = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Interrupting(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+from qgate.__main__ import main
+sys.meta_path.insert(0, Interrupting())
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["qgate.cli", "qgate.text.printing", "qgate.cli.sweep"])
+def test_ctrl_c_before_the_command_begins_is_one_line(module: str) -> None:
+    words = [sys.executable, "-c", _INTERRUPTED, module]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "\nqgate: interrupted\n")
+
+
+@pytest.mark.parametrize(("name", "program"), [("run", "qgate formats"), ("arguments", "qgate")])
+def test_ctrl_c_ends_a_command_with_one_line_of_its_name(
+    name: str, program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted() -> None:
+    def interrupted(_args: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "parser", interrupted)
+    monkeypatch.setattr(command, name, interrupted)
     assert main(["formats"]) == 130
-    assert capsys.readouterr().err == "\nqgate: interrupted\n"
+    assert capsys.readouterr().err == f"\n{program}: interrupted\n"

@@ -6,6 +6,7 @@ What is drawn comes from a generator of its own, and every row is looked at once
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -67,7 +68,7 @@ def long_rows(rows: Rows, tokenizer: Tokenizer, request: DataRequest, name: str)
     Where too few rows are long enough, shorter ones are read whole.
     """
     draw = random.Random(request.seed)
-    order = list(range(len(rows)))
+    order = array("q", range(len(rows)))
     draw.shuffle(order)
     long: list[Tensor] = []
     spare: list[Tensor] = []
@@ -163,9 +164,9 @@ def _windows_of(ids: Tensor, request: DataRequest, name: str) -> CutSamples:
     return cut
 
 
-def _row_order(count: int, request: DataRequest) -> list[int]:
+def _row_order(count: int, request: DataRequest) -> Sequence[int]:
     """Return all rows in file order if they are few enough, else in an order drawn."""
-    order = list(range(count))
+    order = array("q", range(count))
     if count > request.num_samples:
         random.Random(request.seed).shuffle(order)
     return order

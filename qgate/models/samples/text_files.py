@@ -17,6 +17,7 @@ from typing import Any
 
 from qgate.archives import unpacked_limit
 from qgate.errors import QgateError, first_line
+from qgate.models.samples.packed_rows import PackedRows
 
 # A row is a text, or None where the file has no value.
 Rows = Sequence[str | None]
@@ -59,12 +60,14 @@ def read_rows(path: Path, format: str, column: str) -> Rows:
     if format == "parquet":
         return _parquet(path, column)
     content = read_text(path)
-    if not content.strip():
+    if not content or content.isspace():
         raise QgateError(f"{str(path)!r} is empty: there is no text in it.")
     if format == "document":
         return [content]
     if format == "text":
-        return content.split("\n")[: -1 if content.endswith("\n") else None]
+        lines = content.encode()
+        del content  # of a large file, one of the two is enough
+        return PackedRows.of_lines(lines)
     if format == "csv":
         return _csv(path, content, column)
     return _json(path, content, column, lines=format == "jsonl")
@@ -174,7 +177,7 @@ def _json(path: Path, content: str, column: str, lines: bool) -> Rows:
             raise QgateError(f"{str(path)!r} cannot be read as JSON: {error}.") from None
         else:
             return _whole_json(path, whole, column)
-    return list(_json_lines(path, content, column))
+    return PackedRows.of(_json_lines(path, content, column))
 
 
 def _whole_json(path: Path, whole: Any, column: str) -> Rows:
@@ -193,13 +196,22 @@ def _whole_json(path: Path, whole: Any, column: str) -> Rows:
     return [_text(path, row, column, f"item {k}") for k, row in enumerate(rows, 1)]
 
 
+def _lines(content: str) -> Iterator[str]:
+    """Yield the lines of a text one by one, each with its newline."""
+    start = 0
+    while start < len(content):
+        end = content.find("\n", start) + 1 or len(content)
+        yield content[start:end]
+        start = end
+
+
 def _json_lines(path: Path, content: str, column: str) -> Iterator[str | None]:
-    for number, line in enumerate(content.split("\n"), 1):
+    for number, line in enumerate(_lines(content), 1):
         if not line.strip():
             continue
         where = f"line {number}"
         try:
-            row = json.loads(line)
+            row = json.loads(line.removesuffix("\n"))
         except json.JSONDecodeError as error:
             raise QgateError(
                 f"{str(path)!r} has broken JSON in {where}: {error.msg} at column {error.colno}."
@@ -242,22 +254,12 @@ def _csv(path: Path, content: str, column: str) -> Rows:
     split = "\t" if _ending(path) == ".tsv" else ","
     # The limit on the length of a field is one for the whole process.
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    rows: list[str | None] = []
-    reader = csv.reader(io.StringIO(content, newline=""), delimiter=split, strict=True)
+    reader = csv.reader(_lines(content), delimiter=split, strict=True)
     try:
         header = next((row for row in reader if row), [])
         if column not in header:
             raise no_column(path, column, header, "its header")
-        position = header.index(column)
-        for row in reader:
-            if row and len(row) != len(header):
-                raise QgateError(
-                    f"{str(path)!r} has {len(row)} fields in the row that ends in line "
-                    f"{reader.line_num}, but {len(header)} in its header; put quotes around a text "
-                    "that has a comma."
-                )
-            if row:
-                rows.append(row[position])
+        rows = PackedRows.of(_cells(path, reader, header, column))
     except csv.Error as error:
         raise QgateError(
             f"{str(path)!r} is broken CSV in line {reader.line_num}: {error}."
@@ -267,6 +269,19 @@ def _csv(path: Path, content: str, column: str) -> Rows:
     if not rows:
         raise QgateError(f"{str(path)!r} has 0 rows under its header.")
     return rows
+
+
+def _cells(path: Path, reader: Any, header: list[str], column: str) -> Iterator[str]:
+    position = header.index(column)
+    for row in reader:
+        if row and len(row) != len(header):
+            raise QgateError(
+                f"{str(path)!r} has {len(row)} fields in the row that ends in line "
+                f"{reader.line_num}, but {len(header)} in its header; put quotes around a text "
+                "that has a comma."
+            )
+        if row:
+            yield row[position]
 
 
 class _Column(Sequence[str | None]):

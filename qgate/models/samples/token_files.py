@@ -50,7 +50,7 @@ def read_token_rows(path: Path) -> tuple[list[Tensor], int]:
                     "row only."
                 )
             cut += len(row) - len(ids)
-            rows.append(ids.clone())
+            rows.append(ids)
     if not any(len(row) for row in rows):
         raise QgateError(f"{str(path)!r} has no token ids: {len(rows)} rows, all empty.")
     return rows, cut

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib.util
 import os
 import random
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from tests.campaigns.fuzzing.target import Target, run_case, warmed
+
+QGATE = Path(__file__).parents[3] / "qgate"
+# Imported before lines are counted: none of them reads a file.
+BEFORE = ("qgate._version", "qgate.errors", "qgate.plugin.plain_imports")
 
 
 def shortened(target: Target, data: bytes, wrong: str, folder: Path) -> bytes:
@@ -62,31 +68,75 @@ def _alike(one: str, other: str) -> bool:
 
 def steer(target: Target, cases: int, seed: int, folder: Path) -> int:
     """The same with atheris, in a process of its own, which it ends; the exit status of that."""
-    import atheris
-
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        _steer_here(target, cases, seed, folder)
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)  # atheris ends the process; the folder is its parent's
+
+
+def _steer_here(target: Target, cases: int, seed: int, folder: Path) -> None:
+    import atheris
+
     warmed(target)
+    if unseen := unseen_modules():
+        raise AssertionError(f"cases are not steered by what they reach in {', '.join(unseen)}")
     found: list[str] = []
     begin = time.monotonic()
-    count = 0
+    count = refused = 0
 
     def one(data: bytes) -> None:
-        nonlocal count
+        nonlocal count, refused
         count += 1
         outcome = run_case(target, data, folder)
+        refused += bool(outcome.said)
         if outcome.wrong and not any(_alike(outcome.wrong, known) for known in found):
             found.append(outcome.wrong)
             print(f"FOUND {target.name!r} {data.hex()}\n      {outcome.wrong}", flush=True)
         if count == cases:
             spent = time.monotonic() - begin
-            print(f"{target.name}: {cases} cases in {spent:.1f} s, {len(found)} found", flush=True)
+            print(f"{target.name}: {cases} cases in {spent:.1f} s, {refused} refused, "
+                  f"{len(found)} found", flush=True)  # fmt: skip
 
-    options = (f"-runs={cases}", f"-seed={seed + 1}", "-max_len=64", "-verbosity=0")
+    options = (
+        f"-runs={cases}",
+        f"-seed={seed + 1}",
+        "-max_len=64",
+        "-len_control=0",
+        "-verbosity=0",
+        "-print_final_stats=1",
+    )
     atheris.Setup([sys.argv[0], *options, "-rss_limit_mb=0", "-timeout=60"], one)
     atheris.Fuzz()
-    raise AssertionError("atheris ends the process")
+
+
+def instrument_imports() -> None:
+    """Count what is reached in qgate, for good: much of it is imported where it is first used."""
+    import atheris
+
+    # qgate's own finder comes first in line when it is imported, and would hide all after it.
+    name = "qgate.plugin.plain_imports"
+    spec = importlib.util.spec_from_file_location(name, QGATE / "plugin" / "plain_imports.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    atheris.instrument_imports(include=["qgate"]).__enter__()
+
+
+def unseen_modules() -> list[str]:
+    """List modules of qgate that were imported without their lines being counted."""
+    return sorted(
+        name
+        for name, module in sys.modules.items()
+        if name.startswith("qgate.")
+        and name not in BEFORE
+        and module.__file__ is not None  # a folder without code of its own
+        and not type(module.__loader__).__module__.startswith("atheris")
+    )
 
 
 def main() -> int:
@@ -97,10 +147,7 @@ def main() -> int:
     parser.add_argument("--coverage", action="store_true")
     args = parser.parse_args()
     if args.coverage:
-        import atheris
-
-        # For good: much of qgate is imported where it is first used.
-        atheris.instrument_imports(include=["qgate"]).__enter__()
+        instrument_imports()
     from tests.campaigns.fuzzing.table import TARGETS
 
     if odd := [name for name in args.targets if name not in TARGETS]:
@@ -109,7 +156,8 @@ def main() -> int:
         os.chdir(made)
         for name in args.targets or TARGETS:
             if args.coverage:
-                steer(TARGETS[name], args.cases, args.seed, Path(made))
+                if steer(TARGETS[name], args.cases, args.seed, Path(made)):
+                    return 1
             else:
                 run(TARGETS[name], args.cases, args.seed, Path(made))
     return 0

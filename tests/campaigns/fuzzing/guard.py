@@ -24,7 +24,7 @@ SECONDS = 5.0
 _WAITING = 24
 ROOM = 96 << 20
 """Bytes that a reader may take beside what the size of its file allows."""
-TIMES = 40
+TIMES = 2
 HEADROOM = 6 << 30
 """Address space a case may ask for: a safety net, so that a blow-up is an error and no swap."""
 _RUNNERS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "ctypes.dlopen",
@@ -73,6 +73,7 @@ def guarded(
     canary: Path | None = None,
     allowed: tuple[type[BaseException], ...] = (),
     seconds: float = SECONDS,
+    room: int = ROOM,
 ) -> Outcome:
     """What became of one call; `size` are the bytes of what it reads."""
     if not _hooked:
@@ -102,7 +103,7 @@ def guarded(
     elif caught is not None:
         wrong = f"{type(caught).__name__}: {str(caught)[:200]}: {_where(caught)}"
     grown = _peak() - before
-    if not wrong and grown > ROOM + TIMES * size:
+    if not wrong and grown > room + TIMES * size:
         wrong = f"took {grown >> 20} MB for {size} bytes"
     if not wrong and watched.seen:
         wrong = watched.seen

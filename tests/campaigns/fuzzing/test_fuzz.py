@@ -18,6 +18,7 @@ from tests.shares import share
 
 FOUND = (
     ("dump", "6000859af58fa7"),
+    ("dump", "01002e2e2e2e2e2e"),
     ("url .npy", "00002500af000000"),
     ("results", "00cab770004f750065455e46b9"),
     ("results", "00007184b1a507"),

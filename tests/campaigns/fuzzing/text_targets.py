@@ -286,7 +286,7 @@ SETTING_FILES = (
            ("qgate.documents:toml", "qgate.project.settings:_parsed",), allowed=_USAGE, share=40),
     Target("pyproject.toml", _pyproject, _project, ("qgate.project.settings:_has_settings",), "*.toml", _USAGE),
     Target("repository to start in", _pyproject, _init, ("qgate.cli._repository:read_bytes", "qgate.cli._repository:pytest_setting")),
-    Target("name of a dump", _named_dump, _name, ("qgate.plugin.settings:dump_name",), allowed=_USAGE),
+    Target("name of a dump", _named_dump, _name, ("qgate.plugin.settings:dump_name",), "*.json", _USAGE),
 )  # fmt: skip
 DATA = (
     *(_samples_of(ending) for ending in ("txt", "json", "jsonl", "csv", "tsv")),
@@ -310,7 +310,7 @@ def _override(text: str) -> None:
 
 
 def _shard(text: str) -> None:
-    options_of(project_options(Path(), qgate_shard=text))
+    _ = options_of(project_options(Path(), qgate_shard=text)).shard
 
 
 def _number(text: str) -> None:
