@@ -146,7 +146,9 @@ class OutlierStats:
             widen(flags, width) for flags in (self.tokens_out, self.samples_out, self._out)
         )
         few = max(width // _FEW, 1)
-        least = self.rule.channel_ratio * float(np.median(reading.channels))
+        ordered = np.sort(reading.channels)
+        middle = ordered[(width - 1) // 2] + ordered[width // 2]  # twice `np.median`, in less time
+        least = self.rule.channel_ratio * float(middle / 2)
         if width <= few or not reading.amax > least:
             return
         chosen = np.flatnonzero(reading.channels > least)

@@ -20,6 +20,7 @@ class RowShare:
 
     The order and the split of the samples make no difference. Rows of another width than the first
     are left out. Rows are kept as plain bits: torch would send other processes a memory address.
+    A new row takes the place of the one that it drives out.
     """
 
     def __init__(self, room: int, seed: int = 0) -> None:
@@ -29,11 +30,11 @@ class RowShare:
         self._dtype = torch.float32
 
     def add(self, table: Tensor, sample: int, call: int) -> None:
-        hashes = _hashes(self.seed, sample, call, len(table))
+        hashes = _hashes(self.seed, sample, call, table.shape[0])
         if len(self._hashes) == self.room:
-            chosen = np.flatnonzero(hashes < self._hashes[-1])
+            chosen = np.flatnonzero(hashes < self._hashes.max())
         else:
-            chosen = np.arange(len(table))
+            chosen = np.arange(len(hashes))
         if len(chosen) > self.room:
             chosen = chosen[np.argpartition(hashes[chosen], self.room - 1)[: self.room]]
         if len(chosen):
@@ -41,7 +42,7 @@ class RowShare:
 
     def merge(self, other: RowShare) -> None:
         if (rows := other.rows()) is not None:
-            self._keep(other._hashes, rows)
+            self._keep(np.sort(other._hashes), rows)
 
     @property
     def width(self) -> int:
@@ -52,17 +53,24 @@ class RowShare:
         if self._bits is None:
             self._dtype = rows.dtype
             self._bits = _bits_of(rows[:0])
-        if self.width == rows.shape[1]:
-            hashes = np.concatenate([self._hashes, hashes])
-            order = np.argsort(hashes)[: self.room]
-            self._hashes = hashes[order]
-            self._bits = np.concatenate([self._bits, _bits_of(rows.to(self._dtype))])[order]
+        if self.width != rows.shape[1]:
+            return
+        bits, held = _bits_of(rows.to(self._dtype)), len(self._hashes)
+        both = np.concatenate([self._hashes, hashes])
+        last = min(self.room, len(both)) - 1
+        kept, dropped = np.split(np.argpartition(both, last), [last + 1])
+        if held < self.room:
+            self._hashes, self._bits = both[kept], np.concatenate([self._bits, bits])[kept]
+            return
+        new = kept[kept >= held] - held
+        driven_out = dropped[dropped < held]
+        self._hashes[driven_out], self._bits[driven_out] = hashes[new], bits[new]
 
     def rows(self) -> Tensor | None:
         """Return them in the order of their hashes."""
         if self._bits is None:
             return None
-        return torch.from_numpy(np.require(self._bits, requirements="W")).view(self._dtype)
+        return torch.from_numpy(self._bits[np.argsort(self._hashes)]).view(self._dtype)
 
 
 def _bits_of(rows: Tensor) -> npt.NDArray[Any]:
