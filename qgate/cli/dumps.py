@@ -27,7 +27,7 @@ from qgate.cli._console import add_json, print_json
 from qgate.cli._dump_selection import add_selection, selected_fields
 from qgate.cli._dump_texts import comparison_lines, note_lines, record_table, total_lines
 from qgate.cli._progress import progress
-from qgate.cli._workers import add_workers, from_one, workers_from
+from qgate.cli._workers import add_workers, from_one, from_zero, workers_from
 from qgate.errors import QgateError
 from qgate.text.printing import print_line, print_text
 
@@ -55,7 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     compare.add_argument("actual", metavar="A")
     compare.add_argument("reference", metavar="B")
     compare.add_argument("--limit", type=from_one, default=20, metavar="N", help="rows (20)")
-    compare.add_argument("--relative-mse", type=_limit, metavar="LIMIT", help="fail above it")
+    compare.add_argument("--relative-mse", type=from_zero, metavar="LIMIT", help="fail above it")
     compare.add_argument(
         "--allow-unpaired", action="store_true", help="pass if tensors are in one dump only"
     )
@@ -65,17 +65,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for verb in (merge, export):
         verb.add_argument("--output", required=True, metavar="FOLDER")
     watch.add_argument("--expect", type=from_one, required=True, metavar="N", help="records")
-    watch.add_argument("--timeout", type=_limit, default=600.0, metavar="S", help="(default 600)")
-
-
-def _limit(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not number >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return number
+    watch.add_argument(
+        "--timeout", type=from_zero, default=600.0, metavar="S", help="(default 600)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ import argparse
 import sys
 
 from qgate.cli._progress import progress
-from qgate.cli._workers import from_one
+from qgate.cli._workers import from_one, from_zero
 from qgate.storage.locations import location_of
 from qgate.text.printing import print_json, print_line, print_text
 
@@ -31,10 +31,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--weights", nargs=2, metavar=("CKPT_A", "CKPT_B"),
         help="the checkpoints that they loaded, to tell whether these are the same")  # fmt: skip
     add("--same-weights", action="store_true", help="fail if weights differ by more than rounding")
-    add("--max-kl", type=_from_zero, metavar="NATS", help="fail above this mean KL per token")
-    add("--max-logprob", type=_from_zero, metavar="D",
+    add("--max-kl", type=from_zero, metavar="NATS", help="fail above this mean KL per token")
+    add("--max-logprob", type=from_zero, metavar="D",
         help="fail if a log-probability differs by more")  # fmt: skip
-    add("--max-flips", type=_from_zero, metavar="SHARE",
+    add("--max-flips", type=from_zero, metavar="SHARE",
         help="fail above this share of other most likely tokens, from 0 to 1")  # fmt: skip
     add("--logits", default="", metavar="MODULE", help="the module of dumps that gives logits")
     add("--output-dir", metavar="DIR",
@@ -44,16 +44,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ".safetensors")  # fmt: skip
     add("--json", action="store_true", help="print all figures as JSON")
     add("--limit", type=from_one, default=10, metavar="N", help="tokens and weights to list (10)")
-
-
-def _from_zero(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not number >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return number
 
 
 def run(args: argparse.Namespace) -> int:
