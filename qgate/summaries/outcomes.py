@@ -28,7 +28,7 @@ from qgate.stats.bits import BY_NAME, decoded, dot
 from qgate.stats.summary import Floats
 from qgate.summaries.record import Edges, FormatOutcome
 
-_PIECE = 2**15
+_PIECE = 2**14
 """Elements of rows at a time: float64 work on them stays in the cache."""
 
 
