@@ -20,7 +20,6 @@ _NARROW = 11
 """The most digits of a 16-bit number."""
 _SPLIT = 22
 _PIECE = 2**15  # float64 work on so many values stays in the cache, and in one thread
-_SMALL = 64  # times the square of a mean that is small are no more than the mean square
 # Between these, fourth powers of float64 numbers neither overflow nor vanish; float32 ends there.
 _TAME = (1e-60, 1e60)
 
@@ -189,8 +188,8 @@ class PowerPass:
     """Sums of powers of distances from a center, of the parts of a wide tensor, in float64.
 
     The center is the mean of the first piece, which is so near to the mean of all that sums of
-    powers about it lose no digits; or 0, if that mean is so small that they lose none either.
-    Where powers of values up to `amax` would leave float64, they are in units of a power of two.
+    powers about it lose no digits. Where powers of values up to `amax` would leave float64, they
+    are in units of a power of two.
     """
 
     def __init__(self, amax: float = 0.0, order: int = 4) -> None:
@@ -209,10 +208,8 @@ class PowerPass:
             if self._exponent:
                 np.ldexp(near.numpy(), -self._exponent, out=near.numpy())
             if not self._n:
-                mean, square_sum = float(near.mean()), float(torch.dot(near, near))
-                self._center = mean if _SMALL * mean * mean * count > square_sum else 0.0
-            if self._center:
-                near.sub_(self._center)
+                self._center = float(near.mean())
+            near.sub_(self._center)
             torch.mul(near, near, out=square)
             sums = [near.sum(), square.sum()]
             if len(self._sums) > 2:
