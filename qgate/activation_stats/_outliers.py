@@ -142,11 +142,10 @@ class OutlierStats:
 
     def _add_channels(self, reading: TensorReading) -> None:
         width = len(reading.channels)
-        self.tokens_out, self.samples_out, self._out = (
-            widen(flags, width) for flags in (self.tokens_out, self.samples_out, self._out)
-        )
         few = max(width // _FEW, 1)
-        least = self.rule.channel_ratio * float(np.median(reading.channels))
+        ordered = np.sort(reading.channels)
+        middle = ordered[(width - 1) // 2] + ordered[width // 2]  # twice `np.median`, in less time
+        least = self.rule.channel_ratio * float(middle / 2)
         if width <= few or not reading.amax > least:
             return
         chosen = np.flatnonzero(reading.channels > least)
@@ -156,6 +155,9 @@ class OutlierStats:
         )
         part = reading.table.index_select(1, torch.from_numpy(chosen))
         hits = (part.abs() > self.rule.times * rms) & part.isfinite()
+        self.tokens_out, self.samples_out, self._out = (
+            widen(flags, width) for flags in (self.tokens_out, self.samples_out, self._out)
+        )
         self.tokens_out[chosen] += hits.sum(0).numpy()
         self._out[chosen] = True
 
@@ -192,8 +194,8 @@ class OutlierStats:
             self.ratio = float(np.fmax(self.ratio, largest / median))
             if largest > max(self.rule.threshold * median, self.rule.floor):
                 self._add_tokens(tokens, sample, median)
-        self.samples_out += self._out
-        self._out, self._calls = np.zeros_like(self._out), []
+        self.samples_out[: len(self._out)] += self._out
+        self._out, self._calls = np.zeros(0, dtype=bool), []
 
     def _add_tokens(self, tokens: Floats, sample: int, median: float) -> None:
         """Count outlier tokens, and keep the worst of them."""
@@ -225,7 +227,6 @@ class OutlierStats:
         width = max(len(self.tokens_out), len(other.tokens_out))
         self.tokens_out = widen(self.tokens_out, width) + widen(other.tokens_out, width)
         self.samples_out = widen(self.samples_out, width) + widen(other.samples_out, width)
-        self._out = widen(self._out, width)
 
     def record(self, amax: Floats, tokens: int, rms: float, decode: Decode | None) -> Outliers:
         counts = [self.counts[sample] for sample in sorted(self.counts)]

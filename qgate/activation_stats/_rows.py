@@ -12,6 +12,8 @@ from torch import Tensor
 
 from qgate.hashing import Hashes, mix_bits
 
+Bits = npt.NDArray[Any]
+_WAIT = 8  # so many rows are held for each that waits
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -20,20 +22,20 @@ class RowShare:
 
     The order and the split of the samples make no difference. Rows of another width than the first
     are left out. Rows are kept as plain bits: torch would send other processes a memory address.
+    New rows wait until there are some, and take the places of those that they drive out.
     """
 
     def __init__(self, room: int, seed: int = 0) -> None:
         self.room, self.seed = room, seed
         self._hashes: Hashes = np.empty(0, dtype=np.uint64)
-        self._bits: npt.NDArray[Any] | None = None
+        self._largest = np.uint64(2**64 - 1)
+        self._bits: Bits | None = None
         self._dtype = torch.float32
+        self._waiting: list[tuple[Hashes, Bits]] = []
 
     def add(self, table: Tensor, sample: int, call: int) -> None:
-        hashes = _hashes(self.seed, sample, call, len(table))
-        if len(self._hashes) == self.room:
-            chosen = np.flatnonzero(hashes < self._hashes[-1])
-        else:
-            chosen = np.arange(len(table))
+        hashes = _hashes(self.seed, sample, call, table.shape[0])
+        chosen = np.flatnonzero(hashes < self._largest)
         if len(chosen) > self.room:
             chosen = chosen[np.argpartition(hashes[chosen], self.room - 1)[: self.room]]
         if len(chosen):
@@ -41,7 +43,7 @@ class RowShare:
 
     def merge(self, other: RowShare) -> None:
         if (rows := other.rows()) is not None:
-            self._keep(other._hashes, rows)
+            self._keep(np.sort(other._hashes), rows)
 
     @property
     def width(self) -> int:
@@ -53,20 +55,39 @@ class RowShare:
             self._dtype = rows.dtype
             self._bits = _bits_of(rows[:0])
         if self.width == rows.shape[1]:
-            hashes = np.concatenate([self._hashes, hashes])
-            order = np.argsort(hashes)[: self.room]
-            self._hashes = hashes[order]
-            self._bits = np.concatenate([self._bits, _bits_of(rows.to(self._dtype))])[order]
+            self._waiting.append((hashes, _bits_of(rows.to(self._dtype))))
+            count = sum(len(waiting) for waiting, _ in self._waiting)
+            if len(self._hashes) < self.room or count > self.room // _WAIT:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Choose among the rows that are held and those that wait."""
+        if self._bits is None or not self._waiting:
+            return
+        hashes, bits = map(np.concatenate, zip(*self._waiting, strict=True))
+        held = len(self._hashes)
+        both = np.concatenate([self._hashes, hashes])
+        last = min(self.room, len(both)) - 1
+        kept, dropped = np.split(np.argpartition(both, last), [last + 1])
+        if held < self.room:
+            self._hashes, self._bits = both[kept], np.concatenate([self._bits, bits])[kept]
+        else:
+            new, driven_out = kept[kept >= held] - held, dropped[dropped < held]
+            self._hashes[driven_out], self._bits[driven_out] = hashes[new], bits[new]
+        if len(self._hashes) == self.room:
+            self._largest = self._hashes.max()
+        self._waiting = []
 
     def rows(self) -> Tensor | None:
         """Return them in the order of their hashes."""
+        self._settle()
         if self._bits is None:
             return None
-        return torch.from_numpy(np.require(self._bits, requirements="W")).view(self._dtype)
+        return torch.from_numpy(self._bits[np.argsort(self._hashes)]).view(self._dtype)
 
 
-def _bits_of(rows: Tensor) -> npt.NDArray[Any]:
-    bits: npt.NDArray[Any] = rows.view(_BITS[rows.dtype.itemsize]).numpy()
+def _bits_of(rows: Tensor) -> Bits:
+    bits: Bits = rows.view(_BITS[rows.dtype.itemsize]).numpy()
     return bits
 
 

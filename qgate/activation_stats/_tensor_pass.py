@@ -111,9 +111,10 @@ class TensorReading:
     @cached_property
     def least_size(self) -> float:
         """The least magnitude that was counted and is not zero; infinity if there is none."""
-        occurs = self.sizes()[1 : infinity(self.counted_as)] > 0
-        at = int(occurs.argmax())
-        return size_value(at + 1, self.counted_as) if occurs[at] else math.inf
+        # The sums of both signs, as in `sizes`, would cost twice as much.
+        signs = (half[1 : infinity(self.counted_as)] > 0 for half in np.split(self.counts, 2))
+        firsts = [int(occurs.argmax()) for occurs in signs if occurs.any()]
+        return size_value(min(firsts) + 1, self.counted_as) if firsts else math.inf
 
     @cached_property
     def least(self) -> float:
@@ -236,7 +237,7 @@ class Scratch(threading.local):
     def buffer(self, dtype: torch.dtype, size: int, keep: int = 0) -> Tensor:
         """Return a buffer of at least this size, with its first `keep` elements as they were."""
         buffer = self._buffers.get(dtype)
-        if buffer is None or len(buffer) < size:
+        if buffer is None or buffer.numel() < size:
             larger = torch.empty(max(size, _AT_ONCE), dtype=dtype, device="cpu")
             if buffer is not None:
                 larger[:keep] = buffer[:keep]
@@ -249,19 +250,20 @@ scratch = Scratch()
 
 def _counts(parts: Sequence[Tensor], counted: torch.dtype) -> Ints:
     """Count parts together: a count of few values costs as much as that of all patterns."""
-    total, start = torch.empty(0), 0
+    total: Tensor | None = None
+    start = 0
     for at, part in enumerate(parts):
         bits, end = part.view(-1), start + part.numel()
         if part.dtype != counted:
-            narrow = scratch.buffer(torch.int16, len(bits))[: len(bits)]
+            narrow = scratch.buffer(torch.int16, part.numel())[: part.numel()]
             bits = narrow.view(counted).copy_(bits)
         patterns = scratch.buffer(torch.int32, end, start)
         patterns[start:end].copy_(bits.view(torch.uint16))
         start = end
         if at + 1 == len(parts) or end + parts[at + 1].numel() > _AT_ONCE:
             counts = torch.bincount(patterns[:end], minlength=2**16)
-            total, start = total.add_(counts) if len(total) else counts, 0
-    return total.numpy() if len(total) else np.zeros(2**16, dtype=np.int64)
+            total, start = counts if total is None else total.add_(counts), 0
+    return np.zeros(2**16, dtype=np.int64) if total is None else total.numpy()
 
 
 def _ends(
@@ -281,12 +283,12 @@ def _ends(
             for k, kind in enumerate((x.isnan(), x == math.inf, x == -math.inf)):
                 kinds[k] += int(kind.sum())
             up, down = (x.where(x.isfinite(), fill) for fill in (-math.inf, math.inf))
-        rows = slice(start, start + len(part))
+        rows = slice(start, start + part.shape[0])
         torch.amax(up, -1, out=high[rows])
         torch.amin(down, -1, out=low[rows])
         torch.amax(up, 0, out=tops[at])
         torch.amin(down, 0, out=bottoms[at])
-        start += len(part)
+        start = rows.stop
     highs, lows = ends.double().numpy()
     bottom = lows[n:].reshape(-1, width).min(0, initial=math.inf)
     top = highs[n:].reshape(-1, width).max(0, initial=-math.inf)
@@ -316,7 +318,7 @@ def _read(table: Tensor, counted_as: str | None) -> TensorReading:
     for part in parts if wide else ():
         powers.take(part if sound else part[part.isfinite()])
     zeros = int(counts[0] + counts[_HALF])
-    vanished = zeros - int((table == 0).sum()) if zeros and wide else 0
+    vanished = zeros - table.numel() + int(table.count_nonzero()) if zeros and wide else 0
     figures = (tokens, channels, lows, highs, counts)
     return TensorReading(table, name, *figures, kinds, vanished, powers if wide else None)
 

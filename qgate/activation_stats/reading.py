@@ -74,12 +74,13 @@ REPORT_KEYS = {option.name: option.metadata["key"] for option in fields(ReportOp
 
 def report_options(settings: Mapping[str, Any]) -> ReportOptions:
     """Return the options in the settings of a record."""
-    values: dict[str, Any] = {}
-    for name, key in REPORT_KEYS.items():
-        if key in settings:
-            value = settings[key]
-            values[name] = tuple(value) if isinstance(value, list) else value
-    return ReportOptions(**values)
+    return ReportOptions(
+        **{n: _frozen(settings[key]) for n, key in REPORT_KEYS.items() if key in settings}
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 # Layers ------------------------------------------------------------------------------------------

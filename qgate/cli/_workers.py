@@ -24,6 +24,17 @@ def from_one(text: str) -> int:
     return number
 
 
+def from_zero(text: str) -> float:
+    """Read a number from 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
+    return number
+
+
 def add_workers(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(

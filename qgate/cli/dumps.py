@@ -27,7 +27,7 @@ from qgate.cli._console import add_json, print_json
 from qgate.cli._dump_selection import add_selection, selected_fields
 from qgate.cli._dump_texts import comparison_lines, note_lines, record_table, total_lines
 from qgate.cli._progress import progress
-from qgate.cli._workers import add_workers, from_one, workers_from
+from qgate.cli._workers import add_workers, from_one, from_zero, workers_from
 from qgate.errors import QgateError
 from qgate.text.printing import print_line, print_text
 
@@ -65,7 +65,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     compare.add_argument(
         "--relative-mse",
-        type=_limit,
+        type=from_zero,
         metavar="LIMIT",
         help="fail if the relative MSE of a tensor is above this",
     )
@@ -84,21 +84,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     watch.add_argument(
         "--timeout",
-        type=_limit,
+        type=from_zero,
         default=600.0,
         metavar="S",
         help="give up after this many seconds (default 600)",
     )
-
-
-def _limit(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not number >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return number
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ import argparse
 import sys
 
 from qgate.cli._progress import progress
-from qgate.cli._workers import from_one
+from qgate.cli._workers import from_one, from_zero
 from qgate.storage.locations import location_of
 from qgate.text.printing import print_json, print_line, print_text
 
@@ -30,10 +30,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--weights", nargs=2, metavar=("CKPT_A", "CKPT_B"),
         help="the checkpoints that they loaded, to compare their weights")  # fmt: skip
     add("--same-weights", action="store_true", help="fail if weights differ by more than rounding")
-    add("--max-kl", type=_from_zero, metavar="NATS", help="fail above this mean KL per token")
-    add("--max-logprob", type=_from_zero, metavar="D",
+    add("--max-kl", type=from_zero, metavar="NATS", help="fail above this mean KL per token")
+    add("--max-logprob", type=from_zero, metavar="D",
         help="fail if a log-probability differs by more")  # fmt: skip
-    add("--max-flips", type=_from_zero, metavar="SHARE",
+    add("--max-flips", type=from_zero, metavar="SHARE",
         help="fail if a larger share of most likely tokens differs (0 to 1)")  # fmt: skip
     add(
         "--logits",
@@ -54,16 +54,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens and weights to list (default 10)",
     )
-
-
-def _from_zero(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not number >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return number
 
 
 def run(args: argparse.Namespace) -> int:

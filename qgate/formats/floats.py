@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -54,7 +54,7 @@ class FloatFormat(ElementFormat):
     def min_normal(self) -> float:
         return float(2.0**self.min_exponent)
 
-    @property
+    @cached_property
     def largest_code(self) -> int:
         """The code of the largest value, of which some codes above it are no finite numbers."""
         above = {"ieee": 2**self.mantissa_bits, "nan": 1, "extended": 2 - self.signed}
@@ -66,7 +66,7 @@ class FloatFormat(ElementFormat):
         """The exponent of the last binade that has a number."""
         return (self.largest_code >> self.mantissa_bits) - self.bias
 
-    @property
+    @cached_property
     def max(self) -> float:
         fraction = (self.largest_code % 2**self.mantissa_bits) * 2.0**-self.mantissa_bits
         return float((1 + fraction) * 2.0**self.max_exponent)

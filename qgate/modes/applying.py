@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A model in a mode, with its plan."""
+    """A model in a mode, with its plan and the static scales of a calibrated mode."""
 
     model: Model
     mode: Mode
     plan: Plan
+    scales: Calibration | None = None
 
     def casts(self) -> dict[str, dict[str, int]]:
         """Count per integer cast: values, saturated ones, and those that were not finite."""
@@ -55,13 +56,13 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
         )
     plan = make_plan(mode, model, calibration)
     if mode.own:
-        return Quantized(_build_own(mode, model), mode, plan)
+        return Quantized(_build_own(mode, model), mode, plan, calibration)
     base = model.in_basis(mode.basis)
     if mode.dtype is not None:
         dtype = getattr(torch, mode.dtype)
         module = in_dtype(base.module, dtype)
         module.register_forward_pre_hook(_cast_floats(dtype), with_kwargs=True)
-        return Quantized(base.with_module(module), mode, plan)
+        return Quantized(base.with_module(module), mode, plan, calibration)
     module = sharing_copy(base.module)
     if mode.choices is not None and calibration is not None:
         simulate(module, mode.choices, calibration)
@@ -72,7 +73,7 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
         store_states(base, module, mode.states)
     else:
         _install(module, base.sites(), plan.quantizers())
-    return Quantized(base.with_module(module), mode, plan)
+    return Quantized(base.with_module(module), mode, plan, calibration)
 
 
 def _cast_floats(dtype: torch.dtype) -> Callable[..., Any]:

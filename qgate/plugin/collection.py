@@ -180,9 +180,9 @@ class Cases:
         """
         chosen = self._of_marker("qgate_modes") or self.options.values["mode"]
         session = sessions_of(self.config).of_model(model)
-        setup, bench = session.bench.setup, session.bench
-        reference = setup.select(self.options.values["reference"], bench.model)[0]
-        modes, unfit = setup.select_fitting(",".join(chosen), bench.model)
+        bench = session.bench
+        reference = bench.mode(self.options.values["reference"])
+        modes, unfit = bench.setup.select_fitting(",".join(chosen), bench.model)
         unfit |= {mode.name: why for mode in modes if (why := session.misfit(mode))}
         fit = [mode for mode in modes if not mode.is_reference and mode.name != reference.name]
         return [mode.name for mode in fit if mode.name not in unfit], unfit

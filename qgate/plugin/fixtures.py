@@ -207,7 +207,7 @@ class SuiteGate:
         outcome: Outcome | None = None
         try:
             if mode is not None:
-                about = (_mode_of(self.session, mode), *about)
+                about = (self.session.bench.mode(mode), *about)
             outcome = getattr(self.session, gate)(self.suite, *about)
             reason = for_terminal(lazy.records.show_to_hooks(self._item, outcome))
         except QgateError as error:
@@ -228,10 +228,6 @@ def _of_function(limit: LooserLimit, item: pytest.Item) -> LooserLimit:
     return {**limit, "source": source}
 
 
-def _mode_of(session: ModelGates, name: str) -> Mode:
-    return session.bench.setup.select(name, session.bench.model)[0]
-
-
 class Gate(SuiteGate):
     """The gate of one test: `gate.layer(mode, layer)`, `gate.task(mode)`, or `gate(measured)`.
 
@@ -243,7 +239,7 @@ class Gate(SuiteGate):
 
     def mode(self, name: str) -> Mode:
         """A mode of the model by name."""
-        return _mode_of(self.session, name)
+        return self.session.bench.mode(name)
 
     def layer(self, mode: str, layer: str) -> None:
         """The errors of one layer in one mode, local and carried."""

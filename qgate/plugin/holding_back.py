@@ -67,6 +67,5 @@ def _title(session: ModelGates, gate: pytest.Item) -> tuple[str, bool] | None:
     parameters = parameters_of(gate)
     mode, fmt = parameters.get("mode"), parameters.get("fmt")
     if isinstance(mode, str):
-        of = session.bench.setup.select(mode, session.bench.model)[0]
-        return session.subject.title(mode), of.calibrated
+        return session.subject.title(mode), session.bench.mode(mode).calibrated
     return (fmt, False) if isinstance(fmt, str) else None

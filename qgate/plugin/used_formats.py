@@ -61,9 +61,9 @@ def _formats_of(config: pytest.Config, gates: Iterable[pytest.Item]) -> set[str]
         cases.add(model_and_mode(item))
     for model, mode in cases - {("", "")}:
         bench = sessions_of(config).of_model(model).bench
-        chosen = bench.setup.select(mode, bench.model)[0]
+        chosen = bench.mode(mode)
         if chosen.stands_for and chosen.meant is None:
-            chosen = bench.setup.select(chosen.stands_for, bench.model)[0]
+            chosen = bench.mode(chosen.stands_for)
         names |= chosen.formats
     return {fmt for name in names if (fmt := _full_name(name)) is not None}
 

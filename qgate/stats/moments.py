@@ -200,7 +200,10 @@ class PowerPass:
     def take(self, part: Tensor) -> None:
         """Add the values of a part, which are finite."""
         for piece in part.reshape(-1).split(_PIECE) if part.numel() else ():
-            near, square = (room[: len(piece)] for room in _scratch.rooms)
+            count = piece.numel()  # `len` of a tensor costs as much as a sum of few values
+            near, square = _scratch.rooms
+            if count < _PIECE:
+                near, square = near[:count], square[:count]
             near.copy_(piece)
             if self._exponent:
                 np.ldexp(near.numpy(), -self._exponent, out=near.numpy())
@@ -212,7 +215,7 @@ class PowerPass:
             if len(self._sums) > 2:
                 sums += [torch.dot(near, square), torch.dot(square, square)]
             self._sums = [a + float(b) for a, b in zip(self._sums, sums, strict=True)]
-            self._n += len(piece)
+            self._n += count
 
     def moments(self) -> PowerSums:
         return PowerSums.about(self._n, self._center, self._sums, self._exponent)

@@ -8,11 +8,12 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -145,8 +146,8 @@ class WatchedSite:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> WatchedSite:
-        return cls(**{**record, "worst": Range(**record["worst"])})
+    def from_dict(cls, record: Mapping[str, object]) -> WatchedSite:
+        return msgspec.convert(record, cls)
 
     def __str__(self) -> str:
         worst = self.worst

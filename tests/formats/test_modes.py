@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import qgate
-from qgate.formats import FORMATS, _scratch, _work, definition
-from qgate.formats.engine import dtypes, fast_mx, fast_nvfp4, quantizing
+from qgate.formats import FORMATS, _scratch, _work, definition, quantizer
+from qgate.formats.engine import dtypes, fast_mx, fast_nvfp4
 from tests.shares import share
 
 ALL = FORMATS.names()
@@ -18,7 +18,7 @@ ALL = FORMATS.names()
 @pytest.fixture
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a fresh process: no table and no buffer was made yet."""
-    monkeypatch.setattr(quantizing, "_tables", _scratch.BoundedCache(64))
+    monkeypatch.setattr(quantizer, "_tables", _scratch.BoundedCache(64))
     monkeypatch.setattr(fast_mx, "_stacks", _scratch.BoundedCache(8))
     for module in (fast_mx, fast_nvfp4):
         monkeypatch.setattr(module, "_constants", _scratch.BoundedCache(64))

@@ -29,11 +29,11 @@ DEVICE = "only tensors on a device come here"
 OUTSIDE: dict[tuple[str, str], str] = {
     ("engine/effects.py::", ""): "counts what a format loses, quantizes nothing",
     ("engine/on_device.py::", ""): DEVICE,
-    ("engine/quantizing.py::by_definition", ""): DEVICE,
+    ("quantizer.py::by_definition", ""): DEVICE,
     ("engine/job.py::Layout.chunks", "_CHUNK_ON_DEVICE"): DEVICE,
     ("engine/job.py::Job._amax_bits", "largest"): DEVICE,
     ("_scratch.py::buffer", "return torch.empty"): DEVICE,
-    ("engine/quantizing.py::StraightThrough.backward", ""): "a gradient",
+    ("quantizer.py::StraightThrough.backward", ""): "a gradient",
     ("engine/rotation.py::_Rotation.backward", ""): "a gradient",
     ("_element.py::round_to_integer", "size"): "stochastic rounding has no expected value",
     ("_element.py::round_to_integer", "low"): "stochastic rounding has no expected value",
@@ -44,7 +44,9 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("_block.py::BlockFormat.tensor_scale", ""): "of formats whose tensors have no scale",
     ("_element.py::ElementFormat.cast", "y < 0"): "for unsigned formats of P3109, no listed ones",
     ("floats.py::FloatFormat._ties_to_even_codes", ""): "for formats of P3109, no listed ones",
-    ("quantizer.py::", ""): "the front door, no arithmetic",
+    ("quantizer.py::Quantizer", ""): "the front door, no arithmetic",
+    ("quantizer.py::quantize", "as_quantizer"): "the front door, no arithmetic",
+    ("quantizer.py::encode", ""): "the front door, no arithmetic",
     ("settings.py::", ""): "checks of options, no arithmetic",
     ("_element.py::ElementFormat.at_random", ""): "for states of a network, not for quantizers",
     ("engine/scales.py::scale_from_option", "bad"): "text of an error",
@@ -105,7 +107,7 @@ def test_what_is_left_out_is_not_entered(lines: dict[Line, str], entered: Entere
          {"engine/fast_mx.py::TableStack.look_up", "engine/job.py::_counted_errors"}),
         ("test_layouts_and_options_mean_what_the_definition_says",
          {"engine/job.py::Layout.restore", "_work.py::CastContext.divide",
-          "engine/scales.py::scale_from_option", "engine/quantizing.py::StraightThrough.forward"}),
+          "engine/scales.py::scale_from_option", "quantizer.py::StraightThrough.forward"}),
     ],
 )  # fmt: skip
 def test_a_path_that_no_test_enters_is_named(

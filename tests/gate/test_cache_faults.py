@@ -44,7 +44,7 @@ def rows_of(loaded: tuple[Model, modes.Calibration], name: str) -> list[Measured
     with torch.no_grad(), run.watch():
         quantized.model(torch.cat(list(model.inputs)))
     order = {site.name: number for number, site in enumerate(model.sites())}
-    return cache_rows(quantized, model, given, run, order, lambda site: model.layer_of(site))
+    return cache_rows(quantized, model, run, order, lambda site: model.layer_of(site))
 
 
 def findings(rows: list[Measured]) -> dict[str, str]:

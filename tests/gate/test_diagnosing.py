@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.causes.rows import describe_factor
-from qgate.formats import Quantizer
-from qgate.formats.engine import quantizing
+from qgate.formats import Quantizer, quantizer
 from qgate.gate import Policy
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.diagnosing import cast_fault, tensor_fault
@@ -189,14 +188,14 @@ def test_clean_runs_have_no_diagnosis(recorded: Path) -> None:
 def test_shared_code_that_truncates_is_one_cause(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = quantizing.quantize
+    plain = quantizer.quantize_tensor
 
     def truncating(x: Tensor, q: Quantizer) -> Tensor:
         other = copy.copy(q)
         other.rounding = "zero"
         return plain(x, other)
 
-    monkeypatch.setattr(quantizing, "quantize", truncating)
+    monkeypatch.setattr(quantizer, "quantize_tensor", truncating)
     session = fresh(recorded)
     rows = [row for outcome in all_layers(session, "int8") for row in outcome.record["rows"]]
     causes = Tally({**row, "node": row["layer"], "seconds": 0.0} for row in rows).causes

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 import qgate
-from qgate.formats.engine import on_device, quantizing
+from qgate.formats import quantizer
+from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
 from qgate.kernels import cases, comparing, proving, reductions
 from qgate.kernels.casts import MxCast
@@ -37,7 +38,7 @@ def quantized(x: Tensor, device: torch.device, fmt: str, **options: Any) -> str:
         layout.outer, layout.length, layout.inner, dtype=there.dtype, device=device
     ).fill_(77)
     on_device._run(cast, there, out)
-    return proving.first_difference(layout.restore(out), quantizing.by_definition(Job(x, q)), x)
+    return proving.first_difference(layout.restore(out), quantizer.by_definition(Job(x, q)), x)
 
 
 def numbers(dtype: torch.dtype) -> Tensor:
@@ -274,7 +275,7 @@ def a_wrong_kernel(device: torch.device) -> str:
     assert isinstance(cast, MxCast)
     out = torch.empty(job.layout.outer, job.layout.length, 1, dtype=x.dtype, device=device)
     on_device._run(replace(cast, carry=2**23 - 1), job, out)
-    return proving.first_difference(job.layout.restore(out), quantizing.by_definition(Job(x, q)), x)
+    return proving.first_difference(job.layout.restore(out), quantizer.by_definition(Job(x, q)), x)
 
 
 def wrong_errors(device: torch.device) -> str:

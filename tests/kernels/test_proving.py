@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import qgate
-from qgate.formats.engine import quantizing
+from qgate.formats import quantizer
 from qgate.formats.engine.job import Job
 from qgate.kernels import proving
 from qgate.kernels.casts import MxCast
@@ -39,7 +39,7 @@ def kernel(runs: list[int], spoil: Any = None) -> Any:
         runs.append(x.numel())
         shaped = x.view(memory.outer, memory.length, memory.inner)
         job = Job(shaped, qgate.Quantizer("mxfp8_e4m3", axis=1, block=memory.block))
-        out.copy_(quantizing.by_definition(job).view(out.shape))
+        out.copy_(quantizer.by_definition(job).view(out.shape))
         if spoil is not None:
             spoil(out)
 
@@ -92,7 +92,7 @@ def test_a_kernel_that_is_wrong_is_told_of_once_and_not_used(
         warnings.simplefilter("error")
         again = qgate.quantize(x(), "mxfp8")
     assert len(here) == tried
-    wanted = quantizing.by_definition(Job(x(), qgate.Quantizer("mxfp8")))
+    wanted = quantizer.by_definition(Job(x(), qgate.Quantizer("mxfp8")))
     assert torch.equal(y, wanted)
     assert torch.equal(again, wanted)
 
@@ -105,7 +105,7 @@ def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(MxCast, "run", run)
     with pytest.warns(KernelWarning, match=r"\(RuntimeError: ptxas fatal: no such target\)"):
         y = qgate.quantize(x(), "mxfp8")
-    assert torch.equal(y, quantizing.by_definition(Job(x(), qgate.Quantizer("mxfp8"))))
+    assert torch.equal(y, quantizer.by_definition(Job(x(), qgate.Quantizer("mxfp8"))))
 
 
 @pytest.mark.usefixtures("here")

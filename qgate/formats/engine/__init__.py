@@ -1,7 +1,7 @@
-"""The machinery that drives formats over tensors; it loads torch, and the formats do not.
+"""The machinery that `Quantizer` drives formats with; it loads torch, and the formats do not.
 
 job         checks a tensor, lays it out in groups, finds its scales
-quantizing  chunk by chunk through a shortcut (fast_*) or a format's exact `split`; the gradient
+fast_*      float32 arithmetic and tables that give the bits of a format's exact `split`
 on_device   by a kernel, where there is one for the device
 effects     counts of what happened
 dtypes      the bits of torch's dtypes, and the exact cast to them

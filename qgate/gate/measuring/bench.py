@@ -83,8 +83,8 @@ class Bench(LoadedModel):
             reference = self.reference(quantized.model.basis)
             inputs, together = self.model.inputs, self.runs_together(mode)
             segments = self.segments(quantized)
-            scales, meant = self._scales(mode), self._meant(quantized)
-            holding = Holding(quantized, self.model, scales, meant)
+            meant = self._meant(quantized)
+            holding = Holding(quantized, self.model, meant)
             caches, states = RunTraces(quantized), StateRunTraces(quantized)
             with holding.watch(), caches.watch(), states.watch():
                 carried = outer_tensors(quantized.model, inputs, None, together, segments.watch)
@@ -103,7 +103,7 @@ class Bench(LoadedModel):
             base = self.model.in_basis(quantized.model.basis)
             rows += expert_rows(quantized, base, meant, self._order, self.layer_of)
             if mode.attention is not None:
-                rows += cache_rows(quantized, base, scales, caches, self._order, self.layer_of)
+                rows += cache_rows(quantized, base, caches, self._order, self.layer_of)
             if mode.states is not None:
                 rows += state_rows(quantized, base, states, self._order, self.layer_of)
             rows = unless_idle(rows) if self._chosen is None else rows
@@ -257,8 +257,7 @@ class Bench(LoadedModel):
             if declared is not None and declared.mode in self._declared_ideals:
                 ideal.errors = self._declared_ideals[declared.mode]
             else:
-                scales = self._scales(meant.mode)
-                ideal = ideal_errors(quantized, meant, base, flowing, actual, scales)
+                ideal = ideal_errors(quantized, meant, base, flowing, actual)
             if declared is not None:
                 self._declared_ideals[declared.mode] = ideal.errors
             ideal.errors = {site.name: 0.0 for site in untouched} | ideal.errors
@@ -292,4 +291,4 @@ class Bench(LoadedModel):
         if mode.meant is not None:
             return self.quantized(mode.meant)
         meant = mode.stands_for
-        return self.quantized(self.setup.select(meant, self.model)[0]) if meant else quantized
+        return self.quantized(self.mode(meant)) if meant else quantized

@@ -15,7 +15,7 @@ from qgate.gate.measuring.cache_traces import RUN, RunTraces, served_traces
 from qgate.gate.measuring.conformance import METRIC
 from qgate.gate.measuring.site_errors import massive_from, site_errors
 from qgate.models import Model
-from qgate.modes import Calibration, Quantized
+from qgate.modes import Quantized
 from qgate.modes.attention.planning import cache_site
 from qgate.modes.attention.sources import source_of
 
@@ -23,7 +23,6 @@ from qgate.modes.attention.sources import source_of
 def cache_rows(
     quantized: Quantized,
     base: Model,
-    calibration: Calibration | None,
     run: RunTraces,
     order: Mapping[str, int],
     layer_of: Callable[[str], str],
@@ -31,7 +30,7 @@ def cache_rows(
     """Return rows of what every cache stores, and of attention over it in every way to serve."""
     choices = quantized.mode.attention
     assert choices is not None
-    ranges = {} if calibration is None else calibration.ranges()
+    ranges = {} if quantized.scales is None else quantized.scales.ranges()
     by_layer: dict[str, list[ExpectedTrace]] = {}
     for trace in (*served_traces(quantized, base), *run.traces.values()):
         source = source_of(base.module.get_submodule(trace.at))

@@ -19,7 +19,7 @@ from qgate.gate.measuring.relations import RelatedCall, calls_of, relate
 from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.models import Model
 from qgate.models.rows import row_count
-from qgate.modes import Calibration, Quantized
+from qgate.modes import Quantized
 
 _CASTS = {"float16": "fp16", "bfloat16": "bf16"}
 
@@ -31,7 +31,6 @@ class Holding:
         self,
         quantized: Quantized,
         model: Model,
-        calibration: Calibration | None = None,
         meant: Quantized | None = None,
     ) -> None:
         """`meant` is the mode that a kernel of the user's stands for, or the mode itself."""
@@ -44,8 +43,8 @@ class Holding:
         self._whole = mixers_of(quantized, base) or self._modules
         self._agreements: dict[str, Conformance] = {}
         self._run: QuantizerRun | MixerRun
-        if quantized.mode.choices is not None and calibration is not None:
-            self._run = MixerRun(quantized, base, calibration)
+        if quantized.mode.choices is not None and quantized.scales is not None:
+            self._run = MixerRun(quantized, base, quantized.scales)
         else:
             self._run = QuantizerRun(quantized, base, _quantizers(quantized, base))
 

@@ -343,10 +343,9 @@ def ideal_errors(
     base: Model,
     flowing: Mapping[str, Tensor],
     actual: Mapping[str, Tensor],
-    scales: Calibration | None,
 ) -> IdealErrors:
     """Return the errors of ideal quantizers of `meant` on the tensors that the reference makes."""
-    tensors = ideal_tensors(meant.mode, meant.plan, base, flowing, scales)
+    tensors = ideal_tensors(meant.mode, meant.plan, base, flowing, meant.scales)
     ideal = IdealErrors(
         {site: relative_error(tensors[site], flowing[site]) for site in tensors if site in flowing},
         {entry.site: entry.does for entry in quantized.plan.entries},

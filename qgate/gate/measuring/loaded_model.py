@@ -101,13 +101,15 @@ class LoadedModel:
         self.progress(f"calibrating {self.model.name}")
         return self.setup.calibrate(self.model)
 
-    def _scales(self, mode: Mode) -> Calibration | None:
-        return self.calibration if mode.calibrated else None
+    def mode(self, name: str) -> Mode:
+        """Return a mode of the model by name."""
+        return self.setup.select(name, self.model)[0]
 
     def quantized(self, mode: Mode) -> Quantized:
         """Return the model in a mode."""
         if mode.name not in self._quantized:
-            self._quantized[mode.name] = apply(mode, self.model, self._scales(mode))
+            scales = self.calibration if mode.calibrated else None
+            self._quantized[mode.name] = apply(mode, self.model, scales)
         return self._quantized[mode.name]
 
     @cached_property

@@ -57,7 +57,7 @@ class SuiteNeeds:
     def is_graph(self, name: str) -> bool:
         """Tell if a mode of the model's own is a graph that calls none of its modules."""
         try:
-            mode = self.bench.setup.select(name, self.bench.model)[0]
+            mode = self.bench.mode(name)
             return mode.own and not self.bench.quantized(mode).model.layers
         except Exception:
             return False

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import hardswish, linear, softplus
 
-from qgate.formats import Quantizer, integers
-from qgate.formats.engine import fast_element, fast_mx, quantizing
+from qgate.formats import Quantizer, integers, quantizer
+from qgate.formats.engine import fast_element, fast_mx
 from qgate.models.mamba import scanning
 from qgate.modes import CalibrationSettings, applying, calibration, resolving
 from qgate.modes.simulated import casts, mixer, paths, products
@@ -55,7 +55,7 @@ def altered(change: Callable[[Quantizer, Tensor], None]) -> Sow:
 
         return quantize
 
-    return lambda bed: bed.wrap(quantizing, "quantize", wrapped)
+    return lambda bed: bed.wrap(quantizer, "quantize_tensor", wrapped)
 
 
 def _blocks_of(size: int) -> Sow:
@@ -63,7 +63,9 @@ def _blocks_of(size: int) -> Sow:
 
 
 def _turned(bed: Bed) -> None:
-    bed.wrap(quantizing, "quantize", lambda plain: lambda x, q: plain(x.mT.contiguous(), q).mT)
+    bed.wrap(
+        quantizer, "quantize_tensor", lambda plain: lambda x, q: plain(x.mT.contiguous(), q).mT
+    )
 
 
 def _twice(bits: int) -> Sow:
@@ -74,7 +76,7 @@ def _twice(bits: int) -> Sow:
         return torch.ldexp((fraction * 2**bits).round() / 2**bits, exponent)
 
     return lambda bed: bed.wrap(
-        quantizing, "quantize", lambda plain: lambda x, q: plain(first(x), q)
+        quantizer, "quantize_tensor", lambda plain: lambda x, q: plain(first(x), q)
     )
 
 
@@ -366,7 +368,7 @@ MUTANTS = (
     llama("subnormals-flushed", "mxfp4", lambda bed: bed.wrap(fast_mx, "_round", _flushed), _Q_INPUT),
     llama("clip-at-126", "int8", _saturating_early, _Q_INPUT),
     llama("scale-rounded-to-bf16", "int8", lambda bed: bed.wrap(fast_element, "shortcut", _scaled_in_bf16), _Q_INPUT),
-    llama("amax-of-half-the-channels", "int8", lambda bed: bed.wrap(quantizing, "quantize", _amax_of_half), _Q_INPUT),
+    llama("amax-of-half-the-channels", "int8", lambda bed: bed.wrap(quantizer, "quantize_tensor", _amax_of_half), _Q_INPUT),
     llama("weight-per-tensor-for-per-channel", "int8", lambda bed: bed.wrap(resolving, "_entry_of", _per_tensor), ATTENTION + "q_proj:(weight|output)"),
     llama("bf16-truncates", "bf16", lambda bed: bed.wrap(applying, "in_dtype", _truncated_to_bf16), ATTENTION + "q_proj:weight"),
     llama("float16-accumulation", "fp16", _half_sums, r"model\.layers\.2\.mlp\.down_proj:output"),
@@ -407,9 +409,9 @@ MUTANTS = (
     mamba("powers-off-by-one", "5-6", lambda bed: bed.patch.setattr(paths, "_STEPS", 4), MIXER + "x_proj:input"),
     # Better than the declared format can be: something was not quantized, or not that way.
     llama("block-of-16-for-32", "mxfp4", _blocks_of(16), ATTENTION + "q_proj:(input|weight)"),
-    llama("scales-that-are-no-powers-of-two", "mxfp4", lambda bed: bed.wrap(quantizing, "quantize", _scaled_to_fit), _Q_INPUT),
+    llama("scales-that-are-no-powers-of-two", "mxfp4", lambda bed: bed.wrap(quantizer, "quantize_tensor", _scaled_to_fit), _Q_INPUT),
     llama("inputs-left-alone", "int8", lambda bed: bed.module("model.layers.2.mlp.up_proj")._forward_pre_hooks.clear(), says=r"got no tensor, model\.layers\.2\.mlp\.up_proj:input"),
-    llama("inputs-not-quantized", "int8", lambda bed: bed.wrap(quantizing, "quantize", lambda plain: lambda x, q: x if x.dim() > 2 else plain(x, q)), _Q_INPUT),
+    llama("inputs-not-quantized", "int8", lambda bed: bed.wrap(quantizer, "quantize_tensor", lambda plain: lambda x, q: x if x.dim() > 2 else plain(x, q)), _Q_INPUT),
     llama("weight-left-alone", "int8", lambda bed: bed.weight("model.layers.3.mlp.down_proj", lambda _: bed.session.bench.model.module.get_parameter("model.layers.3.mlp.down_proj.weight").detach()), r"model\.layers\.3\.mlp\.down_proj:weight"),
     mamba("last-layer-not-quantized", "2-1", _float_mixer, r"backbone\.layers\.4\..*"),
     # Calibration.

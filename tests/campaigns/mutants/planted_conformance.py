@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from qgate.formats import mx, nvfp4
+from qgate.formats import mx, nvfp4, quantizer
 from qgate.formats._scratch import BoundedCache
-from qgate.formats.engine import fast_element, fast_mx, fast_nvfp4, job, quantizing
+from qgate.formats.engine import fast_element, fast_mx, fast_nvfp4, job
 from tests.campaigns.mutants.bed import Bed
 from tests.campaigns.mutants.mutant import Mutant, Sow, of_formats
 from tests.campaigns.mutants.planted import altered
@@ -21,7 +21,7 @@ def _fresh(plant: Sow) -> Sow:
     """Plant where no table exists yet, and leave none behind."""
 
     def sow(bed: Bed) -> None:
-        bed.patch.setattr(quantizing, "_tables", BoundedCache(64))
+        bed.patch.setattr(quantizer, "_tables", BoundedCache(64))
         bed.patch.setattr(fast_mx, "_stacks", BoundedCache(8))
         bed.patch.setattr(fast_nvfp4, "_constants", BoundedCache(16))
         plant(bed)
@@ -42,7 +42,7 @@ def _wrong_entry(of: Callable[[Any], bool]) -> Sow:
 
         return tabulate
 
-    return _fresh(lambda bed: bed.wrap(quantizing, "_tabulate", wrapped))
+    return _fresh(lambda bed: bed.wrap(quantizer, "_tabulate", wrapped))
 
 
 def _wrong_row(plain: Any) -> Any:

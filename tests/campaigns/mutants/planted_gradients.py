@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from qgate.capture.running import run
-from qgate.formats import Quantizer
-from qgate.formats.engine import quantizing
+from qgate.formats import Quantizer, quantizer
 from qgate.gate.measuring.bench import Bench
 from qgate.models.mamba import scanning
 from qgate.modes.simulated import casts, mixer
@@ -86,7 +85,7 @@ def _clamped_at_the_edge(bed: Bed) -> None:
     def wrapped(plain: Any) -> Any:
         return lambda parts, q: plain(dataclasses.replace(parts, ratios=parts.ratios * 1.005), q)
 
-    bed.wrap(quantizing, "saturated", wrapped)
+    bed.wrap(quantizer, "saturated", wrapped)
 
 
 def _twice_quantized(plain: Any) -> Any:
@@ -173,7 +172,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         llama("float16-flushes-gradients", "mxfp8", _arriving("model.layers.3.mlp.up_proj", _half_flushed), r"model\.layers\.3\.mlp\.up_proj:weight"),
         llama("clipped-values-take-no-gradient", "mxfp8", _clamped, r"model\.layers\.4\..*"),
         llama("largest-value-takes-no-gradient", "int8", _clamped_at_the_edge, r"model\.layers\.4\..*"),
-        llama("gradient-quantized-twice", "mxfp8", lambda bed: bed.wrap(quantizing.StraightThrough, "backward", _twice_quantized), r"model\.layers\.4\..*"),
+        llama("gradient-quantized-twice", "mxfp8", lambda bed: bed.wrap(quantizer.StraightThrough, "backward", _twice_quantized), r"model\.layers\.4\..*"),
         llama("last-sample-only", "int8", lambda bed: bed.wrap(Bench, "_backward_run", _last_sample_only), r"model\.layers\.4\.mlp\.down_proj:weight"),
         mamba("clipped-and-kept-values-swapped", "2-1", lambda bed: bed.wrap(casts, "straight_through", _cut), r"backbone\.layers\.4\..*"),
         mamba("cast-without-gradient", "2-1", lambda bed: bed.patch.setattr(type(bed.module("backbone.layers.2.mixer.u_cast")), "forward", _without_codes(type(bed.module("backbone.layers.2.mixer.u_cast")).forward)), r"backbone\.layers\.4\..*"),

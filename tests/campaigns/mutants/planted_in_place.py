@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qgate.formats.engine import quantizing
+from qgate.formats import quantizer
 from qgate.modes.simulated import casts, products
 from tests.campaigns.mutants.bed import Bed
 from tests.campaigns.mutants.mutant import Mutant, Sow, llama, mamba
@@ -37,7 +37,7 @@ def _when(test: Callable[[Tensor, Any], bool], wrong: Wrong) -> Sow:
     def wrapped(plain: Any) -> Any:
         return lambda x, q: wrong(plain, x, q) if test(x, q) else plain(x, q)
 
-    return lambda bed: bed.wrap(quantizing, "quantize", wrapped)
+    return lambda bed: bed.wrap(quantizer, "quantize_tensor", wrapped)
 
 
 def _in(part: Any, wrong: Wrong) -> Sow:
