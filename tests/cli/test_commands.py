@@ -263,6 +263,8 @@ class Interrupting(MetaPathFinder):
         if name == sys.argv[1]:
             os.kill(os.getpid(), signal.SIGINT)
 
+# A shell starts what runs in its background deaf to Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from qgate.__main__ import main
 sys.meta_path.insert(0, Interrupting())
 sys.exit(main())
