@@ -16,6 +16,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
+
+# A run of pytest inside a test forgets what it imported first; upath would import these again, and
+# the paths that a process holds would be of other classes than those that a pickle looks up.
+import upath.implementations.cloud
+import upath.implementations.http
+import upath.implementations.memory  # noqa: F401
 from hypothesis import HealthCheck, settings
 from playwright.sync_api import Browser
 
