@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from types import MethodType
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
@@ -64,14 +65,13 @@ def tap_sites(
 
 def _parameters(forward: Callable[..., Any]) -> list[str]:
     function = getattr(forward, "__func__", None)
-    if function is None:
-        return list(inspect.signature(forward).parameters)
-    return _names_of(function)[1:]
+    return list(inspect.signature(forward).parameters) if function is None else _names_of(function)
 
 
 @lru_cache(maxsize=256)
 def _names_of(function: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(function).parameters)
+    """List the arguments of a method; a class has one for all of its modules."""
+    return list(inspect.signature(MethodType(function, object())).parameters)
 
 
 def _before(
