@@ -41,6 +41,12 @@ def saved(folder: Path) -> str:
     return f"hf:{folder / 'saved'}"
 
 
+def saved_with_a_format(folder: Path) -> str:
+    """One whose rows come out as arrays, and without their text."""
+    table(ROWS).with_format("numpy", columns=["n"]).save_to_disk(folder / "saved")
+    return f"hf:{folder / 'saved'}"
+
+
 def saved_splits(folder: Path) -> str:
     splits = {"train": table(["of the training"]), "validation": table(ROWS)}
     datasets.DatasetDict(splits).save_to_disk(folder / "saved")
@@ -65,7 +71,7 @@ def json_folder(folder: Path) -> str:
     return f"hf:{folder / 'j'}"
 
 
-WAYS = [parquet, saved, saved_splits, hub_copy, json_folder]
+WAYS = [parquet, saved, saved_with_a_format, saved_splits, hub_copy, json_folder]
 
 
 @pytest.mark.parametrize("make", WAYS, ids=lambda make: make.__name__)

@@ -49,7 +49,8 @@ class Column(Sequence[str | None]):
     def __init__(self, table: Any, column: str, name: str) -> None:
         if column not in table.column_names:
             raise no_column(name, column, table.column_names)
-        self._table = table.select_columns([column])
+        # A saved data set may carry a way to give rows out: as tensors, or without some columns.
+        self._table = table.with_format(None).select_columns([column])
         self._column, self._name = column, name
 
     def __len__(self) -> int:

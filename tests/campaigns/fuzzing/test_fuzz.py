@@ -44,6 +44,7 @@ FOUND = (
     ("journal of a sweep", "00d7003a0000000000bbd900b775d5009700e3"),
     ("name of a dump", "00006a0f1797000000000000000000000000"),
     ("token rows .npy", "00001a0013"),
+    ("samples of datasets", "e34afff8ffffffffffffff"),
     ("transformers checkpoint", "4a7ab04a818b70b4ce286000"),
     ("transformers checkpoint", "f637a01cbf449b3a0c67024b"),
     ("transformers checkpoint", "00716d8b7d0000b6587c2d"),
