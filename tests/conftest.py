@@ -61,7 +61,7 @@ LONGEST_FIRST = (
     "modes/test_casts.py", "kernels/test_interpreted.py", "kernels/test_compiled.py",
 )  # fmt: skip
 # What one worker does: there is one Ray on a machine, for which another would have to wait, and the
-# suites measure a model once for all of them.
+# suites, like runs of them in tests, measure a model once for all of them.
 TOGETHER = {
     "ray": (
         "tests/activation_stats/test_shards.py::test_the_command_line_writes_the_same_record_with_any",
@@ -70,6 +70,7 @@ TOGETHER = {
         "tests/engine/test_ray",
     ),
     "suites": ("suites/",),
+    "runs of suites": ("tests/plugin/",),
 }  # fmt: skip
 _HERE = Path(__file__).parent
 
