@@ -201,11 +201,6 @@ class Collector:
         return f"{self.folder_of_rank or self.folder}: {self.account.text()}"
 
     @property
-    def most_memory(self) -> int:
-        """Largest number of bytes that waited to be written at one time."""
-        return 0 if self._recorder is None else self._recorder.thread.peak_bytes
-
-    @property
     def sample(self) -> int | None:
         """Label of the current sample; without one, forward passes are counted."""
         return self.settings.sample if self._recorder is None else self._recorder.sample

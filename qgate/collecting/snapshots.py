@@ -71,10 +71,6 @@ class WriterThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
     def _run(self) -> None:
         while True:
             with self._changed:

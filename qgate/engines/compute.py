@@ -77,13 +77,6 @@ def _k3(difference: FloatArray) -> FloatArray:
     return terms
 
 
-def token_figures(
-    pairs: Sequence[Pair], progress: Callable[[int, int], None] | None = None
-) -> TokenFigures:
-    """Compare all tokens that both engines scored."""
-    return figures_of(pairs, values_of(pairs, progress))
-
-
 def values_of(
     pairs: Sequence[Pair], progress: Callable[[int, int], None] | None = None
 ) -> list[TokenValues]:

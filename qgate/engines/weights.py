@@ -64,13 +64,6 @@ class MatchedWeights:
         )
 
 
-def compare_weights(
-    actual: Mapping[str, WeightEntry], reference: Mapping[str, WeightEntry]
-) -> WeightComparison:
-    """Count the weights of two engines that are equal, rounded, or differ."""
-    return match_weights(actual, reference).comparison()
-
-
 def match_weights(
     actual: Mapping[str, WeightEntry], reference: Mapping[str, WeightEntry]
 ) -> MatchedWeights:

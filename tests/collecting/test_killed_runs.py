@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qgate.dumps import Dump, problems
+from qgate.dumps import Dump
+from tests.dumps.making import problems
 from tests.warm import run_python
 
 ROOT = Path(__file__).resolve().parents[2]

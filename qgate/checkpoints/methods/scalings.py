@@ -82,10 +82,10 @@ def factors(values: Tensor, parent: Tensor, axis: int) -> Tensor:
     return torch.where(energy > 0, (values * parent).sum(axis) / energy.clamp(min=1e-30), 1.0)
 
 
-def fit_factors(values: Tensor, parent: Tensor, rounds: int = 4) -> tuple[Tensor, Tensor]:
+def fit_factors(values: Tensor, parent: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factors by which both columns and rows of a parent were multiplied."""
     columns, rows = torch.ones(parent.shape[1]), torch.ones(parent.shape[0])
-    for _ in range(rounds):
+    for _ in range(4):
         columns = factors(values, parent * rows[:, None], 0)
         rows = factors(values, parent * columns, 1)
     middle = rows.median()
