@@ -17,7 +17,7 @@ from torch import Tensor
 from qgate.checkpoints.conventions import BNB_FP4, NF4
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
-from qgate.checkpoints.weight_parts import DescribedWeight, Parts
+from qgate.checkpoints.weight_parts import Packing, Parts, StoredWeight
 from qgate.errors import QgateError
 from qgate.records.validating import Meta, validate
 
@@ -48,7 +48,7 @@ class QuantState:
     nested_offset: float = 0.0
 
 
-def weights_of_4bit(checkpoint: Checkpoint) -> Iterator[DescribedWeight]:
+def weights_of_4bit(checkpoint: Checkpoint) -> Iterator[StoredWeight]:
     """Yield the weights beside which a state of bitsandbytes is stored."""
     for name in checkpoint.entries:
         for kind in TABLES:
@@ -57,10 +57,12 @@ def weights_of_4bit(checkpoint: Checkpoint) -> Iterator[DescribedWeight]:
                 weight = name.removesuffix(f".{ending}")
                 parts = _parts(checkpoint, weight, ending)
                 if parts:
-                    yield DescribedWeight(
-                        weight, f"bitsandbytes {kind.upper()}", parts, decode_4bit,
-                        ("weight", "absmax"), count_rows,
+                    by_rows = ("weight", "absmax")
+                    packing = Packing(
+                        f"bitsandbytes {kind.upper()}", decode_4bit, by_rows=by_rows,
+                        count_rows=count_rows,
                     )  # fmt: skip
+                    yield StoredWeight(weight, packing, parts)
 
 
 def _parts(checkpoint: Checkpoint, weight: str, state: str) -> dict[str, StoredEntry]:

@@ -19,7 +19,7 @@ class StoredCodes:
     output  the value that has the dequantized weight, or the codes where a node takes them
     axis    of the codes as stored; scales of one number have none
     block   elements of the axis that share a scale; 0 for all
-    scales  names of tensors whose product is the scale
+    scales  names of tensors whose product is the scale; none where no packing is known
     """
 
     packing: str
@@ -46,25 +46,15 @@ class StoredBits:
     columns: int
 
 
-@dataclass(frozen=True)
-class UnreadCodes:
-    """Codes that go into a node for which no packing is known."""
-
-    packing: str
-    codes: OnnxTensor
-    output: str
-    scales: tuple[str, ...] = ()
-    zero_point: str = ""
-
-
-Stored = StoredCodes | StoredBits | UnreadCodes
+Stored = StoredCodes | StoredBits
 
 
 def find_codes(graph: OnnxGraph) -> Iterator[Stored]:
     """Yield the quantized weights of a graph, each once."""
     names: set[str] = set()
     for node in graph.nodes:
-        for stored in _PATTERNS.get(node.operator, _none)(graph, node):
+        pattern = _PATTERNS.get(node.operator)
+        for stored in pattern(graph, node) if pattern else ():
             codes = stored.codes
             if codes.name not in names and codes.type.element and codes.count > 1:
                 names.add(codes.name)
@@ -74,7 +64,7 @@ def find_codes(graph: OnnxGraph) -> Iterator[Stored]:
         if tensor.name not in names and used and _may_be_weight(tensor):
             operator = used[0][0].operator
             if operator not in _DATA:
-                yield UnreadCodes(f"ONNX {operator}", tensor, tensor.name)
+                yield StoredCodes(f"ONNX {operator}", tensor, (), tensor.name)
 
 
 LEAST = 256
@@ -87,10 +77,6 @@ _DATA = ("Gather", "GatherND", "Where", "Slice", "Concat", "Reshape", "Expand", 
 def _may_be_weight(tensor: OnnxTensor) -> bool:
     element = tensor.type.element
     return bool(element) and element != "int32" and len(tensor.shape) > 1 and tensor.count >= LEAST
-
-
-def _none(_graph: OnnxGraph, _node: OnnxNode) -> Iterator[Stored]:
-    return iter(())
 
 
 def _dequantize(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
@@ -116,11 +102,8 @@ def _cast(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
         return
     packing, zero, output = "ONNX Cast and Mul", "", node.outputs[0]
     for _ in range(4):
-        used = graph.used_by(output)
-        step, number = next(
-            ((n, p) for n, p in used if n.operator in ("Sub", "Mul", "Cast")), (None, 0)
-        )
-        if step is None or not step.outputs:
+        step, number = graph.next_node(output, "Sub", "Mul", "Cast")
+        if step is None:
             return
         operand = step.input(1 - number)
         output = step.outputs[0]
@@ -175,11 +158,8 @@ def _integer_product(axis: int) -> Callable[[OnnxGraph, OnnxNode], Iterator[Stor
         if codes is None or not node.outputs:
             return
         scale = _following_scale(graph, node.outputs[0])
-        packing = f"ONNX {node.operator}"
-        if scale:
-            yield StoredCodes(packing, codes, (scale,), "", node.input(3), axis)
-        else:
-            yield UnreadCodes(packing, codes, "")
+        scales, zero = ((scale,), node.input(3)) if scale else ((), "")
+        yield StoredCodes(f"ONNX {node.operator}", codes, scales, "", zero, axis)
 
     return pattern
 
@@ -187,11 +167,8 @@ def _integer_product(axis: int) -> Callable[[OnnxGraph, OnnxNode], Iterator[Stor
 def _following_scale(graph: OnnxGraph, output: str) -> str:
     """Find the constant of the Mul after a product of integers, or of the Mul of both scales."""
     for _ in range(4):
-        used = graph.used_by(output)
-        step, number = next(
-            ((n, p) for n, p in used if n.operator in ("Cast", "Mul", "Add")), (None, 0)
-        )
-        if step is None or not step.outputs:
+        step, number = graph.next_node(output, "Cast", "Mul", "Add")
+        if step is None:
             return ""
         if step.operator == "Mul":
             name = step.input(1 - number)
