@@ -197,8 +197,7 @@ def _axes_exchanged(weight: QuantizedWeight) -> QuantizedWeight | None:
     rows, columns = weight.elements.shape
     if rows != columns or weight.scales.numel() < 2 or weight.element in CONVENTIONS:
         return None
-    zeros = None if weight.zero_points is None else weight.zero_points.T
-    return replace(weight, scales=weight.scales.T, zero_points=zeros, tile=weight.tile[::-1])
+    return replace(_with_moved_scales(weight, lambda x: x.T), tile=weight.tile[::-1])
 
 
 def _signs_read(weight: QuantizedWeight) -> QuantizedWeight | None:
@@ -215,12 +214,15 @@ def _less(zero_points: Tensor | None, step: int) -> Tensor | None:
 
 
 def _pairs_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
-    rows, columns = weight.elements.shape
-    if columns % 2:
-        return None
-    pairs = _as_bytes(weight.elements).reshape(rows, -1, 2)
-    swapped = pairs.flip(2).reshape(rows, columns).view(weight.elements.dtype)
-    return replace(weight, elements=swapped)
+    rows, columns = weight.shape
+    return None if columns % 2 else _flipped(weight, (rows, -1, 2), 2)
+
+
+def _flipped(weight: QuantizedWeight, shape: tuple[int, int, int], axis: int) -> QuantizedWeight:
+    """Reverse the codes of each group, which are an axis of the codes in this shape."""
+    elements = weight.elements
+    codes = _as_bytes(elements).reshape(shape).flip(axis)
+    return replace(weight, elements=codes.reshape(elements.shape).view(elements.dtype))
 
 
 def _as_bytes(elements: Tensor) -> Tensor:
@@ -231,22 +233,16 @@ def _as_bytes(elements: Tensor) -> Tensor:
 
 def _words_reversed(weight: QuantizedWeight) -> QuantizedWeight | None:
     bits = int(weight.element[-1]) if weight.element.startswith(("int", "uint")) else 4
-    rows, columns = weight.elements.shape
+    rows, columns = weight.shape
     if bits not in (2, 4, 8) or columns % (32 // bits):
         return None
-    words = _as_bytes(weight.elements).reshape(rows, -1, 32 // bits)
-    reversed_words = words.flip(2).reshape(rows, columns).view(weight.elements.dtype)
-    return replace(weight, elements=reversed_words)
+    return _flipped(weight, (rows, -1, 32 // bits), 2)
 
 
 def _pairs_of_rows_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     """Swap codes that lie in one byte where a weight is packed along its rows."""
-    rows, columns = weight.elements.shape
-    if rows % 2:
-        return None
-    pairs = _as_bytes(weight.elements).reshape(-1, 2, columns)
-    swapped = pairs.flip(1).reshape(rows, columns).view(weight.elements.dtype)
-    return replace(weight, elements=swapped)
+    rows, columns = weight.shape
+    return None if rows % 2 else _flipped(weight, (-1, 2, columns), 1)
 
 
 def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
@@ -361,7 +357,4 @@ def _rows_moved(weight: QuantizedWeight, step: int) -> QuantizedWeight:
             return x
         return _as_bytes(x).roll(-step, 0).view(x.dtype)
 
-    zeros = None if weight.zero_points is None else moved(weight.zero_points)
-    return replace(
-        weight, elements=moved(weight.elements), scales=moved(weight.scales), zero_points=zeros
-    )
+    return replace(_with_moved_scales(weight, moved), elements=moved(weight.elements))

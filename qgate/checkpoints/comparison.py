@@ -23,9 +23,9 @@ from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
 from qgate.checkpoints.plain import tied_weights
-from qgate.checkpoints.recipe_files import read_recipe_file, write_out
+from qgate.checkpoints.recipe_files import recipe_of, write_out
 from qgate.checkpoints.recipe_texts import recipe_lines
-from qgate.checkpoints.recipes import Recipe, read_recipe
+from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
 from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.running import judgements
@@ -104,11 +104,7 @@ class CheckpointPair:
 def open_pair(child: str, parent: str | None, recipe_file: str | None = None) -> CheckpointPair:
     """Open a checkpoint and its parent, and match their weights; an error if they are no pair."""
     stored = open_checkpoint(child)
-    recipe = (
-        read_recipe(child, stored.configuration)
-        if recipe_file is None
-        else read_recipe_file(recipe_file)
-    )
+    recipe = recipe_of(child, stored.configuration, recipe_file)
     weights = find_weights(stored)
     source = None if parent is None else _source(open_checkpoint(parent), weights)
     _check_quantized(child, weights, recipe)

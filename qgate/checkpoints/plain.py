@@ -233,8 +233,7 @@ class PlainTensors:
 
 def tied_weights(child: Checkpoint) -> Iterator[CheckpointFinding]:
     """Find an output layer that is said to be the embedding, and differs from it."""
-    configuration = child.configuration.get("config.json")
-    if not isinstance(configuration, dict) or not configuration.get("tie_word_embeddings", False):
+    if not child.model_settings.get("tie_word_embeddings", False):
         return
     heads = [name for name in child.entries if name.endswith(f"{TIED}.weight")]
     embeddings = [name for name in child.entries if re.search(r"(embed_tokens|wte)\.weight$", name)]

@@ -58,9 +58,9 @@ class GraphWeight:
     by_columns: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(eq=False)
 class Checkpoint:
-    """The tensors of one checkpoint and what its configuration says.
+    """The tensors of one checkpoint and what its configuration says; it equals itself alone.
 
     reader         reads the tensor of an entry
     configuration  the contents of its configuration files, by name
@@ -86,6 +86,12 @@ class Checkpoint:
     @cached_property
     def size(self) -> int:
         return sum(entry.size for entry in self.entries.values())
+
+    @property
+    def model_settings(self) -> Mapping[str, object]:
+        """Return what config.json states; nothing without one."""
+        settings = self.configuration.get("config.json")
+        return settings if isinstance(settings, dict) else {}
 
     @property
     def has_graph(self) -> bool:

@@ -21,8 +21,8 @@ from qgate.checkpoints.layer_map import LayerMap
 from qgate.checkpoints.outliers import find_outliers
 from qgate.checkpoints.page import page
 from qgate.checkpoints.plots import add_octaves
-from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
-from qgate.checkpoints.tables import findings_csv, ranked, weights_csv
+from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, ranked
+from qgate.checkpoints.tables import findings_csv, weights_csv
 from qgate.checkpoints.texts import result_lines
 from qgate.cli import main
 from qgate.storage.locations import location_of
@@ -221,7 +221,7 @@ def test_names_are_text_everywhere(tmp_path: Path) -> None:
     for table in (weights_csv(record), findings_csv(record)):
         cells = [cell for row in csv.reader(table.splitlines()) for cell in row]
         assert not [cell for cell in cells if cell[:1] in "=+@" and cell]
-    assert len(ranked(record)) == len(HOSTILE) + 40
+    assert len(ranked(record.weights)) == len(HOSTILE) + 40
 
 
 def test_outliers_are_told_from_their_format_and_not_from_findings() -> None:
