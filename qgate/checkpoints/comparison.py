@@ -19,6 +19,7 @@ from qgate.checkpoints.graph_pairs import (
 )
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.methods.explanations import settle_methods
+from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
@@ -64,18 +65,20 @@ class CheckpointPair:
 
     def judge(self, weight: StoredWeight) -> Judgement:
         """Compare one weight with what is declared, and with its parent."""
+        return judge_weight(self._pair_of(weight))
+
+    def _pair_of(self, weight: StoredWeight) -> WeightPair:
         match = self.matches.get(weight.name)
-        return judge_weight(self.child, weight, self.parent, match, self.recipe)
+        return WeightPair(self.child, weight, self.parent, match, self.recipe)
 
     def worst_block(self, name: str) -> WorstBlock | None:
         """Find the worst block of a weight; None where it has no parent."""
         weight = next(weight for weight in self.weights if weight.name == name)
-        match = self.matches.get(name)
-        if self.parent is None or match is None or weight.packing is None:
+        if weight.packing is None:
             return None
         rows = WeightRows(self.child, weight, self.recipe.bits)
-        source = source_rows(self.child, self.parent, weight, match, rows)
-        return worst_block(name, rows, source)
+        source = source_rows(self._pair_of(weight), rows)
+        return None if source is None else worst_block(name, rows, source)
 
     def name_sources(self, record: CheckpointRecord) -> None:
         """Name the tensor of the parent that a weight unlike its counterpart was made from."""

@@ -133,14 +133,9 @@ def least_and_most(high: int) -> Callable[..., Quantized]:
     return quantize
 
 
-def _in_blocks(x: Tensor, count: int) -> Tensor:
-    """View tiles as blocks x tiles of a block."""
-    return x.reshape(len(x), -1, count)
-
-
 def _stepped(x: Tensor, count: int, low: int, high: int) -> Tensor:
     """Round numbers of tiles to multiples of a float16 number for each block of so many tiles."""
-    blocks = _in_blocks(x, count)
+    blocks = x.reshape(len(x), -1, count)
     if low < 0:
         whole = _half(_signed_largest(blocks) / low)
     else:
@@ -169,8 +164,8 @@ def stepped_scales_and_minima(high: int, count: int, steps: int) -> Callable[...
             torch.where(is_better, fitted, scales),
             torch.where(is_better, minima, least),
         )
-        scales = _stepped(scales[..., 0], count, 0, steps)[..., None]
-        minima = _stepped(-least[..., 0], count, 0, steps)[..., None]
+        scales = _stepped(scales, count, 0, steps)
+        minima = _stepped(-least, count, 0, steps)
         codes = ((tiles + minima) / _usable(scales)).round_().clamp_(0, high)
         return codes.mul_(scales).sub_(minima), scales[..., 0]
 
@@ -186,7 +181,7 @@ def stepped_scales(low: int, high: int, count: int, steps: int) -> Callable[...,
         energy = folded(torch.add, codes.square())
         fitted = folded(torch.add, codes * tiles) / _usable(energy)
         scales = torch.where(energy > 0, fitted, scales)
-        scales = _stepped(scales[..., 0], count, -steps, steps - 1)[..., None]
+        scales = _stepped(scales, count, -steps, steps - 1)
         codes = (tiles / _usable(scales)).round_().clamp_(low, high)
         return codes.mul_(scales), scales[..., 0]
 
@@ -209,7 +204,7 @@ def nearest_levels(
         fitted = folded(torch.add, codes * tiles) / _usable(energy)
         scales = torch.where(fitted > 0, fitted, scales)
         if count:
-            scales = _stepped(scales[..., 0], count, 0, steps)[..., None]
+            scales = _stepped(scales, count, 0, steps)
         codes = rounded(tiles / _usable(scales))
         return codes * scales, scales[..., 0]
 

@@ -15,12 +15,11 @@ from qgate.checkpoints.compute import squared
 from qgate.checkpoints.gguf.layouts import ParentLayout, parent_layouts
 from qgate.checkpoints.methods.compared_rows import ComparedRows
 from qgate.checkpoints.methods.explanations import explain_change
-from qgate.checkpoints.methods.surroundings import Surroundings
+from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
 from qgate.checkpoints.rows import ContiguousRows, MatrixColumns, ParentRows
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
-from qgate.checkpoints.weight_parts import StoredWeight
 
 STEP = 1 << 18
 """Elements that are compared at a time."""
@@ -28,14 +27,9 @@ UNWRITTEN = 1e15
 """Magnitude that no parameter has; memory that was not written has it often."""
 
 
-def judge_plain(
-    child: Checkpoint,
-    weight: StoredWeight,
-    parent: Checkpoint | None,
-    match: ParentMatch | None,
-    layer: Surroundings | None = None,
-) -> tuple[WeightRecord, list[CheckpointFinding]]:
+def judge_plain(pair: WeightPair) -> tuple[WeightRecord, list[CheckpointFinding]]:
     """Compare a tensor that is not quantized: equal bits, or a cast of the parent's."""
+    child, weight, parent, match = pair.child, pair.weight, pair.parent, pair.match
     entry = next(iter(weight.parts.values()))
     count = math.prod(entry.shape)
     result = WeightRecord(weight.name, "", entry.dtype, weight.size, count)
@@ -49,7 +43,7 @@ def judge_plain(
         tensors.look()
     causes = list(tensors.memory_causes(is_parents=outcome in ("equal", "cast")))
     if cause and not causes:
-        compared = tensors.compared()
+        compared, layer = tensors.compared(), pair.surroundings
         if layer is not None and compared is not None:
             method, undone_by = explain_change(layer, compared)
             result = replace(result, method=method, undone_by=undone_by)

@@ -47,6 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qgate.checkpoints import compare, files, texts
     from qgate.errors import QgateError
+    from qgate.records.plain_data import json_text
     from qgate.storage.output import check_folder
 
     if args.same:
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             blocks=blocks,
         )
     if args.json:
-        print_json(files.record_json(record), end="")
+        print_json(json_text(record), end="")
     else:
         print_text("\n".join(texts.result_lines(record, args.limit)))
     if folder is not None:

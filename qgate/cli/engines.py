@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from qgate.engines.kept_logits import keep_logits
     from qgate.engines.profile import token_rows
     from qgate.engines.texts import result_lines
+    from qgate.records.plain_data import json_text
     from qgate.storage.output import check_folder
 
     folder = None if args.output_dir is None else location_of(args.output_dir)
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.keep_reference is not None:
         keep_logits(args.keep_reference, [reference for _, reference in comparison.samples])
     if args.json:
-        print_json(files.record_json(record), end="")
+        print_json(json_text(record), end="")
     else:
         print_text("\n".join(result_lines(record, args.limit)))
     if folder is not None:

@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from qgate.checkpoints import grids, misplaced, plain, rows, running
+from qgate.checkpoints import grids, plain, rows, running, weights
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.gguf.layouts import RopeRows, in_rope_order
 from qgate.checkpoints.gguf.weights import KINDS
@@ -183,7 +183,7 @@ def test_causes_are_found_in_leading_rows(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "SAMPLE", 64 * 256)
-    monkeypatch.setattr(misplaced, "LEADING", 32 * 256)
+    monkeypatch.setattr(weights, "LEADING", 32 * 256)
     words = ("its rows are in the order of the parent", "every block is that", "it was made from")
     for path, cause in zip(_faulty(tmp_path), words, strict=True):
         record = compare(str(path), str(parent))

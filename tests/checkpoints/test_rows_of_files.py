@@ -25,6 +25,7 @@ from qgate.checkpoints import (
     weights,
 )
 from qgate.checkpoints.comparison import CheckpointPair, compare
+from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.onnx import decoding
 from qgate.checkpoints.onnx.files import OnnxReader
 from qgate.checkpoints.onnx.tensors import OnnxTensor
@@ -32,6 +33,7 @@ from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.plain import judge_plain
+from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.rows import ParentRows, WeightRows
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import StoredWeight
@@ -231,9 +233,10 @@ def test_a_plain_tensor_may_be_transposed(
     child, parent = _opened(tmp_path / "child"), _opened(tmp_path / "parent")
     (weight,) = find_weights(child)
     match = ParentMatch(("w",), "content", transposed=True)
-    record, findings = judge_plain(child, weight, parent, match)
+    pair = WeightPair(child, weight, parent, match, Recipe())
+    record, findings = judge_plain(pair)
     assert (record.outcome, len(findings)) == (outcome, outcome == "changed")
-    record, _ = judge_plain(child, weight, parent, replace(match, transposed=False))
+    record, _ = judge_plain(replace(pair, match=replace(match, transposed=False)))
     assert record.outcome == "changed"
 
 

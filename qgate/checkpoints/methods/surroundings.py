@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.pairing import match_by_name
+from qgate.checkpoints.pairing import ParentMatch, match_by_name
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.weight_parts import StoredWeight
 
 LAYER = re.compile(r"(?:.*?\.)?\d+\.")
 EMBEDDINGS = ("embed", "wte")
@@ -78,6 +79,26 @@ def _some_rows(checkpoint: Checkpoint, name: str) -> Tensor:
         for start in range(0, rows, step)
     ]
     return torch.cat(parts).reshape(-1, columns).float()
+
+
+@dataclass(frozen=True)
+class WeightPair:
+    """A weight of the child, and the tensors of the parent that it was made from.
+
+    match  None without a parent, and where none of its tensors fits
+    """
+
+    child: Checkpoint
+    weight: StoredWeight
+    parent: Checkpoint | None
+    match: ParentMatch | None
+    recipe: Recipe
+
+    @property
+    def surroundings(self) -> Surroundings | None:
+        if self.parent is None:
+            return None
+        return Surroundings(self.child, self.parent, self.weight.name, self.recipe)
 
 
 class FilesByLayer:
