@@ -5,8 +5,9 @@ Texts, numbers, bytes, lists and dicts reach another process without pickle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, astuple
+from itertools import starmap
 from typing import Any
 
 from qgate.baselines.manifest import TensorRecord, read_reference, records_of, reference_bytes
@@ -30,7 +31,11 @@ def pack(update: Update) -> Packed:
         "drops": [[mode, list(key)] for mode, keys in update.drops.items() for key in sorted(keys)],
         "uncalibrated": sorted(update.uncalibrated),
         "references": [
-            [basis, reference_bytes(tensors), _plain(records_of(tensors))]
+            [
+                basis,
+                reference_bytes(tensors),
+                [*starmap(_record, records_of(tensors).items())],
+            ]
             for basis, tensors in update.references.items()
         ],
     }
@@ -82,8 +87,6 @@ def joined(updates: Iterable[Update]) -> Update:
     return first
 
 
-def _plain(records: Mapping[str, TensorRecord]) -> list[list[Any]]:
-    return [
-        [site, [list(of.shape), of.sha256, None if of.rows is None else list(astuple(of.rows))]]
-        for site, of in records.items()
-    ]
+def _record(site: str, of: TensorRecord) -> list[Any]:
+    rows = None if of.rows is None else list(astuple(of.rows))
+    return [site, [list(of.shape), of.sha256, rows]]

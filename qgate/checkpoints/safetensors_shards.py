@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import Annotated, TypedDict
 
 import torch
 from torch import Tensor
@@ -23,22 +22,13 @@ from qgate.checkpoints.wrong_files import (
     reading,
 )
 from qgate.errors import QgateError, first_line
-from qgate.records.validating import Meta, validate
+from qgate.records.validating import validate
 from qgate.storage.folders import Folder
 from qgate.storage.ranges import FileRanges
-from qgate.storage.safetensors_heads import Head, NoHeadError, read_head
+from qgate.storage.safetensors_heads import Head, NoHeadError, TensorHead, read_head
 from qgate.text import one_line
 
 FIRST = 1 << 16
-Length = Annotated[int, Meta(ge=0)]
-
-
-class HeadEntry(TypedDict):
-    """A tensor as the head of a safetensors file describes it."""
-
-    dtype: str
-    shape: list[Length]
-    data_offsets: Annotated[list[Length], Meta(min_length=2, max_length=2)]
 
 
 def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
@@ -109,7 +99,7 @@ def _entries(folder: Folder, name: str, torchao: dict[str, TorchaoEntry]) -> Ite
     end = head.start
     for key, entry in head.entries.items():
         try:
-            validate(entry, HeadEntry)
+            validate(entry, TensorHead)
         except ValueError as error:
             raise QgateError(
                 f"{path!r} is damaged: its head describes {one_line(key)!r} wrongly ({error})."

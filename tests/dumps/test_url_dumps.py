@@ -135,8 +135,9 @@ def test_only_the_bytes_of_a_record_are_read(tmp_path: Path, got: Any) -> None:
     assert got == [(shard, size), (shard, 28)]
     got.clear()
     assert problems(dump) == []
-    assert sum(bytes_read for _, bytes_read in got) == size * many, "each once"
-    assert len(got) <= 3, "those in a row come together"
+    values = [bytes_read for name, bytes_read in got if name == shard][1:]
+    assert sum(values) == size * many, "each once, behind the head"
+    assert len(values) <= 3, "those in a row come together"
 
 
 def test_a_sweep_of_one_tensor_does_not_read_the_shard(bucket: Any, got: Any) -> None:

@@ -180,8 +180,7 @@ def _module_of_node(name: str) -> str:
 
 def logical_name(name: str) -> str:
     """Return the name of a weight without what quantizers append."""
-    bare = SUFFIXES.sub("", name)
-    return bare or name
+    return SUFFIXES.sub("", name) or name
 
 
 def is_anonymous(name: str) -> bool:
