@@ -142,8 +142,8 @@ AWQ_LAYOUTS = ("gemm",)
 
 def gptq_zero_offset(files: Settings) -> int:
     """Return by how much zero points of GPTQ are stored too low, as configurations say."""
-    for settings in _declared_settings(files):
-        layout = settings.get("checkpoint_format")
+    for file, path, _ in CONFIGURED:
+        layout = (_settings_of(files, file, path) or {}).get("checkpoint_format")
         if isinstance(layout, str) and layout in GPTQ_LAYOUTS:
             return GPTQ_LAYOUTS[layout]
     return 1
@@ -294,16 +294,10 @@ CONFIGURED = (
 
 
 def _settings_of(files: Settings, file: str, path: str) -> Settings | None:
-    configuration = files.get(file)
-    settings = configuration
-    if path and isinstance(configuration, Mapping):
-        settings = configuration.get(path)
+    settings = files.get(file)
+    if path and isinstance(settings, Mapping):
+        settings = settings.get(path)
     return settings if isinstance(settings, Mapping) else None
-
-
-def _declared_settings(files: Settings) -> Iterable[Settings]:
-    listed = (_settings_of(files, file, path) for file, path, _ in CONFIGURED)
-    return (settings for settings in listed if settings is not None)
 
 
 def _parsed(where: str, method: str, settings: Settings) -> Recipe:

@@ -95,15 +95,12 @@ def fit_factors(values: Tensor, parent: Tensor) -> tuple[Tensor, Tensor]:
 def is_scaled(sizes: Tensor) -> bool:
     """Return True if factors deviate from 1 and have the parent's signs."""
     positive = sizes > 0
-    return bool(positive.float().mean() > 0.95) and _deviation(sizes) > SCALED
+    deviation = float(sizes.clamp(min=1e-6).log().abs().median())
+    return bool(positive.float().mean() > 0.95) and deviation > SCALED
 
 
 def _undo(sizes: Tensor, others: Tensor) -> bool:
     return _spread(sizes * others) < min(ALIKE, _spread(sizes) / 2)
-
-
-def _deviation(sizes: Tensor) -> float:
-    return float(sizes.clamp(min=1e-6).log().abs().median())
 
 
 def _spread(sizes: Tensor) -> float:
