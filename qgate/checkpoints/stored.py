@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from qgate.storage.folders import Stamp
@@ -82,10 +81,6 @@ class Checkpoint:
     ahead: int = 2 << 20
     samples: dict[tuple[str, int, int], Tensor] = field(default_factory=dict, repr=False)
     _last: tuple[str, Tensor] | None = field(default=None, init=False, repr=False)
-
-    @cached_property
-    def size(self) -> int:
-        return sum(entry.size for entry in self.entries.values())
 
     @property
     def model_settings(self) -> Mapping[str, object]:
