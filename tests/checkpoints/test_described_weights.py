@@ -18,7 +18,6 @@ from qgate.checkpoints.gguf.layouts import RopeRows, in_rope_order
 from qgate.checkpoints.gguf.weights import KINDS
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
-from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.stored import Checkpoint
 from qgate.cli import main
@@ -142,10 +141,6 @@ def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _planted(name: str, path: Path) -> Path:
     return planted(next(fault for fault in FAULTS if fault.name == name)).write(path)
-
-
-def _outcomes(record: CheckpointRecord) -> list[tuple[str, str, str]]:
-    return [(weight.name, weight.format, weight.outcome) for weight in record.weights]
 
 
 @pytest.mark.usefixtures("small")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -144,8 +143,3 @@ def other_module(module: nn.Module) -> None:
     projection = module.get_submodule("model.layers.1.self_attn.o_proj")
     plain = projection.forward
     projection.forward = lambda x: plain(x).bfloat16().float()  # type: ignore[method-assign]
-
-
-def as_array(path: str, name: str) -> Any:
-    with np.load(path) as arrays:
-        return arrays[name]
