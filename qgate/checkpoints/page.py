@@ -15,9 +15,8 @@ from urllib.parse import urlencode
 from qgate.charts.heat import margin_legend, margin_step
 from qgate.charts.pages import Cell, Evidence, HeadView, number, render
 from qgate.charts.svg import LIGHT, STYLE
-from qgate.checkpoints.findings import BETTER_DB, LIMIT_DB
+from qgate.checkpoints.findings import BETTER_DB, LIMIT_DB, OutlierWeight, find_outliers
 from qgate.checkpoints.layer_map import LayerMap
-from qgate.checkpoints.outliers import OutlierWeight, find_outliers
 from qgate.checkpoints.plots import Octaves, add_octaves, block_chart, scale_histogram
 from qgate.checkpoints.recipe_texts import plan_texts, recipe_file_lines
 from qgate.checkpoints.record import (

@@ -23,8 +23,7 @@ from qgate.checkpoints.wrong_files import (
 )
 from qgate.errors import QgateError, first_line
 from qgate.records.validating import validate
-from qgate.storage.folders import Folder
-from qgate.storage.ranges import FileRanges
+from qgate.storage.folders import FileRanges, Folder
 from qgate.storage.safetensors_heads import Head, NoHeadError, TensorHead, read_head
 from qgate.text import one_line
 

@@ -16,9 +16,9 @@ from qgate.checkpoints import files
 from qgate.checkpoints.blocks import WIDTH, worst_block
 from qgate.checkpoints.compute import ScaleSums
 from qgate.checkpoints.files import write_files
+from qgate.checkpoints.findings import find_outliers
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.layer_map import LayerMap
-from qgate.checkpoints.outliers import find_outliers
 from qgate.checkpoints.page import page
 from qgate.checkpoints.plots import add_octaves
 from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, ranked
