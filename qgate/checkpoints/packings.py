@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.bnb_weights import weights_of_4bit
+from qgate.checkpoints.bnb_weights import PACKINGS_OF_4_BITS
 from qgate.checkpoints.gguf.weights import block_weights
 from qgate.checkpoints.grids import (
     FP4_UNIT,
@@ -245,6 +245,7 @@ PACKINGS = (
         {"blocks": ("U8",), "scales": ("U8",)},
         by_rows=("scales", "blocks"),
     ),
+    *PACKINGS_OF_4_BITS,
 )
 
 
@@ -274,11 +275,11 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
 
 
 def _described_weights(checkpoint: Checkpoint) -> Iterator[StoredWeight]:
-    """Yield weights that types of tensors, heads of files or stored states describe."""
+    """Yield weights that graphs, types of tensors or heads of files describe."""
     for graph_weight in checkpoint.weights or ():
         entries = {role: checkpoint.entries[name] for role, name in graph_weight.parts.items()}
         yield StoredWeight(graph_weight.name, _packing_of(graph_weight), entries)
-    for finder in (block_weights, torchao_weights, weights_of_4bit):
+    for finder in (block_weights, torchao_weights):
         yield from finder(checkpoint)
 
 

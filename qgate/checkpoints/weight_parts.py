@@ -60,7 +60,7 @@ class Packing:
 
     decode      from the parts by ending, and facts of the configuration
     parts       ending → dtypes it may have; the first is the tensor that names the weight; none
-                where types of tensors, heads of files or stored states describe the weight
+                where graphs, types of tensors or heads of files describe the weight
     optional    endings that may be missing
     by_rows     endings of tensors whose rows are those of the weight, or share them out; the first
                 has as many. Only such packings are decoded a few rows at a time

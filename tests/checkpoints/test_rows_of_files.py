@@ -24,7 +24,7 @@ from qgate.checkpoints import (
     running,
     weights,
 )
-from qgate.checkpoints.comparison import CheckpointPair, compare
+from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.onnx import decoding
 from qgate.checkpoints.onnx.files import OnnxReader
@@ -37,10 +37,10 @@ from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.rows import ParentRows, WeightRows
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import StoredWeight
-from qgate.checkpoints.weights import Judgement
 from tests.checkpoints import gated, onnx_exports
 from tests.checkpoints.exports import export, parent_tensors, write
 from tests.checkpoints.onnx_exports import HAND_EXPORTS, QUANTIZED, RUNTIME_EXPORTS, WIDTH
+from tests.checkpoints.work import names_judged
 
 
 @pytest.fixture(scope="module")
@@ -291,14 +291,7 @@ def test_a_graph_that_was_written_again_is_judged_again(
 ) -> None:
     """Its data is in another file, which is as it was."""
     monkeypatch.setattr(running, "BATCH", 20_000)
-    names: list[str] = []
-    original = CheckpointPair.judge
-
-    def judge(pair: CheckpointPair, weight: StoredWeight) -> Judgement:
-        names.append(weight.name)
-        return original(pair, weight)
-
-    monkeypatch.setattr(CheckpointPair, "judge", judge)
+    names = names_judged(monkeypatch)
 
     def interrupt(done: int, of: int) -> None:
         if done == of - 1:

@@ -124,9 +124,9 @@ def network() -> nn.Module:
     return copy.deepcopy(TINY.get("tiny-llama").load())
 
 
-def collect(folder: Path, module: nn.Module) -> str:
+def collect(folder: Path, module: nn.Module, samples: int = 4) -> str:
     """Write the dump of a network on a few tokens."""
-    ids = torch.randint(256, (4, 48), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(256, (samples, 48), generator=torch.Generator().manual_seed(0))
     sites = "embedding|attention|linear|norm"
     with torch.no_grad(), qgate.collect(module, folder, sites=sites, phases=("forward",)):
         module(ids)
