@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from qgate.dumps.choosing import nbytes, open_cached
 from qgate.dumps.layout import rank_name, shards_in
-from qgate.dumps.reading import Dump, RankState
+from qgate.dumps.reading import RankState
 from qgate.dumps.record import StoredValues
 from qgate.engine import Failure, Workers, map_items
 from qgate.errors import QgateError
@@ -117,11 +117,9 @@ class Verification:
 
 def _check_rank(part: RankSlice) -> RankCheck | None:
     """Check the index of a rank; None for a rank of an earlier run."""
-    dump = open_cached(part.folder)
-    return _index_check(dump, part.rank) if dump.has(part.rank) else None
-
-
-def _index_check(dump: Dump, rank: int) -> RankCheck:
+    dump, rank = open_cached(part.folder), part.rank
+    if not dump.has(rank):
+        return None
     orders: Counter[int] = Counter()
     hashed: Counter[str] = Counter()
     named: set[str] = set()

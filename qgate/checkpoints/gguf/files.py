@@ -41,7 +41,8 @@ def open_gguf(label: str, folder: Folder, names: list[str]) -> Checkpoint:
     def listed() -> Iterator[StoredEntry]:
         for name in _parts(label, folder, names):
             head, size = _head(folder, name)
-            fields.update(head.fields if not fields else {})
+            if not fields:
+                fields.update(head.fields)
             yield from _entries(head, folder, name, size)
 
     entries = by_name(label, listed(), "parts of two files lie in one folder. Remove those of one")
