@@ -142,10 +142,10 @@ class Store:
         except OSError as error:
             raise self._failure(error, started) from None
 
-    def tidy(self) -> list[str]:
+    def tidy(self, timeout_s: float = LOCK_TIMEOUT_S) -> list[str]:
         """Finish updates that were cut off, remove what they left, and say what that was."""
         try:
-            return self.files.settle(LOCK_TIMEOUT_S)
+            return self.files.settle(timeout_s)
         except OSError as error:
             raise self._failure(error, False) from None
 

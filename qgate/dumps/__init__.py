@@ -7,6 +7,7 @@ from qgate.dumps.merging import MergedDump, merge_dumps
 from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.record import FIELDS, Record, RecordSelection, StoredValues
 from qgate.dumps.tensor_files import StoredTensor, expand, floats_in, read_tensors
+from qgate.dumps.verifying import problems, unnamed
 from qgate.dumps.writing import DumpWriter
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "floats_in",
     "merge_dumps",
     "nbytes",
+    "problems",
     "read_tensors",
     "totals",
+    "unnamed",
 ]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from qgate.dumps.choosing import nbytes, open_cached
 from qgate.dumps.layout import rank_name, shards_in
-from qgate.dumps.reading import RankState
+from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.record import StoredValues
 from qgate.engine import Failure, Workers, map_items
 from qgate.errors import QgateError
@@ -115,11 +115,27 @@ class Verification:
             step(done, total)
 
 
+def problems(dump: Dump) -> Iterator[str]:
+    """List the damage of a dump, each once; records that were never written are no damage."""
+    checks = [_index_check(dump, rank) for rank in dump.ranks]
+    damage = [f"{dump.folder}: {text}" for text in dump.damaged]
+    damage += [text for check in checks for text in check.damaged]
+    damage += [text for check in checks for text in _damaged_values(dump, check.state.rank)]
+    return iter(dict.fromkeys(damage))
+
+
+def unnamed(dump: Dump) -> list[str]:
+    """List the shards that no record names."""
+    return [name for rank in dump.ranks for name in _index_check(dump, rank).unnamed]
+
+
 def _check_rank(part: RankSlice) -> RankCheck | None:
     """Check the index of a rank; None for a rank of an earlier run."""
-    dump, rank = open_cached(part.folder), part.rank
-    if not dump.has(rank):
-        return None
+    dump = open_cached(part.folder)
+    return _index_check(dump, part.rank) if dump.has(part.rank) else None
+
+
+def _index_check(dump: Dump, rank: int) -> RankCheck:
     orders: Counter[int] = Counter()
     hashed: Counter[str] = Counter()
     named: set[str] = set()
@@ -149,11 +165,14 @@ def _check_rank(part: RankSlice) -> RankCheck | None:
 
 
 def _prove(part: RankSlice) -> list[str]:
+    return _damaged_values(open_cached(part.folder), part.rank, part.start, part.stop)
+
+
+def _damaged_values(dump: Dump, rank: int, start: int = 0, stop: int | None = None) -> list[str]:
     """Read the values of records; values that several records share are read once."""
-    dump = open_cached(part.folder)
     problems: list[str] = []
     proved: set[tuple[StoredValues, tuple[int, ...], str]] = set()
-    for record in dump.records_of(part.rank)[part.start : part.stop]:
+    for record in dump.records_of(rank)[start:stop]:
         for stored, read in ((record.tensor, dump.tensor), (record.counts, dump.counts)):
             if stored is None or (stored, record.shape, record.dtype) in proved:
                 continue

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qgate.dumps import Dump
-from tests.dumps.making import problems
+from qgate.dumps import Dump, problems
 from tests.warm import run_python
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,10 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.dumps import Dump, DumpWriter, Record
-from qgate.dumps.choosing import open_cached
+from qgate.dumps import DumpWriter, Record
 from qgate.dumps.tensor_saver_names import TensorFileName
-from qgate.dumps.verifying import Verification
 
 STAMP = "20250908_092156"
 
@@ -41,23 +39,6 @@ def write(
             writer.add(record(start + i, rank=rank, world_size=world, module=f"m{i}", **told), each)
             for i, each in enumerate(tensors)
         ]
-
-
-def problems(dump: Dump) -> list[str]:
-    """The damage of a dump, each once; records that were never written are no damage."""
-    return _verified(dump)[0]
-
-
-def unnamed(dump: Dump) -> list[str]:
-    """The shards that no record names."""
-    return _verified(dump)[1]
-
-
-def _verified(dump: Dump) -> tuple[list[str], list[str]]:
-    verification = Verification(dump.folder)
-    damage = list(verification.problems())
-    open_cached.cache_clear()  # its files are mapped as long as it is open
-    return damage, [name for check in verification.ranks for name in check.unnamed]
 
 
 def known(

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from qgate.dumps import Dump, DumpWriter
+from qgate.dumps import Dump, DumpWriter, problems
 from qgate.errors import QgateError
-from tests.dumps.making import problems, record, write
+from tests.dumps.making import record, write
 from tests.warm import run_python
 
 X = torch.arange(1000.0)
@@ -81,7 +81,7 @@ def test_a_kill_at_any_moment_leaves_what_was_finished(tmp_path: Path) -> None:
     for number in range(kills):
         folder = tmp_path / str(number)
         dump = Dump.open(folder)
-        assert problems(dump) == []
+        assert list(problems(dump)) == []
         found = list(dump.records())
         assert [each.order for each in found] == list(range(len(found)))
         for each in found:
@@ -108,7 +108,7 @@ def test_a_torn_last_line_is_reported_and_goes_with_the_next_session(tmp_path: P
     assert len(list(dump.records())) == 2
     (note,) = dump.notes()
     assert "index.jsonl: its last line is torn (19 bytes)" in note
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
     write(tmp_path, [X + 2], start=2, existing="append")
     assert Dump.open(tmp_path).notes() == []
 
@@ -145,7 +145,7 @@ def check_what_is_left(folder: Path, writer: DumpWriter, said: list[str], why: s
     dump = Dump.open(folder)
     found = list(dump.records())
     assert 0 < len(found) == writer.records < 50
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
     state = dump.state(0)
     assert state.state == "incomplete"
     assert state.missing_count == writer.missing_count == 50 - len(found) + 1
@@ -261,7 +261,7 @@ def test_a_changed_byte_is_named_and_cannot_be_read(tmp_path: Path) -> None:
 
 def beside_the_digest(folder: Path) -> list[str]:
     """Return the problems of a dump with edited lines, beside the digest of these lines."""
-    found = problems(Dump.open(folder))
+    found = list(problems(Dump.open(folder)))
     digests = [text for text in found if "their digest is another one" in text]
     assert len(digests) == 1, found
     return [text for text in found if text not in digests]

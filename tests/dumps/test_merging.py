@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from qgate.dumps import Dump, DumpWriter, export_dump, merge_dumps
+from qgate.dumps import Dump, DumpWriter, export_dump, merge_dumps, problems
 from qgate.dumps.tensor_saver_names import parse
 from qgate.errors import QgateError
-from tests.dumps.making import known, problems, record, write
+from tests.dumps.making import known, record, write
 
 X = torch.arange(12.0).reshape(3, 4)
 
@@ -31,11 +31,11 @@ def test_ranks_of_several_folders_come_together(tmp_path: Path) -> None:
     assert dump.header["model"] == "m"
     assert dump.header["merged_from"] == [{"host": "a"}, {"host": "b"}]
     assert dump.notes() == []
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
     DumpWriter(tmp_path / "a", rank=0, world_size=2, header=Dump.open(tmp_path / "a").header,
                existing="overwrite").close()  # fmt: skip
-    assert problems(dump) == [], "what was merged does not depend on where it came from"
+    assert list(problems(dump)) == [], "what was merged does not depend on where it came from"
 
 
 def test_parts_of_one_rank_come_together_in_order(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_parts_of_one_rank_come_together_in_order(tmp_path: Path) -> None:
     dump = Dump.open(tmp_path / "out")
     assert [dump.tensor(each)[0, 0].item() for each in dump.records()] == [0, 1, 2, 3, 4]
     assert np.array_equal(dump.counts(list(dump.records())[2])["counts"], np.arange(4))
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
 
 
 def test_a_clash_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_clash_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
         merge_dumps([tmp_path / "a"], tmp_path / "b")
     (tmp_path / "empty").mkdir()
     merge_dumps([tmp_path / "a"], tmp_path / "empty")
-    assert problems(Dump.open(tmp_path / "empty")) == []
+    assert list(problems(Dump.open(tmp_path / "empty"))) == []
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_folder_of_the_known_collector_becomes_a_dump(tmp_path: Path) -> None:
     first, second = dump.records()
     assert (first.name, first.extra["known_name"], second.rank) == ("grad_output", "input", 1)
     assert torch.equal(dump.tensor(second), X.bfloat16() + 1)
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
     assert "empty.pt: it is empty" in merged.missing[0]
 
 
@@ -193,4 +193,4 @@ def test_any_tensor_is_exported(tensor: torch.Tensor, tmp_path: Path) -> None:
     back = Dump.open(tmp_path / "files")
     (found,) = back.records()
     assert replace(found, tensor=None).iteration == 0
-    assert problems(back) == []
+    assert list(problems(back)) == []

@@ -14,7 +14,7 @@ import torch
 
 import qgate.dumps.merging as merges
 from qgate.cli import main
-from qgate.dumps import Dump, DumpWriter, MergedDump, merge_dumps
+from qgate.dumps import Dump, DumpWriter, MergedDump, merge_dumps, problems
 from qgate.dumps.index import Index
 from qgate.engine import Failure, merged
 from qgate.engine import Reduction as Outcome
@@ -22,7 +22,7 @@ from qgate.errors import QgateError
 from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps import merging_work
-from tests.dumps.making import known, problems, record, write
+from tests.dumps.making import known, record, write
 from tests.warm import run_python
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
@@ -106,7 +106,7 @@ def test_a_merge_in_and_out_of_a_store(tmp_path: Path, memory: Any) -> None:
     here, there = Dump.open(tmp_path / "back"), Dump.open("memory://bucket/out")
     assert list(here.records()) == list(there.records())
     assert [here.tensor(each)[0, 0] for each in here.records()] == [0, 1]
-    assert problems(here) == problems(there) == []
+    assert list(problems(here)) == list(problems(there)) == []
     again = [merge_dumps([tmp_path / "known"], tmp_path / name) for name in "xy"]
     assert again[0] == again[1]
     first, second = tree(tmp_path / "x"), tree(tmp_path / "y")
@@ -217,6 +217,6 @@ def test_what_goes_wrong_leaves_nothing_in_a_store(
 
     monkeypatch.setattr(merges, "merged", second)
     assert merge_dumps([tmp_path / "a"], out).ranks == 2
-    assert problems(Dump.open(out)) == []
+    assert list(problems(Dump.open(out))) == []
     with pytest.raises(QgateError, match="is there already: choose another folder"):
         merge_dumps([tmp_path / "a"], out)

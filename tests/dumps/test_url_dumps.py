@@ -16,12 +16,12 @@ import s3fs
 import torch
 
 from qgate.cli import main
-from qgate.dumps import Dump, DumpWriter, Follower, export_dump
+from qgate.dumps import Dump, DumpWriter, Follower, export_dump, problems, unnamed
 from qgate.dumps.shards import HEADER
 from qgate.errors import QgateError
 from qgate.storage.locations import location_of
 from tests import bucket as stores
-from tests.dumps.making import GENERATIONS, known, problems, record, unnamed
+from tests.dumps.making import GENERATIONS, known, record
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 Capsys = pytest.CaptureFixture[str]
@@ -108,7 +108,7 @@ def test_a_dump_by_url_says_what_a_folder_says(url: str, folder: Path) -> None:
         "incomplete",
         "running or killed",
     ]
-    assert problems(there) == []
+    assert list(problems(there)) == []
     assert unnamed(there) == []
 
 
@@ -134,10 +134,9 @@ def test_only_the_bytes_of_a_record_are_read(tmp_path: Path, got: Any) -> None:
     assert dump.beginning(told[40], 7).tolist() == [40.0] * 7
     assert got == [(shard, size), (shard, 28)]
     got.clear()
-    assert problems(dump) == []
-    values = [bytes_read for name, bytes_read in got if name == shard][1:]
-    assert sum(values) == size * many, "each once, behind the head"
-    assert len(values) <= 3, "those in a row come together"
+    assert list(problems(dump)) == []
+    assert sum(bytes_read for _, bytes_read in got) == size * many, "each once"
+    assert len(got) <= 3, "those in a row come together"
 
 
 def test_a_sweep_of_one_tensor_does_not_read_the_shard(bucket: Any, got: Any) -> None:
@@ -302,7 +301,7 @@ def test_what_is_damaged_is_named(
     dump = spoiled(change, folder, tmp_path)
     with pytest.raises(QgateError, match=words):
         dump.tensor(next(dump.records()))
-    assert len(problems(dump)) >= 1
+    assert len(list(problems(dump))) >= 1
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,13 @@ import torch
 
 import qgate
 from qgate.collecting import Collector
-from qgate.dumps import Dump, DumpWriter, merge_dumps
+from qgate.dumps import Dump, DumpWriter, merge_dumps, problems, unnamed
 from qgate.dumps.layout import check_store
 from qgate.errors import QgateError
 from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.collecting.collected import network, train
-from tests.dumps.making import problems, record, unnamed, write
+from tests.dumps.making import record, write
 from tests.warm import run_python
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
@@ -107,7 +107,7 @@ def test_two_writers_of_one_rank_meet(memory: Any, monkeypatch: pytest.MonkeyPat
     first.close()
     dump = Dump.open(URL)
     assert values(dump) == [(0, 1, (X + 1).tolist())]
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
     assert first.missing == ("order 0: L0 linear forward input, rank 0, iteration 0",)
     real = type(memory).pipe_file
     # Another one begins between the look at the folder and the first write.
@@ -162,7 +162,7 @@ def test_a_store_that_fails_in_the_middle(
     if broken:
         dump = Dump.open(URL)
         assert values(dump) == [(0, order, (X + order).tolist()) for order in range(whole)]
-        assert problems(dump) == []
+        assert list(problems(dump)) == []
         assert len(unnamed(dump)) == (broken in (3, 5, 7))
     assert puts["count"] > broken
 
@@ -202,7 +202,7 @@ def test_one_shard_at_a_time_is_on_this_machine(
     assert 0 < most < (1 << 15) + 10_000 + 2 * 4000
     assert list(tmp_path.iterdir()) == []
     assert len([name for name in names(memory) if "tensors" in name]) == 10
-    assert problems(Dump.open(URL)) == []
+    assert list(problems(Dump.open(URL))) == []
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_what_is_collected_into_a_bucket_is_what_is_collected_into_a_folder(
     told = list(there.records())
     assert len(told) > 60
     assert told == list(here.records())
-    assert problems(there) == []
+    assert list(problems(there)) == []
     assert there.notes() == here.notes() == []
     assert not [name for name in stores.keys(bucket) if "probe" in name]
     with pytest.raises(QgateError, match="holds tensors of rank 0 already"):
@@ -286,7 +286,7 @@ def test_training_goes_on_when_the_store_fails(
     dump = Dump.open(URL)
     assert dump.state(0).state == "incomplete"
     assert {each.iteration for each in dump.records()} == {0, 1}
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
 
 
 _UNCLOSED = """
@@ -348,12 +348,12 @@ def test_a_killed_run_leaves_what_had_been_put() -> None:
     dump = Dump.open(url)
     assert dump.state(0).state == "running or killed"
     assert {each.iteration for each in dump.records()} == {0, 1}
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
     (left,) = unnamed(dump)
     assert left.startswith(f"{url}/rank00000/tensors-")
     train_into(url, first_iteration=9, existing="append")
     dump = Dump.open(url)
     assert {each.iteration for each in dump.records()} == {0, 1, 9}
     assert (dump.state(0).state, dump.state(0).cut_off) == ("complete", 1)
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
     assert location_of(left).exists()

@@ -7,11 +7,11 @@ import torch
 
 import qgate.dumps.reading as reading
 import qgate.dumps.verifying as checks
-from qgate.dumps import Dump, DumpWriter
+from qgate.dumps import Dump, DumpWriter, problems
 from qgate.dumps.layout import rank_name
 from qgate.dumps.verifying import Verification
 from qgate.engine import Failure
-from tests.dumps.making import problems, record
+from tests.dumps.making import record
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_workers_find_what_one_reader_finds(folder, monkeypatch, workers, limit,
     spoil(folder, 2)
     progress = []
     damage = list(Verification(folder, workers).problems(lambda *at: progress.append(at)))
-    assert damage == problems(Dump.open(folder))
+    assert damage == list(problems(Dump.open(folder)))
     assert len(damage) == 2
     assert progress[-1] == (21, 21)
     assert len(progress) == steps

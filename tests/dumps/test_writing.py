@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from qgate.dumps import Dump, DumpWriter, Follower, Record, StoredValues
+from qgate.dumps import Dump, DumpWriter, Follower, Record, StoredValues, problems, unnamed
 from qgate.errors import QgateError
-from tests.dumps.making import problems, record, unnamed, write
+from tests.dumps.making import record, write
 
 X = torch.arange(12.0).reshape(3, 4)
 
@@ -52,7 +52,7 @@ def test_every_dtype_and_shape_comes_back(
     assert (read.dtype, tuple(read.shape)) == (dtype, shape)
     flat, wanted = (each.contiguous().reshape(-1).view(torch.uint8) for each in (read, tensor))
     assert torch.equal(flat, wanted)
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
 
 
 def test_a_view_does_not_bring_its_storage(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_record_may_share_the_places_of_another(tmp_path: Path) -> None:
     dump = Dump.open(tmp_path)
     assert [dump.tensor(each).tolist() for each in dump.records()] == [X.tolist()] * 2
     assert [len(dump.counts(each)["counts"]) for each in dump.records()] == [3, 3]
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
 
 
 def test_counts_come_back(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_counts_come_back(tmp_path: Path) -> None:
             assert np.array_equal(read[name], array)
     with pytest.raises(QgateError, match="only a summary was kept"):
         dump.tensor(found)
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
 
 
 def test_all_that_a_record_says_comes_back(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_header_has_room_for_any_number_of_tensors(tmp_path: Path) -> None:
             writer.add(record(i), torch.full((1, 1, 1), float(i)))
         writer.add(record(300), X, many)
     dump = Dump.open(tmp_path)
-    assert problems(dump) == []
+    assert list(problems(dump)) == []
     assert len(dump.counts(list(dump.records())[-1])) == 500
     assert len(shards(tmp_path)) > 2
 

@@ -18,6 +18,7 @@ from qgate.dumps import Dump
 from qgate.dumps.choosing import totals
 from qgate.dumps.following import Follower
 from qgate.dumps.tensor_files import read_tensors
+from qgate.dumps.verifying import problems, unnamed
 from qgate.modes import Calibration, CalibrationSettings, load_calibration
 from qgate.modes.calibration import SiteScale
 from qgate.stats.value_counts import Counts, counts
@@ -25,7 +26,7 @@ from qgate.storage.locations import location_of
 from qgate.storage.updates import UPDATE, write_update
 from tests.baselines.building import ORIGIN, key, recorded
 from tests.campaigns.fuzzing.target import Target
-from tests.dumps.making import GENERATIONS, known, problems, record, unnamed, write
+from tests.dumps.making import GENERATIONS, known, record, write
 
 FILES = "qgate.dumps.tensor_files:"
 READING = "qgate.storage.tensor_reading:"
@@ -82,7 +83,7 @@ def _dump(folder: Path) -> None:
 def read_dump(folder: Path) -> None:
     dump = Dump.open(folder)
     dump.notes()
-    problems(dump)
+    list(problems(dump))
     unnamed(dump)
     json.dumps(totals(dump))
     for each in dump.records():
@@ -110,7 +111,7 @@ def _in_memory(folder: Path) -> str:
 def read_stored_dump(folder: Path) -> None:
     dump = Dump.open(_in_memory(folder))
     dump.notes()
-    problems(dump)
+    list(problems(dump))
     json.dumps(totals(dump))
 
 
