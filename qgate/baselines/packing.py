@@ -5,9 +5,8 @@ Texts, numbers, bytes, lists and dicts reach another process without pickle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple
-from itertools import starmap
 from typing import Any
 
 from qgate.baselines.manifest import TensorRecord, read_reference, records_of, reference_bytes
@@ -31,11 +30,7 @@ def pack(update: Update) -> Packed:
         "drops": [[mode, list(key)] for mode, keys in update.drops.items() for key in sorted(keys)],
         "uncalibrated": sorted(update.uncalibrated),
         "references": [
-            [
-                basis,
-                reference_bytes(tensors),
-                [*starmap(_record, records_of(tensors).items())],
-            ]
+            [basis, reference_bytes(tensors), _plain(records_of(tensors))]
             for basis, tensors in update.references.items()
         ],
     }
@@ -87,6 +82,8 @@ def joined(updates: Iterable[Update]) -> Update:
     return first
 
 
-def _record(site: str, of: TensorRecord) -> list[Any]:
-    rows = None if of.rows is None else list(astuple(of.rows))
-    return [site, [list(of.shape), of.sha256, rows]]
+def _plain(records: Mapping[str, TensorRecord]) -> list[list[Any]]:
+    return [
+        [site, [list(of.shape), of.sha256, None if of.rows is None else list(astuple(of.rows))]]
+        for site, of in records.items()
+    ]
