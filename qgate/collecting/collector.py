@@ -90,11 +90,7 @@ class Collector:
             self._started = True
             return self
         self._progress = Progress(
-            self._roots,
-            first=self.settings.first_iteration,
-            backward=self.settings.backward,
-            on_forward=self._on_forward,
-            on_iteration_end=self._on_iteration_end,
+            self._roots, self.settings, self._on_forward, self._on_iteration_end
         )
         self._recorder = Recorder(self.settings, self.account, self._progress, self._open_writer)
         try:
