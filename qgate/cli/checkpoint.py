@@ -23,6 +23,7 @@ import sys
 
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
+from qgate.records.plain_data import json_text
 from qgate.storage.locations import local_folder, location_of
 from qgate.text.printing import print_json, print_line, print_text
 
@@ -47,7 +48,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from qgate.checkpoints import compare, files, texts
     from qgate.errors import QgateError
-    from qgate.records.plain_data import json_text
     from qgate.storage.output import check_folder
 
     if args.same:

@@ -19,6 +19,7 @@ import sys
 
 from qgate.cli._progress import progress
 from qgate.cli._workers import from_one, from_zero
+from qgate.records.plain_data import json_text
 from qgate.storage.locations import location_of
 from qgate.text.printing import print_json, print_line, print_text
 
@@ -63,7 +64,6 @@ def run(args: argparse.Namespace) -> int:
     from qgate.engines.kept_logits import keep_logits
     from qgate.engines.profile import token_rows
     from qgate.engines.texts import result_lines
-    from qgate.records.plain_data import json_text
     from qgate.storage.output import check_folder
 
     folder = None if args.output_dir is None else location_of(args.output_dir)
