@@ -50,7 +50,9 @@ def account(
         unmatched = [name for name in unmatched if not name.endswith(DERIVED)]
         record.unmatched_parents = _without_towers(record, unmatched, weights)
         for name in record.unmatched_parents:
-            if not _is_tied(name, parent):
+            # An output layer that shares its weight with the embedding.
+            is_tied = TIED in name and parent.model_settings.get("tie_word_embeddings", False)
+            if not is_tied:
                 record.findings.append(CheckpointFinding(name, "it is in the parent alone"))
         for weight in weights:
             if weight.name not in matches and not weight.name.endswith(HELPERS):
@@ -117,13 +119,6 @@ def is_skipped(weight: StoredWeight, recipe: Recipe) -> bool:
         and not recipe.ignores(module)
         and recipe.format_of(module) is not None
     )
-
-
-def _is_tied(name: str, parent: Checkpoint) -> bool:
-    """Return True for an output layer that shares its weight with the embedding."""
-    configuration = parent.configuration.get("config.json")
-    tied = isinstance(configuration, dict) and configuration.get("tie_word_embeddings", False)
-    return bool(tied) and TIED in name
 
 
 def fused_scales(child: Checkpoint, weights: list[StoredWeight]) -> Iterator[CheckpointFinding]:

@@ -16,8 +16,7 @@ from qgate.checkpoints.methods.steps import element_indices
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import find_weights
 from qgate.checkpoints.pairing import strip_prefix
-from qgate.checkpoints.recipe_files import read_recipe_file
-from qgate.checkpoints.recipes import read_recipe
+from qgate.checkpoints.recipe_files import recipe_of
 from qgate.checkpoints.rows import ContiguousRows, WeightRows, common_spans
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.weight_parts import StoredWeight
@@ -97,11 +96,7 @@ def compare_exports(
 
 def _open(spec: str, recipe_file: str | None) -> _Export:
     checkpoint = open_checkpoint(spec)
-    recipe = (
-        read_recipe(spec, checkpoint.configuration)
-        if recipe_file is None
-        else read_recipe_file(recipe_file)
-    )
+    recipe = recipe_of(spec, checkpoint.configuration, recipe_file)
     weights = {strip_prefix(weight.name): weight for weight in find_weights(checkpoint)}
     return _Export(checkpoint, recipe.bits, weights)
 

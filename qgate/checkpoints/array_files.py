@@ -11,6 +11,7 @@ import warnings
 import zipfile
 import zlib
 from dataclasses import replace
+from itertools import chain
 from typing import IO, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from qgate.archives import check_archive
 from qgate.checkpoints.safetensors_shards import CheckpointShards
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.tensor_types import DTYPES, WORDS
-from qgate.checkpoints.wrong_files import check_not_pointer, file_size, reading
+from qgate.checkpoints.wrong_files import by_name, check_not_pointer, file_size, reading
 from qgate.errors import QgateError, first_line
 from qgate.storage.folders import Folder, open_whole
 from qgate.text import one_line
@@ -37,15 +38,8 @@ _BFLOAT16 = "|V2"
 
 def open_arrays(label: str, folder: Folder, names: list[str]) -> Checkpoint:
     """Open the arrays of `.npz` files of one folder as one checkpoint."""
-    entries: dict[str, StoredEntry] = {}
-    for file in names:
-        for entry in _entries(folder, file):
-            if entry.name in entries:
-                raise QgateError(
-                    f"{label!r}: {entry.name!r} is in {entries[entry.name].file!r} and in "
-                    f"{file!r}: name one of the files."
-                )
-            entries[entry.name] = entry
+    listed = chain.from_iterable(_entries(folder, file) for file in names)
+    entries = by_name(label, listed, "name one of the files")
     spans = CheckpointShards(folder).span
     return Checkpoint(label, entries, lambda entry: _read(folder, entry), span_reader=spans)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from qgate.checkpoints.conventions import BNB_FP4, NF4
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
-from qgate.checkpoints.weight_parts import DescribedWeight, Parts
+from qgate.checkpoints.weight_parts import Packing, Parts
 from qgate.errors import QgateError
 from qgate.records.validating import Meta, validate
 
@@ -26,12 +26,13 @@ TABLES: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "fp4": ("bnb_fp4", BNB_FP4),
 }
 """The element and its values in the order of codes, by quant_type."""
-STATE = "quant_state.bitsandbytes__"
+STATE = "weight.quant_state.bitsandbytes__"
 DTYPES: Mapping[str, tuple[str, ...]] = {
-    "absmax": ("F32", "U8"), "quant_map": ("F32",),
-    "nested_absmax": ("F32",), "nested_quant_map": ("F32",),
+    "weight": ("U8",), "weight.absmax": ("F32", "U8"), "weight.quant_map": ("F32",),
+    "weight.nested_absmax": ("F32",), "weight.nested_quant_map": ("F32",),
 }  # fmt: skip
-OPTIONAL = ("nested_absmax", "nested_quant_map")
+NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
+T = TypeVar("T")
 Length = Annotated[int, Meta(ge=1, le=1 << 40)]
 
 
@@ -48,42 +49,18 @@ class QuantState:
     nested_offset: float = 0.0
 
 
-def weights_of_4bit(checkpoint: Checkpoint) -> Iterator[DescribedWeight]:
-    """Yield the weights beside which a state of bitsandbytes is stored."""
-    for name in checkpoint.entries:
-        for kind in TABLES:
-            ending = f"{STATE}{kind}"
-            if name.endswith(f".weight.{ending}"):
-                weight = name.removesuffix(f".{ending}")
-                parts = _parts(checkpoint, weight, ending)
-                if parts:
-                    yield DescribedWeight(
-                        weight, f"bitsandbytes {kind.upper()}", parts, decode_4bit,
-                        ("weight", "absmax"), count_rows,
-                    )  # fmt: skip
-
-
-def _parts(checkpoint: Checkpoint, weight: str, state: str) -> dict[str, StoredEntry]:
-    """Return the tensors of a weight; nothing if one is missing or of another dtype."""
-    parts = {}
-    dtypes = {"": ("U8",), state: ("U8",), **DTYPES}
-    for ending, allowed in dtypes.items():
-        entry = checkpoint.entries.get(f"{weight}.{ending}" if ending else weight)
-        if entry is not None and entry.dtype in allowed:
-            parts["state" if ending == state else ending or "weight"] = entry
-        elif entry is not None or ending not in OPTIONAL:
-            return {}
-    return parts
+def _state_in(parts: Mapping[str, T]) -> T:
+    return next(part for ending, part in parts.items() if ending.startswith(STATE))
 
 
 def count_rows(checkpoint: Checkpoint, parts: Mapping[str, StoredEntry]) -> int:
     """Count the rows of a weight whose tensors fit together; 0 of one to be decoded whole."""
     try:
-        state = _state(checkpoint.read(parts["state"].name), "")
+        state = _state(checkpoint.read(_state_in(parts).name), "")
     except QgateError:
         return 0
     count, columns = math.prod(state.shape), _columns(state)
-    absmax, nested = (parts.get(ending) for ending in ("absmax", "nested_absmax"))
+    absmax, nested = (parts.get(f"weight.{part}") for part in ("absmax", "nested_absmax"))
     blocks = 0 if absmax is None else math.prod(absmax.shape)
     is_whole = (
         parts["weight"].shape in ((count // 2, 1), (count // 2,))
@@ -108,9 +85,9 @@ def _columns(state: QuantState) -> int:
 def decode_4bit(parts: Parts) -> QuantizedWeight:
     """Decode a weight from its tensors by part, or some rows of it."""
     tensors = parts.tensors
-    state = _state(tensors["state"], parts.name)
+    state = _state(_state_in(tensors), parts.name)
     element = TABLES[state.quant_type][0]
-    table = tensors["quant_map"].float()
+    table = tensors["weight.quant_map"].float()
     _check_table(table, state.quant_type)
     columns = _columns(state)
     packed = tensors["weight"].reshape(-1)
@@ -167,8 +144,8 @@ def _check_table(table: Tensor, declared: str) -> None:
 
 def _largest(parts: Parts, state: QuantState, first: int) -> Tensor:
     """Return the largest magnitude of blocks from `first` on, which may be quantized itself."""
-    stored = parts.tensors["absmax"]
-    nested, table = (parts.tensors.get(ending) for ending in OPTIONAL)
+    stored = parts.tensors["weight.absmax"]
+    nested, table = (parts.tensors.get(ending) for ending in NESTED)
     if stored.dtype != torch.uint8:
         return stored.float().reshape(-1)
     if nested is None or table is None or table.numel() != 256:
@@ -184,3 +161,16 @@ def _largest(parts: Parts, state: QuantState, first: int) -> Tensor:
         )
     values = table.float().index_select(0, stored.reshape(-1).int())
     return values * nested.float().reshape(-1)[owners] + state.nested_offset
+
+
+PACKINGS_OF_4_BITS = tuple(
+    Packing(
+        f"bitsandbytes {kind.upper()}",
+        decode_4bit,
+        {**DTYPES, f"{STATE}{kind}": ("U8",)},
+        optional=NESTED,
+        by_rows=("weight", "weight.absmax"),
+        count_rows=count_rows,
+    )
+    for kind in TABLES
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -129,41 +130,32 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
     for power in (1, -1, 2, -2):
         yield ExportFault(
             f"all scales are {2 ** abs(power)} times too {'high' if power > 0 else 'low'}",
-            lambda w, power=power: replace(w, scales=w.scales * 2.0**-power),  # type: ignore[misc]
+            partial(_scaled, by=2.0**-power),
         )
     yield ExportFault("scales are stored inverted", lambda w: replace(w, scales=1 / w.scales))
     for step, side in ((-1, "before"), (1, "after")):
-        yield ExportFault(
-            f"every scale belongs to the group {side} it",
-            lambda w, step=step: _moved(w, step),  # type: ignore[misc]
-        )
+        words = f"every scale belongs to the group {side} it"
+        yield ExportFault(words, partial(_moved, step=step))
         if weight.zero_points is not None:
-            yield ExportFault(
-                f"every scale belongs to the group {side} it, zero points do not",
-                lambda w, step=step: _keep_zeros(_moved(w, step), w),  # type: ignore[misc]
-            )
+            undo = partial(_moved, step=step, has_zeros=False)
+            yield ExportFault(f"{words}, zero points do not", undo)
     yield ExportFault("scales of neighboring groups are swapped", _scales_swapped)
     for back in (False, True):
-        yield ExportFault(
-            "scales stand in the order of columns, not of rows",
-            lambda w, back=back: _scales_transposed(w, back),  # type: ignore[misc]
-        )
+        words = "scales stand in the order of columns, not of rows"
+        yield ExportFault(words, partial(_scales_transposed, back=back))
     yield ExportFault("scales are swizzled in tiles of 128 x 4", _unswizzled)
     yield ExportFault("scales stand along the wrong axis", _axes_exchanged, reformats=True)
     kind = "unsigned" if weight.element.startswith("u") else "signed"
     yield ExportFault(f"codes are read as {kind} and are not", _signs_read, reformats=True)
-    yield ExportFault("all signs are lost or flipped", lambda w: replace(w, scales=-w.scales))
+    yield ExportFault("all signs are lost or flipped", partial(_scaled, by=-1.0))
     if weight.zero_points is not None:
         for step in (1, -1):
             word = "high" if step > 0 else "low"
-            yield ExportFault(
-                f"zero points are 1 too {word}",
-                lambda w, step=step: replace(w, zero_points=_less(w.zero_points, step)),  # type: ignore[misc]
-            )
+            yield ExportFault(f"zero points are 1 too {word}", partial(_zeros_less, step=step))
         yield ExportFault(
             "zero points are left out", lambda w: replace(w, zero_points=None), reformats=True
         )
-    yield ExportFault("rows stand in another order: moved by one", lambda w: _rows_moved(w, 1))
+    yield ExportFault("rows stand in another order: moved by one", _rows_moved)
     is_square = weight.shape[0] == weight.shape[1]
     words = "its rows and columns are exchanged" if is_square else "every square part is transposed"
     yield ExportFault(words, _transposed)
@@ -197,8 +189,7 @@ def _axes_exchanged(weight: QuantizedWeight) -> QuantizedWeight | None:
     rows, columns = weight.elements.shape
     if rows != columns or weight.scales.numel() < 2 or weight.element in CONVENTIONS:
         return None
-    zeros = None if weight.zero_points is None else weight.zero_points.T
-    return replace(weight, scales=weight.scales.T, zero_points=zeros, tile=weight.tile[::-1])
+    return replace(_with_moved_scales(weight, lambda x: x.T), tile=weight.tile[::-1])
 
 
 def _signs_read(weight: QuantizedWeight) -> QuantizedWeight | None:
@@ -210,17 +201,25 @@ def _signs_read(weight: QuantizedWeight) -> QuantizedWeight | None:
     return replace(weight, element="int8", elements=signed.view(torch.int8), zero_points=None)
 
 
-def _less(zero_points: Tensor | None, step: int) -> Tensor | None:
-    return None if zero_points is None else zero_points - step
+def _scaled(weight: QuantizedWeight, by: float) -> QuantizedWeight:
+    return replace(weight, scales=weight.scales * by)
+
+
+def _zeros_less(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
+    zeros = weight.zero_points
+    return None if zeros is None else replace(weight, zero_points=zeros - step)
 
 
 def _pairs_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
-    rows, columns = weight.elements.shape
-    if columns % 2:
-        return None
-    pairs = _as_bytes(weight.elements).reshape(rows, -1, 2)
-    swapped = pairs.flip(2).reshape(rows, columns).view(weight.elements.dtype)
-    return replace(weight, elements=swapped)
+    rows, columns = weight.shape
+    return None if columns % 2 else _flipped(weight, (rows, -1, 2), 2)
+
+
+def _flipped(weight: QuantizedWeight, shape: tuple[int, int, int], axis: int) -> QuantizedWeight:
+    """Reverse the codes of each group, which are an axis of the codes in this shape."""
+    elements = weight.elements
+    codes = _as_bytes(elements).reshape(shape).flip(axis)
+    return replace(weight, elements=codes.reshape(elements.shape).view(elements.dtype))
 
 
 def _as_bytes(elements: Tensor) -> Tensor:
@@ -231,32 +230,24 @@ def _as_bytes(elements: Tensor) -> Tensor:
 
 def _words_reversed(weight: QuantizedWeight) -> QuantizedWeight | None:
     bits = int(weight.element[-1]) if weight.element.startswith(("int", "uint")) else 4
-    rows, columns = weight.elements.shape
+    rows, columns = weight.shape
     if bits not in (2, 4, 8) or columns % (32 // bits):
         return None
-    words = _as_bytes(weight.elements).reshape(rows, -1, 32 // bits)
-    reversed_words = words.flip(2).reshape(rows, columns).view(weight.elements.dtype)
-    return replace(weight, elements=reversed_words)
+    return _flipped(weight, (rows, -1, 32 // bits), 2)
 
 
 def _pairs_of_rows_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     """Swap codes that lie in one byte where a weight is packed along its rows."""
-    rows, columns = weight.elements.shape
-    if rows % 2:
-        return None
-    pairs = _as_bytes(weight.elements).reshape(-1, 2, columns)
-    swapped = pairs.flip(1).reshape(rows, columns).view(weight.elements.dtype)
-    return replace(weight, elements=swapped)
+    rows, columns = weight.shape
+    return None if rows % 2 else _flipped(weight, (-1, 2, columns), 1)
 
 
-def _moved(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
+def _moved(weight: QuantizedWeight, step: int, has_zeros: bool = True) -> QuantizedWeight | None:
+    """Move scales to other groups, and their zero points where these have moved, too."""
     if weight.scales.numel() < 2:
         return None
-    return _with_moved_scales(weight, lambda x: x.reshape(-1).roll(step).reshape(x.shape))
-
-
-def _keep_zeros(moved: QuantizedWeight | None, weight: QuantizedWeight) -> QuantizedWeight | None:
-    return None if moved is None else replace(moved, zero_points=weight.zero_points)
+    moved = _with_moved_scales(weight, lambda x: x.reshape(-1).roll(step).reshape(x.shape))
+    return moved if has_zeros else replace(moved, zero_points=weight.zero_points)
 
 
 def _with_moved_scales(
@@ -355,13 +346,10 @@ def _regrouped(weight: QuantizedWeight, parent: Tensor) -> QuantizedWeight | Non
     )
 
 
-def _rows_moved(weight: QuantizedWeight, step: int) -> QuantizedWeight:
+def _rows_moved(weight: QuantizedWeight) -> QuantizedWeight:
     def moved(x: Tensor) -> Tensor:
         if len(x) != len(weight.elements):
             return x
-        return _as_bytes(x).roll(-step, 0).view(x.dtype)
+        return _as_bytes(x).roll(-1, 0).view(x.dtype)
 
-    zeros = None if weight.zero_points is None else moved(weight.zero_points)
-    return replace(
-        weight, elements=moved(weight.elements), scales=moved(weight.scales), zero_points=zeros
-    )
+    return replace(_with_moved_scales(weight, moved), elements=moved(weight.elements))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,25 +18,24 @@ Shape = tuple[int, int]
 _local = threading.local()
 
 
-@dataclass(frozen=True)
 class Workspace:
     """Matrices of one chunk, the same as tiles [down, height, across, width], and as arrays.
 
     Tiles have zeros where a chunk ends before them. `zeros` and `mask` are of the chunk alone.
     """
 
-    shape: Shape
-    values: Tensor
-    value_tiles: Tensor
-    values_array: Array
-    parent: Tensor
-    parent_tiles: Tensor
-    ratios: Tensor
-    rounded: Tensor
-    rounded_array: Array
-    bits: Tensor
-    zeros: Array
-    mask: Array
+    def __init__(self, shape: Shape, tile: Shape, memory: Callable[..., Tensor]) -> None:
+        (rows, columns), (height, width) = shape, tile
+        tiled = -(-rows // height), height, -(-columns // width), width
+        self.shape = shape
+        self.value_tiles, self.parent_tiles = memory("values", tiled), memory("parent", tiled)
+        self.values, self.parent = self.cut(self.value_tiles), self.cut(self.parent_tiles)
+        self.ratios, self.rounded = memory("ratios", tiled), memory("rounded", tiled)
+        self.bits = memory("bits", tiled, torch.int32)
+        self.values_array: Array = self.values.numpy()
+        self.rounded_array: Array = self.cut(self.rounded).numpy()
+        self.zeros: Array = memory("zeros", shape, torch.bool).numpy()
+        self.mask: Array = memory("mask", shape, torch.bool).numpy()
 
     def cut(self, tiles: Tensor) -> Tensor:
         """View tiles as the chunk, without what was added to fit."""
@@ -61,36 +60,11 @@ class ChunkMemory:
         if work is None:
             while len(self._workspaces) >= SHAPES:
                 self._workspaces.pop(next(iter(self._workspaces)))
-            work = self._workspaces[key] = self._views(shape, (height, width))
+            work = self._workspaces[key] = Workspace(*key, self._memory)
         if shape != (work.value_tiles.shape[0] * height, work.value_tiles.shape[2] * width):
             work.value_tiles.zero_()
             work.parent_tiles.zero_()
         return work
-
-    def _views(self, shape: Shape, tile: Shape) -> Workspace:
-        (rows, columns), (height, width) = shape, tile
-        tiled = -(-rows // height), height, -(-columns // width), width
-        names = ("values", "parent", "ratios", "rounded")
-        values, parent, ratios, rounded = (self._memory(name, tiled) for name in names)
-
-        def cut(tiles: Tensor) -> Tensor:
-            return tiles.view(tiled[0] * height, tiled[2] * width)[:rows, :columns]
-
-        zeros, mask = (self._memory(name, shape, torch.bool).numpy() for name in ("zeros", "mask"))
-        return Workspace(
-            shape,
-            cut(values),
-            values,
-            cut(values).numpy(),
-            cut(parent),
-            parent,
-            ratios,
-            rounded,
-            cut(rounded).numpy(),
-            self._memory("bits", tiled, torch.int32),
-            zeros,
-            mask,
-        )
 
     def _memory(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32

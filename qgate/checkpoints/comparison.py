@@ -19,13 +19,14 @@ from qgate.checkpoints.graph_pairs import (
 )
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.methods.explanations import settle_methods
+from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
 from qgate.checkpoints.plain import tied_weights
-from qgate.checkpoints.recipe_files import read_recipe_file, write_out
+from qgate.checkpoints.recipe_files import recipe_of, write_out
 from qgate.checkpoints.recipe_texts import recipe_lines
-from qgate.checkpoints.recipes import Recipe, read_recipe
+from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
 from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.running import judgements
@@ -64,18 +65,20 @@ class CheckpointPair:
 
     def judge(self, weight: StoredWeight) -> Judgement:
         """Compare one weight with what is declared, and with its parent."""
+        return judge_weight(self._pair_of(weight))
+
+    def _pair_of(self, weight: StoredWeight) -> WeightPair:
         match = self.matches.get(weight.name)
-        return judge_weight(self.child, weight, self.parent, match, self.recipe)
+        return WeightPair(self.child, weight, self.parent, match, self.recipe)
 
     def worst_block(self, name: str) -> WorstBlock | None:
         """Find the worst block of a weight; None where it has no parent."""
         weight = next(weight for weight in self.weights if weight.name == name)
-        match = self.matches.get(name)
-        if self.parent is None or match is None or weight.packing is None:
+        if weight.packing is None:
             return None
         rows = WeightRows(self.child, weight, self.recipe.bits)
-        source = source_rows(self.child, self.parent, weight, match, rows)
-        return worst_block(name, rows, source)
+        source = source_rows(self._pair_of(weight), rows)
+        return None if source is None else worst_block(name, rows, source)
 
     def name_sources(self, record: CheckpointRecord) -> None:
         """Name the tensor of the parent that a weight unlike its counterpart was made from."""
@@ -104,11 +107,7 @@ class CheckpointPair:
 def open_pair(child: str, parent: str | None, recipe_file: str | None = None) -> CheckpointPair:
     """Open a checkpoint and its parent, and match their weights; an error if they are no pair."""
     stored = open_checkpoint(child)
-    recipe = (
-        read_recipe(child, stored.configuration)
-        if recipe_file is None
-        else read_recipe_file(recipe_file)
-    )
+    recipe = recipe_of(child, stored.configuration, recipe_file)
     weights = find_weights(stored)
     source = None if parent is None else _source(open_checkpoint(parent), weights)
     _check_quantized(child, weights, recipe)

@@ -32,7 +32,7 @@ class BlockConvention:
     """A format by its elements, and how right exporters quantize tiles.
 
     low, high    smallest and largest element
-    quantize     from rows x tiles x elements to values and to scales of tiles
+    quantize     from the convention and rows x tiles x elements to values and scales of tiles
     has_signs    scales may be negative
     excess_db    error of references over that of `quantize`
     levels       elements, where they are not all whole numbers from low to high
@@ -42,7 +42,7 @@ class BlockConvention:
 
     low: float
     high: float
-    quantize: Callable[[Tensor], Quantized]
+    quantize: Callable[[BlockConvention, Tensor], Quantized]
     has_signs: bool = False
     excess_db: float = 0.0
     levels: tuple[float, ...] = ()
@@ -51,7 +51,7 @@ class BlockConvention:
 
     def ideal(self, tiles: Tensor) -> Quantized:
         """Return what references make of tiles, with the error that they have on average."""
-        values, scales = self.quantize(tiles)
+        values, scales = self.quantize(self, tiles)
         excess = 10 ** (self.excess_db / 20)
         if self.book is not None:
             rows, ideals = tiles.flatten(0, 1), values.flatten(0, 1)
@@ -96,51 +96,36 @@ def _signed_largest(tiles: Tensor) -> Tensor:
     return torch.where(high >= -low, high, low)
 
 
-def signed_scale(high: int, stored: Callable[[Tensor], Tensor] = _half) -> Callable[..., Quantized]:
-    """Quantize to -high … high - 1: the largest element of a tile becomes -high."""
-
-    def quantize(tiles: Tensor) -> Quantized:
-        exact = _signed_largest(tiles) / -high
-        codes = (tiles / _usable(exact)).round_().clamp_(-high, high - 1)
-        scales = stored(exact)
-        return codes.mul_(scales), scales[..., 0]
-
-    return quantize
+def signed_scale(
+    to: BlockConvention, tiles: Tensor, stored: Callable[[Tensor], Tensor] = _half
+) -> Quantized:
+    """Quantize to low … -low - 1: the largest element of a tile becomes low."""
+    exact = _signed_largest(tiles) / to.low
+    codes = (tiles / _usable(exact)).round_().clamp_(to.low, -to.low - 1)
+    scales = stored(exact)
+    return codes.mul_(scales), scales[..., 0]
 
 
-def largest_scale(high: int, low: int) -> Callable[..., Quantized]:
-    """Quantize to low … high: the largest magnitude of a tile becomes high."""
-
-    def quantize(tiles: Tensor) -> Quantized:
-        exact = folded(torch.maximum, tiles.abs()) / high
-        codes = (tiles / _usable(exact)).round_().clamp_(low, high)
-        scales = _half(exact)
-        return codes.mul_(scales), scales[..., 0]
-
-    return quantize
+def largest_scale(to: BlockConvention, tiles: Tensor) -> Quantized:
+    """Quantize to low … -low: the largest magnitude of a tile becomes -low."""
+    exact = folded(torch.maximum, tiles.abs()) / -to.low
+    codes = (tiles / _usable(exact)).round_().clamp_(to.low, -to.low)
+    scales = _half(exact)
+    return codes.mul_(scales), scales[..., 0]
 
 
-def least_and_most(high: int) -> Callable[..., Quantized]:
+def least_and_most(to: BlockConvention, tiles: Tensor) -> Quantized:
     """Quantize to 0 … high from the least to the largest element of a tile."""
-
-    def quantize(tiles: Tensor) -> Quantized:
-        least = folded(torch.minimum, tiles)
-        exact = (folded(torch.maximum, tiles) - least) / high
-        codes = ((tiles - least) / _usable(exact)).round_().clamp_(0, high)
-        scales = _half(exact)
-        return codes.mul_(scales).add_(_half(least)), scales[..., 0]
-
-    return quantize
-
-
-def _in_blocks(x: Tensor, count: int) -> Tensor:
-    """View tiles as blocks x tiles of a block."""
-    return x.reshape(len(x), -1, count)
+    least = folded(torch.minimum, tiles)
+    exact = (folded(torch.maximum, tiles) - least) / to.high
+    codes = ((tiles - least) / _usable(exact)).round_().clamp_(0, to.high)
+    scales = _half(exact)
+    return codes.mul_(scales).add_(_half(least)), scales[..., 0]
 
 
 def _stepped(x: Tensor, count: int, low: int, high: int) -> Tensor:
     """Round numbers of tiles to multiples of a float16 number for each block of so many tiles."""
-    blocks = _in_blocks(x, count)
+    blocks = x.reshape(len(x), -1, count)
     if low < 0:
         whole = _half(_signed_largest(blocks) / low)
     else:
@@ -149,82 +134,60 @@ def _stepped(x: Tensor, count: int, low: int, high: int) -> Tensor:
     return steps.mul_(whole).reshape(x.shape)
 
 
-def stepped_scales_and_minima(high: int, count: int, steps: int) -> Callable[..., Quantized]:
+def scales_and_minima(to: BlockConvention, tiles: Tensor, steps: int) -> Quantized:
     """Quantize to 0 … high with minima at most 0; both are steps of a number for each block."""
-
-    def quantize(tiles: Tensor) -> Quantized:
-        least = folded(torch.minimum, tiles).clamp_(max=0)
-        scales = (folded(torch.maximum, tiles) - least).clamp_(min=0) / high
-        # The best scale and minimum for these codes, once.
-        codes = ((tiles - least) / _usable(scales)).round_().clamp_(0, high)
-        size = tiles.shape[2]
-        mean_code = folded(torch.add, codes) / size
-        mean = folded(torch.add, tiles) / size
-        codes -= mean_code
-        spread = folded(torch.add, codes.square())
-        fitted = folded(torch.add, codes * tiles) / _usable(spread)
-        minima = mean - fitted * mean_code
-        is_better = (spread > 0) & (fitted > 0) & (minima <= 0)
-        scales, least = (
-            torch.where(is_better, fitted, scales),
-            torch.where(is_better, minima, least),
-        )
-        scales = _stepped(scales[..., 0], count, 0, steps)[..., None]
-        minima = _stepped(-least[..., 0], count, 0, steps)[..., None]
-        codes = ((tiles + minima) / _usable(scales)).round_().clamp_(0, high)
-        return codes.mul_(scales).sub_(minima), scales[..., 0]
-
-    return quantize
+    least = folded(torch.minimum, tiles).clamp_(max=0)
+    scales = (folded(torch.maximum, tiles) - least).clamp_(min=0) / to.high
+    # The best scale and minimum for these codes, once.
+    codes = ((tiles - least) / _usable(scales)).round_().clamp_(0, to.high)
+    size = tiles.shape[2]
+    mean_code = folded(torch.add, codes) / size
+    mean = folded(torch.add, tiles) / size
+    codes -= mean_code
+    spread = folded(torch.add, codes.square())
+    fitted = folded(torch.add, codes * tiles) / _usable(spread)
+    minima = mean - fitted * mean_code
+    is_better = (spread > 0) & (fitted > 0) & (minima <= 0)
+    scales = torch.where(is_better, fitted, scales)
+    least = torch.where(is_better, minima, least)
+    scales = _stepped(scales, to.tiles, 0, steps)
+    minima = _stepped(-least, to.tiles, 0, steps)
+    codes = ((tiles + minima) / _usable(scales)).round_().clamp_(0, to.high)
+    return codes.mul_(scales).sub_(minima), scales[..., 0]
 
 
-def stepped_scales(low: int, high: int, count: int, steps: int) -> Callable[..., Quantized]:
+def stepped_scales(to: BlockConvention, tiles: Tensor, steps: int) -> Quantized:
     """Quantize to low … high with scales that are steps of a number for each block."""
-
-    def quantize(tiles: Tensor) -> Quantized:
-        scales = _signed_largest(tiles) / low
-        codes = (tiles / _usable(scales)).round_().clamp_(low, high)
-        energy = folded(torch.add, codes.square())
-        fitted = folded(torch.add, codes * tiles) / _usable(energy)
-        scales = torch.where(energy > 0, fitted, scales)
-        scales = _stepped(scales[..., 0], count, -steps, steps - 1)[..., None]
-        codes = (tiles / _usable(scales)).round_().clamp_(low, high)
-        return codes.mul_(scales), scales[..., 0]
-
-    return quantize
+    scales = _signed_largest(tiles) / to.low
+    codes = (tiles / _usable(scales)).round_().clamp_(to.low, to.high)
+    energy = folded(torch.add, codes.square())
+    fitted = folded(torch.add, codes * tiles) / _usable(energy)
+    scales = torch.where(energy > 0, fitted, scales)
+    scales = _stepped(scales, to.tiles, -steps, steps - 1)
+    codes = (tiles / _usable(scales)).round_().clamp_(to.low, to.high)
+    return codes.mul_(scales), scales[..., 0]
 
 
-def nearest_levels(
-    levels: tuple[float, ...], reach: float, count: int = 0, steps: int = 0
-) -> Callable[..., Quantized]:
+def nearest_levels(to: BlockConvention, tiles: Tensor, reach: float, steps: int = 0) -> Quantized:
     """Quantize to the nearest level; the largest magnitude of a tile is `reach` times the scale.
 
     Levels are those of positive numbers, where all of them are positive; signs are kept.
     """
-    rounded = partial(to_levels, levels)
-
-    def quantize(tiles: Tensor) -> Quantized:
-        scales = folded(torch.maximum, tiles.abs()) / reach
-        codes = rounded(tiles / _usable(scales))
-        energy = folded(torch.add, codes.square())
-        fitted = folded(torch.add, codes * tiles) / _usable(energy)
-        scales = torch.where(fitted > 0, fitted, scales)
-        if count:
-            scales = _stepped(scales[..., 0], count, 0, steps)[..., None]
-        codes = rounded(tiles / _usable(scales))
-        return codes * scales, scales[..., 0]
-
-    return quantize
+    scales = folded(torch.maximum, tiles.abs()) / reach
+    codes = to_levels(to.levels, tiles / _usable(scales))
+    energy = folded(torch.add, codes.square())
+    fitted = folded(torch.add, codes * tiles) / _usable(energy)
+    scales = torch.where(fitted > 0, fitted, scales)
+    if steps:
+        scales = _stepped(scales, to.tiles, 0, steps)
+    codes = to_levels(to.levels, tiles / _usable(scales))
+    return codes * scales, scales[..., 0]
 
 
-def largest_level(levels: tuple[float, ...]) -> Callable[[Tensor], Quantized]:
+def largest_level(to: BlockConvention, tiles: Tensor) -> Quantized:
     """Quantize to the nearest level, where the largest magnitude of a tile becomes 1."""
-    rounded = partial(to_levels, tuple(sorted(set(levels))))
-
-    def quantize(tiles: Tensor) -> Quantized:
-        scales = folded(torch.maximum, tiles.abs())
-        return rounded(tiles / _usable(scales)).mul_(scales), scales[..., 0]
-
-    return quantize
+    scales = folded(torch.maximum, tiles.abs())
+    return to_levels(to.levels, tiles / _usable(scales)).mul_(scales), scales[..., 0]
 
 
 def to_levels(levels: tuple[float, ...], x: Tensor) -> Tensor:
@@ -250,7 +213,7 @@ def _level_table(levels: tuple[float, ...]) -> Tensor:
     return listed[torch.bucketize(bins, (listed[1:] + listed[:-1]) / 2)]
 
 
-def mean_magnitude(tiles: Tensor) -> Quantized:
+def mean_magnitude(_: BlockConvention, tiles: Tensor) -> Quantized:
     """Quantize to -1 and 1 times the mean magnitude."""
     scales = _half(tiles.abs().mean(2, keepdim=True))
     return torch.where(tiles >= 0, scales, -scales), scales[..., 0]
@@ -279,35 +242,33 @@ def _book(
 ) -> BlockConvention:
     largest = levels[-1] + (0.0 if signs else 1 / DELTA)
     book = CodeBook(name, largest, signs) if signs else CodeBook(name, 1.5, shift=1 / DELTA)
-    quantize = nearest_levels(levels, levels[-1] * (1.05 if signs else 1.3), tiles, 31)
+    quantize = partial(nearest_levels, reach=levels[-1] * (1.05 if signs else 1.3), steps=31)
     return BlockConvention(
         -largest, largest, quantize, excess_db=excess_db, levels=levels, book=book, tiles=tiles
     )
 
 
 CONVENTIONS: Mapping[str, BlockConvention] = {
-    "q4_0": BlockConvention(-8, 7, signed_scale(8), has_signs=True),
-    "q4_1": BlockConvention(0, 15, least_and_most(15)),
-    "q5_0": BlockConvention(-16, 15, signed_scale(16), has_signs=True),
-    "q5_1": BlockConvention(0, 31, least_and_most(31)),
-    "q8_0": BlockConvention(-127, 127, largest_scale(127, -127)),
-    "q8_k": BlockConvention(-127, 127, signed_scale(127, lambda x: x), has_signs=True),
-    "q2_k": BlockConvention(0, 3, stepped_scales_and_minima(3, 16, 15), excess_db=0.35, tiles=16),
-    "q3_k": BlockConvention(-4, 3, stepped_scales(-4, 3, 16, 32), has_signs=True, tiles=16),
-    "q4_k": BlockConvention(0, 15, stepped_scales_and_minima(15, 8, 63), excess_db=-0.3, tiles=8),
-    "q5_k": BlockConvention(0, 31, stepped_scales_and_minima(31, 8, 63), excess_db=-0.2, tiles=8),
+    "q4_0": BlockConvention(-8, 7, signed_scale, has_signs=True),
+    "q4_1": BlockConvention(0, 15, least_and_most),
+    "q5_0": BlockConvention(-16, 15, signed_scale, has_signs=True),
+    "q5_1": BlockConvention(0, 31, least_and_most),
+    "q8_0": BlockConvention(-127, 127, largest_scale),
+    "q8_k": BlockConvention(-127, 127, partial(signed_scale, stored=lambda x: x), has_signs=True),
+    "q2_k": BlockConvention(0, 3, partial(scales_and_minima, steps=15), excess_db=0.35, tiles=16),
+    "q3_k": BlockConvention(-4, 3, partial(stepped_scales, steps=32), has_signs=True, tiles=16),
+    "q4_k": BlockConvention(0, 15, partial(scales_and_minima, steps=63), excess_db=-0.3, tiles=8),
+    "q5_k": BlockConvention(0, 31, partial(scales_and_minima, steps=63), excess_db=-0.2, tiles=8),
     "q6_k": BlockConvention(
-        -32, 31, stepped_scales(-32, 31, 16, 128), has_signs=True, excess_db=-0.2, tiles=16
+        -32, 31, partial(stepped_scales, steps=128), has_signs=True, excess_db=-0.2, tiles=16
     ),
     "q1_0": BlockConvention(-1, 1, mean_magnitude, levels=(-1.0, 1.0)),
-    "q2_0": BlockConvention(-1, 2, largest_scale(1, -1)),
-    "tq1_0": BlockConvention(-1, 1, largest_scale(1, -1)),
-    "tq2_0": BlockConvention(-1, 1, largest_scale(1, -1)),
-    "iq4_nl": BlockConvention(
-        -127, 113, nearest_levels(IQ4, 120), has_signs=True, excess_db=-0.65, levels=IQ4
-    ),
+    "q2_0": BlockConvention(-1, 2, largest_scale),
+    "tq1_0": BlockConvention(-1, 1, largest_scale),
+    "tq2_0": BlockConvention(-1, 1, largest_scale),
+    "iq4_nl": BlockConvention(-127, 113, partial(nearest_levels, reach=120), True, -0.65, IQ4),
     "iq4_xs": BlockConvention(
-        -127, 113, nearest_levels(IQ4, 120, 8, 31), True, -0.65, levels=IQ4, tiles=8
+        -127, 113, partial(nearest_levels, reach=120, steps=31), True, -0.65, IQ4, tiles=8
     ),
     "iq3_s": _book("IQ3_S", ODD, 8, "free", 0.95),
     "iq3_xxs": _book("IQ3_XXS", IQ3, 8, "even", 1.05),
@@ -316,7 +277,7 @@ CONVENTIONS: Mapping[str, BlockConvention] = {
     "iq2_s": _book("IQ2_S", IQ2, 16, "free", 1.5),
     "iq1_s": _book("IQ1_S", TERNARY, 8, "", 1.1),
     "iq1_m": _book("IQ1_S", TERNARY, 16, "", 0.95),
-    "nf4": BlockConvention(-1, 1, largest_level(NF4), levels=NF4),
-    "bnb_fp4": BlockConvention(-1, 1, largest_level(BNB_FP4), levels=tuple(sorted(set(BNB_FP4)))),
+    "nf4": BlockConvention(-1, 1, largest_level, levels=NF4),
+    "bnb_fp4": BlockConvention(-1, 1, largest_level, levels=tuple(sorted(set(BNB_FP4)))),
 }
 """The formats with a convention, by the name of the element."""

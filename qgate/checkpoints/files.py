@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from qgate.checkpoints.page import page
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.tables import findings_csv, weights_csv
+from qgate.records.plain_data import json_text
 from qgate.storage.output import write_all
 
 if TYPE_CHECKING:
@@ -18,15 +18,10 @@ DRAWN = 6
 """Weights whose worst block is on the page."""
 
 
-def record_json(record: CheckpointRecord) -> str:
-    """Write the record as JSON after checkpoint.schema.json."""
-    return json.dumps(record.to_dict(), indent=1, allow_nan=False) + "\n"
-
-
 def write_files(folder: Location, record: CheckpointRecord) -> Location:
     """Write all files into a folder, the page last, and return the page."""
     files = {
-        "checkpoint.json": record_json(record),
+        "checkpoint.json": json_text(record),
         "weights.csv": weights_csv(record),
         "findings.csv": findings_csv(record),
     }

@@ -1,12 +1,20 @@
-"""Words for what is wrong with one weight: its scales, its codes, its format."""
+"""Words for what is wrong with one weight, and weights whose error stands out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
+from typing import NamedTuple
 
 from qgate.checkpoints.recipes import DeclaredFormat, Recipe
-from qgate.checkpoints.record import CheckpointFinding, WeightFigures, WeightRecord
+from qgate.checkpoints.record import (
+    CheckpointFinding,
+    CheckpointRecord,
+    WeightFigures,
+    WeightRecord,
+)
 from qgate.text.numbers import decibels
 
 LIMIT_DB = 1.0
@@ -16,6 +24,11 @@ Scales of amax/7 against amax/7.5 of INT4 differ by 0.6 dB, the rules of MX by l
 """
 BETTER_DB = -3.0
 """Error so far below the ideal one that the weight was not quantized as it says."""
+LEAST_DB = 0.3
+"""Distance that right exporters' weights of one format stay under."""
+SPREADS = 6.0
+"""How many median distances from the median stand out."""
+_FEWEST = 4
 
 
 def scale_causes(figures: WeightFigures) -> Iterator[str]:
@@ -91,3 +104,45 @@ def same_format(stored: DeclaredFormat, declared: DeclaredFormat, columns: int =
         and stored.tile == declared.tile
         and (stored.has_zero_points or not declared.has_zero_points)
     )
+
+
+# Weights that stand out ---------------------------------------------------------------------------
+
+
+class OutlierWeight(NamedTuple):
+    """A weight, its relative error in dB, that of its format's median weight, and the limit.
+
+    limit_db  how far above the usual error one does not stand out
+    """
+
+    weight: WeightRecord
+    error_db: float
+    usual_db: float
+    limit_db: float
+
+
+def find_outliers(record: CheckpointRecord) -> list[OutlierWeight]:
+    """Return weights with much more error than others of one format and method, the worst first.
+
+    Those that have a finding are left out.
+    """
+    subjects = {finding.subject for finding in record.findings}
+    alike: dict[tuple[str, str], list[tuple[WeightRecord, float]]] = {}
+    for weight in record.weights:
+        error = None if weight.figures is None else weight.figures.error
+        if error is not None and error > 0:
+            entry = weight, 10 * math.log10(error)
+            alike.setdefault((weight.format, weight.method), []).append(entry)
+    outliers = []
+    for entries in alike.values():
+        if len(entries) < _FEWEST:
+            continue
+        usual = median(error for _, error in entries)
+        spread = median(abs(error - usual) for _, error in entries)
+        limit = max(LEAST_DB, SPREADS * spread)
+        outliers += [
+            OutlierWeight(weight, error, usual, limit)
+            for weight, error in entries
+            if error > usual + limit and weight.name not in subjects
+        ]
+    return sorted(outliers, key=lambda outlier: outlier.usual_db - outlier.error_db)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.packings import decode
 from qgate.checkpoints.pairing import ParentMatch, match_by_content
-from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightRecord
+from qgate.checkpoints.record import CheckpointRecord, WeightRecord
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import StoredWeight
 
@@ -161,14 +161,12 @@ def name_sources(
     }
     record.findings = [
         replace(finding, cause=words[finding.subject])
-        if words.get(finding.subject) and _is_about_codes(finding)
+        if words.get(finding.subject)
+        and finding.over_ideal_db is not None
+        and finding.cause.startswith(UNEXPLAINED)
         else finding
         for finding in record.findings
     ]
-
-
-def _is_about_codes(finding: CheckpointFinding) -> bool:
-    return finding.over_ideal_db is not None and finding.cause.startswith(UNEXPLAINED)
 
 
 def _source_words(weight: WeightRecord, source: ParentMatch | None, is_transposed: bool) -> str:

@@ -15,6 +15,7 @@ CHUNK = 1 << 18
 """Elements that are worked on at a time, so that they stay in the cache."""
 TALL = 512
 """Rows of a tile above which its rows are worked on in parts."""
+Slices = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
@@ -110,16 +111,9 @@ class QuantizedWeight:
     def rows(self, start: int, stop: int) -> QuantizedWeight:
         """Return rows that are whole tiles, or that lie in one row of tiles."""
         height = self.tile[0]
+        blocks = None if self.blocks is None else (self.blocks[0], self.blocks[1][start:stop])
         tiles = slice(start // height, -(-stop // height))
-        return replace(
-            self,
-            elements=self.elements[start:stop],
-            scales=self.scales[tiles],
-            zero_points=None if self.zero_points is None else self.zero_points[tiles],
-            scale_codes=None if self.scale_codes is None else self.scale_codes[tiles],
-            offsets=None if self.offsets is None else self.offsets[tiles],
-            blocks=None if self.blocks is None else (self.blocks[0], self.blocks[1][start:stop]),
-        )
+        return self._cut((slice(start, stop),), (tiles,), blocks)
 
     def in_order(self) -> QuantizedWeight:
         """Return the weight with its columns in the order of their tiles."""
@@ -132,15 +126,17 @@ class QuantizedWeight:
         """Return columns that are whole tiles."""
         width = self.tile[1]
         tiles = slice(start // width, -(-stop // width))
+        return self._cut((slice(None), slice(start, stop)), (slice(None), tiles), None)
+
+    def _cut(
+        self, elements: Slices, tiles: Slices, blocks: tuple[str, Tensor] | None
+    ) -> QuantizedWeight:
+        optional = (self.zero_points, self.scale_codes, self.offsets)
+        zeros, codes, offsets = (None if x is None else x[tiles] for x in optional)
         return replace(
-            self,
-            elements=self.elements[:, start:stop],
-            scales=self.scales[:, tiles],
-            zero_points=None if self.zero_points is None else self.zero_points[:, tiles],
-            scale_codes=None if self.scale_codes is None else self.scale_codes[:, tiles],
-            offsets=None if self.offsets is None else self.offsets[:, tiles],
-            blocks=None,
-        )
+            self, elements=self.elements[elements], scales=self.scales[tiles], zero_points=zeros,
+            scale_codes=codes, offsets=offsets, blocks=blocks,
+        )  # fmt: skip
 
 
 def row_spans(shape: tuple[int, int], height: int, together: int = 1) -> Iterator[tuple[int, int]]:
@@ -226,6 +222,16 @@ def side_of(length: int, count: int) -> int | None:
     return None
 
 
+def as_rows(x: Tensor) -> Tensor:
+    """View a tensor as a matrix: a vector is one row, and all axes but the last are rows."""
+    return x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x.reshape(1, -1)
+
+
+def fp8_name(elements: Tensor) -> str:
+    """Return the element format of FP8 values."""
+    return "fp8_e5m2" if elements.dtype == torch.float8_e5m2 else "fp8_e4m3"
+
+
 def from_nibbles(packed: Tensor) -> Tensor:
     """Return the FP4 values of bytes with two codes each, the low one first, in units of 0.5."""
     return _looked_up(packed, FP4_PAIRS)
@@ -236,7 +242,12 @@ def from_words(packed: Tensor, bits: int, count: int) -> Tensor:
     if bits == 3:
         return _from_stream(packed, bits, count)
     codes = packed.reshape(-1).contiguous().view(torch.uint8).reshape(*packed.shape[:-1], -1)
-    return (codes if bits == 8 else _looked_up(codes, _CODES[bits]))[..., :count]
+    return from_bytes(codes, bits)[..., :count]
+
+
+def from_bytes(packed: Tensor, bits: int) -> Tensor:
+    """Return the unsigned codes of bytes along the last axis, the lowest bits first."""
+    return packed if bits == 8 else _looked_up(packed, _CODES[bits])
 
 
 def _looked_up(packed: Tensor, table: Tensor) -> Tensor:

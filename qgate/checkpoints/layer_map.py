@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from qgate.charts.heat import margin_step
 from qgate.checkpoints.findings import LIMIT_DB
 from qgate.checkpoints.recipe_texts import fold_numbers
-from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightRecord
+from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, WeightRecord, worst_first
 from qgate.text import decibels
 
 NO_LAYER = "–"
@@ -28,12 +28,7 @@ class MapCell:
     @property
     def worst(self) -> tuple[WeightRecord, float] | None:
         """Return the weight with the most error over ideal."""
-        measured = [
-            (weight, weight.figures.over_ideal_db)
-            for weight in self.weights
-            if weight.figures is not None and weight.figures.over_ideal_db is not None
-        ]
-        return max(measured, key=lambda pair: pair[1], default=None)
+        return next(iter(worst_first(self.weights)), None)
 
     def view(self, anchors: Mapping[str, str]) -> dict[str, str]:
         """Return text, color, words and link of the cell."""

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.bnb_weights import weights_of_4bit
+from qgate.checkpoints.bnb_weights import PACKINGS_OF_4_BITS
 from qgate.checkpoints.gguf.weights import block_weights
 from qgate.checkpoints.grids import (
     FP4_UNIT,
     QuantizedWeight,
+    as_rows,
     decode_e8m0,
+    fp8_name,
     from_nibbles,
     from_words,
 )
@@ -32,7 +34,7 @@ from qgate.errors import QgateError, first_line
 def _packed_integers(parts: Parts) -> QuantizedWeight:
     """Decode pack-quantized of compressed-tensors: offset binary integers in words of 32 bits."""
     columns = int(parts["weight_shape"].reshape(-1)[-1])
-    words = _as_rows(parts["weight_packed"])
+    words = as_rows(parts["weight_packed"])
     bits = parts.bits or _bits_of(words.shape[-1], columns, parts.name)
     elements = _signed(from_words(words, bits, columns), bits)
     shape = len(elements), elements.shape[1]
@@ -63,15 +65,13 @@ def _plain(parts: Parts) -> QuantizedWeight:
     """Decode integers or FP8 beside scales by which they are multiplied."""
     weight = parts["weight"]
     ending = "weight_scale" if "weight_scale" in parts.tensors else "weight_scale_inv"
-    shape = len(_as_rows(weight)), weight.shape[-1]
-    element = {torch.int8: "int8", torch.uint8: "uint8"}.get(weight.dtype) or (
-        "fp8_e5m2" if weight.dtype == torch.float8_e5m2 else "fp8_e4m3"
-    )
+    shape = len(as_rows(weight)), weight.shape[-1]
+    element = {torch.int8: "int8", torch.uint8: "uint8"}.get(weight.dtype) or fp8_name(weight)
     scales, tile = parts.fit_tile(ending, parts[ending].float(), shape)
     zeros = parts.get("weight_zero_point")
     return QuantizedWeight(
         element,
-        _as_rows(weight),
+        as_rows(weight),
         scales,
         tile,
         None if zeros is None else parts.fit_tile("weight_zero_point", zeros.float(), shape)[0],
@@ -82,14 +82,14 @@ def _nvfp4(parts: Parts) -> QuantizedWeight:
     """Decode FP4 in blocks of 16 with E4M3 scales and one more scale of the tensor."""
     packed = parts.get("weight_packed", "weight")
     assert packed is not None
-    codes = from_nibbles(_as_rows(packed))
+    codes = from_nibbles(as_rows(packed))
     stored = parts["weight_scale"]
     divisor = parts.get("weight_global_scale")
     whole = parts["weight_scale_2"].float() if divisor is None else 1 / divisor.float()
     shape = len(codes), codes.shape[1]
-    scales, tile = parts.fit_tile("weight_scale", _as_rows(stored).float(), shape)
+    scales, tile = parts.fit_tile("weight_scale", as_rows(stored).float(), shape)
     return QuantizedWeight(
-        "fp4_e2m1", codes, scales * whole.reshape(-1, 1), tile, scale_codes=_as_rows(stored),
+        "fp4_e2m1", codes, scales * whole.reshape(-1, 1), tile, scale_codes=as_rows(stored),
         unit=FP4_UNIT,
     )  # fmt: skip
 
@@ -104,9 +104,9 @@ def _mxfp4(parts: Parts) -> QuantizedWeight:
     codes = from_nibbles(blocks.reshape(stored.numel() // stored.shape[-1], -1))
     ending = "weight_scale" if "weight_scale" in parts.tensors else "scales"
     shape = len(codes), codes.shape[1]
-    scales, tile = parts.fit_tile(ending, decode_e8m0(_as_rows(stored)), shape)
+    scales, tile = parts.fit_tile(ending, decode_e8m0(as_rows(stored)), shape)
     return QuantizedWeight(
-        "fp4_e2m1", codes, scales, tile, scale_codes=_as_rows(stored), unit=FP4_UNIT
+        "fp4_e2m1", codes, scales, tile, scale_codes=as_rows(stored), unit=FP4_UNIT
     )
 
 
@@ -170,92 +170,82 @@ def _bnb_int8(parts: Parts) -> QuantizedWeight:
     )
 
 
-def _as_rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x.reshape(1, -1)
-
-
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _FLOATS = ("F32", "BF16", "F16")
 PACKINGS = (
     Packing(
         "compressed-tensors NVFP4",
-        {"weight_packed": ("U8",), "weight_scale": ("F8_E4M3",), "weight_global_scale": ("F32",)},
-        (),
         _nvfp4,
+        {"weight_packed": ("U8",), "weight_scale": ("F8_E4M3",), "weight_global_scale": ("F32",)},
         by_rows=("weight_packed", "weight_scale"),
     ),
     Packing(
         "compressed-tensors MXFP4",
-        {"weight_packed": ("U8",), "weight_scale": ("U8", "F8_E8M0")},
-        (),
         _mxfp4,
+        {"weight_packed": ("U8",), "weight_scale": ("U8", "F8_E8M0")},
         by_rows=("weight_scale", "weight_packed"),
     ),
     Packing(
         "compressed-tensors packed integers",
+        _packed_integers,
         {
             "weight_packed": ("I32",),
             "weight_scale": _FLOATS,
             "weight_shape": ("I64", "I32"),
             "weight_zero_point": ("I32",),
         },
-        ("weight_zero_point",),
-        _packed_integers,
+        optional=("weight_zero_point",),
         by_rows=("weight_packed", "weight_scale", "weight_zero_point"),
     ),
     Packing(
         "ModelOpt NVFP4",
-        {"weight": ("U8",), "weight_scale": ("F8_E4M3",), "weight_scale_2": ("F32",)},
-        (),
         _nvfp4,
+        {"weight": ("U8",), "weight_scale": ("F8_E4M3",), "weight_scale_2": ("F32",)},
         by_rows=("weight", "weight_scale"),
     ),
     Packing(
         "FP8 tiles with inverse scales",
-        {"weight": _FP8, "weight_scale_inv": _FLOATS},
-        (),
         _plain,
+        {"weight": _FP8, "weight_scale_inv": _FLOATS},
         by_rows=("weight", "weight_scale_inv"),
     ),
     Packing(
         "values beside scales",
+        _plain,
         {
             "weight": (*_FP8, "I8"),
             "weight_scale": _FLOATS,
             "weight_zero_point": ("I8", "F32", "BF16", "F16"),
         },
-        ("weight_zero_point",),
-        _plain,
+        optional=("weight_zero_point",),
         by_rows=("weight", "weight_scale", "weight_zero_point"),
     ),
     Packing(
         "bitsandbytes INT8",
-        {"weight": ("I8",), "SCB": ("F32", "F16"), "weight_format": ("U8",)},
-        ("weight_format",),
         _bnb_int8,
+        {"weight": ("I8",), "SCB": ("F32", "F16"), "weight_format": ("U8",)},
+        optional=("weight_format",),
         by_rows=("weight", "SCB"),
     ),
     Packing(
         "GPTQ",
-        {"qweight": ("I32",), "qzeros": ("I32",), "scales": _FLOATS, "g_idx": ("I32",)},
-        (),
         _gptq,
+        {"qweight": ("I32",), "qzeros": ("I32",), "scales": _FLOATS, "g_idx": ("I32",)},
         by_columns=("scales", "qweight", "qzeros"),
     ),
     Packing(
         "AWQ",
-        {"qweight": ("I32",), "qzeros": ("I32",), "scales": _FLOATS},
-        (),
         _awq,
+        {"qweight": ("I32",), "qzeros": ("I32",), "scales": _FLOATS},
         by_columns=("scales", "qweight", "qzeros"),
     ),
     Packing(
         "MXFP4 blocks",
-        {"blocks": ("U8",), "scales": ("U8",)},
-        (),
         _mxfp4,
+        {"blocks": ("U8",), "scales": ("U8",)},
         by_rows=("scales", "blocks"),
     ),
+    *PACKINGS_OF_4_BITS,
 )
 
 
@@ -265,15 +255,16 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     grouped = {entry.name for weight in weights for entry in weight.parts.values()}
     for packing in () if checkpoint.has_graph else PACKINGS:
         first = next(iter(packing.parts))
-        for name in checkpoint.entries:
-            prefix, separator = _prefix(name, first)
-            if separator is None or name in grouped:
+        for entry_name in checkpoint.entries:
+            prefix, separator = _prefix(entry_name, first)
+            if separator is None or entry_name in grouped:
                 continue
             parts = _parts(checkpoint, packing, prefix, separator)
             if parts is None or grouped & {entry.name for entry in parts.values()}:
                 continue
             grouped |= {entry.name for entry in parts.values()}
-            weights.append(StoredWeight(_logical_name(prefix, separator), packing, parts))
+            name = f"{prefix}.weight" if separator == "." else prefix
+            weights.append(StoredWeight(name, packing, parts))
     weights += [
         StoredWeight(name, None, {"": entry})
         for name, entry in checkpoint.entries.items()
@@ -284,27 +275,21 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
 
 
 def _described_weights(checkpoint: Checkpoint) -> Iterator[StoredWeight]:
-    """Yield weights that types of tensors, heads of files or stored states describe."""
+    """Yield weights that graphs, types of tensors or heads of files describe."""
     for graph_weight in checkpoint.weights or ():
         entries = {role: checkpoint.entries[name] for role, name in graph_weight.parts.items()}
         yield StoredWeight(graph_weight.name, _packing_of(graph_weight), entries)
-    for finder in (block_weights, torchao_weights, weights_of_4bit):
-        for weight in finder(checkpoint):
-            packing = Packing(
-                weight.packing, {}, (), weight.decode, weight.by_rows, count_rows=weight.count_rows
-            )
-            yield StoredWeight(weight.name, packing, weight.parts)
+    for finder in (block_weights, torchao_weights):
+        yield from finder(checkpoint)
 
 
 def _packing_of(weight: GraphWeight) -> Packing:
     return Packing(
         weight.packing,
-        {},
-        (),
         lambda parts: weight.decode(parts.tensors),
-        weight.by_rows,
-        weight.by_columns,
-        (lambda _checkpoint, _parts: weight.rows) if weight.rows else None,
+        by_rows=weight.by_rows,
+        by_columns=weight.by_columns,
+        count_rows=(lambda _checkpoint, _parts: weight.rows) if weight.rows else None,
     )
 
 
@@ -327,10 +312,6 @@ def _parts(
         elif ending not in packing.optional or entry is not None:
             return None
     return parts
-
-
-def _logical_name(prefix: str, separator: str) -> str:
-    return f"{prefix}.weight" if separator == "." else prefix
 
 
 def decode(checkpoint: Checkpoint, weight: StoredWeight, bits: int = 0) -> QuantizedWeight:

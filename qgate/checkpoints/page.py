@@ -15,9 +15,8 @@ from urllib.parse import urlencode
 from qgate.charts.heat import margin_legend, margin_step
 from qgate.charts.pages import Cell, Evidence, HeadView, number, render
 from qgate.charts.svg import LIGHT, STYLE
-from qgate.checkpoints.findings import BETTER_DB, LIMIT_DB
+from qgate.checkpoints.findings import BETTER_DB, LIMIT_DB, OutlierWeight, find_outliers
 from qgate.checkpoints.layer_map import LayerMap
-from qgate.checkpoints.outliers import OutlierWeight, find_outliers
 from qgate.checkpoints.plots import Octaves, add_octaves, block_chart, scale_histogram
 from qgate.checkpoints.recipe_texts import plan_texts, recipe_file_lines
 from qgate.checkpoints.record import (
@@ -26,9 +25,9 @@ from qgate.checkpoints.record import (
     ScaleFigures,
     WeightFigures,
     WeightRecord,
+    ranked,
     worst_first,
 )
-from qgate.checkpoints.tables import ranked
 from qgate.checkpoints.texts import FORMAT_HEADINGS, distance_text, format_rows, headline, totals
 from qgate.text import brief, counted, decibels, percent, shortened
 
@@ -62,7 +61,7 @@ def page(record: CheckpointRecord, files: Sequence[str]) -> str:
     outliers = find_outliers(record)
     verdicts = _verdicts(record, outliers)
     order = list(_VERDICTS)
-    weights = sorted(ranked(record), key=lambda weight: order.index(verdicts[weight.name]))
+    weights = sorted(ranked(record.weights), key=lambda weight: order.index(verdicts[weight.name]))
     head = [name for name in _HEAD if name != "method" or any(w.method for w in weights)]
     words = head.index(_FIGURES[0])
     rows = [_row(f"w{at}", w, verdicts[w.name], words) for at, w in enumerate(weights[:MOST_ROWS])]
@@ -220,7 +219,7 @@ def _scales(record: CheckpointRecord) -> Iterator[tuple[str, Octaves]]:
     """Yield histograms of all scales of each format, then of single weights: those found first."""
     by_format: dict[str, list[Octaves]] = {}
     single: dict[str, ScaleFigures] = {}
-    for weight in ranked(record):
+    for weight in ranked(record.weights):
         if weight.figures is not None and weight.figures.scales.octaves is not None:
             by_format.setdefault(weight.format, []).append(weight.figures.scales.octaves)
             single[weight.name] = weight.figures.scales

@@ -15,12 +15,11 @@ from qgate.checkpoints.compute import squared
 from qgate.checkpoints.gguf.layouts import ParentLayout, parent_layouts
 from qgate.checkpoints.methods.compared_rows import ComparedRows
 from qgate.checkpoints.methods.explanations import explain_change
-from qgate.checkpoints.methods.surroundings import Surroundings
+from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
 from qgate.checkpoints.rows import ContiguousRows, MatrixColumns, ParentRows
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
-from qgate.checkpoints.weight_parts import StoredWeight
 
 STEP = 1 << 18
 """Elements that are compared at a time."""
@@ -28,28 +27,25 @@ UNWRITTEN = 1e15
 """Magnitude that no parameter has; memory that was not written has it often."""
 
 
-def judge_plain(
-    child: Checkpoint,
-    weight: StoredWeight,
-    parent: Checkpoint | None,
-    match: ParentMatch | None,
-    layer: Surroundings | None = None,
-) -> tuple[WeightRecord, list[CheckpointFinding]]:
+def judge_plain(pair: WeightPair) -> tuple[WeightRecord, list[CheckpointFinding]]:
     """Compare a tensor that is not quantized: equal bits, or a cast of the parent's."""
+    child, weight, parent, match = pair.child, pair.weight, pair.parent, pair.match
+    tensors: PlainTensors | None = None
+    sums = ValueSums()
     entry = next(iter(weight.parts.values()))
     count = math.prod(entry.shape)
     result = WeightRecord(weight.name, "", entry.dtype, weight.size, count)
-    tensors = PlainTensors(child, entry, parent, match)
     outcome = cause = ""
     if parent is not None and match is not None:
-        layouts = parent_layouts(child, parent, weight.name, match)
-        outcome, cause = tensors.outcome_in(layouts)
+        tensors = PlainTensors(child, entry, parent, match)
+        outcome, cause = tensors.outcome_in(parent_layouts(child, parent, weight.name, match))
+        sums = tensors.sums
         result = replace(result, parents=match.names, matched=match.how, outcome=outcome)
     else:
-        tensors.look()
-    causes = list(tensors.memory_causes(is_parents=outcome in ("equal", "cast")))
-    if cause and not causes:
-        compared = tensors.compared()
+        sums.look(child, entry)
+    causes = list(_memory_causes(entry, sums, is_parents=outcome in ("equal", "cast")))
+    if tensors is not None and cause and not causes:
+        compared, layer = tensors.compared(), pair.surroundings
         if layer is not None and compared is not None:
             method, undone_by = explain_change(layer, compared)
             result = replace(result, method=method, undone_by=undone_by)
@@ -66,6 +62,13 @@ class ValueSums:
     first: float | None = None
     is_constant: bool = True
     is_float: bool = False
+
+    def look(self, checkpoint: Checkpoint, entry: StoredEntry) -> None:
+        """Add all values of a tensor."""
+        rows = ContiguousRows(checkpoint, entry.name, 1)
+        count = math.prod(entry.shape)
+        for start in range(0, count, STEP):
+            self.add(rows[start : min(start + STEP, count)])
 
     def add(self, values: Tensor) -> None:
         self.see_constant(values)
@@ -100,40 +103,15 @@ class PlainTensors:
 
     child: Checkpoint
     entry: StoredEntry
-    parent: Checkpoint | None
-    match: ParentMatch | None
+    parent: Checkpoint
+    match: ParentMatch
     sums: ValueSums = field(default_factory=ValueSums)
     layout: ParentLayout = field(default_factory=ParentLayout)
-
-    def look(self) -> None:
-        """Add up what is seen of the values alone."""
-        rows = ContiguousRows(self.child, self.entry.name, 1)
-        count = math.prod(self.entry.shape)
-        for start in range(0, count, STEP):
-            self.sums.add(rows[start : min(start + STEP, count)])
-
-    def memory_causes(self, *, is_parents: bool) -> Iterator[str]:
-        """Name values that no training leaves: NaN, a constant matrix, memory nothing wrote."""
-        sums, count = self.sums, math.prod(self.entry.shape)
-        if self.entry.dtype.startswith("F8_"):
-            yield (
-                f"it is {self.entry.dtype} without scales: codes are stored, and not what they mean"
-            )
-        elif sums.not_finite:
-            yield f"{sums.not_finite:,} of {count:,} values are NaN or infinite"
-        elif is_parents or not sums.is_float:
-            return
-        elif sums.is_constant and len(self.entry.shape) > 1 and count > 1:
-            yield f"all values are {sums.first_text}: nothing wrote them"
-        elif sums.largest > UNWRITTEN:
-            yield f"values are as large as {sums.largest:.2g}: it is memory that nothing wrote"
 
     def compared(self) -> ComparedRows | None:
         """Return both as rows; None for what is no matrix of the parent's shape."""
         shape = self.entry.shape
-        if self.parent is None or self.match is None or len(shape) != 2:
-            return None
-        if self._source_shape(self.parent) != shape:
+        if len(shape) != 2 or self._source_shape() != shape:
             return None
         matrix = shape[0], shape[1]
         own = ContiguousRows(self.child, self.entry.name, shape[1])
@@ -154,18 +132,16 @@ class PlainTensors:
 
     def outcome(self) -> tuple[str, str]:
         """Say what became of the parent's tensor, and what is wrong with it."""
-        assert self.parent is not None
-        assert self.match is not None
-        shape = self._source_shape(self.parent)
+        shape = self._source_shape()
         # Of several tensors, such as experts, only the rows are told by shapes.
         count = math.prod(self.entry.shape)
         is_stacked = len(self.match.names) > 1 and math.prod(shape) == count
         if self.entry.shape != shape and not is_stacked:
-            self.look()
+            self.sums.look(self.child, self.entry)
             return "changed", f"it has shape {self.entry.shape}, the parent's has {shape}"
         is_equal = is_cast = True
         parents = ValueSums()
-        for values, source in self._parts(self.parent):
+        for values, source in self._parts():
             self.sums.add(values)
             is_equal = is_equal and values.dtype == source.dtype and _same(values, source)
             if is_equal:
@@ -179,40 +155,38 @@ class PlainTensors:
             return "cast", ""
         if self.sums.is_constant and not parents.is_constant:
             return "changed", f"all values are {self.sums.first_text}, the parent's are not"
-        error = self._error(self.parent)
+        error = self._error()
         return "changed", f"it is not quantized and not the parent's: relative error {error:.2g}"
 
-    def _error(self, parent: Checkpoint) -> float:
+    def _error(self) -> float:
         """Read again for the relative error."""
         energy = total = 0.0
-        for values, source in self._parts(parent):
+        for values, source in self._parts():
             other = source.double()
             energy += squared(other)
             total += squared(values.double().sub_(other))
         return total / (energy or 1.0)
 
-    def _source_shape(self, parent: Checkpoint) -> tuple[int, ...]:
-        assert self.match is not None
-        shapes = [parent.entries[name].shape for name in self.match.names]
+    def _source_shape(self) -> tuple[int, ...]:
+        shapes = [self.parent.entries[name].shape for name in self.match.names]
         if len(shapes) == 1:
             return shapes[0][::-1] if self.match.transposed else shapes[0]
         return sum(shape[0] if shape else 1 for shape in shapes), *shapes[0][1:]
 
-    def _parts(self, parent: Checkpoint) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Read both, some elements at a time."""
-        assert self.match is not None
         if self.match.transposed:
-            yield from self._turned_parts(parent, self.match.names[0])
+            yield from self._turned_parts()
             return
         own = ContiguousRows(self.child, self.entry.name, 1)
         offset = 0
         for name in self.match.names:
-            shape = parent.entries[name].shape
+            shape = self.parent.entries[name].shape
             count = math.prod(shape)
             # Elements one by one, or the rows that a layout may reorder.
             columns = shape[1] if len(shape) == 2 and shape[1] and self.layout.heads else 1
             rows = count // columns
-            source = self.layout.of(ContiguousRows(parent, name, columns), rows)
+            source = self.layout.of(ContiguousRows(self.parent, name, columns), rows)
             step = max(1, STEP // columns)
             for start in range(0, rows, step):
                 stop = min(start + step, rows)
@@ -220,21 +194,35 @@ class PlainTensors:
                 yield values, source[start:stop].reshape(values.shape)
             offset += count
 
-    def _turned_parts(self, parent: Checkpoint, name: str) -> Iterator[tuple[Tensor, Tensor]]:
+    def _turned_parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Read rows of the child beside columns of the parent."""
         rows, columns = self.entry.shape
         own = ContiguousRows(self.child, self.entry.name, columns)
-        source = MatrixColumns(parent, name, (columns, rows))
+        source = MatrixColumns(self.parent, self.match.names[0], (columns, rows))
         step = max(1, STEP // max(1, columns))
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             yield own[start:stop], source[start:stop]
 
 
+def _memory_causes(entry: StoredEntry, sums: ValueSums, *, is_parents: bool) -> Iterator[str]:
+    """Name values that no training leaves: NaN, a constant matrix, memory nothing wrote."""
+    count = math.prod(entry.shape)
+    if entry.dtype.startswith("F8_"):
+        yield f"it is {entry.dtype} without scales: codes are stored, and not what they mean"
+    elif sums.not_finite:
+        yield f"{sums.not_finite:,} of {count:,} values are NaN or infinite"
+    elif is_parents or not sums.is_float:
+        return
+    elif sums.is_constant and len(entry.shape) > 1 and count > 1:
+        yield f"all values are {sums.first_text}: nothing wrote them"
+    elif sums.largest > UNWRITTEN:
+        yield f"values are as large as {sums.largest:.2g}: it is memory that nothing wrote"
+
+
 def tied_weights(child: Checkpoint) -> Iterator[CheckpointFinding]:
     """Find an output layer that is said to be the embedding, and differs from it."""
-    configuration = child.configuration.get("config.json")
-    if not isinstance(configuration, dict) or not configuration.get("tie_word_embeddings", False):
+    if not child.model_settings.get("tie_word_embeddings", False):
         return
     heads = [name for name in child.entries if name.endswith(f"{TIED}.weight")]
     embeddings = [name for name in child.entries if re.search(r"(embed_tokens|wte)\.weight$", name)]

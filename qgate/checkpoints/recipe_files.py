@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qgate.checkpoints.accounting import is_skipped
-from qgate.checkpoints.recipes import DeclaredFormat, Recipe, RecipeGroup
+from qgate.checkpoints.recipes import DeclaredFormat, Recipe, RecipeGroup, Settings, read_recipe
 from qgate.checkpoints.record import CheckpointRecord, RecipeEntry, WrittenRecipe
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.errors import QgateError, unknown
@@ -34,6 +34,11 @@ ELEMENTS = (
 """Elements that share scales as an entry says."""
 ENTRY_KEYS = ("format", "granularity", "block", "zero_points")
 METHOD = "a recipe file"
+
+
+def recipe_of(label: str, configuration: Settings, file: str | None) -> Recipe:
+    """Return the recipe in a file, or without one that which a checkpoint declares."""
+    return read_recipe(label, configuration) if file is None else read_recipe_file(file)
 
 
 def read_recipe_file(path: str) -> Recipe:

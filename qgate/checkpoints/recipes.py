@@ -131,7 +131,8 @@ def _gptq(settings: Settings) -> Recipe:
     size = settings.get("group_size")
     columns = size if isinstance(size, int) and size > 0 else None
     declared = DeclaredFormat(f"uint{bits}", (1, columns), has_zero_points=True)
-    return Recipe("gptq", (RecipeGroup(("Linear",), declared),), _lm_head(settings), bits)
+    skipped = () if settings.get("lm_head") is True else ("lm_head",)
+    return Recipe("gptq", (RecipeGroup(("Linear",), declared),), skipped, bits)
 
 
 GPTQ_LAYOUTS = {"gptq": 1, "gptq_v2": 0}
@@ -141,8 +142,8 @@ AWQ_LAYOUTS = ("gemm",)
 
 def gptq_zero_offset(files: Settings) -> int:
     """Return by how much zero points of GPTQ are stored too low, as configurations say."""
-    for settings in _declared_settings(files):
-        layout = settings.get("checkpoint_format")
+    for file, path, _ in CONFIGURED:
+        layout = (_settings_of(files, file, path) or {}).get("checkpoint_format")
         if isinstance(layout, str) and layout in GPTQ_LAYOUTS:
             return GPTQ_LAYOUTS[layout]
     return 1
@@ -223,7 +224,8 @@ def _torchao(settings: Settings) -> Recipe:
     if declared is None:
         return Recipe("torchao", (), _texts(settings, "modules_to_not_convert"))
     element, columns = declared
-    element = TORCHAO_NAMES.get(_data(data, "weight_dtype"), _data(data, "weight_dtype")) or element
+    dtype = data_of(data, "weight_dtype")
+    element = TORCHAO_NAMES.get(dtype, dtype) or element
     granularity = data.get("granularity", data.get("weight_granularity"))
     tile: tuple[int | None, int | None] = (1, columns)
     if isinstance(granularity, Mapping):
@@ -233,7 +235,8 @@ def _torchao(settings: Settings) -> Recipe:
     return Recipe("torchao", (RecipeGroup(("Linear",), DeclaredFormat(element, tile)),), skipped)
 
 
-def _data(settings: Settings, name: str) -> str:
+def data_of(settings: Settings, name: str) -> str:
+    """Return a dtype as torchao writes one; empty where there is none."""
     value = settings.get(name)
     return str(value.get("_data", "")) if isinstance(value, Mapping) else ""
 
@@ -291,16 +294,10 @@ CONFIGURED = (
 
 
 def _settings_of(files: Settings, file: str, path: str) -> Settings | None:
-    configuration = files.get(file)
-    settings = configuration
-    if path and isinstance(configuration, Mapping):
-        settings = configuration.get(path)
+    settings = files.get(file)
+    if path and isinstance(settings, Mapping):
+        settings = settings.get(path)
     return settings if isinstance(settings, Mapping) else None
-
-
-def _declared_settings(files: Settings) -> Iterable[Settings]:
-    listed = (_settings_of(files, file, path) for file, path, _ in CONFIGURED)
-    return (settings for settings in listed if settings is not None)
 
 
 def _parsed(where: str, method: str, settings: Settings) -> Recipe:
@@ -334,7 +331,3 @@ def _texts(settings: Settings, name: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise ValueError(f"{name} is {value!r}")
     return tuple(value)
-
-
-def _lm_head(settings: Settings) -> tuple[str, ...]:
-    return () if settings.get("lm_head") is True else ("lm_head",)

@@ -192,9 +192,7 @@ class CheckpointRecord(Overviewed):
         ]
         if count > _SHOWN:
             lines.append(f"… and {count - _SHOWN} more in .findings")
-        measured = [weight for weight, _ in worst_first(self.weights)]
-        names = {weight.name for weight in measured}
-        weights = [*measured, *(weight for weight in self.weights if weight.name not in names)]
+        weights = ranked(self.weights)
         return Overview(title, weights, _weight_row, "weight", lines, "over ideal (dB)")
 
 
@@ -216,3 +214,11 @@ def worst_first(weights: Sequence[WeightRecord]) -> list[tuple[WeightRecord, flo
         if weight.figures is not None and weight.figures.over_ideal_db is not None
     ]
     return sorted(measured, key=lambda pair: -pair[1])
+
+
+def ranked(weights: Sequence[WeightRecord]) -> list[WeightRecord]:
+    """Return all weights: quantized ones worst first, then the others as they are stored."""
+    measured = [weight for weight, _ in worst_first(weights)]
+    names = {weight.name for weight in measured}
+    remaining = [weight for weight in weights if weight.name not in names]
+    return [*measured, *sorted(remaining, key=lambda weight: weight.figures is None)]

@@ -205,15 +205,8 @@ class WeightRows:
             tensors[ending] = part.reshape(-1) if one_axis else part
         shapes = {ending: entry.shape for ending, entry in self._weight.parts.items()}
         offset = gptq_zero_offset(self._checkpoint.configuration)
-        parts = Parts(
-            self._weight.name,
-            tensors,
-            self._bits,
-            shapes,
-            self._rows,
-            start=start,
-            zero_offset=offset,
-        )
+        name, rows = self._weight.name, self._rows
+        parts = Parts(name, tensors, self._bits, shapes, rows, start=start, zero_offset=offset)
         return decode_parts(self._weight, parts)
 
     @property

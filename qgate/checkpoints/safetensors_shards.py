@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, TypedDict
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -12,40 +13,30 @@ from torch import Tensor
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.tensor_types import DTYPES
 from qgate.checkpoints.torchao_weights import CONFIGURATION, TorchaoEntry, torchao_entries
-from qgate.checkpoints.wrong_files import check_not_pointer, check_shards, cut_off, reading
+from qgate.checkpoints.wrong_files import (
+    SHARDS_OF_TWO,
+    by_name,
+    check_not_pointer,
+    check_shards,
+    cut_off,
+    reading,
+)
 from qgate.errors import QgateError, first_line
-from qgate.records.validating import Meta, validate
-from qgate.storage.folders import Folder
-from qgate.storage.ranges import FileRanges
-from qgate.storage.safetensors_heads import Head, NoHeadError, read_head
+from qgate.records.validating import validate
+from qgate.storage.folders import FileRanges, Folder
+from qgate.storage.safetensors_heads import Head, NoHeadError, TensorHead, read_head
 from qgate.text import one_line
 
 FIRST = 1 << 16
-Length = Annotated[int, Meta(ge=0)]
-
-
-class HeadEntry(TypedDict):
-    """A tensor as the head of a safetensors file describes it."""
-
-    dtype: str
-    shape: list[Length]
-    data_offsets: Annotated[list[Length], Meta(min_length=2, max_length=2)]
 
 
 def open_shards(label: str, folder: Folder, names: list[str]) -> Checkpoint:
     """Open safetensors files of one folder as one checkpoint."""
     if len(names) > 1:
         check_shards(label, names)
-    entries: dict[str, StoredEntry] = {}
     torchao: dict[str, TorchaoEntry] = {}
-    for name in names:
-        for entry in _entries(folder, name, torchao):
-            if entry.name in entries:
-                raise QgateError(
-                    f"{label!r}: {entry.name!r} is in {entries[entry.name].file!r} and in "
-                    f"{name!r}: shards of two exports lie in one folder. Remove those of one."
-                )
-            entries[entry.name] = entry
+    listed = chain.from_iterable(_entries(folder, name, torchao) for name in names)
+    entries = by_name(label, listed, SHARDS_OF_TWO)
     shards = CheckpointShards(folder)
     configuration: dict[str, object] = {CONFIGURATION: torchao} if torchao else {}
     return Checkpoint(label, entries, shards, configuration, span_reader=shards.span)
@@ -107,7 +98,7 @@ def _entries(folder: Folder, name: str, torchao: dict[str, TorchaoEntry]) -> Ite
     end = head.start
     for key, entry in head.entries.items():
         try:
-            validate(entry, HeadEntry)
+            validate(entry, TensorHead)
         except ValueError as error:
             raise QgateError(
                 f"{path!r} is damaged: its head describes {one_line(key)!r} wrongly ({error})."
@@ -123,7 +114,7 @@ def _entries(folder: Folder, name: str, torchao: dict[str, TorchaoEntry]) -> Ite
 def _head(folder: Folder, name: str, path: str) -> Head:
     try:
         with reading(path):
-            return read_head(lambda start, stop: folder.read(name, start, stop), FIRST)
+            return read_head(partial(folder.read, name), FIRST)
     except (NoHeadError, ValueError, AttributeError, RecursionError):
         check_not_pointer(folder, name)
         raise QgateError(f"{path!r} is damaged or no .safetensors file.") from None

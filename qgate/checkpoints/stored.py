@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from qgate.storage.folders import Stamp
@@ -58,9 +57,9 @@ class GraphWeight:
     by_columns: tuple[str, ...] = ()
 
 
-@dataclass
+@dataclass(eq=False)
 class Checkpoint:
-    """The tensors of one checkpoint and what its configuration says.
+    """The tensors of one checkpoint and what its configuration says; it equals itself alone.
 
     reader         reads the tensor of an entry
     configuration  the contents of its configuration files, by name
@@ -83,9 +82,11 @@ class Checkpoint:
     samples: dict[tuple[str, int, int], Tensor] = field(default_factory=dict, repr=False)
     _last: tuple[str, Tensor] | None = field(default=None, init=False, repr=False)
 
-    @cached_property
-    def size(self) -> int:
-        return sum(entry.size for entry in self.entries.values())
+    @property
+    def model_settings(self) -> Mapping[str, object]:
+        """Return what config.json states; nothing without one."""
+        settings = self.configuration.get("config.json")
+        return settings if isinstance(settings, dict) else {}
 
     @property
     def has_graph(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from qgate.checkpoints.record import CheckpointRecord, WeightRecord, worst_first
+from qgate.checkpoints.record import CheckpointRecord, WeightRecord, ranked
 from qgate.text import as_csv
 
 _WEIGHT = ("name", "format", "packing", "outcome", "matched", "method", "parents", "size",
@@ -14,18 +14,10 @@ _ERRORS = ("over_ideal_db", "error", "cosine", "over_codes_db", "at_ends_share",
 _SCALES = ("count", "smallest", "largest", "log2_ratio", "not_finite", "zero", "negative")
 
 
-def ranked(record: CheckpointRecord) -> list[WeightRecord]:
-    """Return all weights: quantized ones worst first, then the others as they are stored."""
-    measured = [weight for weight, _ in worst_first(record.weights)]
-    names = {weight.name for weight in measured}
-    remaining = [weight for weight in record.weights if weight.name not in names]
-    return [*measured, *sorted(remaining, key=lambda weight: weight.figures is None)]
-
-
 def weights_csv(record: CheckpointRecord) -> str:
     """Write one row per weight."""
     columns = [*_WEIGHT, *_ERRORS, "worst_row", *(f"scales_{name}" for name in _SCALES)]
-    return as_csv(columns, map(_weight_row, ranked(record)))
+    return as_csv(columns, map(_weight_row, ranked(record.weights)))
 
 
 def _weight_row(weight: WeightRecord) -> Mapping[str, object]:
@@ -40,9 +32,4 @@ def _weight_row(weight: WeightRecord) -> Mapping[str, object]:
 
 def findings_csv(record: CheckpointRecord) -> str:
     """Write one row per finding."""
-    return as_csv(("subject", "cause", "over_ideal_db"), _finding_rows(record))
-
-
-def _finding_rows(record: CheckpointRecord) -> Iterator[Mapping[str, object]]:
-    for finding in record.findings:
-        yield vars(finding)
+    return as_csv(("subject", "cause", "over_ideal_db"), map(vars, record.findings))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tabulate import tabulate
 
-from qgate.checkpoints.outliers import OutlierWeight, find_outliers
+from qgate.checkpoints.findings import OutlierWeight, find_outliers
 from qgate.checkpoints.recipe_texts import bits_per_weight, recipe_file_lines
 from qgate.checkpoints.record import CheckpointRecord, WeightRecord, worst_first
 from qgate.text import counted, one_line

@@ -10,7 +10,14 @@ from torch import Tensor
 from qgate.archives import flatten, load_torch
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.tensor_types import WORDS
-from qgate.checkpoints.wrong_files import check_not_pointer, check_shards, file_size, reading
+from qgate.checkpoints.wrong_files import (
+    SHARDS_OF_TWO,
+    by_name,
+    check_not_pointer,
+    check_shards,
+    file_size,
+    reading,
+)
 from qgate.errors import QgateError, first_line
 from qgate.storage.tensor_reading import torch_source
 from qgate.text import one_line
@@ -30,20 +37,21 @@ def open_torch(label: str, folder: Folder, names: list[str]) -> Checkpoint:
         names = [name for name in names if not name.startswith(NO_WEIGHTS)] or names
         check_shards(label, names)
     shards = TorchShards(folder)
-    entries: dict[str, StoredEntry] = {}
-    for file in names:
-        for name, tensor in shards.tensors(file).items():
-            if name in entries:
-                raise QgateError(
-                    f"{label!r}: {name!r} is in {entries[name].file!r} and in {file!r}: shards of "
-                    "two exports lie in one folder. Remove those of one."
-                )
-            size = tensor.numel() * tensor.element_size()
-            stored = WORDS.get(tensor.dtype, str(tensor.dtype))
-            offset = int(tensor.storage_offset()) * tensor.element_size()
-            begin = offset if tensor.is_contiguous() else None
-            entries[name] = StoredEntry(name, file, stored, tuple(tensor.shape), size, begin)
+    listed = (
+        _entry(file, name, tensor)
+        for file in names
+        for name, tensor in shards.tensors(file).items()
+    )
+    entries = by_name(label, listed, SHARDS_OF_TWO)
     return Checkpoint(label, entries, shards, span_reader=shards.span)
+
+
+def _entry(file: str, name: str, tensor: Tensor) -> StoredEntry:
+    size = tensor.numel() * tensor.element_size()
+    stored = WORDS.get(tensor.dtype, str(tensor.dtype))
+    offset = int(tensor.storage_offset()) * tensor.element_size()
+    begin = offset if tensor.is_contiguous() else None
+    return StoredEntry(name, file, stored, tuple(tensor.shape), size, begin)
 
 
 class TorchShards:

@@ -18,12 +18,15 @@ from torch import Tensor
 from qgate.checkpoints.grids import (
     FP4_UNIT,
     QuantizedWeight,
+    as_rows,
     decode_e8m0,
     fit_tile,
+    fp8_name,
     from_nibbles,
 )
+from qgate.checkpoints.recipes import data_of
 from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.weight_parts import DescribedWeight, Parts
+from qgate.checkpoints.weight_parts import Packing, Parts, StoredWeight
 from qgate.errors import QgateError
 from qgate.text import one_line
 
@@ -40,10 +43,6 @@ class TorchaoEntry:
     kind: str
     attributes: Mapping[str, object] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
-
-    def dtype(self, name: str) -> str:
-        value = self.attributes.get(name)
-        return str(value.get("_data", "")) if isinstance(value, Mapping) else ""
 
     @property
     def is_swizzled(self) -> bool:
@@ -79,7 +78,7 @@ def torchao_entries(metadata: Mapping[str, str], path: str) -> dict[str, Torchao
 # Classes ------------------------------------------------------------------------------------------
 
 
-def torchao_weights(checkpoint: Checkpoint) -> Iterator[DescribedWeight]:
+def torchao_weights(checkpoint: Checkpoint) -> Iterator[StoredWeight]:
     """Yield the weights that the heads of a checkpoint describe as torchao's."""
     entries = checkpoint.configuration.get(CONFIGURATION)
     for name, entry in entries.items() if isinstance(entries, dict) else ():
@@ -88,10 +87,9 @@ def torchao_weights(checkpoint: Checkpoint) -> Iterator[DescribedWeight]:
         if parts:
             by_rows = ("qdata",) if entry.is_swizzled else ("qdata", "scale")
             has_rows = "qdata" in parts and len(parts["qdata"].shape) > 1
-            yield DescribedWeight(
-                name, f"torchao {entry.kind}", parts, partial(decode_torchao, entry),
-                by_rows if has_rows else (),
-            )  # fmt: skip
+            decode, rows = partial(decode_torchao, entry), by_rows if has_rows else ()
+            packing = Packing(f"torchao {entry.kind}", decode, by_rows=rows)
+            yield StoredWeight(name, packing, parts)
 
 
 def decode_torchao(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
@@ -107,12 +105,8 @@ def decode_torchao(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
     return _CLASSES[entry.kind](entry, parts)
 
 
-def _as_rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]) if x.dim() > 1 else x.reshape(1, -1)
-
-
 def _integers(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
-    elements = _as_rows(parts.tensors["qdata"])
+    elements = as_rows(parts.tensors["qdata"])
     scales, tile = _tiles(entry, parts, elements)
     zeros = parts.tensors.get("zero_point")
     if zeros is not None and bool(zeros.count_nonzero()):
@@ -121,7 +115,7 @@ def _integers(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
         zeros = zeros.reshape(-1, scales.shape[1])[first : first + len(scales)].float()
     else:
         zeros = None
-    element = entry.dtype("target_dtype") or "int8"
+    element = data_of(entry.attributes, "target_dtype") or "int8"
     if element not in INTEGERS:
         raise QgateError(f"its head states integers of type {one_line(element)!r}")
     return QuantizedWeight(element, elements, scales, tile, zeros)
@@ -143,11 +137,6 @@ def _tiles(entry: TorchaoEntry, parts: Parts, elements: Tensor) -> tuple[Tensor,
     return scales, tile
 
 
-def _fitted(scales: Tensor, elements: Tensor, name: str) -> tuple[Tensor, tuple[int, int]]:
-    rows, columns = elements.shape
-    return fit_tile(scales, rows, columns, name)
-
-
 def _is_size(stated: object) -> TypeGuard[list[int]]:
     return (
         isinstance(stated, list)
@@ -157,30 +146,26 @@ def _is_size(stated: object) -> TypeGuard[list[int]]:
 
 
 def _float8(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
-    elements = _as_rows(parts.tensors["qdata"])
+    elements = as_rows(parts.tensors["qdata"])
     scales, tile = _tiles(entry, parts, elements)
-    return QuantizedWeight(_fp8_name(elements), elements, scales, tile)
-
-
-def _fp8_name(elements: Tensor) -> str:
-    return "fp8_e5m2" if elements.dtype == torch.float8_e5m2 else "fp8_e4m3"
+    return QuantizedWeight(fp8_name(elements), elements, scales, tile)
 
 
 def _mx(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
-    data = _as_rows(parts.tensors["qdata"])
+    data = as_rows(parts.tensors["qdata"])
     is_fp4 = data.dtype == torch.uint8
     elements = from_nibbles(data) if is_fp4 else data
     codes = _in_order(entry, parts, elements, 32)
-    scales, tile = _fitted(decode_e8m0(codes), elements, parts.name)
-    element, unit = ("fp4_e2m1", FP4_UNIT) if is_fp4 else (_fp8_name(data), 1.0)
+    scales, tile = fit_tile(decode_e8m0(codes), len(elements), elements.shape[1], parts.name)
+    element, unit = ("fp4_e2m1", FP4_UNIT) if is_fp4 else (fp8_name(data), 1.0)
     return QuantizedWeight(element, elements, scales, tile, scale_codes=codes, unit=unit)
 
 
 def _nvfp4(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
-    elements = from_nibbles(_as_rows(parts.tensors["qdata"]))
+    elements = from_nibbles(as_rows(parts.tensors["qdata"]))
     codes = _in_order(entry, parts, elements, 16)
     stored = codes.view(torch.float8_e4m3fn)
-    scales, tile = _fitted(stored.float(), elements, parts.name)
+    scales, tile = fit_tile(stored.float(), len(elements), elements.shape[1], parts.name)
     whole = parts.tensors.get("per_tensor_scale")
     if whole is not None:
         scales = scales * whole.float().reshape(-1, 1)
@@ -189,7 +174,7 @@ def _nvfp4(entry: TorchaoEntry, parts: Parts) -> QuantizedWeight:
 
 def _in_order(entry: TorchaoEntry, parts: Parts, elements: Tensor, size: int) -> Tensor:
     """Return the codes of block scales row by row; those for tensor cores lie in 128 x 4 tiles."""
-    codes = _as_rows(parts.tensors["scale"].view(torch.uint8))
+    codes = as_rows(parts.tensors["scale"].view(torch.uint8))
     count, columns = len(elements), elements.shape[1] // size
     if not entry.is_swizzled:
         if codes.shape != (count, columns):

@@ -58,9 +58,10 @@ class Parts:
 class Packing:
     """One way to store a weight.
 
-    parts       ending → dtypes it may have; the first is the tensor that names the weight
-    optional    endings that may be missing
     decode      from the parts by ending, and facts of the configuration
+    parts       ending → dtypes it may have; the first is the tensor that names the weight; none
+                where graphs, types of tensors or heads of files describe the weight
+    optional    endings that may be missing
     by_rows     endings of tensors whose rows are those of the weight, or share them out; the first
                 has as many. Only such packings are decoded a few rows at a time
     by_columns  the same for tensors whose last axis stands for the rows of the weight
@@ -68,9 +69,9 @@ class Packing:
     """
 
     name: str
-    parts: Mapping[str, tuple[str, ...]]
-    optional: tuple[str, ...]
     decode: Callable[[Parts], QuantizedWeight]
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
     by_rows: tuple[str, ...] = ()
     by_columns: tuple[str, ...] = ()
     count_rows: CountRows | None = None
@@ -87,19 +88,3 @@ class StoredWeight:
     @property
     def size(self) -> int:
         return sum(entry.size for entry in self.parts.values())
-
-
-@dataclass(frozen=True)
-class DescribedWeight:
-    """A weight with its tensors by part, and how they are decoded.
-
-    by_rows      parts whose rows are those of the weight, as of a packing
-    count_rows   for parts whose shapes do not tell rows
-    """
-
-    name: str
-    packing: str
-    parts: Mapping[str, StoredEntry]
-    decode: Callable[[Parts], QuantizedWeight]
-    by_rows: tuple[str, ...] = ()
-    count_rows: CountRows | None = None

@@ -1,65 +1,60 @@
-"""Judge one weight of a checkpoint: its figures, and what is wrong with it."""
+"""Judge one weight of a checkpoint: its figures, and what is wrong with it or with its codes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+from torch import Tensor
+
 from qgate.checkpoints.causes import find_cause
-from qgate.checkpoints.code_causes import code_causes
 from qgate.checkpoints.compute import DecodedRows, SourceRows, measure
 from qgate.checkpoints.conventions import CONVENTIONS
 from qgate.checkpoints.findings import LIMIT_DB, declared_causes, error_cause, scale_causes
-from qgate.checkpoints.gguf.layouts import parent_layouts
-from qgate.checkpoints.grids import TALL
+from qgate.checkpoints.gguf.layouts import ParentLayout, parent_layouts
+from qgate.checkpoints.grids import TALL, QuantizedWeight
 from qgate.checkpoints.methods.explanations import ErrorExplanation, explain_error
 from qgate.checkpoints.methods.steps import over_codes_db
-from qgate.checkpoints.methods.surroundings import Surroundings
-from qgate.checkpoints.misplaced import UNLIKE, other_parent
-from qgate.checkpoints.pairing import ParentMatch
+from qgate.checkpoints.methods.surroundings import WeightPair
+from qgate.checkpoints.pairing import ALIKE, ParentMatch, cosine, sampled
 from qgate.checkpoints.plain import judge_plain
-from qgate.checkpoints.recipes import DeclaredFormat, Recipe
+from qgate.checkpoints.recipes import DeclaredFormat
 from qgate.checkpoints.record import CheckpointFinding, WeightFigures, WeightRecord
 from qgate.checkpoints.rows import ParentRows, WeightRows
 from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.weight_parts import MisfitError, StoredWeight
+from qgate.checkpoints.weight_parts import MisfitError
+from qgate.formats import get
+from qgate.text import one_line
 
 KEPT = 256 << 20
 """Bytes of a parent that are kept for a second pass, which a scale of many rows needs."""
 MISPLACED = 0.7
 """Cosine of a weight and its parent that rows in another order do not reach."""
+UNLIKE = 0.5
+"""Cosine with its parent below which a weight may have been made from another tensor."""
+LEADING = 1 << 20
+"""Elements in leading rows of a weight, of which some are compared."""
+SUBNORMAL_SHARE = 0.1
+"""Share of subnormal scales in E4M3 that right exporters stay under."""
+UNUSED_SHARE = 0.3
+"""Share of codes without an element that right exporters stay under."""
+MANY_SCALES, MANY_ELEMENTS = 64, 4096
+"""Scales and elements from which on the largest values of groups have the codes at the ends."""
 Judgement = tuple[WeightRecord, list[CheckpointFinding]]
 
 
-def judge_weight(
-    child: Checkpoint,
-    weight: StoredWeight,
-    parent: Checkpoint | None,
-    match: ParentMatch | None,
-    recipe: Recipe,
-) -> Judgement:
+def judge_weight(pair: WeightPair) -> Judgement:
     """Compare one weight with what is declared, and with its parent where there is one."""
-    layer = None if parent is None else Surroundings(child, parent, weight.name, recipe)
+    weight, match, layer = pair.weight, pair.match, pair.surroundings
     if weight.packing is None:
-        return judge_plain(child, weight, parent, match, layer)
-    return _quantized_judgement(child, weight, parent, match, recipe, layer)
-
-
-def _quantized_judgement(
-    child: Checkpoint,
-    weight: StoredWeight,
-    parent: Checkpoint | None,
-    match: ParentMatch | None,
-    recipe: Recipe,
-    layer: Surroundings | None,
-) -> Judgement:
-    assert weight.packing is not None
+        return judge_plain(pair)
     result = WeightRecord(weight.name, weight.packing.name, "", weight.size, 0)
     try:
-        rows = WeightRows(child, weight, recipe.bits)
-        figures, source, misplaced = _measured(child, weight, parent, match, rows)
+        rows = WeightRows(pair.child, weight, pair.recipe.bits)
+        figures, source, misplaced = _measured(pair, rows)
     except MisfitError as error:
         return result, [CheckpointFinding(weight.name, str(error))]
-    causes = [*scale_causes(figures), *code_causes(rows.element, figures)]
+    causes = [*scale_causes(figures), *_code_causes(rows.element, figures)]
     if source is not None and layer is not None and match is not None and _is_over(figures):
         explanation = None
         if misplaced:
@@ -90,7 +85,7 @@ def _quantized_judgement(
         outcome="quantized",
         figures=figures,
     )
-    return result, [*findings, *declared_causes(recipe, result, form, rows.shape[1])]
+    return result, [*findings, *declared_causes(pair.recipe, result, form, rows.shape[1])]
 
 
 def _explain_blocks(
@@ -114,25 +109,20 @@ def _from_other_parent(
     figures = explanation.figures
     if explanation.method or (figures.cosine or 0.0) >= UNLIKE:
         return explanation
-    words = other_parent(rows.sample(), rows.shape[0], parent, match)
+    words = _other_parent(rows.sample(), rows.shape[0], parent, match)
     return replace(explanation, cause=error_cause(figures, words)) if words else explanation
 
 
-def _measured(
-    child: Checkpoint,
-    weight: StoredWeight,
-    parent: Checkpoint | None,
-    match: ParentMatch | None,
-    rows: WeightRows,
-) -> tuple[WeightFigures, SourceRows | None, str]:
+def _measured(pair: WeightPair, rows: WeightRows) -> tuple[WeightFigures, SourceRows | None, str]:
     """Measure a weight beside its parent in the layout it should have, or in one that it has.
 
     The third is the cause where it has another layout than it should have.
     """
+    parent, match = pair.parent, pair.match
     if parent is None or match is None:
         return measure(rows), None, ""
     first: tuple[WeightFigures, SourceRows] | None = None
-    for layout in parent_layouts(child, parent, weight.name, match):
+    for layout in parent_layouts(pair.child, parent, pair.weight.name, match):
         ahead = KEPT if rows.tile[0] > TALL else 0
         source = layout.of(ParentRows(parent, match, *rows.shape, ahead), rows.shape[0])
         figures = measure(rows, source)
@@ -143,19 +133,14 @@ def _measured(
     return *first, ""
 
 
-def source_rows(
-    child: Checkpoint,
-    parent: Checkpoint,
-    weight: StoredWeight,
-    match: ParentMatch,
-    rows: WeightRows,
-) -> SourceRows:
+def source_rows(pair: WeightPair, rows: WeightRows) -> SourceRows | None:
     """Return the parent's rows in the layout in which a weight is compared with them."""
-    layouts = list(parent_layouts(child, parent, weight.name, match))
+    parent, match = pair.parent, pair.match
+    if parent is None or match is None:
+        return None
+    layouts = list(parent_layouts(pair.child, parent, pair.weight.name, match))
     if any(not layout.cause for layout in layouts[1:]):
-        _, source, _ = _measured(child, weight, parent, match, rows)
-        assert source is not None
-        return source
+        return _measured(pair, rows)[1]
     return layouts[0].of(ParentRows(parent, match, *rows.shape), rows.shape[0])
 
 
@@ -170,3 +155,64 @@ def _form(weight: DecodedRows) -> DeclaredFormat:
         None if weight.tile[1] >= columns else weight.tile[1],
     )
     return DeclaredFormat(weight.element, tile, weight.has_zero_points)
+
+
+# Codes and other tensors ------------------------------------------------------------------------
+
+
+def _code_causes(element: str, figures: WeightFigures) -> Iterator[str]:
+    """Name scales with fewer bits, zero points that are no codes, and codes that never occur."""
+    count = figures.scales.count
+    subnormal = figures.subnormal_scales
+    if subnormal > SUBNORMAL_SHARE * count:
+        yield (
+            f"{subnormal:,} of {count:,} scales are subnormal in E4M3: the scale of the whole "
+            "tensor does not fit them"
+        )
+    if figures.outside_zero_points:
+        yield f"{figures.outside_zero_points:,} zero points are no codes of the elements"
+    if element in CONVENTIONS:
+        return  # code books have codes that right exporters leave out
+    is_sampled = figures.count > MANY_ELEMENTS and count >= MANY_SCALES
+    if is_sampled and figures.unused_codes:
+        codes = _count_values(element)
+        if figures.unused_codes > UNUSED_SHARE * codes:
+            yield f"{figures.unused_codes} of {codes} codes never occur"
+
+
+def _count_values(element: str) -> int:
+    if element.startswith(("int", "uint")):
+        return 1 << int(element.removeprefix("u").removeprefix("int"))
+    return len(set(get(element).values().tolist()))
+
+
+def _other_parent(
+    weight: QuantizedWeight, rows: int, parent: Checkpoint, match: ParentMatch
+) -> str:
+    """Say which other tensor of the parent a weight was made from; empty where it is none.
+
+    weight   leading rows of a weight that has so many rows
+    """
+    if len(match.names) > 1 or match.transposed:
+        return ""
+    (own,) = match.names
+    shape = rows, weight.shape[1]
+    count = min(weight.shape[0], -(-LEADING // max(1, shape[1])))
+    sample = sampled(weight.rows(0, count).values())
+    for name, entry in parent.entries.items():
+        if name == own or entry.shape != parent.entries[own].shape:
+            continue
+        if cosine(sample, _sample_of_parent(parent, name, shape, count, match.heads)) >= ALIKE:
+            return f"it was made from {one_line(name)}, not from {one_line(own)}"
+    return ""
+
+
+def _sample_of_parent(
+    parent: Checkpoint, name: str, shape: tuple[int, int], count: int, heads: int
+) -> Tensor:
+    """Return a sample of leading rows of a parent's tensor, which are read once."""
+    key = name, count * shape[1], heads
+    if key not in parent.samples:
+        source = ParentRows(parent, ParentMatch((name,), ""), *shape)
+        parent.samples[key] = sampled(ParentLayout(heads).of(source, shape[0])[0:count])
+    return parent.samples[key]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from qgate.checkpoints.stored import StoredEntry
 from qgate.errors import QgateError
 from qgate.storage.folders import Folder
 
@@ -34,6 +35,22 @@ def check_shards(spec: str, names: list[str]) -> None:
                 f"{spec!r} lacks {len(missing)} of {count} shards, first {first!r}. Download it "
                 "again."
             )
+
+
+SHARDS_OF_TWO = "shards of two exports lie in one folder. Remove those of one"
+
+
+def by_name(label: str, listed: Iterable[StoredEntry], remedy: str) -> dict[str, StoredEntry]:
+    """Return entries by name; refuse a tensor that two files have."""
+    entries: dict[str, StoredEntry] = {}
+    for entry in listed:
+        if entry.name in entries:
+            raise QgateError(
+                f"{label!r}: {entry.name!r} is in {entries[entry.name].file!r} and in "
+                f"{entry.file!r}: {remedy}."
+            )
+        entries[entry.name] = entry
+    return entries
 
 
 def check_not_pointer(folder: Folder, name: str) -> None:

@@ -23,6 +23,7 @@ import sys
 
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
+from qgate.records.plain_data import json_text
 from qgate.storage.locations import local_folder, location_of
 from qgate.text.printing import print_json, print_line, print_text
 
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             blocks=blocks,
         )
     if args.json:
-        print_json(files.record_json(record), end="")
+        print_json(json_text(record), end="")
     else:
         print_text("\n".join(texts.result_lines(record, args.limit)))
     if folder is not None:

@@ -19,6 +19,7 @@ import sys
 
 from qgate.cli._progress import progress
 from qgate.cli._workers import from_one, from_zero
+from qgate.records.plain_data import json_text
 from qgate.storage.locations import location_of
 from qgate.text.printing import print_json, print_line, print_text
 
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     if args.keep_reference is not None:
         keep_logits(args.keep_reference, [reference for _, reference in comparison.samples])
     if args.json:
-        print_json(files.record_json(record), end="")
+        print_json(json_text(record), end="")
     else:
         print_text("\n".join(result_lines(record, args.limit)))
     if folder is not None:

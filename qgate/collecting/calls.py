@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+from qgate.text import listed
 
 _MOST = 8
 
@@ -179,6 +181,4 @@ class Account:
 
 
 def _listing(modules: Iterable[str]) -> str:
-    names: Sequence[str] = list(dict.fromkeys(name or "the model" for name in modules))
-    suffix = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return ", ".join(names[:_MOST]) + suffix
+    return listed(list(dict.fromkeys(name or "the model" for name in modules)), _MOST)

@@ -90,11 +90,7 @@ class Collector:
             self._started = True
             return self
         self._progress = Progress(
-            self._roots,
-            first=self.settings.first_iteration,
-            backward=self.settings.backward,
-            on_forward=self._on_forward,
-            on_iteration_end=self._on_iteration_end,
+            self._roots, self.settings, self._on_forward, self._on_iteration_end
         )
         self._recorder = Recorder(self.settings, self.account, self._progress, self._open_writer)
         try:
@@ -199,11 +195,6 @@ class Collector:
         if self._recorder is None and self._started:
             return "this rank was not to be collected"
         return f"{self.folder_of_rank or self.folder}: {self.account.text()}"
-
-    @property
-    def most_memory(self) -> int:
-        """Largest number of bytes that waited to be written at one time."""
-        return 0 if self._recorder is None else self._recorder.thread.peak_bytes
 
     @property
     def sample(self) -> int | None:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from qgate.collecting.calls import tensors_in
 from qgate.collecting.graph import in_backward
+from qgate.collecting.settings import CollectSettings
 from qgate.hooks import ModuleHooks
 
 
@@ -24,15 +25,13 @@ class Progress:
     def __init__(
         self,
         roots: list[nn.Module],
-        *,
-        first: int,
-        backward: bool,
+        settings: CollectSettings,
         on_forward: Callable[[], None],
         on_iteration_end: Callable[[int], None],
     ) -> None:
-        self._roots, self._backward = roots, backward
+        self._roots, self._backward = roots, settings.backward
         self._on_forward, self._on_iteration_end = on_forward, on_iteration_end
-        self.iteration = first  # the label of the current iteration
+        self.iteration = settings.first_iteration  # the label of the current iteration
         self.samples = -1
         self.passes = 0
         self.had_backward = False

@@ -40,13 +40,7 @@ class Recorder:
         self._open_writer = open_writer
         self._order = itertools.count()
         self.thread = WriterThread(settings.memory, self._stop_listening)
-        self.snapshots = Snapshots(
-            self.thread,
-            values=settings.level == "tensors",
-            dtype=settings.kept_dtype,
-            most=settings.most,
-            seed=settings.seed,
-        )
+        self.snapshots = Snapshots(self.thread, settings)
 
     def open(self) -> None:
         """Open the dump once the rank is known; without a writer nothing is recorded."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from qgate.collecting.device import PendingCopy, start_on_cuda
+from qgate.collecting.settings import CollectSettings
 from qgate.collecting.values import ValueReading, can_be_read, read
 from qgate.dumps.record import Record
 from qgate.hooks.tensor_cache import TensorCache
@@ -70,10 +71,6 @@ class WriterThread:
     def join(self) -> None:
         if threading.current_thread() is not self._thread:
             self._thread.join()
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
@@ -166,23 +163,12 @@ class BufferPool:
 
 
 class Snapshots:
-    """Takes snapshots, once `thread` has room in memory for them.
+    """Takes snapshots as settings ask for, once `thread` has room in memory for them."""
 
-    values  keep values, as `dtype` or in their own; `most` elements are counted
-    """
-
-    def __init__(
-        self,
-        thread: WriterThread,
-        *,
-        values: bool,
-        dtype: torch.dtype | None,
-        most: int | None,
-        seed: int,
-    ) -> None:
+    def __init__(self, thread: WriterThread, settings: CollectSettings) -> None:
         self._thread = thread
-        self._values, self._dtype = values, dtype
-        self._most, self._seed = most, seed
+        self._values, self._dtype = settings.level == "tensors", settings.kept_dtype
+        self._most, self._seed = settings.most, settings.seed
         self.buffers = BufferPool(thread.limit)
         self._cache: TensorCache[Snapshot] = TensorCache()
 

@@ -175,11 +175,6 @@ class Dump(Overviewed):
         """Return the times at which a rank began to write and ended, from its index."""
         return self._read(rank).lines.events
 
-    @property
-    def absent_ranks(self) -> list[int]:
-        present = set(self.ranks)
-        return [rank for rank in self._expected() if rank not in present]
-
     def _expected(self) -> Sequence[int]:
         """Return the ranks that ought to have written something."""
         return range(self.world_size)

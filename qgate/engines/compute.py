@@ -77,13 +77,6 @@ def _k3(difference: FloatArray) -> FloatArray:
     return terms
 
 
-def token_figures(
-    pairs: Sequence[Pair], progress: Callable[[int, int], None] | None = None
-) -> TokenFigures:
-    """Compare all tokens that both engines scored."""
-    return figures_of(pairs, values_of(pairs, progress))
-
-
 def values_of(
     pairs: Sequence[Pair], progress: Callable[[int, int], None] | None = None
 ) -> list[TokenValues]:
@@ -189,8 +182,7 @@ def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFig
         np.concatenate([getattr(v, name) for v in values])
         for name in ("actual", "reference", "kl", "same_best", "actual_right", "reference_right")
     )
-    sample = np.repeat(np.arange(len(pairs)), [len(a) for a, _ in pairs])
-    position = np.concatenate([np.arange(len(a)) for a, _ in pairs])
+    sample, position = places([len(a) for a, _ in pairs])
     ids = np.concatenate([a.ids for a, _ in pairs])
     is_scored = ~np.isnan(actual) & ~np.isnan(reference)
     if not is_scored.any():
@@ -203,7 +195,7 @@ def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFig
         raise QgateError("all log-probabilities of one engine are NaN or infinite.")
     difference = actual[finite] - reference[finite]
     k3 = _k3(difference)
-    groups = _groups(sample[finite], position[finite])
+    groups = groups_of(sample[finite], position[finite])
     kl_told = finite & np.isfinite(kl)
     infinite += int((finite & np.isinf(kl)).sum())
     flips_told = ~np.isnan(same_best)
@@ -225,7 +217,7 @@ def figures_of(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> TokenFig
         kl=_estimate(kl[kl_told], groups[kl_told[finite]]) if kl_told.any() else None,
         kl_spread=_spread(kl[kl_told]) if kl_told.any() else None,
         flips=_estimate(
-            1 - same_best[flips_told], _groups(sample[flips_told], position[flips_told])
+            1 - same_best[flips_told], groups_of(sample[flips_told], position[flips_told])
         )
         if flips_told.any()
         else None,
@@ -255,7 +247,13 @@ def _exp(value: float) -> float:
     return math.exp(min(value, _MOST_NATS))
 
 
-def _groups(sample: IntArray, position: IntArray) -> IntArray:
+def places(lengths: Sequence[int]) -> tuple[IntArray, IntArray]:
+    """Return the number of its sample, and the position in it, of each token of all samples."""
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    return np.repeat(np.arange(len(lengths)), lengths), positions
+
+
+def groups_of(sample: IntArray, position: IntArray) -> IntArray:
     """Number what is independent: samples, or runs of tokens where there are few samples."""
     if len(np.unique(sample)) >= FEW_SAMPLES:
         return sample
@@ -270,7 +268,7 @@ def _right_tokens(
     has_values = ~np.isnan(actual) & ~np.isnan(reference)
     if not has_values.any():
         return {}
-    groups = _groups(sample[has_values], position[has_values])
+    groups = groups_of(sample[has_values], position[has_values])
     right, reference_right = actual[has_values], reference[has_values]
     return {
         "lost": _estimate(reference_right * (1 - right), groups),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from qgate.engines.page import page
 from qgate.engines.record import EnginesRecord, TokenRow
 from qgate.engines.tables import tokens_csv
+from qgate.records.plain_data import json_text
 from qgate.storage.output import write_all
 
 if TYPE_CHECKING:
@@ -19,12 +19,7 @@ DRAWN = 6
 """Samples that are drawn on the page."""
 
 
-def record_json(record: EnginesRecord) -> str:
-    """Write the record as JSON after engines.schema.json."""
-    return json.dumps(record.to_dict(), indent=1, allow_nan=False) + "\n"
-
-
 def write_files(folder: Location, record: EnginesRecord, rows: Iterable[TokenRow]) -> Location:
     """Write all files into a folder, the page last, and return the page."""
-    files = {"engines.json": record_json(record), "tokens.csv": tokens_csv(rows)}
+    files = {"engines.json": json_text(record), "tokens.csv": tokens_csv(rows)}
     return write_all(folder, {**files, PAGE: page(record, list(files))})

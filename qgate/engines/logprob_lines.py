@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -130,13 +130,17 @@ def _plain(line: Mapping[str, object], name: str) -> ScoredSample:
     if ids is None:
         raise ValueError("it has logprobs without tokens: token ids are needed")
     scores = Scores()
-    logprobs = _list(line["logprobs"])
-    tokens = _list(ids)
-    if len(tokens) != len(logprobs):
-        raise ValueError(f"it has {len(tokens)} tokens and {len(logprobs)} log-probabilities")
-    for token, logprob in zip(tokens, logprobs, strict=True):
+    for token, logprob in _paired(_list(ids), _list(line["logprobs"])):
         scores.add(token, logprob)
     return scores.sample(name)
+
+
+def _paired(
+    tokens: Sequence[object], logprobs: Sequence[object]
+) -> Iterable[tuple[object, object]]:
+    if len(tokens) != len(logprobs):
+        raise ValueError(f"it has {len(tokens)} tokens and {len(logprobs)} log-probabilities")
+    return zip(tokens, logprobs, strict=True)
 
 
 def _sglang(line: Mapping[str, object]) -> ScoredSample:
@@ -174,10 +178,7 @@ def _add_tables(scores: Scores, ids: object, tables: object) -> None:
             raise ValueError("it has log-probabilities without token ids")
         return
     tokens = _list(ids)
-    entries = _list(tables) or [None] * len(tokens)
-    if len(entries) != len(tokens):
-        raise ValueError(f"it has {len(tokens)} tokens and {len(entries)} log-probabilities")
-    for token, entry in zip(tokens, entries, strict=True):
+    for token, entry in _paired(tokens, _list(tables) or [None] * len(tokens)):
         table = {int(key): _mapping(value) for key, value in _mapping(entry or {}).items()}
         own = table.get(token) if isinstance(token, int) else None
         if entry and own is None:
@@ -208,9 +209,7 @@ def _choice(choice: Mapping[str, object], name: str) -> ScoredSample:
     tokens = _list(ids) if ids is not None else [_token_id(text) for text in texts]
     if not tokens:
         raise ValueError("the choice has no log-probabilities; ask for logprobs=1")
-    if len(tokens) != len(values):
-        raise ValueError(f"it has {len(tokens)} tokens and {len(values)} log-probabilities")
-    for token, value, top in zip(tokens, values, best, strict=True):
+    for (token, value), top in zip(_paired(tokens, values), best, strict=True):
         is_id = isinstance(top, str) and top.startswith(TOKEN_ID)
         scores.add(token, value, _token_id(top) if is_id else MISSING)
     return scores.sample(name)

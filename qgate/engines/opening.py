@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from qgate.dumps import Dump
 from qgate.engines import logit_files, logprob_lines
@@ -11,6 +13,11 @@ from qgate.engines.scored import EngineRun, Pair, align
 from qgate.errors import QgateError
 from qgate.storage.access import folder_of
 from qgate.storage.locations import user_location
+
+READERS: Mapping[tuple[str, ...], Callable[[str], EngineRun]] = {
+    logit_files.ENDINGS: logit_files.read_logit_file,
+    logprob_lines.ENDINGS: logprob_lines.read_logprob_lines,
+}
 
 
 @dataclass(frozen=True)
@@ -33,19 +40,13 @@ def open_run(spec: str, head: str = "") -> EngineRun:
 
     head  the module of a dump whose output is the logits
     """
-    if spec.endswith(logit_files.ENDINGS):
-        _check_there(spec)
-        return logit_files.read_logit_file(spec)
-    if spec.endswith(logprob_lines.ENDINGS):
-        _check_there(spec)
-        return logprob_lines.read_logprob_lines(spec)
-    if folder_of(user_location(spec)).kind() == "file":
-        endings = ", ".join((*logit_files.ENDINGS, *logprob_lines.ENDINGS))
-        raise QgateError(f"{spec!r} is no dump; files that can be read end in {endings}.")
-    return read_dump_run(spec, Dump.open(spec), head)
-
-
-def _check_there(spec: str) -> None:
     location = user_location(spec)
-    if folder_of(location.parent).stamp(location.name) is None:
-        raise QgateError(f"there is no file {spec!r}.")
+    for endings, read in READERS.items():
+        if spec.endswith(endings):
+            if folder_of(location.parent).stamp(location.name) is None:
+                raise QgateError(f"there is no file {spec!r}.")
+            return read(spec)
+    if folder_of(location).kind() == "file":
+        listed = ", ".join(chain.from_iterable(READERS))
+        raise QgateError(f"{spec!r} is no dump; files that can be read end in {listed}.")
+    return read_dump_run(spec, Dump.open(spec), head)

@@ -93,7 +93,9 @@ def page(record: EnginesRecord, files: Sequence[str]) -> str:
         weight_head=_WEIGHT_HEAD,
         weights=(rows := [_weight(each) for each in weights.differences] if weights else []),
         weight_filters=[_filter(_WEIGHT_HEAD[1], rows)],
-        more_weights=_all_differing(record) - (len(weights.differences) if weights else 0),
+        more_weights=(
+            weights.rounded + weights.differing - len(weights.differences) if weights else 0
+        ),
         modules=f"{site_text(record)}." if record.sites_compared else "",
         site_head=_SITE_HEAD,
         sites=(site_rows := [_site(site) for site in record.sites]),
@@ -209,8 +211,3 @@ def _weight(difference: WeightDifference) -> list[Cell]:
         *map(Cell, difference.dtypes),
         number(math.nan if error is None else error),
     ]
-
-
-def _all_differing(record: EnginesRecord) -> int:
-    weights = record.weights
-    return 0 if weights is None else weights.rounded + weights.differing

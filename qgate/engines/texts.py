@@ -95,7 +95,8 @@ def figure_rows(figures: TokenFigures) -> Iterator[tuple[str, str]]:
         yield "KL", f"{_estimate(figures.kl)} nats per token{error_text}"
         yield "its spread", _spread(figures.kl_spread)
     if figures.flips is not None:
-        share = Estimate(100 * figures.flips.mean, _hundred(figures.flips.half_interval))
+        half = figures.flips.half_interval
+        share = Estimate(100 * figures.flips.mean, None if half is None else 100 * half)
         text = f"{_estimate(share)} % of {figures.flip_positions:,} positions"
         if figures.lost is not None and figures.gained is not None:
             text += f"; {percent(figures.lost.mean)} from the token drawn"
@@ -108,10 +109,6 @@ def figure_rows(figures: TokenFigures) -> Iterator[tuple[str, str]]:
             f"in {tokens:,} token{'s' * (tokens != 1)}; {brief(figures.first_half)} in "
             f"first halves of samples, {brief(figures.second_half)} in second halves",
         )
-
-
-def _hundred(value: float | None) -> float | None:
-    return None if value is None else 100 * value
 
 
 def weights_text(weights: WeightComparison) -> str:

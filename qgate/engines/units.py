@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qgate.engines.compute import FEW_SAMPLES, RUN, TokenValues
+from qgate.engines.compute import TokenValues, groups_of, places
 from qgate.engines.scored import FloatArray, IntArray, Pair
 
 MOST_UNITS = 32
@@ -46,21 +46,13 @@ def unit_figures(pairs: Sequence[Pair], values: Sequence[TokenValues]) -> UnitFi
     sizes = [np.abs(values[at].difference) for at in order]
     term, size, mask = (np.concatenate(parts) for parts in (terms, sizes, finite))
     mask &= np.isfinite(term)
-    unit = _units([len(part) for part in finite])[mask] % MOST_UNITS
+    sample, position = places([len(part) for part in finite])
+    _, unit = np.unique(groups_of(sample, position), return_inverse=True)
+    unit = unit[mask] % MOST_UNITS
     names = np.unique(unit)
     means = [float(term[mask][unit == name].mean()) for name in names]
     largest = [float(size[mask][unit == name].max()) for name in names]
     return UnitFigures(tuple(means), tuple(largest), is_kl)
-
-
-def _units(lengths: Sequence[int]) -> IntArray:
-    """Number the samples, or runs of their tokens where there are few samples."""
-    if len(lengths) >= FEW_SAMPLES:
-        return np.repeat(np.arange(len(lengths)), lengths)
-    runs = np.concatenate([np.arange(length) // RUN for length in lengths])
-    first = np.repeat(np.cumsum([0, *(-(-n // RUN) for n in lengths[:-1])]), lengths)
-    numbers: IntArray = first + runs
-    return numbers
 
 
 def mean_noise(accepted: Mapping[int, float], now: Sequence[float]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,18 +32,15 @@ def dump_weights(dump: Dump) -> dict[str, WeightEntry]:
     for record in dump.records(operation="forward", phase="pre", name="weight"):
         if record.tensor is not None and record.module:
             name = f"{record.module}.weight, rank {record.rank}"
-            entry = WeightEntry(lambda r=record: dump.tensor(r, check=False), record.tensor.digest)  # type: ignore[misc]
-            weights.setdefault(name, entry)
+            read = partial(dump.tensor, record, check=False)
+            weights.setdefault(name, WeightEntry(read, record.tensor.digest))
     return weights
 
 
 def checkpoint_weights(spec: str) -> dict[str, WeightEntry]:
     """Return the tensors of a checkpoint."""
     checkpoint = open_checkpoint(spec)
-    return {
-        name: WeightEntry(lambda name=name: checkpoint.read(name))  # type: ignore[misc]
-        for name in checkpoint.entries
-    }
+    return {name: WeightEntry(partial(checkpoint.read, name)) for name in checkpoint.entries}
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,6 @@ class MatchedWeights:
             differing=len(self.differences) - rounded,
             differences=self.differences[:LISTED],
         )
-
-
-def compare_weights(
-    actual: Mapping[str, WeightEntry], reference: Mapping[str, WeightEntry]
-) -> WeightComparison:
-    """Count the weights of two engines that are equal, rounded, or differ."""
-    return match_weights(actual, reference).comparison()
 
 
 def match_weights(

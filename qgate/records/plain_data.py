@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields
@@ -25,6 +26,11 @@ def _sum(a: Any, b: Any) -> Any:
 def plain_data(record: DataclassInstance) -> dict[str, object]:
     """Return a record as plain data; numbers that are not finite are None."""
     return {name: _plain(value) for name, value in asdict(record).items()}
+
+
+def json_text(record: DataclassInstance) -> str:
+    """Write a record as JSON; numbers that are not finite are null."""
+    return json.dumps(plain_data(record), indent=1, allow_nan=False) + "\n"
 
 
 def _plain(value: object) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,9 +111,9 @@ def last_changes(folder: Location, names: Iterable[str]) -> dict[str, tuple[str,
     return changes
 
 
-def without_outer_git(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def without_outer_git() -> dict[str, str]:
     """Return an environment in which git finds the repository by the folder it runs in."""
-    return {name: text for name, text in environment.items() if name not in _OF_AN_OUTER_GIT}
+    return {name: text for name, text in os.environ.items() if name not in _OF_AN_OUTER_GIT}
 
 
 def _output(folder: Path, *words: str, hooks: bool = False) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Annotated, TypedDict
+
+from qgate.records import Meta
 
 _LONGEST = 100 << 20
+Length = Annotated[int, Meta(ge=0)]
 
 
 class NoHeadError(ValueError):
@@ -18,8 +21,8 @@ class TensorHead(TypedDict):
     """One tensor of a file: the name of its dtype, and where its bytes begin and end."""
 
     dtype: str
-    shape: list[int]
-    data_offsets: list[int]
+    shape: list[Length]
+    data_offsets: Annotated[list[Length], Meta(min_length=2, max_length=2)]
 
 
 @dataclass(frozen=True)

@@ -104,3 +104,11 @@ def state(store: Store) -> dict[str, Any]:
     for mode in store.modes():
         seen[mode] = store.accepted(mode)
     return seen
+
+
+def large_update() -> Update:
+    """Files that change, one that comes, two that go."""
+    update = accepting({key(): 3.0}, update=recording(OTHER_WEIGHTS, seed=1))
+    update.set_accepted("new", key(), 4.0)
+    update.drop("2-4", key())
+    return update

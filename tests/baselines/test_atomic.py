@@ -27,6 +27,7 @@ from tests.baselines.building import (
     accepting,
     contents,
     key,
+    large_update,
     marks,
     recorded,
     recording,
@@ -45,14 +46,6 @@ from tests.baselines.faults import (
 from tests.shares import share
 
 MOST_STEPS = 200
-
-
-def large_update() -> Update:
-    """Files that change, one that comes, two that go."""
-    update = accepting({key(): 3.0}, update=recording(OTHER_WEIGHTS, seed=1))
-    update.set_accepted("new", key(), 4.0)
-    update.drop("2-4", key())
-    return update
 
 
 @pytest.fixture

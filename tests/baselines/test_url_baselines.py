@@ -37,6 +37,7 @@ from tests.baselines.building import (
     accepting,
     contents,
     key,
+    large_update,
     recorded,
     recording,
     state,
@@ -98,14 +99,6 @@ def copied(here: Store, root: Location) -> Store:
     for name, data in contents(here.folder).items():  # type: ignore[arg-type]
         (root / "tiny" / name).write_bytes(data)
     return Store(root, "tiny")
-
-
-def large_update() -> Update:
-    """Files that change, one that comes, two that go."""
-    update = accepting({key(): 3.0}, update=recording(OTHER_WEIGHTS, seed=1))
-    update.set_accepted("new", key(), 4.0)
-    update.drop("2-4", key())
-    return update
 
 
 # The same as in a folder -----------------------------------------------------------------------

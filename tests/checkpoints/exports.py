@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,22 +25,24 @@ PROJECTIONS = {
 }
 
 
-def parent_tensors(seed: int = 0) -> dict[str, Tensor]:
+def parent_tensors(
+    seed: int = 0, shapes: Mapping[str, tuple[int, int]] = PROJECTIONS, width: int = WIDTH
+) -> dict[str, Tensor]:
     """Return the tensors of a small llama, in bfloat16."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
         return (torch.randn(*shape, generator=generator) * 0.05).bfloat16()
 
-    tensors = {"model.embed_tokens.weight": draw(VOCABULARY, WIDTH)}
+    tensors = {"model.embed_tokens.weight": draw(VOCABULARY, width)}
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
-        for name, shape in PROJECTIONS.items():
+        for name, shape in shapes.items():
             tensors[f"{prefix}{name}.weight"] = draw(*shape)
         for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{prefix}{name}.weight"] = 1 + draw(WIDTH)
-    tensors["model.norm.weight"] = 1 + draw(WIDTH)
-    tensors["lm_head.weight"] = draw(VOCABULARY, WIDTH)
+            tensors[f"{prefix}{name}.weight"] = 1 + draw(width)
+    tensors["model.norm.weight"] = 1 + draw(width)
+    tensors["lm_head.weight"] = draw(VOCABULARY, width)
     return tensors
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from torch import Tensor
+
+from tests.checkpoints import exports
 
 Array = NDArray[Any]
 WIDTH, INNER, HEADS, KEY_HEADS = 256, 512, 4, 2
@@ -34,20 +35,7 @@ SHAPES = {
 
 def parent_tensors(seed: int = 0) -> dict[str, Tensor]:
     """Return the tensors of a llama whose rows are whole blocks of 256, in bfloat16."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(*shape: int) -> Tensor:
-        return (torch.randn(*shape, generator=generator) * 0.05).bfloat16()
-
-    tensors = {"model.embed_tokens.weight": draw(96, WIDTH)}
-    for layer in range(2):
-        for name, shape in SHAPES.items():
-            tensors[f"model.layers.{layer}.{name}.weight"] = draw(*shape)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"model.layers.{layer}.{name}.weight"] = 1 + draw(WIDTH)
-    tensors["model.norm.weight"] = 1 + draw(WIDTH)
-    tensors["lm_head.weight"] = draw(96, WIDTH)
-    return tensors
+    return exports.parent_tensors(seed, SHAPES, WIDTH)
 
 
 def llama_name(name: str) -> str:

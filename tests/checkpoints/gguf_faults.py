@@ -114,10 +114,6 @@ def _declare(kind: Kind) -> Callable[[GgufExport], None]:
     return plant
 
 
-def _as_qwen2(made: GgufExport) -> None:
-    made.architecture = "qwen2"
-
-
 def _with(**changed: object) -> Callable[[GgufExport], None]:
     def plant(made: GgufExport) -> None:
         for name, value in changed.items():

@@ -12,13 +12,12 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from qgate.checkpoints import grids, misplaced, plain, rows, running
+from qgate.checkpoints import grids, plain, rows, running, weights
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.gguf.layouts import RopeRows, in_rope_order
 from qgate.checkpoints.gguf.weights import KINDS
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
-from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.stored import Checkpoint
 from qgate.cli import main
@@ -144,10 +143,6 @@ def _planted(name: str, path: Path) -> Path:
     return planted(next(fault for fault in FAULTS if fault.name == name)).write(path)
 
 
-def _outcomes(record: CheckpointRecord) -> list[tuple[str, str, str]]:
-    return [(weight.name, weight.format, weight.outcome) for weight in record.weights]
-
-
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.F16])
 def test_every_byte_is_read_once(
@@ -183,7 +178,7 @@ def test_causes_are_found_in_leading_rows(
     parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "SAMPLE", 64 * 256)
-    monkeypatch.setattr(misplaced, "LEADING", 32 * 256)
+    monkeypatch.setattr(weights, "LEADING", 32 * 256)
     words = ("its rows are in the order of the parent", "every block is that", "it was made from")
     for path, cause in zip(_faulty(tmp_path), words, strict=True):
         record = compare(str(path), str(parent))

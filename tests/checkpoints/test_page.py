@@ -15,16 +15,17 @@ import qgate
 from qgate.checkpoints import files
 from qgate.checkpoints.blocks import WIDTH, worst_block
 from qgate.checkpoints.compute import ScaleSums
-from qgate.checkpoints.files import record_json, write_files
+from qgate.checkpoints.files import write_files
+from qgate.checkpoints.findings import find_outliers
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.layer_map import LayerMap
-from qgate.checkpoints.outliers import find_outliers
 from qgate.checkpoints.page import page
 from qgate.checkpoints.plots import add_octaves
-from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord
-from qgate.checkpoints.tables import findings_csv, ranked, weights_csv
+from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, ranked
+from qgate.checkpoints.tables import findings_csv, weights_csv
 from qgate.checkpoints.texts import result_lines
 from qgate.cli import main
+from qgate.records.plain_data import json_text
 from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.charts.page_reader import PageReader
@@ -160,7 +161,7 @@ def test_json_is_valid_by_the_schema(pair: Path, name: str) -> None:
     else:
         record = compared(pair, name)
     record.findings.append(CheckpointFinding("x", "y", float("nan")))
-    data = json.loads(record_json(record))
+    data = json.loads(json_text(record))
     Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(data)
     assert data["findings"][-1]["over_ideal_db"] is None
 
@@ -221,7 +222,7 @@ def test_names_are_text_everywhere(tmp_path: Path) -> None:
     for table in (weights_csv(record), findings_csv(record)):
         cells = [cell for row in csv.reader(table.splitlines()) for cell in row]
         assert not [cell for cell in cells if cell[:1] in "=+@" and cell]
-    assert len(ranked(record)) == len(HOSTILE) + 40
+    assert len(ranked(record.weights)) == len(HOSTILE) + 40
 
 
 def test_outliers_are_told_from_their_format_and_not_from_findings() -> None:

@@ -24,7 +24,8 @@ from qgate.checkpoints import (
     running,
     weights,
 )
-from qgate.checkpoints.comparison import CheckpointPair, compare
+from qgate.checkpoints.comparison import compare
+from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.onnx import decoding
 from qgate.checkpoints.onnx.files import OnnxReader
 from qgate.checkpoints.onnx.tensors import OnnxTensor
@@ -32,13 +33,14 @@ from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.plain import judge_plain
+from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.rows import ParentRows, WeightRows
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import StoredWeight
-from qgate.checkpoints.weights import Judgement
 from tests.checkpoints import gated, onnx_exports
 from tests.checkpoints.exports import export, parent_tensors, write
 from tests.checkpoints.onnx_exports import HAND_EXPORTS, QUANTIZED, RUNTIME_EXPORTS, WIDTH
+from tests.checkpoints.work import names_judged
 
 
 @pytest.fixture(scope="module")
@@ -231,9 +233,10 @@ def test_a_plain_tensor_may_be_transposed(
     child, parent = _opened(tmp_path / "child"), _opened(tmp_path / "parent")
     (weight,) = find_weights(child)
     match = ParentMatch(("w",), "content", transposed=True)
-    record, findings = judge_plain(child, weight, parent, match)
+    pair = WeightPair(child, weight, parent, match, Recipe())
+    record, findings = judge_plain(pair)
     assert (record.outcome, len(findings)) == (outcome, outcome == "changed")
-    record, _ = judge_plain(child, weight, parent, replace(match, transposed=False))
+    record, _ = judge_plain(replace(pair, match=replace(match, transposed=False)))
     assert record.outcome == "changed"
 
 
@@ -288,14 +291,7 @@ def test_a_graph_that_was_written_again_is_judged_again(
 ) -> None:
     """Its data is in another file, which is as it was."""
     monkeypatch.setattr(running, "BATCH", 20_000)
-    names: list[str] = []
-    original = CheckpointPair.judge
-
-    def judge(pair: CheckpointPair, weight: StoredWeight) -> Judgement:
-        names.append(weight.name)
-        return original(pair, weight)
-
-    monkeypatch.setattr(CheckpointPair, "judge", judge)
+    names = names_judged(monkeypatch)
 
     def interrupt(done: int, of: int) -> None:
         if done == of - 1:

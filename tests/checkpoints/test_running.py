@@ -25,7 +25,7 @@ from qgate.cli import main
 from qgate.engine import Workers
 from qgate.errors import QgateError
 from tests.checkpoints.exports import export, parent_tensors, write
-from tests.checkpoints.work import DeadlyPair
+from tests.checkpoints.work import DeadlyPair, names_judged
 
 Pair = tuple[str, str]
 
@@ -74,18 +74,6 @@ def _texts(record: CheckpointRecord) -> str:
     return repr(record.to_dict())
 
 
-def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names: list[str] = []
-    original = CheckpointPair.judge
-
-    def judge(pair: CheckpointPair, weight: StoredWeight) -> Judgement:
-        names.append(weight.name)
-        return original(pair, weight)
-
-    monkeypatch.setattr(CheckpointPair, "judge", judge)
-    return names
-
-
 def _interrupt_at(number: int) -> Callable[[int, int], None]:
     def step(done: int, of: int) -> None:
         assert of == 21
@@ -130,7 +118,7 @@ def test_a_killed_run_goes_on_where_it_was(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = compare(*pair)
-    names = _counted(monkeypatch)
+    names = names_judged(monkeypatch)
     folder = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         compare(*pair, _interrupt_at(12), unfinished=folder)
@@ -150,7 +138,7 @@ def test_a_shard_that_was_written_again_is_judged_again(
     folder = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         compare(*pair, _interrupt_at(20), unfinished=folder)
-    names = _counted(monkeypatch)
+    names = names_judged(monkeypatch)
     shard = Path(pair[0]) / "model-00001-of-00002.safetensors"
     tensors = load_file(shard)
     tensors["model.layers.0.input_layernorm.weight"] *= 2

@@ -6,6 +6,9 @@ import os
 import signal
 from dataclasses import dataclass, field
 
+import pytest
+
+from qgate.checkpoints.comparison import CheckpointPair
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.checkpoints.packings import find_weights
 from qgate.checkpoints.pairing import ParentMatch
@@ -38,3 +41,16 @@ class DeadlyPair:
         if os.getpid() != self.driver:
             os.kill(os.getpid(), signal.SIGKILL)
         return WeightRecord(weight.name, "", "", 0, 0), []
+
+
+def names_judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the names of the weights that are judged from now on."""
+    names: list[str] = []
+    original = CheckpointPair.judge
+
+    def judge(pair: CheckpointPair, weight: StoredWeight) -> Judgement:
+        names.append(weight.name)
+        return original(pair, weight)
+
+    monkeypatch.setattr(CheckpointPair, "judge", judge)
+    return names

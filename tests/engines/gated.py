@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -125,9 +124,9 @@ def network() -> nn.Module:
     return copy.deepcopy(TINY.get("tiny-llama").load())
 
 
-def collect(folder: Path, module: nn.Module) -> str:
+def collect(folder: Path, module: nn.Module, samples: int = 4) -> str:
     """Write the dump of a network on a few tokens."""
-    ids = torch.randint(256, (4, 48), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(256, (samples, 48), generator=torch.Generator().manual_seed(0))
     sites = "embedding|attention|linear|norm"
     with torch.no_grad(), qgate.collect(module, folder, sites=sites, phases=("forward",)):
         module(ids)
@@ -144,8 +143,3 @@ def other_module(module: nn.Module) -> None:
     projection = module.get_submodule("model.layers.1.self_attn.o_proj")
     plain = projection.forward
     projection.forward = lambda x: plain(x).bfloat16().float()  # type: ignore[method-assign]
-
-
-def as_array(path: str, name: str) -> Any:
-    with np.load(path) as arrays:
-        return arrays[name]

@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-import qgate
 from qgate.cli import main
 from qgate.engines.comparison import compare_engines
 from qgate.engines.findings import EngineLimits
 from qgate.errors import QgateError
 from qgate.models.tiny import TINY
 from tests.engines import runs
+from tests.engines.gated import collect
 
 Capture = pytest.CaptureFixture[str]
 
@@ -115,14 +115,6 @@ def test_requests_in_another_order_are_paired_by_their_ids(tmp_path: Path) -> No
     assert record.figures.equal_share == 1
 
 
-def _collect(folder: Path, network: nn.Module) -> str:
-    ids = torch.randint(256, (2, 48), generator=torch.Generator().manual_seed(0))
-    sites = "embedding|attention|linear|norm"
-    with torch.no_grad(), qgate.collect(network, folder, sites=sites, phases=("forward",)):
-        network(ids)
-    return str(folder)
-
-
 def _stale_layer(network: nn.Module) -> None:
     with torch.no_grad():
         network.get_parameter("model.layers.3.mlp.up_proj.weight").mul_(1.01)
@@ -156,7 +148,7 @@ def test_dumps_tell_the_first_site_that_differs(tmp_path: Path, name: str) -> No
     network = TINY.get("tiny-llama").load()
     other = copy.deepcopy(network)
     change(other)
-    a, b = _collect(tmp_path / "a", other), _collect(tmp_path / "b", network)
+    a, b = collect(tmp_path / "a", other, 2), collect(tmp_path / "b", network, 2)
     record = compare_engines(a, b, limits=EngineLimits(same_weights=True))
     assert record.first_site is not None
     assert site in record.first_site.site
@@ -171,7 +163,7 @@ def test_dumps_tell_the_first_site_that_differs(tmp_path: Path, name: str) -> No
 
 def test_equal_dumps_are_equal(tmp_path: Path, capsys: Capture) -> None:
     network = TINY.get("tiny-llama").load()
-    dumps = [_collect(tmp_path / name, network) for name in "ab"]
+    dumps = [collect(tmp_path / name, network, 2) for name in "ab"]
     assert main(["engines", *dumps, "--max-kl", "0", "--same-weights"]) == 0
     output = capsys.readouterr().out
     assert "give equal log-probabilities to all 94 tokens" in output

@@ -8,9 +8,9 @@ import torch
 from scipy.stats import entropy
 
 from qgate.engines import compute
-from qgate.engines.compute import token_figures
+from qgate.engines.compute import figures_of, values_of
 from qgate.engines.record import TokenFigures
-from qgate.engines.scored import ScoredSample
+from qgate.engines.scored import Pair, ScoredSample
 from qgate.engines.scored import scored as sample_of
 from qgate.errors import QgateError
 from tests.engines import runs
@@ -24,7 +24,11 @@ def _samples(run: runs.Scored) -> list[ScoredSample]:
 
 
 def _figures(actual: runs.Scored, reference: runs.Scored) -> TokenFigures:
-    return token_figures(list(zip(_samples(actual), _samples(reference), strict=True)))
+    return _figures_of(list(zip(_samples(actual), _samples(reference), strict=True)))
+
+
+def _figures_of(pairs: list[Pair]) -> TokenFigures:
+    return figures_of(pairs, values_of(pairs))
 
 
 def test_kl_is_that_of_scipy() -> None:
@@ -81,7 +85,7 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say(samples: int) -> None
         d = 1e-2 * (draw.normal(size=(samples, 1024 // samples)) + shift)
         ids = np.zeros(d.shape[1], np.int64)
         pairs = [(sample_of("0", ids, row), sample_of("0", ids, 0 * row)) for row in d - 0.1]
-        estimate = token_figures([(a, b) for a, b in pairs]).difference
+        estimate = _figures_of(pairs).difference
         assert estimate.half_interval is not None
         held += abs(estimate.mean + 0.1) <= estimate.half_interval
     assert 0.9 * trials <= held <= 0.99 * trials
@@ -151,4 +155,4 @@ def test_vocabularies_of_other_sizes_are_refused() -> None:
 def test_nothing_scored_by_both_is_refused() -> None:
     nothing = sample_of("0", np.zeros(4, np.int64))
     with pytest.raises(QgateError, match="no token has a log-probability from both"):
-        token_figures([(nothing, nothing)])
+        _figures_of([(nothing, nothing)])

@@ -15,9 +15,10 @@ from jsonschema import Draft202012Validator
 from qgate.cli import main
 from qgate.engines import files
 from qgate.engines.comparison import compare_tokens
-from qgate.engines.files import record_json, write_files
+from qgate.engines.files import write_files
 from qgate.engines.page import page
 from qgate.engines.profile import MOST_VALUES, position_profile, token_rows, worst_samples
+from qgate.records.plain_data import json_text
 from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.charts.page_reader import PageReader
@@ -99,7 +100,7 @@ def test_json_is_valid_by_the_schema(tmp_path: Path, name: str) -> None:
     else:
         change = None if name == "clean" else FAULTS[name][0]
         record = compare_tokens(*logits_pair(tmp_path, change), most_drawn=3).record
-    data = json.loads(record_json(record))
+    data = json.loads(json_text(record))
     Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8"))).validate(data)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from qgate.checkpoints.gguf.blocks import BlockType
@@ -33,36 +35,26 @@ def block_faults(weight: QuantizedWeight) -> Iterator[tuple[str, Callable[[], Qu
     if kind.name in NIBBLES:
         yield (
             "the halves of each byte are swapped (the order of nibbles)",
-            changed(lambda blocks: _with_codes(blocks, kind, _halves_swapped)),
+            changed(partial(_with_codes, kind=kind, change=_halves_swapped)),
         )
         yield (
             "bytes hold neighboring codes, not those of both halves of a block (the order of "
             "nibbles)",
-            changed(lambda blocks: _with_codes(blocks, kind, lambda x: _from_neighbors(x, kind))),
+            changed(partial(_with_codes, kind=kind, change=partial(_from_neighbors, kind=kind))),
         )
     if kind.name in PAIRS:
-        start = PAIRS[kind.name]
-        yield (
-            "scales and minima of blocks are swapped",
-            changed(lambda blocks: _pair_swapped(blocks, start)),
-        )
-    if kind.name in ("Q4_K", "Q5_K"):
-        yield "scales and minima of sub-blocks are swapped", changed(_sub_blocks_swapped)
-    if kind.name == "Q2_K":
-        yield "scales and minima of sub-blocks are swapped", changed(_q2_swapped)
+        swap = partial(_pair_swapped, start=PAIRS[kind.name])
+        yield "scales and minima of blocks are swapped", changed(swap)
+    if kind.name in ("Q2_K", "Q4_K", "Q5_K"):
+        of_sub_blocks = _q2_swapped if kind.name == "Q2_K" else _sub_blocks_swapped
+        yield "scales and minima of sub-blocks are swapped", changed(of_sub_blocks)
     for step, side in ((1, "after"), (-1, "before")):
-        yield (
-            f"every block is that {side} it",
-            changed(
-                lambda blocks, step=step: blocks.roll(step, 0)  # type: ignore[misc]
-            ),
-        )
+        moved = changed(partial(torch.roll, shifts=step, dims=0))
+        yield f"every block is that {side} it", moved
     for other in KINDS.values():
         if _fits(other, kind, raw):
-            yield (
-                f"its blocks are {other.name}, and it is declared {kind.name}",
-                lambda other=other: decode_blocks(raw, other),  # type: ignore[misc]
-            )
+            words = f"its blocks are {other.name}, and it is declared {kind.name}"
+            yield words, partial(decode_blocks, raw, other)
 
 
 def _fits(other: BlockType, kind: BlockType, raw: Tensor) -> bool:

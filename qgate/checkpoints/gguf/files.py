@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from qgate.checkpoints.gguf.weights import KINDS, UNKNOWN
 from qgate.checkpoints.safetensors_shards import CheckpointShards
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.tensor_types import DTYPES
+from qgate.checkpoints.wrong_files import by_name, file_size, reading
 from qgate.errors import QgateError
 from qgate.storage.folders import Folder, files_in
 from qgate.text import one_line
@@ -34,18 +36,16 @@ def open_gguf(label: str, folder: Folder, names: list[str]) -> Checkpoint:
         import gguf  # noqa: F401
     except ImportError:
         raise QgateError(f"{label!r}: {NEEDS_GGUF}") from None
-    entries: dict[str, StoredEntry] = {}
     fields: dict[str, object] = {}
-    for name in _parts(label, folder, names):
-        head, size = _head(folder, name)
-        fields = fields or head.fields
-        for entry in _entries(head, folder, name, size):
-            if entry.name in entries:
-                raise QgateError(
-                    f"{label!r}: {one_line(entry.name)!r} is in {entries[entry.name].file!r} and "
-                    f"in {name!r}: parts of two files lie in one folder. Remove those of one."
-                )
-            entries[entry.name] = entry
+
+    def listed() -> Iterator[StoredEntry]:
+        for name in _parts(label, folder, names):
+            head, size = _head(folder, name)
+            if not fields:
+                fields.update(head.fields)
+            yield from _entries(head, folder, name, size)
+
+    entries = by_name(label, listed(), "parts of two files lie in one folder. Remove those of one")
     _check_count(label, fields, len(entries))
     reader = GgufReader(folder)
     return Checkpoint(label, entries, reader, {CONFIGURATION: fields}, span_reader=reader.span)
@@ -101,16 +101,9 @@ def _parts(label: str, folder: Folder, names: list[str]) -> list[str]:
 
 def _head(folder: Folder, name: str) -> tuple[GgufHead, int]:
     path = str(folder.at(name))
-    stamp = folder.stamp(name)
-    if stamp is None:
-        raise QgateError(f"there is no file {path!r}.")
-    try:
-        head = read_gguf_head(
-            lambda start, stop: folder.read(name, start, stop), stamp.size, path
-        )  # fmt: skip
-    except PermissionError:
-        raise QgateError(f"{path!r} cannot be read: permission denied.") from None
-    return head, stamp.size
+    with reading(path):
+        size = file_size(folder, name)
+        return read_gguf_head(partial(folder.read, name), size, path), size
 
 
 def _check_count(label: str, fields: Mapping[str, object], count: int) -> None:

@@ -96,6 +96,14 @@ class _HeadBytes:
             raise DamagedHeadError(f"its head states {count:,} {noun}")
         return count
 
+    def new_name(self, names: set[str], verb: str) -> str:
+        """Read a name that is not among those so far, and add it to them."""
+        name = self.text()
+        if name in names:
+            raise DamagedHeadError(f"its head {verb} {one_line(name)!r} twice")
+        names.add(name)
+        return name
+
     def text(self) -> str:
         length = self.number("<Q")
         if length > LONGEST_TEXT:
@@ -140,12 +148,9 @@ def _check_kind(data: _HeadBytes, path: str) -> None:
 
 
 def _fields(data: _HeadBytes, count: int) -> Iterator[tuple[str, object]]:
-    names = set()
+    names: set[str] = set()
     for _ in range(count):
-        name = data.text()
-        if name in names:
-            raise DamagedHeadError(f"its head states {one_line(name)!r} twice")
-        names.add(name)
+        name = data.new_name(names, "states")
         value = _value(data, data.number("<I"), 0)
         if value is not None:
             yield name, value
@@ -179,12 +184,9 @@ def _value(data: _HeadBytes, kind: int, depth: int) -> object:
 
 
 def _tensors(data: _HeadBytes, count: int) -> Iterator[GgufTensor]:
-    names = set()
+    names: set[str] = set()
     for _ in range(count):
-        name = data.text()
-        if name in names:
-            raise DamagedHeadError(f"its head describes {one_line(name)!r} twice")
-        names.add(name)
+        name = data.new_name(names, "describes")
         dimensions = data.number("<I")
         if dimensions > MOST_DIMENSIONS:
             raise DamagedHeadError(f"{one_line(name)!r} has {dimensions:,} dimensions")

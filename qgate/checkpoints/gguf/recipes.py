@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 
 from qgate.text.numbers import percent
 
@@ -52,13 +53,10 @@ def mix_cause(types: Counter[str], name: str) -> str:
     main = main_types(name)
     if not total or not main:
         return ""
-    expected = {*main, *(other for kind in main for other in _fallbacks(kind))}
+    others = (FALLBACKS.get(kind, "IQ4_NL").split() for kind in main)
+    expected = {*main, *chain.from_iterable(others)}
     share = sum(types[kind] for kind in expected) / total
     if share >= LEAST_SHARE:
         return ""
     listed = ", ".join(f"{percent(n / total)} {kind}" for kind, n in types.most_common(3))
     return f"it says {name}, which is mostly {' or '.join(main)}, and the layers are {listed}"
-
-
-def _fallbacks(kind: str) -> list[str]:
-    return FALLBACKS.get(kind, "IQ4_NL").split()

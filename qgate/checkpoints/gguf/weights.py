@@ -13,7 +13,7 @@ from qgate.checkpoints.gguf.blocks import BLOCK_TYPES, BlockType
 from qgate.checkpoints.gguf.codebooks import CODEBOOK_TYPES
 from qgate.checkpoints.grids import FP4_UNIT, QuantizedWeight
 from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.weight_parts import DescribedWeight, Parts
+from qgate.checkpoints.weight_parts import Packing, Parts, StoredWeight
 from qgate.errors import QgateError
 
 KINDS: Mapping[str, BlockType] = {**BLOCK_TYPES, **CODEBOOK_TYPES}
@@ -21,7 +21,7 @@ UNKNOWN = "GGUF type "
 """The dtype of a tensor whose type has a number that is not listed, with the number after it."""
 
 
-def block_weights(checkpoint: Checkpoint) -> Iterator[DescribedWeight]:
+def block_weights(checkpoint: Checkpoint) -> Iterator[StoredWeight]:
     """Yield tensors of GGUF blocks as weights, with their scales of the whole tensor."""
     for entry in checkpoint.entries.values():
         if entry.dtype not in KINDS and not entry.dtype.startswith(UNKNOWN):
@@ -31,7 +31,8 @@ def block_weights(checkpoint: Checkpoint) -> Iterator[DescribedWeight]:
         parts = {"weight": entry} | ({} if scale is None else {"scale": scale})
         name = f"GGUF {entry.dtype.removeprefix('GGUF ')}"
         by_rows = ("weight",) if entry.dtype in KINDS and len(entry.shape) > 1 else ()
-        yield DescribedWeight(entry.name, name, parts, partial(_decode, entry.dtype), by_rows)
+        packing = Packing(name, partial(_decode, entry.dtype), by_rows=by_rows)
+        yield StoredWeight(entry.name, packing, parts)
 
 
 def _decode(dtype: str, parts: Parts) -> QuantizedWeight:

@@ -82,10 +82,10 @@ def factors(values: Tensor, parent: Tensor, axis: int) -> Tensor:
     return torch.where(energy > 0, (values * parent).sum(axis) / energy.clamp(min=1e-30), 1.0)
 
 
-def fit_factors(values: Tensor, parent: Tensor, rounds: int = 4) -> tuple[Tensor, Tensor]:
+def fit_factors(values: Tensor, parent: Tensor) -> tuple[Tensor, Tensor]:
     """Return the factors by which both columns and rows of a parent were multiplied."""
     columns, rows = torch.ones(parent.shape[1]), torch.ones(parent.shape[0])
-    for _ in range(rounds):
+    for _ in range(4):
         columns = factors(values, parent * rows[:, None], 0)
         rows = factors(values, parent * columns, 1)
     middle = rows.median()
@@ -95,15 +95,12 @@ def fit_factors(values: Tensor, parent: Tensor, rounds: int = 4) -> tuple[Tensor
 def is_scaled(sizes: Tensor) -> bool:
     """Return True if factors deviate from 1 and have the parent's signs."""
     positive = sizes > 0
-    return bool(positive.float().mean() > 0.95) and _deviation(sizes) > SCALED
+    deviation = float(sizes.clamp(min=1e-6).log().abs().median())
+    return bool(positive.float().mean() > 0.95) and deviation > SCALED
 
 
 def _undo(sizes: Tensor, others: Tensor) -> bool:
     return _spread(sizes * others) < min(ALIKE, _spread(sizes) / 2)
-
-
-def _deviation(sizes: Tensor) -> float:
-    return float(sizes.clamp(min=1e-6).log().abs().median())
 
 
 def _spread(sizes: Tensor) -> float:

@@ -63,10 +63,7 @@ def measure_steps(weight: QuantizedWeight, parent: Tensor) -> StepFigures:
     """Measure how far codes are from the parent's nearest codes, and in which manner."""
     errors = _errors(weight, parent)
     steps = errors.steps
-    total, least, energy = (
-        float(torch.linalg.vector_norm(x).double().square())
-        for x in (errors.error, errors.nearest_error, parent)
-    )
+    total, least, energy = map(squared, (errors.error, errors.nearest_error, parent))
     return StepFigures(
         over_nearest_db=ratio_db(total, least, energy),
         share=float((steps != 0).float().mean()),

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.pairing import match_by_name
+from qgate.checkpoints.pairing import ParentMatch, match_by_name
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.weight_parts import StoredWeight
 
 LAYER = re.compile(r"(?:.*?\.)?\d+\.")
 EMBEDDINGS = ("embed", "wte")
@@ -50,8 +51,7 @@ class Surroundings:
 
     def _norm_offset(self) -> float:
         for checkpoint in (self.child, self.parent):
-            configuration = checkpoint.configuration.get("config.json")
-            if isinstance(configuration, dict) and configuration.get("model_type") in UNIT_OFFSET:
+            if checkpoint.model_settings.get("model_type") in UNIT_OFFSET:
                 return 1.0
         return 0.0
 
@@ -81,6 +81,26 @@ def _some_rows(checkpoint: Checkpoint, name: str) -> Tensor:
     return torch.cat(parts).reshape(-1, columns).float()
 
 
+@dataclass(frozen=True)
+class WeightPair:
+    """A weight of the child, and the tensors of the parent that it was made from.
+
+    match  None without a parent, and where none of its tensors fits
+    """
+
+    child: Checkpoint
+    weight: StoredWeight
+    parent: Checkpoint | None
+    match: ParentMatch | None
+    recipe: Recipe
+
+    @property
+    def surroundings(self) -> Surroundings | None:
+        if self.parent is None:
+            return None
+        return Surroundings(self.child, self.parent, self.weight.name, self.recipe)
+
+
 class FilesByLayer:
     """The files of a checkpoint that a weight is judged by: its layer's, and the embedding's."""
 
@@ -103,31 +123,13 @@ def _layer(name: str) -> str:
     return match[0] if match else ""
 
 
-def _vectors(child: Checkpoint, parent: Checkpoint) -> list[tuple[str, str]]:
-    """List the vectors that both checkpoints have, with the parent's names."""
-    return list(_matched_vectors(_Pair(child, parent)))
-
-
-@dataclass(frozen=True, eq=False)
-class _Pair:
-    child: Checkpoint
-    parent: Checkpoint
-
-    def __hash__(self) -> int:
-        return hash((id(self.child), id(self.parent)))
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Pair) and self.child is other.child and self.parent is other.parent
-        )
-
-
 @functools.lru_cache(maxsize=2)
-def _matched_vectors(pair: _Pair) -> tuple[tuple[str, str], ...]:
+def _vectors(child: Checkpoint, parent: Checkpoint) -> tuple[tuple[str, str], ...]:
+    """List the vectors that both checkpoints have, with the parent's names."""
     names = [
         name
-        for name, entry in pair.child.entries.items()
+        for name, entry in child.entries.items()
         if len(entry.shape) == 1 and entry.dtype in ("F32", "BF16", "F16")
     ]
-    matches = match_by_name(names, pair.parent.entries)
+    matches = match_by_name(names, parent.entries)
     return tuple((name, match.names[0]) for name, match in matches.items())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.onnx.packings import Form, canonical, decode_stored, grid_of
-from qgate.checkpoints.onnx.patterns import Stored, StoredBits, StoredCodes, UnreadCodes
+from qgate.checkpoints.onnx.patterns import Stored, StoredBits, StoredCodes
 from qgate.checkpoints.onnx.tensors import OnnxTensor, unpacked_codes
 from qgate.errors import QgateError
 
@@ -62,8 +62,6 @@ class OnnxDecoder:
         if isinstance(stored, StoredBits):
             fits = stored.rows and not any(x.count % stored.rows for x in self._tensors.values())
             return (stored.rows, tuple(self._tensors), ()) if fits else nothing
-        if isinstance(stored, UnreadCodes):
-            return nothing
         return self._layout_of_codes(stored) or nothing
 
     def _layout_of_codes(self, stored: StoredCodes) -> tuple[int, Roles, Roles] | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from qgate.checkpoints.onnx.decoding import OnnxDecoder
 from qgate.checkpoints.onnx.graphs import OnnxGraph, is_anonymous, logical_name
 from qgate.checkpoints.onnx.models import folder_and_name, read_graph
-from qgate.checkpoints.onnx.patterns import Stored, StoredBits, UnreadCodes, find_codes
+from qgate.checkpoints.onnx.patterns import Stored, StoredBits, find_codes
 from qgate.checkpoints.onnx.tensors import OnnxTensor
 from qgate.checkpoints.rows import MatrixColumns
 from qgate.checkpoints.stored import REMOTE_AHEAD, Checkpoint, GraphWeight, StoredEntry
@@ -41,7 +41,7 @@ def open_onnx(label: str, folder: Folder, names: list[str]) -> Checkpoint:
         shape = _turned(stored.codes.shape) if is_turned else stored.codes.shape
         if isinstance(stored, StoredBits):
             shape = stored.rows, stored.columns
-        elif isinstance(stored, UnreadCodes):
+        elif not stored.scales:
             shape = ()
         parts = {role: tensor.name for role, tensor in roles.items()}
         decoder = OnnxDecoder(stored, is_turned, roles, reader.elements)

@@ -72,6 +72,12 @@ class OnnxGraph:
         """List the nodes that take a value, and as which input."""
         return self.users.get(name, [])
 
+    def next_node(self, name: str, *operators: str) -> tuple[OnnxNode | None, int]:
+        """Return the first node of some kinds that takes a value, and as which input it does."""
+        uses = self.used_by(name)
+        node, number = next(((n, i) for n, i in uses if n.operator in operators), (None, 0))
+        return (node, number) if node is not None and node.outputs else (None, 0)
+
     def constant(self, name: str) -> OnnxTensor | None:
         """Return the tensor that a value is, through nodes that hand it on."""
         for _ in range(FARTHEST):
@@ -124,9 +130,8 @@ class OnnxGraph:
         names = list(node.inputs[2:])
         output = node.outputs[0] if node.outputs else ""
         for _ in range(FARTHEST):
-            used = self.used_by(output)
-            step = next((n for n, _ in used if n.operator in ("Add", "Cast", "Mul")), None)
-            if step is None or not step.outputs:
+            step, _ = self.next_node(output, "Add", "Cast", "Mul")
+            if step is None:
                 break
             if step.operator == "Add":
                 names += step.inputs
@@ -175,8 +180,7 @@ def _module_of_node(name: str) -> str:
 
 def logical_name(name: str) -> str:
     """Return the name of a weight without what quantizers append."""
-    bare = SUFFIXES.sub("", name)
-    return bare or name
+    return SUFFIXES.sub("", name) or name
 
 
 def is_anonymous(name: str) -> bool:

@@ -51,11 +51,9 @@ def _head(folder: Folder, file: str, path: str, size: int) -> OnnxHead:
     first = folder.read(file, 0, 1)
     try:
         return read_onnx_head(lambda start, stop: folder.read(file, start, min(stop, size)), size)
-    except ShortFileError as error:
-        if first == _STARTS_WITH:
+    except (ShortFileError, NoModelError) as error:
+        if isinstance(error, ShortFileError) and first == _STARTS_WITH:
             raise cut_off(path, size, error.needed) from None
-        raise QgateError(f"{path!r} is damaged or no .onnx file.") from None
-    except NoModelError:
         raise QgateError(f"{path!r} is damaged or no .onnx file.") from None
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.grids import QuantizedWeight
-from qgate.checkpoints.onnx.patterns import Stored, StoredBits, StoredCodes, UnreadCodes
+from qgate.checkpoints.onnx.patterns import Stored, StoredBits, StoredCodes
 from qgate.checkpoints.onnx.tensors import unit_of, unpacked_codes
 from qgate.errors import QgateError
 
@@ -27,7 +27,7 @@ def decode_stored(
     shape    of all scales of the weight
     turned   the codes are inputs x outputs, and are returned as outputs x inputs
     """
-    if isinstance(stored, UnreadCodes) or scale is None:
+    if scale is None:
         raise QgateError(
             f"it is stored as {stored.codes.type.name}, and no scale of it is known: "
             f"{stored.packing.removeprefix('ONNX ')} cannot be read"

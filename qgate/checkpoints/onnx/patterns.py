@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from qgate.checkpoints.onnx.graphs import OnnxGraph, OnnxNode
 from qgate.checkpoints.onnx.tensors import OnnxTensor
@@ -19,7 +20,7 @@ class StoredCodes:
     output  the value that has the dequantized weight, or the codes where a node takes them
     axis    of the codes as stored; scales of one number have none
     block   elements of the axis that share a scale; 0 for all
-    scales  names of tensors whose product is the scale
+    scales  names of tensors whose product is the scale; none where no packing is known
     """
 
     packing: str
@@ -46,25 +47,15 @@ class StoredBits:
     columns: int
 
 
-@dataclass(frozen=True)
-class UnreadCodes:
-    """Codes that go into a node for which no packing is known."""
-
-    packing: str
-    codes: OnnxTensor
-    output: str
-    scales: tuple[str, ...] = ()
-    zero_point: str = ""
-
-
-Stored = StoredCodes | StoredBits | UnreadCodes
+Stored = StoredCodes | StoredBits
 
 
 def find_codes(graph: OnnxGraph) -> Iterator[Stored]:
     """Yield the quantized weights of a graph, each once."""
     names: set[str] = set()
     for node in graph.nodes:
-        for stored in _PATTERNS.get(node.operator, _none)(graph, node):
+        pattern = _PATTERNS.get(node.operator)
+        for stored in pattern(graph, node) if pattern else ():
             codes = stored.codes
             if codes.name not in names and codes.type.element and codes.count > 1:
                 names.add(codes.name)
@@ -74,7 +65,7 @@ def find_codes(graph: OnnxGraph) -> Iterator[Stored]:
         if tensor.name not in names and used and _may_be_weight(tensor):
             operator = used[0][0].operator
             if operator not in _DATA:
-                yield UnreadCodes(f"ONNX {operator}", tensor, tensor.name)
+                yield StoredCodes(f"ONNX {operator}", tensor, (), tensor.name)
 
 
 LEAST = 256
@@ -87,10 +78,6 @@ _DATA = ("Gather", "GatherND", "Where", "Slice", "Concat", "Reshape", "Expand", 
 def _may_be_weight(tensor: OnnxTensor) -> bool:
     element = tensor.type.element
     return bool(element) and element != "int32" and len(tensor.shape) > 1 and tensor.count >= LEAST
-
-
-def _none(_graph: OnnxGraph, _node: OnnxNode) -> Iterator[Stored]:
-    return iter(())
 
 
 def _dequantize(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
@@ -116,11 +103,8 @@ def _cast(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
         return
     packing, zero, output = "ONNX Cast and Mul", "", node.outputs[0]
     for _ in range(4):
-        used = graph.used_by(output)
-        step, number = next(
-            ((n, p) for n, p in used if n.operator in ("Sub", "Mul", "Cast")), (None, 0)
-        )
-        if step is None or not step.outputs:
+        step, number = graph.next_node(output, "Sub", "Mul", "Cast")
+        if step is None:
             return
         operand = step.input(1 - number)
         output = step.outputs[0]
@@ -134,28 +118,25 @@ def _cast(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
 
 
 def _quantized_operator(
-    weight: int, scale: int, zero_point: int, axis: int, bias: tuple[int, ...] = ()
-) -> Callable[[OnnxGraph, OnnxNode], Iterator[Stored]]:
-    """Return the pattern of a node that takes codes and scales as these inputs.
+    graph: OnnxGraph,
+    node: OnnxNode,
+    inputs: tuple[int, int, int],
+    axis: int,
+    bias: tuple[int, ...] = (),
+) -> Iterator[Stored]:
+    """Nodes that take codes, scales and zero points as these inputs.
 
     bias   its input, and that of the scale of the first operand
     """
-
-    def pattern(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
-        codes = graph.constant(node.input(weight))
-        packing = f"ONNX {node.operator}"
-        if codes is not None:
-            yield StoredCodes(
-                packing, codes, (node.input(scale),), "", node.input(zero_point),
-                0 if node.number("transB") else axis,
-            )  # fmt: skip
-        if bias:
-            sums = graph.constant(node.input(bias[0]))
-            if sums is not None:
-                scales = (node.input(bias[1]), node.input(scale))
-                yield StoredCodes(packing, sums, scales, "", "", 0)
-
-    return pattern
+    weight, scale, zero_point = (node.input(number) for number in inputs)
+    codes = graph.constant(weight)
+    packing = f"ONNX {node.operator}"
+    if codes is not None:
+        along = 0 if node.number("transB") else axis
+        yield StoredCodes(packing, codes, (scale,), "", zero_point, along)
+    sums = graph.constant(node.input(bias[0])) if bias else None
+    if sums is not None:
+        yield StoredCodes(packing, sums, (node.input(bias[1]), scale), "", "", 0)
 
 
 def _operands(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
@@ -167,31 +148,21 @@ def _operands(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
             yield StoredCodes(f"ONNX {node.operator}", codes, (scale,), "", zero)
 
 
-def _integer_product(axis: int) -> Callable[[OnnxGraph, OnnxNode], Iterator[Stored]]:
-    """Return the pattern of products of integers, whose scale is in a Mul that follows."""
-
-    def pattern(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
-        codes = graph.constant(node.input(1))
-        if codes is None or not node.outputs:
-            return
-        scale = _following_scale(graph, node.outputs[0])
-        packing = f"ONNX {node.operator}"
-        if scale:
-            yield StoredCodes(packing, codes, (scale,), "", node.input(3), axis)
-        else:
-            yield UnreadCodes(packing, codes, "")
-
-    return pattern
+def _integer_product(graph: OnnxGraph, node: OnnxNode, axis: int) -> Iterator[Stored]:
+    """Products of integers, whose scale is in a Mul that follows."""
+    codes = graph.constant(node.input(1))
+    if codes is None or not node.outputs:
+        return
+    scale = _following_scale(graph, node.outputs[0])
+    scales, zero = ((scale,), node.input(3)) if scale else ((), "")
+    yield StoredCodes(f"ONNX {node.operator}", codes, scales, "", zero, axis)
 
 
 def _following_scale(graph: OnnxGraph, output: str) -> str:
     """Find the constant of the Mul after a product of integers, or of the Mul of both scales."""
     for _ in range(4):
-        used = graph.used_by(output)
-        step, number = next(
-            ((n, p) for n, p in used if n.operator in ("Cast", "Mul", "Add")), (None, 0)
-        )
-        if step is None or not step.outputs:
+        step, number = graph.next_node(output, "Cast", "Mul", "Add")
+        if step is None:
             return ""
         if step.operator == "Mul":
             name = step.input(1 - number)
@@ -230,15 +201,15 @@ def _gathered_blocks(graph: OnnxGraph, node: OnnxNode) -> Iterator[Stored]:
 _PATTERNS: Mapping[str, Callable[[OnnxGraph, OnnxNode], Iterator[Stored]]] = {
     "DequantizeLinear": _dequantize,
     "Cast": _cast,
-    "QLinearMatMul": _quantized_operator(3, 4, 5, -1),
-    "QLinearConv": _quantized_operator(3, 4, 5, 0, (8, 1)),
-    "QGemm": _quantized_operator(3, 4, 5, -1, (6, 1)),
+    "QLinearMatMul": partial(_quantized_operator, inputs=(3, 4, 5), axis=-1),
+    "QLinearConv": partial(_quantized_operator, inputs=(3, 4, 5), axis=0, bias=(8, 1)),
+    "QGemm": partial(_quantized_operator, inputs=(3, 4, 5), axis=-1, bias=(6, 1)),
     "QLinearAdd": _operands,
     "QLinearMul": _operands,
-    "DynamicQuantizeMatMul": _quantized_operator(1, 2, 3, -1),
-    "MatMulIntegerToFloat": _quantized_operator(1, 3, 5, -1),
-    "MatMulInteger": _integer_product(-1),
-    "ConvInteger": _integer_product(0),
+    "DynamicQuantizeMatMul": partial(_quantized_operator, inputs=(1, 2, 3), axis=-1),
+    "MatMulIntegerToFloat": partial(_quantized_operator, inputs=(1, 3, 5), axis=-1),
+    "MatMulInteger": partial(_integer_product, axis=-1),
+    "ConvInteger": partial(_integer_product, axis=0),
     "MatMulNBits": _bits,
     "GatherBlockQuantized": _gathered_blocks,
 }

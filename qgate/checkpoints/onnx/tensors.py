@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.grids import FP4_UNIT, decode_e8m0, from_nibbles
+from qgate.checkpoints.grids import FP4_UNIT, decode_e8m0, from_bytes, from_nibbles
 
 Span = tuple[str, int, int]
 """A file, and the first byte and the end of a tensor in it."""
@@ -108,22 +108,20 @@ class OnnxTensor:
         if len(data) != stop - start:
             raise ValueError(f"it has {len(data):,} of {stop - start:,} bytes")
         before = first - start * 8 // bits
-        values = decode_bytes(data, self.type, (before + last - first,))
-        return values[before:]
+        return _decoded(data, self.type, before + last - first)[before:]
 
 
-def decode_bytes(data: bytes, kind: OnnxType, shape: tuple[int, ...]) -> Tensor:
-    """Return the values in bytes of a type."""
-    count = math.prod(shape)
+def _decoded(data: bytes, kind: OnnxType, count: int) -> Tensor:
+    """Return so many values in bytes of a type."""
     if not count:
-        return torch.zeros(shape, dtype=kind.dtype)
+        return torch.zeros(0, dtype=kind.dtype)
     if kind.bits >= 8:
-        values = torch.frombuffer(bytearray(data), dtype=kind.dtype).reshape(shape)
+        values = torch.frombuffer(bytearray(data), dtype=kind.dtype)
         return decode_e8m0(values) if kind.name == "FLOAT8E8M0" else values
     packed = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     if kind.element == "fp4_e2m1":
-        return from_nibbles(packed.reshape(1, -1)).reshape(-1)[:count].reshape(shape)
-    codes = unpacked_codes(packed, kind.bits)[:count].reshape(shape)
+        return from_nibbles(packed)[:count]
+    codes = unpacked_codes(packed, kind.bits)[:count]
     if kind.element.startswith("uint"):
         return codes
     half = 1 << (kind.bits - 1)
@@ -131,14 +129,10 @@ def decode_bytes(data: bytes, kind: OnnxType, shape: tuple[int, ...]) -> Tensor:
 
 
 def unpacked_codes(packed: Tensor, bits: int) -> Tensor:
-    """Return the unsigned codes of bytes along the last axis, the lowest bits first."""
+    """Return the unsigned codes of bytes as `from_bytes` does, those of few bits as int8."""
     if bits == 8:
         return packed
-    parts = [
-        (packed >> shift).bitwise_and_((1 << bits) - 1).view(torch.int8)
-        for shift in range(0, 8, bits)
-    ]
-    return torch.stack(parts, -1).flatten(-2)
+    return from_bytes(packed.view(torch.uint8), bits).view(torch.int8)
 
 
 def unit_of(kind: OnnxType) -> float:

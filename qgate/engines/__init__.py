@@ -1,0 +1,1 @@
+"""Two engines on the same tokens: how far their probabilities and modules are apart, and why."""
