@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from qgate.cli._loading import LateModule
+from qgate.loading import LateModule
 
 if TYPE_CHECKING:
     from qgate import engine
