@@ -28,6 +28,7 @@ from qgate.plugin.gate_collection import (
     model_and_mode,
     parameters_of,
     suite_of,
+    text_parameter,
 )
 from qgate.plugin.lacking import LackingSuites
 from qgate.plugin.option_errors import option_error
@@ -304,10 +305,9 @@ def _without_subject(
 
 def _lacking(config: pytest.Config, item: pytest.Item) -> str | None:
     """Why a test of a format has nothing to look at in a dump; None where it has."""
-    parameters = parameters_of(item)
-    fmt, layer = parameters.get("fmt"), parameters.get("dump_layer")
+    fmt, layer = text_parameter(item, "fmt"), text_parameter(item, "dump_layer")
     session = sessions_of(config).of_dump()
-    if session is None or not (isinstance(fmt, str) and isinstance(layer, str)):
+    if session is None or not (fmt and layer):
         return None
     why = session.left_out(suite_of(item.path), fmt, layer)
     return f"{fmt} on {session.subject.folder}: {why}" if why else why
