@@ -36,7 +36,7 @@ class Option:
         return self.about not in ("baseline", "update", "command")
 
     @property
-    def argparse(self) -> dict[str, object]:
+    def argparse(self) -> dict[str, Any]:
         """Arguments of `add_argument`: nothing given is None, for a project's file may say it."""
         if self.kind is bool:
             return {"help": self.help, "action": "store_true", "default": None}
@@ -50,6 +50,8 @@ class Option:
         }
         return {"help": self.help, "metavar": self.metavar, **reads.get(self.kind, {})}
 
+
+PLOTS = ("failed", "worst", "all", "none")
 
 OPTIONS = {
     "mode": Option(
@@ -202,7 +204,7 @@ OPTIONS = {
         "the default), all, or none, after which nothing can be drawn later",
         "worst",
         "report",
-        kind=("failed", "worst", "all", "none"),
+        kind=PLOTS,
     ),
     "no-report": Option(
         "do not write qgate-out/report.html; `qgate report` makes it later",
