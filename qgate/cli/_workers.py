@@ -35,6 +35,11 @@ def from_zero(text: str) -> float:
     return number
 
 
+def add_limit(parser: argparse.ArgumentParser, default: int, noun: str) -> None:
+    about = f"{noun} to print (default {default})"
+    parser.add_argument("--limit", type=from_one, default=default, metavar="N", help=about)
+
+
 def add_workers(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(

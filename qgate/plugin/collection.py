@@ -31,10 +31,9 @@ from qgate.plugin.gate_collection import (
     text_parameter,
 )
 from qgate.plugin.lacking import LackingSuites
-from qgate.plugin.option_errors import option_error
 from qgate.plugin.relation_suites import asks_for_relations, unasked_relations
 from qgate.plugin.runs import Selection, selection_of
-from qgate.plugin.settings import RunOptions, options_of
+from qgate.plugin.settings import RunOptions, option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.plugin.since import untouched_gates
 from qgate.plugin.used_formats import drop_unused_formats, selected_formats
@@ -293,7 +292,7 @@ def _without_subject(
     if session is None:
         suites = len({item.path for item in gates})
         selection.notes.append(
-            f"{suites} suite{'s' * (suites > 1)} on {plural} left out: give "
+            f"{counted(suites, 'suite')} on {plural} left out: give "
             f"{options_of(config).spelled(kind)} {metavar}"
         )
         return gates

@@ -29,8 +29,8 @@ from qgate.results import (
     write_results,
 )
 from qgate.results.across_weights import add_across_weights
-from qgate.results.coverage import ModeCoverage, ModeScope, coverage_of
-from qgate.results.extent import OmittedGate, in_ci, lacks_gates, new_extent
+from qgate.results.coverage import ModeCoverage, ModeScope, OmittedGate, coverage_of
+from qgate.results.extent import in_ci, lacks_gates, new_extent
 from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
 from qgate.results.power import add_power
@@ -333,9 +333,8 @@ def run_extent(run: SuiteRun, stopped_by: str) -> RunExtent:
 def _coverage(run: SuiteRun, omitted: Sequence[OmittedGate]) -> list[ModeCoverage]:
     """Return what gates with a verdict compared, of every mode."""
     rows = [row for node, of in run.records.items() if node not in run.skips for row in of]
-    places = [(gate.cause, gate.reason, gate.model, gate.mode, gate.layer) for gate in omitted]
     scopes = joined_facts(run.parts).scopes.values()
-    return list(filter(None, (coverage_of(scope, rows, places) for scope in scopes)))
+    return list(filter(None, (coverage_of(scope, rows, omitted) for scope in scopes)))
 
 
 def _unused_lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -20,7 +20,6 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin.command_line import dest, typed_options
-from qgate.plugin.option_errors import option_error
 from qgate.project.options import OPTIONS, PathPair
 from qgate.project.settings import home_above, read_project
 from qgate.storage.access import folder_of
@@ -33,6 +32,7 @@ from qgate.storage.locations import (
     short_path,
     text_below,
 )
+from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from qgate.gate.updating import Which
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 # What is in one file is called after it, without its ending.
 _ENDINGS = (".safetensors", ".gguf", ".onnx", ".npz", ".pt", ".jsonl", ".json")
+
+
+def option_error(sentence: object) -> pytest.UsageError:
+    """Return an error of one line, with exit status 4; no terminal obeys names in it."""
+    return pytest.UsageError(for_terminal(one_line(sentence)))
 
 
 class RunOptions:

@@ -22,9 +22,8 @@ from qgate.plugin.gate_collection import (
     parameters_of,
     text_parameter,
 )
-from qgate.plugin.option_errors import option_error
 from qgate.plugin.runs import selection_of
-from qgate.plugin.settings import options_of
+from qgate.plugin.settings import option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.storage.git import GitRepository
 from qgate.text import counted, listed, one_line

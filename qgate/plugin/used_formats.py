@@ -16,9 +16,8 @@ from qgate.plugin.gate_collection import (
     parameters_of,
     text_parameter,
 )
-from qgate.plugin.option_errors import option_error
 from qgate.plugin.runs import Selection
-from qgate.plugin.settings import options_of
+from qgate.plugin.settings import option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.text import counted
 

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from qgate.cli import main
 from qgate.cli._console import has_colors
-from qgate.results import COLUMNS
+from qgate.results.table import COLUMNS
 from qgate.storage import files
 from tests.results.making import record, write
 
