@@ -100,8 +100,8 @@ def _gate_files(
     repository: GitRepository, commit: str, inside: Path, tests: Sequence[str]
 ) -> set[str]:
     """List folders and files, of the commit or of this checkout, that are gates or settings."""
-    paths = [word.partition("::")[0] for word in tests]
-    paths = [*filter(None, itertools.takewhile(lambda path: not path.startswith("-"), paths))]
+    named = itertools.takewhile(lambda word: not word.startswith("-"), tests)
+    paths = [path for word in named if (path := word.partition("::")[0])]
     for file in ("qgate.toml", "pyproject.toml"):
         with contextlib.suppress(QgateError):
             paths += _baselines_in(repository.text_at(commit, repository.folder / file))

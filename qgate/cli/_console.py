@@ -106,5 +106,4 @@ def table_text(rows: Iterable[Sequence[object]], heads: Sequence[str], *align: s
     """Write rows under heads as a table; numbers stay as they are written."""
     from tabulate import tabulate
 
-    alignment = {"colalign": align} if align else {}
-    return tabulate(rows, headers=heads, disable_numparse=True, **alignment)
+    return tabulate(rows, headers=heads, disable_numparse=True, colalign=align or None)

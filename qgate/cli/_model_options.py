@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qgate.cli._project import find_project_modules, model_here, project_here
 from qgate.loading import LateModule
@@ -22,7 +23,7 @@ else:
 _MODEL = ("samples", "seqlen", "text", "tokens")
 _CALIBRATION = ("calib-samples", "calib-seqlen", "calib-text", "percentile-alpha", "calibration")
 # What options are where neither the command line nor the project's settings say it.
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: dict[str, object] = {
     "model": "tiny-mamba",
     "device": "cpu",
     **{name: OPTIONS[name].default for name in (*_MODEL, *_CALIBRATION)},
@@ -38,13 +39,16 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "(default tiny-mamba)")  # fmt: skip
     add("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default cpu)")
     add("--seed", type=int, default=0, metavar="N", help="seed that chooses the texts (default 0)")
-    for name in _MODEL:
-        add(f"--{name}", **OPTIONS[name].argparse)
+    _add_shared(add, _MODEL)
     add = parser.add_argument_group("calibration").add_argument
-    for name in _CALIBRATION:
-        add(f"--{name}", **OPTIONS[name].argparse)
+    _add_shared(add, _CALIBRATION)
     add("--arithmetic", default="fp32", choices=("fp32", "fp16"), help="precision in which "
         "scales and codes are computed (default fp32; fp16 is that of Quamba-SE)")  # fmt: skip
+
+
+def _add_shared(add: Callable[..., object], names: Sequence[str]) -> None:
+    for name in names:
+        add(f"--{name}", **OPTIONS[name].argparse)
 
 
 def fill_from_project(args: argparse.Namespace) -> None:
@@ -57,7 +61,7 @@ def fill_from_project(args: argparse.Namespace) -> None:
         values = getattr(args, attribute), in_project.get(name), default
         value = next((value for value in values if value is not None), None)
         is_path = value is not None and OPTIONS[name].kind is Path
-        setattr(args, attribute, Path(value) if is_path else value)
+        setattr(args, attribute, Path(str(value)) if is_path else value)
 
 
 def setup_of(args: argparse.Namespace) -> setups.ModelSetup:

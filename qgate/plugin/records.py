@@ -111,27 +111,23 @@ def _expected_failure(row: Mapping[str, Any], reason: str) -> Record:
     return {**{key: value for key, value in row.items() if key != "commands"}, "xfailed": reason}
 
 
-def leave_candidates(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
-    """Leave or take back candidates: what an expected failure measured is nobody's proposal."""
+def leave_files(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
+    """Leave or take back candidates, and what reproduces the first failing site of each mode.
+
+    What an expected failure measured is nobody's proposal.
+    """
     item.stash[_PASSED] = report.passed
     if hasattr(report, "wasxfail"):
         return
-    folder = out_folder(item.config, options_of(item.config).home) / "candidates"
+    folder = out_folder(item.config, options_of(item.config).home)
     for session, outcome in outcomes:
         try:
-            session.leave_candidate(folder, outcome, item.nodeid)
+            session.leave_candidate(folder / "candidates", outcome, item.nodeid)
         except QgateError as error:
             report.qgate_note = f"no candidate was left: {error}"  # type: ignore[attr-defined]
-
-
-def leave_reproductions(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
-    """Leave tensors and a script for the first failing site of each mode."""
-    if report.passed or hasattr(report, "wasxfail"):
-        return
-    folder = out_folder(item.config, options_of(item.config).home) / REPRODUCTIONS
-    for session, outcome in outcomes:
         try:
-            session.leave_reproduction(folder, outcome)
+            if not report.passed:
+                session.leave_reproduction(folder / REPRODUCTIONS, outcome)
         except (QgateError, OSError, ValueError) as error:
             report.qgate_note = f"no reproduction was left: {error}"  # type: ignore[attr-defined]
 

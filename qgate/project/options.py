@@ -36,7 +36,7 @@ class Option:
         return self.about not in ("baseline", "update", "command")
 
     @property
-    def argparse(self) -> dict[str, Any]:
+    def argparse(self) -> dict[str, object]:
         """Arguments of `add_argument`: nothing given is None, for a project's file may say it."""
         if self.kind is bool:
             return {"help": self.help, "action": "store_true", "default": None}

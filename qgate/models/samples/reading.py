@@ -16,6 +16,7 @@ from qgate.models.samples.hub import NAMED_DATASETS, SPLITS, NamedDataset, from_
 from qgate.models.samples.request import DataRequest, Tokenizer, check, parse_source
 from qgate.models.samples.text_files import Rows, check_file, format_of, has_known_ending, read_rows
 from qgate.models.samples.token_files import read_token_rows
+from qgate.models.text import check_vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +74,7 @@ def read_samples(request: DataRequest, tokenizer: Tokenizer | None) -> Samples:
 def check_ids(samples: Samples, vocabulary: int, name: str) -> None:
     """Refuse ids that the table of embeddings of a model does not have."""
     for at, ids in enumerate(samples.ids):
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= vocabulary:
-            raise QgateError(
-                f"{name} takes token ids from 0 to {vocabulary - 1}, but sample {at} of "
-                f"{samples.source} goes from {low} to {high}. Give ids that the tokenizer of this "
-                "very model made."
-            )
+        check_vocabulary(ids, vocabulary, name, f"sample {at} of {samples.source} goes")
 
 
 def _from_tokens(request: DataRequest, file: str) -> tuple[CutSamples, str]:
