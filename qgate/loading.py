@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +20,10 @@ class LateModule:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self._name), name)
+        if self._name not in sys.modules:
+            with without_collector():
+                importlib.import_module(self._name)
+        return getattr(sys.modules[self._name], name)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qgate.bisecting.record import Bisection, CommitName, CommitRun
-from qgate.text import counted, listed, one_line, shortened
+from qgate.text import beginning, counted, listed, one_line, shortened
 
 SCHEMA = 1
 KIND = "qgate bisection"
@@ -39,16 +39,10 @@ def rows(answer: Bisection) -> list[list[str]]:
             run.verdict(answer.gates),
             _red_gates(run, answer),
             shortened(run.name.subject, _LONGEST_SUBJECT),
-            _begin(_about(run, answer)),
+            beginning(_about(run, answer), _LONGEST_REASON),
         ]
         for run in answer.runs
     ]
-
-
-def _begin(text: str) -> str:
-    """Return the start of a text: of an error it says the most."""
-    line = one_line(text)
-    return line if len(line) <= _LONGEST_REASON else f"{line[: _LONGEST_REASON - 1]}…"
 
 
 def _red_gates(run: CommitRun, answer: Bisection) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,6 +15,7 @@ from qgate.charts.overviews import Overview, Overviewed
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks import ModuleHooks
+from qgate.hooks.observing import compile_pattern
 from qgate.hooks.tapping import tap_sites
 from qgate.models.model import Model, inputs_hash
 from qgate.models.rows import real_tokens, token_ids, without_padding
@@ -95,10 +95,7 @@ def pick_sites(model: Model, selection: str | Sequence[str] | None = None) -> li
             if name not in by_name:
                 raise unknown(f"site of {model.name}", name, by_name)
         return [by_name[name] for name in dict.fromkeys(selection)]
-    try:
-        pattern = re.compile(selection)
-    except re.error as error:
-        raise QgateError(f"{selection!r} is not a regular expression: {error}.") from None
+    pattern = compile_pattern(selection, "pattern of sites")
     matches = [site for site in sites if pattern.search(site.name)]
     if not matches:
         raise QgateError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qgate.causes.layouts import grouped, layout_faults, tensor_state
+from qgate.causes.layouts import layout_faults, spread_scales, tensor_state
 from qgate.causes.scales import rounding_faults, size_faults
 from qgate.errors import QgateError
 from qgate.expected.conventions import by_groups, conventions, scales_of, with_options
@@ -154,16 +154,10 @@ def _other_axis(q: QuantizerSettings, axis: int) -> Callable[[Floats], Floats]:
 
 def _without_subnormals(q: QuantizerSettings) -> Callable[[Floats], Floats]:
     def values(x: Floats) -> Floats:
-        state = tensor_state(x, q)
-
-        def spread(groups: Floats) -> Floats:
-            scales = scales_of(groups, q, state) if q.granularity else np.ones(len(groups))
-            return np.broadcast_to(scales[:, None], groups.shape)
-
+        has_scales = q.granularity is not None
+        steps = spread_scales(x, q, lambda scales: scales if has_scales else np.ones_like(scales))
         y = define(x, q)
-        return np.where(
-            np.abs(y) < q.format.element.min_normal * by_groups(x, grouped(q), spread), 0.0, y
-        )
+        return np.where(np.abs(y) < q.format.element.min_normal * steps, 0.0, y)
 
     return values
 

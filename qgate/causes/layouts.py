@@ -40,7 +40,7 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[tuple[str, Cast
     if q.granularity is not None:
         yield (
             "is decoded without scales: its codes are taken as values",
-            lambda x: _without_scales(x, q, ideal),
+            lambda x: ideal(x) / spread_scales(x, q),
         )
     if q.granularity in ("block", "channel"):
         for words, move in _moves(q):
@@ -140,26 +140,24 @@ def _swizzled(scales: Floats) -> Floats:
     return np.concatenate([tiles.reshape(whole), scales[whole:]])
 
 
-def _without_scales(x: Floats, q: QuantizerSettings, ideal: Cast) -> Floats:
-    state = tensor_state(x, q)
-
-    def spread(groups: Floats) -> Floats:
-        return np.broadcast_to(scales_of(groups, q, state)[:, None], groups.shape)
-
-    return ideal(x) / by_groups(x, q, spread)
-
-
 def _moved_scales(x: Floats, q: QuantizerSettings, ideal: Cast, move: Move) -> Floats:
     """Decode ideal codes with the scales of other groups."""
-    state = tensor_state(x, q)
     lines = 1 if q.granularity == "channel" else math.prod(x.shape) // x.shape[q.axis_of(x.ndim)]
 
-    def spread(groups: Floats) -> Floats:
-        scales = scales_of(groups, q, state)
-        moved = np.asarray(move(scales.reshape(lines, -1))).reshape(-1)
-        return np.broadcast_to((moved / scales)[:, None], groups.shape)
+    def moved(scales: Floats) -> Floats:
+        return np.asarray(move(scales.reshape(lines, -1))).reshape(-1) / scales
 
-    return ideal(x) * by_groups(x, q, spread)
+    return ideal(x) * spread_scales(x, q, moved)
+
+
+def spread_scales(x: Floats, q: QuantizerSettings, change: Cast = np.asarray) -> Floats:
+    """Return what a change makes of the definition's scales, for each element that of its group."""
+    state = tensor_state(x, q)
+
+    def spread(groups: Floats) -> Floats:
+        return np.broadcast_to(change(scales_of(groups, q, state))[:, None], groups.shape)
+
+    return by_groups(x, grouped(q), spread)
 
 
 def tensor_state(x: Floats, q: QuantizerSettings) -> float | None:

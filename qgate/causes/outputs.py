@@ -101,7 +101,7 @@ def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     factor = float((actual[large] / expected.values[large]).median())
     if not math.isfinite(factor) or abs(factor - 1) < 1e-9:
         return ""
-    width = (expected.high - expected.low) / 2 * max(1.0, abs(factor))
+    width = _half_width(expected) * max(1.0, abs(factor))
     rounding = expected.values.abs() * (abs(factor) * _resolution(actual))
     if not bool(((actual - factor * expected.values).abs() <= width + rounding).all()):
         return ""
@@ -148,15 +148,21 @@ def _resolution(actual: Tensor) -> float:
     return 2.0**-18
 
 
+def _half_width(expected: Expected) -> Tensor:
+    return (expected.high - expected.low) / 2
+
+
+def _along(dim: int, *tensors: Tensor) -> list[Tensor]:
+    """Return tensors as matrices, with a row for each index of a dimension."""
+    return [tensor.movedim(dim, 0).flatten(1) for tensor in tensors]
+
+
 def _misplaced(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Name rows or columns that hold what others should."""
     if wrong.dim() < 2 or not bool(wrong.any()):
         return ""
     for dim in reversed(range(wrong.dim())):
-        a, e, half, hit = (
-            tensor.movedim(dim, 0).flatten(1)
-            for tensor in (actual, expected.values, (expected.high - expected.low) / 2, wrong)
-        )
+        a, e, half, hit = _along(dim, actual, expected.values, _half_width(expected), wrong)
         bad = hit.any(1).nonzero().reshape(-1).tolist()
         if a.shape[1] < 2 or not 1 < len(a) <= MOST_PARTS:
             continue
@@ -184,13 +190,10 @@ def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     if wrong.dim() < 2 or not bool(wrong.any()):
         return ""
     for dim in reversed(range(wrong.dim())):
-        a, e, half = (
-            tensor.movedim(dim, 0).flatten(1)
-            for tensor in (actual, expected.values, (expected.high - expected.low) / 2)
-        )
+        a, e, half, hit = _along(dim, actual, expected.values, _half_width(expected), wrong)
         if a.shape[1] < 2:
             continue
-        bad = wrong.movedim(dim, 0).flatten(1).any(1).nonzero().reshape(-1).tolist()
+        bad = hit.any(1).nonzero().reshape(-1).tolist()
         where = place_words(bad, len(a), _axis_word(wrong.dim(), dim))
         are = "are" if len(bad) > 1 else "is"
         a, e, half = a[bad], e[bad], half[bad]
@@ -220,7 +223,7 @@ def _tile_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Name a size of tiles each of which is off by a factor of its own."""
     if wrong.dim() != 2 or not bool(wrong.any()):
         return ""
-    half = (expected.high - expected.low) / 2
+    half = _half_width(expected)
     for size in TILES:
         if any(length % size or length == size for length in wrong.shape):
             continue
@@ -246,9 +249,7 @@ def _part_offsets(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     if wrong.dim() < 2 or not bool(wrong.any()):
         return ""
     for dim in range(wrong.dim()):
-        off, hit = (
-            tensor.movedim(dim, 0).flatten(1) for tensor in (actual - expected.values, wrong)
-        )
+        off, hit = _along(dim, actual - expected.values, wrong)
         bad = hit.any(1).nonzero().reshape(-1).tolist()
         off, counts = off * hit, hit.sum(1, keepdim=True)
         means = off.sum(1, keepdim=True) / counts.clamp_min(1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from qgate.causes.layouts import Cast, grouped, tensor_state
+from qgate.causes.layouts import Cast, grouped, spread_scales, tensor_state
 from qgate.expected.conventions import by_groups, scales_of
 from qgate.formats import get
 from qgate.formats.definition import quantize as define
@@ -84,13 +84,7 @@ def _cast(groups: Floats, scales: Floats, q: QuantizerSettings) -> Floats:
 
 def _rescaled(x: Floats, q: QuantizerSettings, change: Change) -> Floats:
     """Decode ideal codes with changed scales."""
-    state = tensor_state(x, q)
-
-    def spread(groups: Floats) -> Floats:
-        scales = scales_of(groups, q, state)
-        return np.broadcast_to((change(scales) / scales)[:, None], groups.shape)
-
-    return define(x, q) * by_groups(x, grouped(q), spread)
+    return define(x, q) * spread_scales(x, q, lambda scales: change(scales) / scales)
 
 
 def _nearest(x: Floats, q: QuantizerSettings, mx: MxFormat) -> Floats:

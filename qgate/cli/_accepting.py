@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qgate.cli._loading import LateModule
 from qgate.cli._project import project_folder
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:

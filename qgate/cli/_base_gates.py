@@ -7,6 +7,8 @@ checkout with the gates of the base, which runs them.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -14,7 +16,6 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable, Sequence
-from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,6 +23,7 @@ from qgate.documents import toml
 from qgate.errors import QgateError
 from qgate.results import read
 from qgate.storage.files import scratch_folder
+from qgate.storage.git import GitRepository
 from qgate.text import counted, listed
 from qgate.text.printing import print_line
 
@@ -44,15 +46,21 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
     """
     if update := next((word for word in words if word.startswith(_UPDATES)), None):
         raise QgateError(f"{update} and --gate-from: a run with other gates accepts nothing.")
-    root = Path(_git(here, "rev-parse", "--show-toplevel").decode().strip())
-    commit = _commit(root, reference)
-    inside = here.resolve().relative_to(root.resolve())
+    repository = GitRepository.around(here)
+    root, inside = repository.root, repository.folder.relative_to(repository.root)
+    try:
+        commit = repository.commit_of(reference)
+    except QgateError:
+        raise QgateError(
+            f"--gate-from {reference!r} is no commit of this clone: fetch it first, as in `git "
+            "fetch origin main`, and name origin/main."
+        ) from None
     tests = [*words] if words and not words[0].startswith("-") else ["suites", *words]
     with scratch_folder() as scratch:
         base, mixed = scratch / "base", scratch / "mixed"
-        _unpack(root, commit, base)
-        _link_ignored(root, base)
-        gates = _gate_files(root, commit, inside, tests)
+        _unpack(repository, commit, base)
+        _link_ignored(repository, base)
+        gates = _gate_files(repository, commit, inside, tests)
         _overlay(root, base, mixed, gates)
         planned = _planned(base / inside, tests, scratch)
         status = _pytest(mixed / inside, tests)
@@ -71,57 +79,36 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
     return status or 1
 
 
-def _git(folder: Path, *words: str) -> bytes:
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=False)
-    except FileNotFoundError:
-        raise QgateError("--gate-from needs git, which is not installed here.") from None
-    if done.returncode:
-        reason = done.stderr.decode(errors="replace").strip().partition("\n")[0]
-        raise QgateError(f"git {words[0]} failed in {str(folder)!r}: {reason}")
-    return done.stdout
-
-
-def _commit(root: Path, reference: str) -> str:
-    try:
-        commit = _git(root, "rev-parse", "--verify", "--end-of-options", f"{reference}^{{commit}}")
-    except QgateError:
-        raise QgateError(
-            f"--gate-from {reference!r} is no commit of this clone: fetch it first, as in `git "
-            "fetch origin main`, and name origin/main."
-        ) from None
-    return commit.decode().strip()
-
-
-def _unpack(root: Path, commit: str, target: Path) -> None:
-    with tarfile.open(fileobj=BytesIO(_git(root, "archive", commit))) as archive:
+def _unpack(repository: GitRepository, commit: str, target: Path) -> None:
+    file = target.with_suffix(".tar")
+    repository.run("archive", "--output", str(file), commit, folder=repository.root)
+    with tarfile.open(file) as archive:
         archive.extractall(target, filter="data")
 
 
-def _link_ignored(root: Path, base: Path) -> None:
+def _link_ignored(repository: GitRepository, base: Path) -> None:
     """Link what git ignores, such as built extensions, where the commit has nothing."""
-    names = _git(
-        root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"
-    )
-    for name in filter(None, names.decode().split("\0")):
+    ignored = "--others", "--ignored", "--exclude-standard", "--directory"
+    for name in repository.names("ls-files", "-z", *ignored):
         target = base / name.rstrip("/")
         is_left = PurePosixPath(name).name.startswith((_OUT, _COMPILED))
         if not is_left and target.parent.is_dir() and not os.path.lexists(target):
-            target.symlink_to(root / name.rstrip("/"))
+            target.symlink_to(repository.root / name.rstrip("/"))
 
 
-def _gate_files(root: Path, commit: str, inside: Path, tests: Sequence[str]) -> set[str]:
+def _gate_files(
+    repository: GitRepository, commit: str, inside: Path, tests: Sequence[str]
+) -> set[str]:
     """List folders and files, of the commit or of this checkout, that are gates or settings."""
-    paths = [word.partition("::")[0] for word in tests]
-    paths = [path for path in paths[: _count_paths(paths)] if path]
+    named = itertools.takewhile(lambda word: not word.startswith("-"), tests)
+    paths = [path for word in named if (path := word.partition("::")[0])]
     for file in ("qgate.toml", "pyproject.toml"):
-        paths += _baselines_in(_at(root, commit, inside / file))
+        with contextlib.suppress(QgateError):
+            paths += _baselines_in(repository.text_at(commit, repository.folder / file))
     names = [_within(inside, path) for path in [*paths, "baselines"]]
-    listed_files = _git(root, "ls-tree", "-r", "-z", "--name-only", commit)
-    listed_files += _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    settings_files = {
-        name for name in listed_files.decode().split("\0") if PurePosixPath(name).name in _SETTINGS
-    }
+    listed_files = repository.names("ls-tree", "-r", "-z", "--name-only", commit)
+    listed_files += repository.names("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    settings_files = {name for name in listed_files if PurePosixPath(name).name in _SETTINGS}
     return {name for name in names if name} | settings_files
 
 
@@ -135,23 +122,12 @@ def _baselines_in(settings: str) -> list[str]:
     return [table["baselines"]] if isinstance(table.get("baselines"), str) else []
 
 
-def _count_paths(words: Sequence[str]) -> int:
-    return next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
-
-
 def _within(inside: Path, path: str) -> str:
     """Return a path below the repository, empty for one that is elsewhere or a URL."""
     if "://" in path or Path(path).is_absolute():
         return ""
     name = os.path.normpath(inside / path)
     return "" if name.startswith("..") else Path(name).as_posix()
-
-
-def _at(root: Path, commit: str, path: Path) -> str:
-    try:
-        return _git(root, "show", f"{commit}:{path.as_posix()}").decode()
-    except QgateError:
-        return ""
 
 
 def _overlay(root: Path, base: Path, target: Path, gates: set[str]) -> None:

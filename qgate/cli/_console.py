@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import IO
 
@@ -100,3 +100,10 @@ def print_json(content: object) -> None:
         else:
             print_escaped(indented(value, 1), end="")
     print_escaped("\n}")
+
+
+def table_text(rows: Iterable[Sequence[object]], heads: Sequence[str], *align: str) -> str:
+    """Write rows under heads as a table; numbers stay as they are written."""
+    from tabulate import tabulate
+
+    return tabulate(rows, headers=heads, disable_numparse=True, colalign=align or None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from qgate.text import one_line
+from qgate.cli._console import table_text
+from qgate.text import listed, one_line
 
 if TYPE_CHECKING:
     from qgate.comparing.dump_differences import DumpComparison, PairErrors
@@ -32,10 +33,8 @@ def size(count: int) -> str:
 
 
 def record_table(records: Sequence[Record], more: int) -> list[str]:
-    from tabulate import tabulate
-
     rows = [[one_line(cell) for cell in _row(record)] for record in records]
-    lines = tabulate(rows, headers=_HEADS, disable_numparse=True).splitlines()
+    lines = table_text(rows, _HEADS).splitlines()
     return [*lines, f"… and {more} more: --limit shows them"] if more else lines
 
 
@@ -60,8 +59,6 @@ def _row(record: Record) -> list[object]:
 
 
 def total_lines(totals: DumpTotals) -> list[str]:
-    from tabulate import tabulate
-
     created = totals["created"]
     writer = f"written by qgate {totals['qgate']}, {created}; " if created else ""
     stored = size(totals["stored_bytes"])
@@ -75,7 +72,9 @@ def total_lines(totals: DumpTotals) -> list[str]:
     states: dict[str, list[int | str]] = {}
     for rank, state in totals["states"].items():
         states.setdefault(state, []).append(rank)
-    lines += [f"  {state}: ranks {_first_numbers(ranks)}" for state, ranks in states.items()]
+    lines += [
+        f"  {state}: ranks {listed([*map(str, ranks)], 16)}" for state, ranks in states.items()
+    ]
     header = dict(totals["header"])
     session = header.pop("session", None)
     header |= session if isinstance(session, dict) else {}
@@ -86,25 +85,18 @@ def total_lines(totals: DumpTotals) -> list[str]:
         for row, (key, sums) in enumerate(group.items())
     ]
     if rows:
-        table = tabulate(rows, headers=["by", "", "records", "size"], disable_numparse=True)
-        lines += ["", *table.splitlines()]
+        lines += ["", *table_text(rows, ["by", "", "records", "size"]).splitlines()]
     return [*lines, *([""] if totals["notes"] else []), *note_lines(totals["notes"])]
 
 
-def _first_numbers(numbers: Sequence[int | str]) -> str:
-    listed = ", ".join(map(str, numbers[:16]))
-    return f"{listed} and {len(numbers) - 16} more" if len(numbers) > 16 else listed
-
-
-def note_lines(notes: Sequence[str], most: int = 20) -> list[str]:
+def note_lines(notes: Sequence[str]) -> list[str]:
+    most = 20
     lines = [f"note: {one_line(note)}" for note in notes[:most]]
     return [*lines, f"note: and {len(notes) - most} more"] if len(notes) > most else lines
 
 
 def comparison_lines(comparison: DumpComparison, names: tuple[str, str], most: int) -> list[str]:
     """Write the first difference, then the worst ones, then records without a counterpart."""
-    from tabulate import tabulate
-
     kinds = [("equal", "equal"), ("differs", "differ"), ("unfit", "cannot be compared")]
     counts = [f"{len(comparison.of_kind(kind))} {words}" for kind, words in kinds]  # type: ignore[arg-type]
     summaries = len(comparison.of_kind("summary"))
@@ -115,7 +107,7 @@ def comparison_lines(comparison: DumpComparison, names: tuple[str, str], most: i
     if worst:
         rows = [_pair_row(pair) for pair in worst[:most]]
         heads = ["tensor", "relative mse", "correlation", "max abs", "", ""]
-        lines += ["", *tabulate(rows, headers=heads, disable_numparse=True).splitlines()]
+        lines += ["", *table_text(rows, heads).splitlines()]
         lines += [f"… and {len(worst) - most} more: --limit shows them"] * (len(worst) > most)
     sides = comparison.only_actual, comparison.only_reference
     for name, unpaired in zip(names, sides, strict=True):

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 
 if TYPE_CHECKING:
     from qgate.project import settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from qgate.cli._loading import LateModule
+from qgate.loading import LateModule
 
 if TYPE_CHECKING:
     from qgate import engine
@@ -33,6 +33,11 @@ def from_zero(text: str) -> float:
     if not number >= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
     return number
+
+
+def add_limit(parser: argparse.ArgumentParser, default: int, noun: str) -> None:
+    about = f"{noun} to print (default {default})"
+    parser.add_argument("--limit", type=from_one, default=default, metavar="N", help=about)
 
 
 def add_workers(parser: argparse.ArgumentParser) -> None:

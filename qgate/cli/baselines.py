@@ -34,10 +34,10 @@ from qgate.cli._accepting import (
     print_changes,
     say,
 )
-from qgate.cli._console import add_json, print_json
-from qgate.cli._loading import LateModule
+from qgate.cli._console import add_json, print_json, table_text
 from qgate.cli._project import option_here, project_folder
 from qgate.errors import QgateError, unknown
+from qgate.loading import LateModule
 from qgate.storage.locations import location_of
 from qgate.text import megabytes, one_line
 from qgate.text.printing import print_line, print_text
@@ -45,15 +45,9 @@ from qgate.text.printing import print_line, print_text
 if TYPE_CHECKING:
     from qgate import baselines, results
     from qgate.baselines import store as stores
-    from qgate.page import accepted_changes
-    from qgate.storage import git
 else:
     baselines, results = LateModule("qgate.baselines"), LateModule("qgate.results")
     stores = LateModule("qgate.baselines.store")
-    accepted_changes, git = (
-        LateModule("qgate.page.accepted_changes"),
-        LateModule("qgate.storage.git"),
-    )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,8 +143,6 @@ def _facts(store: baselines.Store) -> dict[str, object]:
 
 
 def _described(store: baselines.Store) -> str:
-    from tabulate import tabulate
-
     manifest = store.manifest()
     if manifest is None:
         raise QgateError(missing_text(store.folder))
@@ -166,7 +158,7 @@ def _described(store: baselines.Store) -> str:
         for mode, accepted in store.accepted_of(store.modes()).items()
     ]
     heads = ["mode", "entries", "device", "size", ""]
-    table = tabulate(rows, headers=heads, disable_numparse=True) if rows else "no accepted errors"
+    table = table_text(rows, heads) if rows else "no accepted errors"
     written = stats["manifest.json"].modified
     age = f"{written:%Y-%m-%d %H:%M}" if written else "unknown age"
     length = f" of {of.seqlen} tokens" if of.seqlen else ""

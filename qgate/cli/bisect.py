@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.cli._console import add_json, print_json
-from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.text import counted, one_line
 from qgate.text.printing import print_line, print_text
 

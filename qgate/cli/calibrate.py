@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from qgate.cli._console import add_json, print_json
+from qgate.cli._console import add_json, print_json, table_text
 from qgate.cli._model_options import add_model_options, fill_from_project, setup_of
 from qgate.cli._progress import progress
 from qgate.text import one_line
@@ -25,8 +25,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tabulate import tabulate
-
     fill_from_project(args)
     args.calibration = args.calibration or Path("calibration.json")
     is_kept = args.calibration.exists()
@@ -45,6 +43,6 @@ def run(args: argparse.Namespace) -> int:
         [one_line(site), f"{entry.scale:.6g}", f"{entry.range:.4g}", calibration.origin(site)]
         for site, entry in calibration.scales.items()
     ]
-    print_text(tabulate(rows, headers=["site", "scale", "range", "origin"], disable_numparse=True))
+    print_text(table_text(rows, ["site", "scale", "range", "origin"]))
     print_text(f"\n{args.calibration} " + ("fits and was kept as it is" if is_kept else "written"))
     return 0

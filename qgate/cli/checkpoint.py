@@ -22,7 +22,7 @@ import json
 import sys
 
 from qgate.cli._progress import progress
-from qgate.cli._workers import add_workers, from_one, workers_from
+from qgate.cli._workers import add_limit, add_workers, workers_from
 from qgate.records.plain_data import json_text
 from qgate.storage.locations import local_folder, location_of
 from qgate.text.printing import print_json, print_line, print_text
@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--parent", metavar="PARENT", help="the checkpoint that CHILD was made from")
     add("--recipe", metavar="FILE", help="the intended recipe: a .yaml, .toml or .json file")
     add("--json", action="store_true", help="print every weight and finding as JSON")
-    add("--limit", type=from_one, default=40, metavar="N", help="findings to print (default 40)")
+    add_limit(parser, 40, "findings")
     add(
         "--output-dir",
         metavar="DIR",

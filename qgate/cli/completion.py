@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from qgate.cli._loading import LateModule
+from qgate.loading import LateModule
 from qgate.models.naming import TINY_NAMES
 from qgate.project.options import OPTIONS
 

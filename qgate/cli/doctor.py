@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from qgate._version import __version__
 from qgate.cli._console import add_json, print_json
-from qgate.cli._loading import LateModule
 from qgate.cli._project import project_here
 from qgate.cli._repository import RepositoryFolder
 from qgate.errors import QgateError, first_line
+from qgate.loading import LateModule
 from qgate.project.settings import ProjectSettings
 from qgate.storage.access import folder_of
 from qgate.storage.locations import location_of, short_path

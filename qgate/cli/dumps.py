@@ -27,7 +27,7 @@ from qgate.cli._console import add_json, print_json
 from qgate.cli._dump_selection import add_selection, selected_fields
 from qgate.cli._dump_texts import comparison_lines, note_lines, record_table, total_lines
 from qgate.cli._progress import progress
-from qgate.cli._workers import add_workers, from_one, from_zero, workers_from
+from qgate.cli._workers import add_limit, add_workers, from_one, from_zero, workers_from
 from qgate.errors import QgateError
 from qgate.text.printing import print_line, print_text
 
@@ -55,14 +55,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for verb in (listing, compare, export):
         add_selection(verb)
     add_json(listing, info, verify, compare, merge, export)
-    listing.add_argument(
-        "--limit", type=from_one, default=50, metavar="N", help="rows to print (default 50)"
-    )
+    add_limit(listing, 50, "rows")
+    add_limit(compare, 20, "rows")
     compare.add_argument("actual", metavar="A", help="the dump to judge")
     compare.add_argument("reference", metavar="B", help="the dump to compare it with")
-    compare.add_argument(
-        "--limit", type=from_one, default=20, metavar="N", help="rows to print (default 20)"
-    )
     compare.add_argument(
         "--relative-mse",
         type=from_zero,

@@ -18,7 +18,7 @@ import argparse
 import sys
 
 from qgate.cli._progress import progress
-from qgate.cli._workers import from_one, from_zero
+from qgate.cli._workers import add_limit, from_zero
 from qgate.records.plain_data import json_text
 from qgate.storage.locations import location_of
 from qgate.text.printing import print_json, print_line, print_text
@@ -48,13 +48,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write B's logits to this file, which can stand for B in later comparisons; ends in "
         ".safetensors")  # fmt: skip
     add("--json", action="store_true", help="print all figures as JSON")
-    add(
-        "--limit",
-        type=from_one,
-        default=10,
-        metavar="N",
-        help="tokens and weights to list (default 10)",
-    )
+    add_limit(parser, 10, "tokens and weights")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -14,9 +14,9 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qgate.cli._console import add_json, print_json
-from qgate.cli._loading import LateModule
+from qgate.cli._console import add_json, print_json, table_text
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.text.printing import print_text
 
 if TYPE_CHECKING:
@@ -70,13 +70,6 @@ def figures(fmt: formats.Format) -> dict[str, object]:
     return {**{name: getattr(fmt, name) for name in names}, "aliases": formats.aliases(fmt.name)}
 
 
-def _tabulated(rows: list[list[object]], heads: list[str], *align: str) -> str:
-    from tabulate import tabulate
-
-    alignment = {"colalign": align} if align else {"stralign": "right"}
-    return tabulate(rows, headers=heads, disable_numparse=True, **alignment)
-
-
 def table() -> str:
     """Write all formats with their figures."""
     rows: list[list[object]] = [
@@ -98,7 +91,7 @@ def table() -> str:
     other = ", ".join(f"{names} = {name}" for name, names in aliases.items() if names)
     return "\n".join(
         [
-            _tabulated(rows, heads, "left", "right", "left", *["right"] * 4, "left", "left"),
+            table_text(rows, heads, "left", "right", "left", *["right"] * 4, "left", "left"),
             "",
             "layout: bits of sign, exponent, mantissa; normal, subnormal: the smallest ones.",
             "A block format's figures are in units of its block's scale.",
@@ -148,7 +141,7 @@ def codes(fmt: formats.ElementFormat) -> list[str]:
         for start in range(0, written, _PER_ROW)
     ]
     heads = ["code", *(f"+{i}" for i in range(min(_PER_ROW, written)))]
-    lines = _tabulated(rows, heads).splitlines()
+    lines = table_text(rows, heads, *["right"] * len(heads)).splitlines()
     if is_mirrored:
         single = fmt.negative_zero is None
         special = f" (0x{half:02X} is {number(values[half])})" if single else ""
@@ -170,7 +163,7 @@ def binades(fmt: formats.ElementFormat) -> list[str]:
         ]
         for exponent, values in sorted(inside.items(), reverse=True)
     ]
-    return _tabulated(rows, ["from", "values", "step", "to"]).splitlines()
+    return table_text(rows, ["from", "values", "step", "to"], *["right"] * 4).splitlines()
 
 
 def number(value: float) -> str:

@@ -14,9 +14,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from qgate.cli._console import add_json, print_json
-from qgate.cli._loading import LateModule
+from qgate.cli._console import add_json, print_json, table_text
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.text import one_line
 from qgate.text.printing import print_line, print_text
 
@@ -89,11 +89,9 @@ def _meanings(families_of: dict[str, list[str]], own: Sequence[str]) -> Iterator
 
 def table(families_of: dict[str, list[str]], own: Sequence[str] = ()) -> str:
     """Write one line per mode and meaning."""
-    from tabulate import tabulate
-
     rows = []
     for fits, mode in _meanings(families_of, own):
         equals = " ".join(f"={other}" for other in mode.equals)
         rows.append([one_line(mode.name), fits, mode.basis, equals, mode.about])
     heads = ["mode", "models", "basis", "=", "what it does"]
-    return tabulate(rows, headers=heads, disable_numparse=True)
+    return table_text(rows, heads)

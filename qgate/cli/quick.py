@@ -19,6 +19,7 @@ from qgate.cli.draw import add_analysis, analysis_of
 from qgate.errors import QgateError
 from qgate.storage.access import folder_of, local_files
 from qgate.storage.locations import check_writable, location_of
+from qgate.storage.output import check_folder
 from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
@@ -88,10 +89,6 @@ def _output(args: argparse.Namespace) -> Location:
             f"draw; give one of them. A folder gets {_FILE}."
         )
     folder = location_of(args.output_dir)
-    check_writable(folder)
-    if folder.exists() and not folder.is_dir():
-        raise QgateError(
-            f"--output-dir {args.output_dir!r} is a file; name a folder, or give --output."
-        )
+    check_folder(folder)
     folder_of(folder).make()
     return folder / _FILE

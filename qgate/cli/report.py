@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.cli._console import add_json, has_colors, print_json
-from qgate.cli._loading import LateModule
 from qgate.cli._project import project_folder
 from qgate.errors import QgateError
+from qgate.loading import LateModule
+from qgate.project.options import PLOTS
 from qgate.storage.access import write_text
 from qgate.storage.files import naming, replacing
 from qgate.text import counted, megabytes, one_line
@@ -43,8 +44,6 @@ else:
 
 _RESULTS = "results.jsonl"
 _NEARBY = 5
-# The choices of `qgate.results.pictures`, which would slow down every `qgate --help`.
-PLOT_CHOICES = ("failed", "worst", "all", "none")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +56,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "much and since when; printed, or written to an --output that ends in .md")  # fmt: skip
     add("--history", type=Path, metavar="FILE", help="add the runs to this file of JSON lines, and "
         "show the trend over all its runs")  # fmt: skip
-    add("--plots", choices=PLOT_CHOICES, default="worst", help="gates to draw: "
+    add("--plots", choices=PLOTS, default="worst", help="gates to draw: "
         "those that failed, these and the worst that passed (default), all or none")  # fmt: skip
     add("--label", action="append", default=[], metavar="NAME", help="name of a file, in "
         "the order of the files; repeatable")  # fmt: skip
@@ -211,9 +210,6 @@ def _write(
     comparison: comparisons.RunComparison | None,
 ) -> Sequence[history.Point]:
     """Write every output, then the history, and return its points.
-
-    All are written beside their places first and then moved, so an error leaves all of them as
-    they were.
 
     All are made beside their places before the first one is moved to its own, so whatever cannot
     be written leaves the others as they were.

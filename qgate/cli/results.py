@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.cli._console import add_json, print_json
-from qgate.cli._loading import LateModule
-from qgate.cli.report import PLOT_CHOICES, results_in
+from qgate.cli.report import results_in
 from qgate.errors import QgateError
+from qgate.loading import LateModule
+from qgate.project.options import PLOTS
 from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="pass although gates were skipped, where CI is set",
     )
-    add("--plots", choices=PLOT_CHOICES, default="worst", help="gates to draw: those that failed, "
+    add("--plots", choices=PLOTS, default="worst", help="gates to draw: those that failed, "
         "these and the worst that passed (default), all or none")  # fmt: skip
     add("--exit-code", action="store_true", help="exit with 1 if the run failed")
     add_json(merge)

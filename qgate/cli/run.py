@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qgate.cli._loading import LateModule
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 
 if TYPE_CHECKING:
     from qgate.cli import _base_gates

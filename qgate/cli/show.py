@@ -10,10 +10,10 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from qgate.cli._console import add_json, print_json
-from qgate.cli._loading import LateModule
+from qgate.cli._console import add_json, print_json, table_text
 from qgate.cli._model_options import add_model_options, setup_of
 from qgate.cli._progress import progress
+from qgate.loading import LateModule
 from qgate.text import counted, one_line
 from qgate.text.printing import print_text
 
@@ -85,8 +85,6 @@ def _show_model(args: argparse.Namespace) -> int:
 
 
 def model_text(figures: model_figures.ModelFigures) -> str:
-    from tabulate import tabulate
-
     rows = [
         [one_line(s.site), f"{s.largest:.3g}", f"{s.clipped:.2f}", f"{s.peak:.1f}", s.outliers]
         for s in figures.sites
@@ -97,7 +95,7 @@ def model_text(figures: model_figures.ModelFigures) -> str:
     return (
         f"{one_line(figures.name)}: {figures.parameters:,} parameters, "
         f"{counted(figures.layers, 'layer')}; on {figures.samples} samples{tokens}{task}\n\n"
-        + tabulate(rows, headers=heads, disable_numparse=True, colalign=("left", *["right"] * 4))
+        + table_text(rows, heads, "left", *["right"] * 4)
         + "\n\nlargest: largest magnitude; / q0.9995: over the 0.9995 quantile of magnitudes; peak "
         "channel:\nlargest channel maximum over the median one; outlier channels: above 8 times it."
     )

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.cli._console import add_json, is_quiet, print_json
-from qgate.cli._loading import LateModule
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_workers, from_one, workers_from
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.storage.locations import check_writable, location_of
 from qgate.text.printing import print_line
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,39 +41,22 @@ def touched_since(
     loaded: Sequence[Path],
     folders: Sequence[Path],
     suites: Sequence[Path],
-    baselines: Path | None,
+    baselines: Path,
     output: Path,
 ) -> TouchedCode:
-    """Compare the working tree with a commit, on the safe side wherever something is unclear.
+    """Compare the working tree with a commit; an error wherever something is unclear.
 
     loaded     files that Python has imported, also those of the environment
     folders    folders that it imports from
     """
     touched = TouchedCode()
-    try:
-        _compare(repository, commit, loaded, folders, suites, baselines, output, touched)
-    except QgateError as error:
-        touched.everything = str(error)
-    return touched
-
-
-def _compare(
-    repository: GitRepository,
-    commit: str,
-    loaded: Sequence[Path],
-    folders: Sequence[Path],
-    suites: Sequence[Path],
-    baselines: Path | None,
-    output: Path,
-    touched: TouchedCode,
-) -> None:
     root = repository.root
     code_files: list[Path] = []
     for path, is_old in repository.changed_files(commit):
         relative_path = path.relative_to(root).as_posix()
         if path.is_relative_to(output):
             continue
-        if baselines is not None and path.is_relative_to(baselines):
+        if path.is_relative_to(baselines):
             touched.baselines.add(path.relative_to(baselines).parts[0])
         elif path.suffix == ".py" and path.name != "conftest.py":
             if not (is_old and path.is_file()):
@@ -84,7 +67,7 @@ def _compare(
         touched.paths.append(relative_path)
     documents = [name for name in touched.paths if Path(name).suffix in _DOCUMENTS]
     if not (code_files or documents):
-        return
+        return touched
     tracked = repository.files_at(commit)
     # Some modules have the name of a file that there is not.
     inside = [file for file in loaded if file.is_relative_to(root) and file.is_file()]
@@ -92,7 +75,8 @@ def _compare(
         raise QgateError(f"{unknown[0].relative_to(root).as_posix()} is not in {commit[:12]}")
     own_folders = [folder for folder in folders if folder.is_relative_to(root)]
     touched.code = code = ProjectCode([*inside, *suites], own_folders)
-    read = {name for file in code.files.values() for name in _texts(file)}
+    texts = {text for file in code.files.values() for text in file.texts()}
+    read = {Path(text).name for text in texts if text.endswith(_DOCUMENTS)}
     for name in documents:
         if Path(name).name in read:
             raise QgateError(f"{name} differs, and code names it")
@@ -101,6 +85,7 @@ def _compare(
             relative_path = path.relative_to(root).as_posix()
             before = SourceFile.parse(repository.text_at(commit, path), relative_path)
             _compare_files(before, code.files[path], path, path in suites, relative_path, touched)
+    return touched
 
 
 def _compare_files(
@@ -121,7 +106,3 @@ def _compare_files(
 def _is_unread(path: Path, root: Path) -> bool:
     first = path.relative_to(root).parts[0]
     return path.suffix in _DOCUMENTS or path.name in _UNREAD or first in _CI_FOLDERS
-
-
-def _texts(file: SourceFile) -> Iterable[str]:
-    return (Path(name).name for name in file.texts() if name.endswith(_DOCUMENTS))

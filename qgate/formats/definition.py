@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from qgate.errors import QgateError
+from qgate.formats._block import poisoned
 from qgate.formats._element import ElementFormat
 from qgate.formats.options import Floats, Rounding
 from qgate.formats.settings import QuantizerSettings
@@ -175,8 +176,7 @@ def fit_zero_points(groups: Floats, q: QuantizerSettings, double: bool) -> tuple
         scales = np.where(span == 0, 1.0, np.clip(scales, float(smallest), largest))
         below = (low / scales).astype(number).astype(np.float64)
         zero_points = np.clip(first + np.rint(below), first, last)
-    poison = np.isnan(groups) if q.inf == "saturate" else ~np.isfinite(groups)
-    bad = poison.any(axis=1)
+    bad = poisoned(groups, q)
     return np.where(bad, np.nan, scales), np.where(bad, 0.0, zero_points)
 
 

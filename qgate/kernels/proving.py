@@ -14,6 +14,8 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
+from qgate.errors import first_line
+
 DEVICES = {"cuda"}
 """Types of devices that may have kernels."""
 _verdicts: dict[Hashable, bool] = {}
@@ -39,7 +41,7 @@ def prove_once(way: Hashable, device: torch.device, work: str, prove: Callable[[
             try:
                 wrong = prove()
             except Exception as error:
-                wrong = f"{type(error).__name__}: {_first_line(error)}"
+                wrong = f"{type(error).__name__}: {first_line(error, 200)}"
             _verdicts[key] = not wrong
             if wrong:
                 warnings.warn(
@@ -70,8 +72,3 @@ def first_difference(actual: Tensor, expected: Tensor, inputs: Tensor | None = N
         f"{int(differs.sum())} of {a.numel()} values differ, the first is "
         f"{a.reshape(-1)[index].item()!r} instead of {e.reshape(-1)[index].item()!r}{of}"
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else "without a message"

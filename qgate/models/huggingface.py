@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import json
 import logging
 import re
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from qgate.models.huggingface_checks import (
     check_sizes,
     loading_error,
     needs_code,
+    read_settings,
 )
 from qgate.models.huggingface_inputs import check_inputs
 from qgate.models.optional_libraries import load_quietly
@@ -134,7 +134,9 @@ class FolderTokenizer:
 
     def __init__(self, loaded: Any, folder: Path) -> None:
         self._tokenizer = loaded
-        self._no_bos = _refuses_bos(folder)
+        # Transformers ignores add_bos_token if there is a tokenizer.json.
+        settings = read_settings(folder / "tokenizer_config.json")
+        self._no_bos = settings.get("add_bos_token") is False
 
     def __call__(self, text: str) -> Tensor:
         return self.encode(text)
@@ -179,15 +181,6 @@ class FolderTokenizer:
             _token_text(str(k if name is None else name), text)
             for k, name, text in zip(ids, names, texts, strict=True)
         ]
-
-
-def _refuses_bos(folder: Path) -> bool:
-    """Read add_bos_token from the files: transformers ignores it if there is a tokenizer.json."""
-    try:
-        read = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(read, dict) and read.get("add_bos_token") is False
 
 
 def _token_text(name: str, text: str) -> str:

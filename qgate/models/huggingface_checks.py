@@ -90,11 +90,19 @@ def _other_shapes(folder: Path, read: Reader) -> QgateError:
 
 
 def _model_type(folder: Path) -> str:
-    with contextlib.suppress(ValueError, AttributeError, RecursionError, OSError):
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-        if kind is not None:
-            return f"it does not know model_type {kind!r}"
-    return "its config.json says no model_type"
+    kind = read_settings(folder / "config.json").get("model_type")
+    if kind is None:
+        return "its config.json says no model_type"
+    return f"it does not know model_type {kind!r}"
+
+
+def read_settings(path: Path) -> dict[str, object]:
+    """Read a mapping in JSON; empty where there is none."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
 
 
 def cause(error: Exception) -> str:

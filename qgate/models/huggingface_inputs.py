@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.errors import QgateError
-from qgate.models.huggingface_checks import OWN_CALLABLE
+from qgate.models.huggingface_checks import OWN_CALLABLE, read_settings
 from qgate.models.language import Part
 from qgate.models.random_draws import draws_numbers, repeat_draws
 from qgate.models.rows import MASK
@@ -198,20 +197,11 @@ def _size(value: Any) -> tuple[int, int] | None:
 
 def _processed_size(folder: Path) -> tuple[int, int] | None:
     """Read the size that images of a folder are cut to before the network."""
-    alone = _read_settings(folder / "preprocessor_config.json")
-    beside = _read_settings(folder / "processor_config.json").get("image_processor")
+    alone = read_settings(folder / "preprocessor_config.json")
+    beside = read_settings(folder / "processor_config.json").get("image_processor")
     for settings in (alone, beside):
         if isinstance(settings, dict):
             size = _size(settings.get("crop_size")) or _size(settings.get("size"))
             if size is not None:
                 return size
     return None
-
-
-def _read_settings(path: Path) -> dict[str, object]:
-    """Read a mapping in JSON; empty where there is none."""
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return settings if isinstance(settings, dict) else {}

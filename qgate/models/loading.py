@@ -27,7 +27,7 @@ from qgate.models.mamba.checkpoint import load_checkpoint
 from qgate.models.mamba.rotation import ROTATED, rotate
 from qgate.models.model import Model
 from qgate.models.naming import FOLDER_SCHEMES, check_name, split_name
-from qgate.models.text import byte_ids, check_numbers, language_windows, windows
+from qgate.models.text import byte_ids, check_numbers, check_vocabulary, language_windows, windows
 from qgate.models.tiny import TINY
 from qgate.text import listed
 
@@ -329,12 +329,8 @@ def _check_ids(model: Model, sampling: Sampling) -> None:
     rows = getattr(table or next(embeddings, None), "num_embeddings", None)
     texts = [sample[TEXT] if isinstance(sample, Mapping) else sample for sample in model.inputs]
     ids = sampling.tokens if sampling.tokens is not None else torch.cat(texts, -1)
-    low, high = int(ids.min()), int(ids.max())
-    if rows is not None and not 0 <= low <= high < rows:
-        raise QgateError(
-            f"{model.name} takes token ids from 0 to {rows - 1}, but those given go from {low} to "
-            f"{high}. Give ids that the tokenizer of this very model made."
-        )
+    if rows is not None:
+        check_vocabulary(ids, rows, model.name, "those given go")
 
 
 def _read(path: Path) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
+from qgate.hooks.observing import compile_pattern
 from qgate.hooks.tapping import tap_sites
 from qgate.models.blocks import blocks_of, leaves_of
 from qgate.models.fingerprints import fingerprint
@@ -78,10 +79,7 @@ class Model:
             raise TypeError(f"a Model holds a torch.nn.Module, not {type(self.module).__name__}.")
         if not len(self.inputs):
             raise QgateError(f"model {self.name!r} has no inputs: there is nothing to run it on.")
-        try:
-            inside = re.compile(self.part)
-        except re.error as error:
-            raise QgateError(f"part {self.part!r} is not a regular expression: {error}.") from None
+        inside = compile_pattern(self.part, "part")
         names = [name for name, _ in self.module.named_modules()]
         if not any(inside.search(name) for name in names):
             raise QgateError(

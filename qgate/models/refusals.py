@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
-from qgate.text import one_line
+from qgate.text import beginning, one_line
 
 _MOST = 300
 
@@ -20,8 +20,7 @@ class RefusedSampleError(QgateError, RuntimeError):
 
 def refusal(name: str, which: str, sample: Any, error: Exception) -> RefusedSampleError:
     """Return the error, on one line."""
-    reason = one_line(f"{type(error).__name__}: {error}")
-    reason = reason if len(reason) <= _MOST else f"{reason[: _MOST - 1]}…"
+    reason = beginning(f"{type(error).__name__}: {error}", _MOST)
     return RefusedSampleError(f"{one_line(name)} cannot run {which} ({_shapes(sample)}): {reason}")
 
 

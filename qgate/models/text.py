@@ -71,3 +71,13 @@ def check_numbers(samples: int, seqlen: int) -> None:
     for name, number in (("samples", samples), ("seqlen", seqlen)):
         if number < 1:
             raise QgateError(f"{name} {number} is not allowed; it is a whole number from 1.")
+
+
+def check_vocabulary(ids: Tensor, rows: int, name: str, source: str) -> None:
+    """Refuse ids that the table of embeddings of a model does not have."""
+    low, high = int(ids.min()), int(ids.max())
+    if not 0 <= low <= high < rows:
+        raise QgateError(
+            f"{name} takes token ids from 0 to {rows - 1}, but {source} from {low} to {high}. Give "
+            "ids that the tokenizer of this very model made."
+        )

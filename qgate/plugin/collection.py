@@ -28,12 +28,12 @@ from qgate.plugin.gate_collection import (
     model_and_mode,
     parameters_of,
     suite_of,
+    text_parameter,
 )
 from qgate.plugin.lacking import LackingSuites
-from qgate.plugin.option_errors import option_error
 from qgate.plugin.relation_suites import asks_for_relations, unasked_relations
 from qgate.plugin.runs import Selection, selection_of
-from qgate.plugin.settings import RunOptions, options_of
+from qgate.plugin.settings import RunOptions, option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.plugin.since import untouched_gates
 from qgate.plugin.used_formats import drop_unused_formats, selected_formats
@@ -292,7 +292,7 @@ def _without_subject(
     if session is None:
         suites = len({item.path for item in gates})
         selection.notes.append(
-            f"{suites} suite{'s' * (suites > 1)} on {plural} left out: give "
+            f"{counted(suites, 'suite')} on {plural} left out: give "
             f"{options_of(config).spelled(kind)} {metavar}"
         )
         return gates
@@ -304,10 +304,9 @@ def _without_subject(
 
 def _lacking(config: pytest.Config, item: pytest.Item) -> str | None:
     """Why a test of a format has nothing to look at in a dump; None where it has."""
-    parameters = parameters_of(item)
-    fmt, layer = parameters.get("fmt"), parameters.get("dump_layer")
+    fmt, layer = text_parameter(item, "fmt"), text_parameter(item, "dump_layer")
     session = sessions_of(config).of_dump()
-    if session is None or not (isinstance(fmt, str) and isinstance(layer, str)):
+    if session is None or not (fmt and layer):
         return None
     why = session.left_out(suite_of(item.path), fmt, layer)
     return f"{fmt} on {session.subject.folder}: {why}" if why else why

@@ -9,7 +9,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin import lazy
-from qgate.plugin.gate_collection import parameters_of, suite_of
+from qgate.plugin.gate_collection import parameters_of, suite_of, text_parameter
 from qgate.plugin.runs import note_looser
 from qgate.plugin.settings import options_of
 from qgate.plugin.shared_sessions import sessions_of
@@ -42,6 +42,7 @@ OUTCOMES: pytest.StashKey[list[tuple[GateSession, Outcome]]] = pytest.StashKey()
 # Set while a gate computes: what is raised then is plumbing, and no verdict on numbers.
 COMPUTING: pytest.StashKey[bool] = pytest.StashKey()
 G = TypeVar("G", bound="SuiteGate")
+S = TypeVar("S", bound="GateSession")
 
 
 @pytest.fixture
@@ -102,55 +103,47 @@ def gate(request: pytest.FixtureRequest, model: Model) -> Gate:  # noqa: ARG001
             "here: give yours another one.",
             pytrace=False,
         )
-    session = sessions_of(request.config).of_model(parameters["model"])
 
-    def prepared() -> Gate:
-        gate = Gate(request.node, session)
-        if isinstance(parameters.get("mode"), str):
-            session.prepare(gate.mode(parameters["mode"]))
+    def prepared(item: pytest.Item, session: ModelGates) -> Gate:
+        gate = Gate(item, session)
+        if mode := text_parameter(item, "mode"):
+            session.prepare(gate.mode(mode))
         return gate
 
+    session = sessions_of(request.config).of_model(parameters["model"])
     return _ready(request.node, session, prepared)
 
 
 @pytest.fixture
 def dump_gate(request: pytest.FixtureRequest) -> DumpGate:
     """Holds a folder of dumps against limits and its accepted record; fails with what to do."""
-    session = sessions_of(request.config).of_dump()
-    assert session is not None, "without a dump this test is left out"
-    return _ready(request.node, session, lambda: DumpGate(request.node, session))
+    return _ready(request.node, sessions_of(request.config).of_dump(), DumpGate)
 
 
 @pytest.fixture
 def checkpoint_gate(request: pytest.FixtureRequest) -> CheckpointGate:
     """Holds a quantized checkpoint against its recipe, its parent and its accepted record."""
-    session = sessions_of(request.config).of_checkpoint()
-    assert session is not None, "without a checkpoint this test is left out"
-    return _ready(request.node, session, lambda: CheckpointGate(request.node, session))
+    return _ready(request.node, sessions_of(request.config).of_checkpoint(), CheckpointGate)
 
 
 @pytest.fixture
 def engine_gate(request: pytest.FixtureRequest) -> EngineGate:
     """Holds two engines on the same tokens against limits and their accepted record."""
-    session = sessions_of(request.config).of_engines()
-    assert session is not None, "without engines this test is left out"
-    return _ready(request.node, session, lambda: EngineGate(request.node, session))
+    return _ready(request.node, sessions_of(request.config).of_engines(), EngineGate)
 
 
 @pytest.fixture
 def activation_gate(request: pytest.FixtureRequest, model: Model) -> ActivationGate:  # noqa: ARG001
     """Holds the activations of a model against their accepted record; fails with what to do."""
     name = parameters_of(request.node)["model"]
-    session = sessions_of(request.config).of_activations(name)
-    return _ready(request.node, session, lambda: ActivationGate(request.node, session))
+    return _ready(request.node, sessions_of(request.config).of_activations(name), ActivationGate)
 
 
 @pytest.fixture
 def relation_gate(request: pytest.FixtureRequest, model: Model) -> RelationGate:  # noqa: ARG001
     """Holds a model in a mode against itself, computed in other ways; needs no baseline."""
     name = parameters_of(request.node)["model"]
-    session = sessions_of(request.config).of_relations(name)
-    return _ready(request.node, session, lambda: RelationGate(request.node, session))
+    return _ready(request.node, sessions_of(request.config).of_relations(name), RelationGate)
 
 
 @pytest.fixture
@@ -171,12 +164,13 @@ def qgate_check_relations() -> Callable[..., RelationReport]:
     return lazy.testing.check_relations
 
 
-def _ready(item: pytest.Item, session: GateSession, make: Callable[[], G]) -> G:
+def _ready(item: pytest.Item, session: S | None, make: Callable[[pytest.Item, S], G]) -> G:
     """A gate whose baseline is of what is measured; anything else is no verdict."""
+    assert session is not None, "without its subject this test is left out"
     item.stash[OUTCOMES] = []
     try:
         session.check_baseline()
-        return make()
+        return make(item, session)
     except QgateError as error:
         reason = str(error)
     pytest.fail(one_line(reason), pytrace=False)

@@ -121,6 +121,12 @@ def parameters_of(item: pytest.Item) -> Mapping[str, Any]:
     return getattr(getattr(item, "callspec", None), "params", {})
 
 
+def text_parameter(item: pytest.Item, *names: str) -> str:
+    """Return the first of these parameters of a test that is a text; empty without one."""
+    values = map(parameters_of(item).get, names)
+    return next((value for value in values if isinstance(value, str)), "")
+
+
 def has_fixture(item: pytest.Item, *names: str) -> bool:
     """Return True if a test has this plugin's fixture of a name, not somebody else's."""
     info = getattr(item, "_fixtureinfo", None)
@@ -147,19 +153,14 @@ def suite_of(path: Path) -> str:
 
 def model_and_mode(item: pytest.Item) -> tuple[str, str]:
     """Return the model and the mode of a test; two empty texts where it has no mode."""
-    parameters = parameters_of(item)
-    if not isinstance(parameters.get("mode"), str):
-        return "", ""
-    return str(parameters.get("model", "")), parameters["mode"]
+    mode = text_parameter(item, "mode")
+    return (str(parameters_of(item).get("model", "")), mode) if mode else ("", "")
 
 
 def place_of(item: pytest.Item) -> tuple[str, str, str]:
     """Return model, mode or format, and layer of a gate; its suite stands for no layer."""
-    parameters = parameters_of(item)
-    names = [
-        next((value for name in keys if isinstance(value := parameters.get(name), str)), "")
-        for keys in (("model",), ("mode", "fmt"), ("layer", *SUBJECT_LAYERS))
-    ]
+    keys = ("model",), ("mode", "fmt"), ("layer", *SUBJECT_LAYERS)
+    names = [text_parameter(item, *alternatives) for alternatives in keys]
     return shown_name(names[0]), names[1], names[2] or suite_of(item.path)
 
 

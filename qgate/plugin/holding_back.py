@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qgate.errors import QgateError
-from qgate.plugin.gate_collection import gates_of, has_fixture, parameters_of
+from qgate.plugin.gate_collection import deselect, gates_of, has_fixture, text_parameter
 from qgate.plugin.shared_sessions import sessions_of
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def hold_back(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     by_model: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
-        name = parameters_of(item).get("model")
+        name = text_parameter(item, "model")
         for fixture in ("gate", "activation_gate"):
-            if isinstance(name, str) and has_fixture(item, fixture) and has_fixture(item, "model"):
+            if name and has_fixture(item, fixture) and has_fixture(item, "model"):
                 by_model.setdefault((fixture, name), []).append(item)
     held_back: list[pytest.Item] = []
     for (fixture, name), gates in by_model.items():
@@ -40,11 +40,8 @@ def hold_back(config: pytest.Config, items: list[pytest.Item]) -> None:
             held_back += _misfits(sessions_of(config), fixture, name, gates)[1:]
         except QgateError:
             continue
-    if held_back:
-        ids = set(map(id, held_back))
-        gates_of(config).held_back |= ids
-        config.hook.pytest_deselected(items=held_back)
-        items[:] = [item for item in items if id(item) not in ids]
+    gates_of(config).held_back |= set(map(id, held_back))
+    deselect(config, items, held_back)
 
 
 def _misfits(
@@ -64,8 +61,7 @@ def _misfits(
 
 def _title(session: ModelGates, gate: pytest.Item) -> tuple[str, bool] | None:
     """Return the name of a gate's accepted errors, and whether they depend on a calibration."""
-    parameters = parameters_of(gate)
-    mode, fmt = parameters.get("mode"), parameters.get("fmt")
-    if isinstance(mode, str):
+    if mode := text_parameter(gate, "mode"):
         return session.subject.title(mode), session.bench.mode(mode).calibrated
-    return (fmt, False) if isinstance(fmt, str) else None
+    fmt = text_parameter(gate, "fmt")
+    return (fmt, False) if fmt else None

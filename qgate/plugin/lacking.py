@@ -10,7 +10,14 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin import lazy
-from qgate.plugin.gate_collection import deselect, has_fixture, is_gate, parameters_of, suite_of
+from qgate.plugin.gate_collection import (
+    deselect,
+    has_fixture,
+    is_gate,
+    parameters_of,
+    suite_of,
+    text_parameter,
+)
 from qgate.plugin.runs import Selection
 from qgate.text import counted, listed
 
@@ -30,19 +37,19 @@ class LackingSuites:
 
     def lack(self, item: pytest.Item) -> Lack | None:
         """Say what its model lacks for a test; None where it lacks nothing."""
-        parameters = parameters_of(item)
-        model, layer, phase = (_text(parameters.get(n)) for n in ("model", "layer", "phase"))
-        if model is None or not has_fixture(item, "model"):
+        names = ("model", "mode", "layer", "phase")
+        model, mode, layer, phase = (text_parameter(item, name) for name in names)
+        if not (model and has_fixture(item, "model")):
             return None
-        needs, mode = lazy.suite_needs, _text(parameters.get("mode"))
-        if layer == "" and has_fixture(item, "layer"):
+        needs = lazy.suite_needs
+        if not layer and has_fixture(item, "layer"):
             return needs.Lack(needs.NO_LAYERS)
         if layer and mode and self._session(model).needs.is_graph(mode):
             return needs.Lack(needs.GRAPH.format(mode=mode))
         called = _gates_called(item, needs.NEEDY) if has_fixture(item, "gate") else []
         for gate in ["activations"] if has_fixture(item, "activation_gate") else called:
             try:
-                lack = self._session(model).needs.lack(gate, layer or "", phase or "")
+                lack = self._session(model).needs.lack(gate, layer, phase)
             except QgateError:
                 return None  # as its test will say
             if lack is not None:
@@ -84,15 +91,10 @@ class LackingSuites:
 
     def is_accepted(self, item: pytest.Item) -> bool:
         """Tell if the figures of a test were accepted once: then it is left out, and not unfit."""
-        parameters = parameters_of(item)
-        mode, fmt = (_text(parameters.get(name)) for name in ("mode", "fmt"))
-        session = self._session(str(parameters["model"]))
-        title = fmt if fmt else session.subject.title(mode or "")
+        mode, fmt = text_parameter(item, "mode"), text_parameter(item, "fmt")
+        session = self._session(str(parameters_of(item)["model"]))
+        title = fmt or session.subject.title(mode)
         return bool(mode or fmt) and session.has_accepted(suite_of(item.path), title)
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _gates_called(item: pytest.Item, names: Iterable[str]) -> list[str]:

@@ -5,12 +5,9 @@ The plugin runs in every pytest of the environment, mostly in projects without g
 
 from __future__ import annotations
 
-import gc
-import sys
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qgate.loading import without_collector
+from qgate.loading import LateModule
 
 if TYPE_CHECKING:
     from qgate import formats as formats
@@ -21,31 +18,9 @@ if TYPE_CHECKING:
     from qgate.plugin import sessions as sessions
     from qgate.plugin import summary as summary
     from qgate.sweeps import underflow as underflow
-
-_MODULES = {
-    "formats": "qgate.formats",
-    "html_columns": "qgate.plugin.html_columns",
-    "records": "qgate.plugin.records",
-    "sessions": "qgate.plugin.sessions",
-    "suite_needs": "qgate.gate.measuring.suite_needs",
-    "summary": "qgate.plugin.summary",
-    "testing": "qgate.testing",
-    "underflow": "qgate.sweeps.underflow",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(name)
-    path = _MODULES[name]
-    return sys.modules[path] if path in sys.modules else _load(path)
-
-
-def _load(path: str) -> Any:
-    """Import a module, and let no garbage collection look at what stays as long as the process."""
-    with without_collector():
-        module = import_module(path)
-    if path == _MODULES["sessions"]:
-        # Gates come before any test; elsewhere this would keep garbage of tests that ran.
-        gc.freeze()
-    return module
+else:
+    formats, testing = LateModule("qgate.formats"), LateModule("qgate.testing")
+    suite_needs = LateModule("qgate.gate.measuring.suite_needs")
+    html_columns = LateModule("qgate.plugin.html_columns")
+    records, sessions = LateModule("qgate.plugin.records"), LateModule("qgate.plugin.sessions")
+    summary, underflow = LateModule("qgate.plugin.summary"), LateModule("qgate.sweeps.underflow")

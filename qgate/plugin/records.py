@@ -29,8 +29,8 @@ from qgate.results import (
     write_results,
 )
 from qgate.results.across_weights import add_across_weights
-from qgate.results.coverage import ModeCoverage, ModeScope, coverage_of
-from qgate.results.extent import OmittedGate, in_ci, lacks_gates, new_extent
+from qgate.results.coverage import ModeCoverage, ModeScope, OmittedGate, coverage_of
+from qgate.results.extent import in_ci, lacks_gates, new_extent
 from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
 from qgate.results.power import add_power
@@ -111,27 +111,23 @@ def _expected_failure(row: Mapping[str, Any], reason: str) -> Record:
     return {**{key: value for key, value in row.items() if key != "commands"}, "xfailed": reason}
 
 
-def leave_candidates(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
-    """Leave or take back candidates: what an expected failure measured is nobody's proposal."""
+def leave_files(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
+    """Leave or take back candidates, and what reproduces the first failing site of each mode.
+
+    What an expected failure measured is nobody's proposal.
+    """
     item.stash[_PASSED] = report.passed
     if hasattr(report, "wasxfail"):
         return
-    folder = out_folder(item.config, options_of(item.config).home) / "candidates"
+    folder = out_folder(item.config, options_of(item.config).home)
     for session, outcome in outcomes:
         try:
-            session.leave_candidate(folder, outcome, item.nodeid)
+            session.leave_candidate(folder / "candidates", outcome, item.nodeid)
         except QgateError as error:
             report.qgate_note = f"no candidate was left: {error}"  # type: ignore[attr-defined]
-
-
-def leave_reproductions(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
-    """Leave tensors and a script for the first failing site of each mode."""
-    if report.passed or hasattr(report, "wasxfail"):
-        return
-    folder = out_folder(item.config, options_of(item.config).home) / REPRODUCTIONS
-    for session, outcome in outcomes:
         try:
-            session.leave_reproduction(folder, outcome)
+            if not report.passed:
+                session.leave_reproduction(folder / REPRODUCTIONS, outcome)
         except (QgateError, OSError, ValueError) as error:
             report.qgate_note = f"no reproduction was left: {error}"  # type: ignore[attr-defined]
 
@@ -333,9 +329,8 @@ def run_extent(run: SuiteRun, stopped_by: str) -> RunExtent:
 def _coverage(run: SuiteRun, omitted: Sequence[OmittedGate]) -> list[ModeCoverage]:
     """Return what gates with a verdict compared, of every mode."""
     rows = [row for node, of in run.records.items() if node not in run.skips for row in of]
-    places = [(gate.cause, gate.reason, gate.model, gate.mode, gate.layer) for gate in omitted]
     scopes = joined_facts(run.parts).scopes.values()
-    return list(filter(None, (coverage_of(scope, rows, places) for scope in scopes)))
+    return list(filter(None, (coverage_of(scope, rows, omitted) for scope in scopes)))
 
 
 def _unused_lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -37,8 +37,7 @@ def attach(item: pytest.Item, report: pytest.TestReport) -> None:
     if report.when == "teardown":
         lazy.records.keep(item, report, outcomes)
         return
-    lazy.records.leave_candidates(item, report, outcomes)
-    lazy.records.leave_reproductions(item, report, outcomes)
+    lazy.records.leave_files(item, report, outcomes)
     if report.failed and item.stash.get(COMPUTING, False):
         report.qgate_error = True  # type: ignore[attr-defined]
     if outcomes:

@@ -164,8 +164,7 @@ def part_of(config: pytest.Config) -> Part:
     selection, watch = selection_of(config), config.stash.get(WATCH, None)
     return {
         "selection": [selection.refused, selection.notes, selection.empty],
-        "facts": {"models": {}, "plans": {}, "limits": {}, "run": {}, "scopes": {}, "power": []}
-        | {"tasks": [], "across_weights": []},
+        "facts": vars(RunFacts()),
         "looser": looser_of(config),
         "updates": [],
         "errors": conflicts_of(config),

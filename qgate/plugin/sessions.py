@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import sys
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import pytest
 import torch
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 _NOTES = 6
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 class SharedOptions(TypedDict):
@@ -56,6 +59,19 @@ class SharedOptions(TypedDict):
     plots: Plots
 
 
+def _held(make: M) -> M:
+    """Keep the session that a method makes, by the name that it was asked for with."""
+
+    @functools.wraps(make)
+    def session(sessions: Sessions, *name: str) -> Any:
+        key = (make.__name__, "".join(name))
+        if key not in sessions.held and (session := make(sessions, *name)) is not None:
+            sessions.held[key] = session
+        return sessions.held.get(key)
+
+    return cast(M, session)
+
+
 class Sessions:
     """The sessions of one process, by what they are of and the name it was asked for with."""
 
@@ -64,105 +80,84 @@ class Sessions:
         self.held = config.stash.setdefault(SESSIONS, {})
         self._unreached: str | None = None
 
+    @_held
     def of_model(self, name: str) -> ModelGates:
         """Return the gates of a model."""
-        session = self.held.get(("model", name))
-        if session is None:
-            policy, shared = self._policy(), self._shared()
-            bench = Bench(
-                self._setup(name),
-                reference_mode=self.options.values["reference"],
-                progress=self._progress,
-            )
-            session = ModelGates(bench, policy=policy.for_model(bench.model.name), **shared)
-            session.check_policy()
-            self.held["model", name] = session
-        assert isinstance(session, ModelGates)
+        policy, shared = self._policy(), self._shared()
+        bench = Bench(
+            self._setup(name),
+            reference_mode=self.options.values["reference"],
+            progress=self._progress,
+        )
+        session = ModelGates(bench, policy=policy.for_model(bench.model.name), **shared)
+        session.check_policy()
         return session
 
+    @_held
     def of_activations(self, name: str) -> ActivationGates:
         """Return the gates of a model's activations, which share the model itself."""
-        session = self.held.get(("activations", name))
-        if session is None:
-            bench = self.of_model(name).bench
-            policy = self._policy().for_model(bench.model.name)
-            session = ActivationGates(bench, policy=policy, **self._shared())
-            self.held["activations", name] = session
-        assert isinstance(session, ActivationGates)
-        return session
+        bench = self.of_model(name).bench
+        policy = self._policy().for_model(bench.model.name)
+        return ActivationGates(bench, policy=policy, **self._shared())
 
+    @_held
     def of_relations(self, name: str) -> RelationGates:
         """Return the gates of a model's relations, which share the model itself."""
-        session = self.held.get(("relations", name))
-        if session is None:
-            bench = self.of_model(name).bench
-            policy = self._policy().for_model(bench.model.name)
-            bitwise = self.options.values["bitwise"]
-            session = RelationGates(bench, policy=policy, bitwise=bitwise, **self._shared())
-            self.held["relations", name] = session
-        assert isinstance(session, RelationGates)
-        return session
+        bench, bitwise = self.of_model(name).bench, self.options.values["bitwise"]
+        policy = self._policy().for_model(bench.model.name)
+        return RelationGates(bench, policy=policy, bitwise=bitwise, **self._shared())
 
+    @_held
     def of_dump(self) -> DumpGates | None:
         """Return the gates of the dump; None where the run has none."""
-        session = self.held.get(("dump", ""))
-        if session is None:
-            options = self.options
-            folder = options.dump_folder()
-            if folder is None:
-                return None
-            name, text = options.dump_name(folder), options.values["dump"]
-            if "dump" not in options.typed:
-                text = relative_text(self.config.invocation_params.dir, text)
-            subject = DumpSubject(folder, name, text, options.values["dump-name"] or "")
-            session = DumpGates(subject, policy=self._policy().for_model(name), **self._shared())
-            session.check_policy()
-            self.held["dump", ""] = session
-            notes = subject.notes()
-            more = [f"and {len(notes) - _NOTES} more notes"] if len(notes) > _NOTES else []
-            lines = [f"dump {text}: {note}" for note in [*notes[:_NOTES], *more]]
-            selection_of(self.config).notes += lines
-        assert isinstance(session, DumpGates)
+        options = self.options
+        folder = options.dump_folder()
+        if folder is None:
+            return None
+        name, text = options.dump_name(folder), options.values["dump"]
+        if "dump" not in options.typed:
+            text = relative_text(self.config.invocation_params.dir, text)
+        subject = DumpSubject(folder, name, text, options.values["dump-name"] or "")
+        session = DumpGates(subject, policy=self._policy().for_model(name), **self._shared())
+        session.check_policy()
+        notes = subject.notes()
+        more = [f"and {len(notes) - _NOTES} more notes"] if len(notes) > _NOTES else []
+        lines = [f"dump {text}: {note}" for note in [*notes[:_NOTES], *more]]
+        selection_of(self.config).notes += lines
         return session
 
+    @_held
     def of_checkpoint(self) -> CheckpointGates | None:
         """Return the gates of the checkpoint; None where the run has none."""
-        session = self.held.get(("checkpoint", ""))
-        if session is None:
-            options = self.options
-            child = options.checkpoint()
-            if child is None:
-                return None
-            name = options.checkpoint_name(child)
-            typed = self._typed_again("checkpoint", "parent", "recipe", "checkpoint-name")
-            subject = CheckpointSubject(child, options.parent(), name, typed, options.recipe())
-            policy = self._policy().for_model(name)
-            session = CheckpointGates(subject, policy=policy, **self._shared())
-            session.check_policy()
-            session.check_parent()
-            self.held["checkpoint", ""] = session
-        assert isinstance(session, CheckpointGates)
+        options = self.options
+        child = options.readable("checkpoint")
+        if child is None:
+            return None
+        parent, recipe = options.readable("parent"), options.readable("recipe")
+        name = options.checkpoint_name(child)
+        typed = self._typed_again("checkpoint", "parent", "recipe", "checkpoint-name")
+        subject = CheckpointSubject(child, parent, name, typed, recipe)
+        policy = self._policy().for_model(name)
+        session = CheckpointGates(subject, policy=policy, **self._shared())
+        session.check_policy()
+        session.check_parent()
         return session
 
+    @_held
     def of_engines(self) -> EngineGates | None:
         """Return the gates of two engines; None where the run has none."""
-        session = self.held.get(("engines", ""))
-        if session is None:
-            options = self.options
-            engines = options.engines()
-            if engines is None:
-                return None
-            name = options.engines_name(engines[0])
-            weights, head = options.engines_weights(), options.values["engines-logits"] or ""
-            names = "engines", "engines-name", "engines-weights", "engines-logits"
-            subject = EngineSubject(*engines, name, weights, head, self._typed_again(*names))
-            policy = self._policy().for_model(name)
-            session = EngineGates(subject, policy=policy, **self._shared())
-            session.check_policy()
-            session.check_accepted()
-            self.held["engines", ""] = session
-            selection_of(self.config).notes += [f"engines: {note}" for note in session.notes()]
-        assert isinstance(session, EngineGates)
+        options = self.options
+        engines = options.readable_pair("engines")
+        if engines is None:
+            return None
+        weights, head = options.readable_pair("engines-weights"), options.values["engines-logits"]
+        name = options.engines_name(engines[0])
+        names = "engines", "engines-name", "engines-weights", "engines-logits"
+        subject = EngineSubject(*engines, name, weights, head or "", self._typed_again(*names))
+        session = EngineGates(subject, policy=self._policy().for_model(name), **self._shared())
+        session.check_policy()
+        session.check_accepted()
+        selection_of(self.config).notes += [f"engines: {note}" for note in session.notes()]
         return session
 
     def _typed_again(self, *names: str) -> list[tuple[str, ...]]:
@@ -278,3 +273,7 @@ class Sessions:
 def device_of(config: pytest.Config) -> torch.device:
     """Return the device of --device."""
     return resolve(options_of(config).values["device"])
+
+
+# This file is loaded before any test: what is here by now stays as long as the process.
+gc.freeze()

@@ -20,7 +20,6 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin.command_line import dest, typed_options
-from qgate.plugin.option_errors import option_error
 from qgate.project.options import OPTIONS, PathPair
 from qgate.project.settings import home_above, read_project
 from qgate.storage.access import folder_of
@@ -33,6 +32,7 @@ from qgate.storage.locations import (
     short_path,
     text_below,
 )
+from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from qgate.gate.updating import Which
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 # What is in one file is called after it, without its ending.
 _ENDINGS = (".safetensors", ".gguf", ".onnx", ".npz", ".pt", ".jsonl", ".json")
+
+
+def option_error(sentence: object) -> pytest.UsageError:
+    """Return an error of one line, with exit status 4; no terminal obeys names in it."""
+    return pytest.UsageError(for_terminal(one_line(sentence)))
 
 
 class RunOptions:
@@ -74,12 +79,6 @@ class RunOptions:
 
     def check(self) -> None:
         """Refuse what cannot be meant, before anything is collected."""
-        if "dump" in self.typed:
-            # What a project says of it is only looked at where a suite wants it.
-            try:
-                self.dump_folder()
-            except QgateError as error:
-                raise option_error(f"qgate: {error}") from None
         for name in ("parent", "recipe"):
             if name in self.typed and self.values["checkpoint"] is None:
                 raise option_error(
@@ -92,10 +91,11 @@ class RunOptions:
                 f"{self.spelled('engines')} A B, too."
             )
         try:
-            _ = "checkpoint" in self.typed and self.checkpoint()
-            _ = "parent" in self.typed and self.parent()
-            _ = "recipe" in self.typed and self.recipe()
-            _ = "engines" in self.typed and self.engines()
+            # What a project says of its subjects is only looked at where a suite wants it.
+            _ = "dump" in self.typed and self.dump_folder()
+            for name in self.typed.keys() & {"checkpoint", "parent", "recipe"}:
+                self.readable(name)
+            _ = "engines" in self.typed and self.readable_pair("engines")
         except QgateError as error:
             raise option_error(f"qgate: {error}") from None
         _ = self.update, self.shard
@@ -193,36 +193,17 @@ class RunOptions:
         name = model if isinstance(model, str) else folder.resolve().name
         return f"dump-{re.sub(r'[^a-z0-9._]+', '-', name.lower()).strip('-.') or 'unnamed'}"
 
-    def checkpoint(self) -> str | None:
-        """Return the path or URL of --checkpoint; an error where nothing can be read there."""
-        return self._readable("checkpoint")
-
-    def parent(self) -> str | None:
-        """Return the path or URL of --parent; an error where nothing can be read there."""
-        return self._readable("parent")
-
-    def recipe(self) -> str | None:
-        """Return the path or URL of --recipe; an error where nothing can be read there."""
-        return self._readable("recipe")
-
-    def engines(self) -> tuple[str, str] | None:
-        """Return the paths or URLs of --engines; an error where nothing can be read there."""
-        return self._readable_pair("engines")
-
-    def engines_weights(self) -> tuple[str, str] | None:
-        """Return the checkpoints of both engines; an error where nothing can be read there."""
-        return self._readable_pair("engines-weights")
-
-    def _readable_pair(self, name: str) -> tuple[str, str] | None:
-        value = self.values[name]
-        if value is None:
-            return None
-        first, second = (self._readable_text(name, text) for text in value)
-        return first, second
-
-    def _readable(self, name: str) -> str | None:
+    def readable(self, name: str) -> str | None:
+        """Return the path or URL of an option; an error where nothing can be read there."""
         value = self.values[name]
         return None if value is None else self._readable_text(name, value)
+
+    def readable_pair(self, name: str) -> tuple[str, str] | None:
+        """Return both paths or URLs of an option that takes two."""
+        if self.values[name] is None:
+            return None
+        first, second = (self._readable_text(name, text) for text in self.values[name])
+        return first, second
 
     def _readable_text(self, name: str, value: str) -> str:
         text = text_below(self.config.invocation_params.dir, value)

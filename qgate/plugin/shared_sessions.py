@@ -8,8 +8,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin import lazy
-from qgate.plugin.option_errors import option_error
-from qgate.plugin.settings import options_of
+from qgate.plugin.settings import option_error, options_of
 
 if TYPE_CHECKING:
     from qgate.plugin.sessions import Sessions

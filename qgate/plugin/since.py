@@ -7,7 +7,7 @@ torch and arithmetic show that it gives what it gave there; wherever that is unc
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,15 @@ import pytest
 
 from qgate.code_changes.compute import TouchedCode, touched_since
 from qgate.errors import QgateError
-from qgate.plugin.gate_collection import gates_of, is_gate, parameters_of
-from qgate.plugin.option_errors import option_error
+from qgate.plugin.gate_collection import (
+    SUBJECT_LAYERS,
+    gates_of,
+    is_gate,
+    parameters_of,
+    text_parameter,
+)
 from qgate.plugin.runs import selection_of
-from qgate.plugin.settings import options_of
+from qgate.plugin.settings import option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.storage.git import GitRepository
 from qgate.text import counted, listed, one_line
@@ -63,41 +68,36 @@ def _touched(config: pytest.Config, commit: str, gates: Sequence[pytest.Item]) -
         commit = repository.commit_of(commit)
     except QgateError as error:
         raise option_error(f"qgate: {options.spelled('since')}: {error}") from None
-    models = {name for item in gates if isinstance(name := parameters_of(item).get("model"), str)}
-    for name in sorted(models):
+    models = {text_parameter(item, "model") for item in gates}
+    for name in sorted(filter(None, models)):
         try:
             if reason := _other_arithmetic(sessions_of(config).of_model(name)):
                 return TouchedCode(everything=reason)
         except QgateError as error:
             return TouchedCode(everything=str(error))
-    if any(_subject(item) for item in gates):
+    if any(SUBJECT_LAYERS.keys() & parameters_of(item) for item in gates):
         return TouchedCode(everything="dumps, checkpoints and engines are not traced")
+    files = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
     try:
         accepted = GitRepository.around(options.baselines)
+        if accepted.root != repository.root:
+            return TouchedCode(everything=f"the baselines are in {str(accepted.root)!r}")
+        return touched_since(
+            repository,
+            commit,
+            [Path(file).resolve() for file in files if isinstance(file, str) and _is_project(file)],
+            [Path(folder).resolve() for folder in sys.path],
+            sorted({item.path.resolve() for item in gates}),
+            accepted.folder,
+            options.home.resolve() / "qgate-out",
+        )
     except QgateError as error:
         return TouchedCode(everything=str(error))
-    if accepted.root != repository.root:
-        return TouchedCode(everything=f"the baselines are in {str(accepted.root)!r}")
-    files = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
-    return touched_since(
-        repository,
-        commit,
-        [Path(file).resolve() for file in files if isinstance(file, str) and _is_project(file)],
-        [Path(folder).resolve() for folder in sys.path],
-        sorted({item.path.resolve() for item in gates}),
-        accepted.folder,
-        options.home.resolve() / "qgate-out",
-    )
 
 
 def _is_project(file: str) -> bool:
     """Tell if a module is of the project, and not of an environment that lies in it."""
     return "site-packages" not in file and not Path(file).is_relative_to(sys.prefix)
-
-
-def _subject(item: pytest.Item) -> bool:
-    names = ("dump_layer", "checkpoint_layer", "engine_part")
-    return any(name in parameters_of(item) for name in names)
 
 
 def _other_arithmetic(session: ModelGates) -> str:
@@ -121,9 +121,7 @@ class _Reach:
         self._known: dict[tuple[Path, str, str], bool] = {}
 
     def touches(self, item: pytest.Item) -> bool:
-        parameters = parameters_of(item)
-        model, mode = (_text(parameters, name) for name in ("model", "mode"))
-        key = (item.path.resolve(), model, mode)
+        key = item.path.resolve(), text_parameter(item, "model"), text_parameter(item, "mode")
         if key not in self._known:
             self._known[key] = self._is_touched(*key)
         return self._known[key]
@@ -155,11 +153,6 @@ class _Reach:
             for name in (folder, f"{_ACTIVATIONS}{folder}")
         }
         return bool(other_folders or folders & {own, f"{_ACTIVATIONS}{own}"})
-
-
-def _text(parameters: Mapping[str, object], name: str) -> str:
-    value = parameters.get(name)
-    return value if isinstance(value, str) else ""
 
 
 def _parts(spec: str) -> Iterable[str]:

@@ -14,10 +14,10 @@ from qgate.plugin.gate_collection import (
     is_gate,
     model_and_mode,
     parameters_of,
+    text_parameter,
 )
-from qgate.plugin.option_errors import option_error
 from qgate.plugin.runs import Selection
-from qgate.plugin.settings import options_of
+from qgate.plugin.settings import option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.text import counted
 
@@ -56,8 +56,7 @@ def _formats_of(config: pytest.Config, gates: Iterable[pytest.Item]) -> set[str]
     """Return the formats of gates, and those of their modes as far as the modes say them."""
     names, cases = set(), set()
     for item in gates:
-        fmt = parameters_of(item).get("fmt")
-        names |= {fmt} if isinstance(fmt, str) else set()
+        names.add(text_parameter(item, "fmt"))
         cases.add(model_and_mode(item))
     for model, mode in cases - {("", "")}:
         bench = sessions_of(config).of_model(model).bench
@@ -65,7 +64,7 @@ def _formats_of(config: pytest.Config, gates: Iterable[pytest.Item]) -> set[str]
         if chosen.stands_for and chosen.meant is None:
             chosen = bench.mode(chosen.stands_for)
         names |= chosen.formats
-    return {fmt for name in names if (fmt := _full_name(name)) is not None}
+    return {fmt for name in names - {""} if (fmt := _full_name(name)) is not None}
 
 
 def _full_name(name: str) -> str | None:

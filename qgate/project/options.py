@@ -51,6 +51,8 @@ class Option:
         return {"help": self.help, "metavar": self.metavar, **reads.get(self.kind, {})}
 
 
+PLOTS = ("failed", "worst", "all", "none")
+
 OPTIONS = {
     "mode": Option(
         "ways to quantize the model: names, patterns such as '2-*', or the groups all, quant_only, "
@@ -202,7 +204,7 @@ OPTIONS = {
         "the default), all, or none, after which nothing can be drawn later",
         "worst",
         "report",
-        kind=("failed", "worst", "all", "none"),
+        kind=PLOTS,
     ),
     "no-report": Option(
         "do not write qgate-out/report.html; `qgate report` makes it later",

@@ -29,7 +29,14 @@ from qgate.results.ranking import (
 from qgate.results.schema import is_counted
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
 from qgate.results.tasks import task_texts
-from qgate.text import for_markdown, for_workflow, for_workflow_property, one_line, times_figure
+from qgate.text import (
+    counted,
+    for_markdown,
+    for_workflow,
+    for_workflow_property,
+    one_line,
+    times_figure,
+)
 
 _ROWS = 20
 # A comment of GitHub takes 65,536 characters; a comparison may follow.
@@ -139,8 +146,7 @@ def verdict_text(tally: Tally, broken: Sequence[str], header: Mapping[str, Any])
     if header.get("broken") or (broken and not (header or parts)):
         return ", ".join(["set-up failed", *parts])
     parts = parts or (["the run failed"] if broken or ended_badly(header) else [])
-    gates = f"{tally.gates} gate{'' if tally.gates == 1 else 's'}"
-    outcome = f"{gates} passed" if counts.passed else "nothing was compared"
+    outcome = f"{counted(tally.gates, 'gate')} passed" if counts.passed else "nothing was compared"
     return ", ".join([*parts, outcome])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from qgate.records import Meta
 from qgate.results.pictures import Count
@@ -125,12 +125,19 @@ class ModeScope:
         return ModeScope(**{**vars(self), "positions": {**other.positions, **self.positions}})
 
 
-# Cause, reason, model, mode and place of a gate that was not held.
-OmittedPlace = tuple[str, str, str, str, str]
+class OmittedGate(NamedTuple):
+    """One gate that was not held; `counted` is False for a file whose gates are unknown."""
+
+    cause: str
+    reason: str
+    model: str
+    mode: str
+    layer: str
+    counted: bool = True
 
 
 def coverage_of(
-    scope: ModeScope, rows: Iterable[Mapping[str, Any]], omitted: Iterable[OmittedPlace]
+    scope: ModeScope, rows: Iterable[Mapping[str, Any]], omitted: Iterable[OmittedGate]
 ) -> ModeCoverage | None:
     """Count what the records of held gates are about; None where no gate of the mode compared.
 
@@ -158,33 +165,33 @@ def coverage_of(
         for name, (_, layer) in scope.modules.items()
         if not is_held(name) or (name in scope.idle and not layer)
     ]
-    places = [gate for gate in omitted if gate[2:4] in ((scope.model, scope.mode), ("", ""))]
-    uncovered = [_explained(part, scope, places) for part in lacking]
-
-    def share(kind: PartKind, of: int) -> CoveredShare:
-        return CoveredShare(held=of - sum(part["kind"] == kind for part in uncovered), of=of)
-
+    gates = [gate for gate in omitted if gate[2:4] in ((scope.model, scope.mode), ("", ""))]
+    uncovered = [_explained(part, scope, gates) for part in lacking]
     return ModeCoverage(
         model=scope.model,
         mode=scope.mode,
-        modules=share("module", len(scope.modules)),
-        outputs=share("output", len(scope.outputs)),
-        layers=share("layer", len(scope.layers)),
+        modules=_share("module", len(scope.modules), uncovered),
+        outputs=_share("output", len(scope.outputs), uncovered),
+        layers=_share("layer", len(scope.layers), uncovered),
         tokens=CoveredShare(held=_tokens(scope, compared), of=sum(scope.tokens)),
         unit=scope.unit,
         uncovered=uncovered,
     )
 
 
+def _share(kind: PartKind, of: int, uncovered: Iterable[UncoveredPart]) -> CoveredShare:
+    return CoveredShare(held=of - sum(part["kind"] == kind for part in uncovered), of=of)
+
+
 def _explained(
-    part: tuple[PartKind, str, str], scope: ModeScope, omitted: Iterable[OmittedPlace]
+    part: tuple[PartKind, str, str], scope: ModeScope, omitted: Iterable[OmittedGate]
 ) -> UncoveredPart:
     """Say why a part was not compared: its gate was not held, or there is none."""
     kind, name, layer = part
     cause, reason = NOT_COMPARED, _IDLE if name in scope.idle else _NO_GATE
-    for of_gate, why, model, _mode, where in omitted:
-        if where == layer or (not model) or (not layer and where not in scope.layers):
-            cause, reason = of_gate, why
+    for gate in omitted:
+        if gate.layer == layer or not (gate.model and (layer or gate.layer in scope.layers)):
+            cause, reason = gate.cause, gate.reason
             break
     return UncoveredPart(kind=kind, name=name, layer=layer, cause=cause, reason=reason)
 
@@ -225,16 +232,12 @@ def _joined(one: ModeCoverage, other: ModeCoverage) -> ModeCoverage:
         for key, part in first.items()
         if key in second
     ]
-
-    def share(kind: PartKind, of: int) -> CoveredShare:
-        return CoveredShare(held=of - sum(part["kind"] == kind for part in uncovered), of=of)
-
     tokens = [of["tokens"]["held"] for of in (one, other) if of["tokens"]["held"]]
     return {
         **one,
-        "modules": share("module", one["modules"]["of"]),
-        "outputs": share("output", one["outputs"]["of"]),
-        "layers": share("layer", one["layers"]["of"]),
+        "modules": _share("module", one["modules"]["of"], uncovered),
+        "outputs": _share("output", one["outputs"]["of"], uncovered),
+        "layers": _share("layer", one["layers"]["of"], uncovered),
         "tokens": CoveredShare(held=min(tokens, default=0), of=one["tokens"]["of"]),
         "uncovered": uncovered,
     }

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from qgate.results.coverage import (
     NOT_COMPARED,
     ModeCoverage,
+    OmittedGate,
     OmittedGates,
     RunExtent,
     add_coverage,
@@ -41,18 +41,6 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True)
-class OmittedGate:
-    """One gate that was not held; `counted` is False for a file whose gates are unknown."""
-
-    cause: str
-    reason: str
-    model: str
-    mode: str
-    layer: str
-    counted: bool = True
-
-
 def in_ci() -> bool:
     """Return True if the environment says that a CI service runs this."""
     return bool(os.environ.get("CI"))
@@ -73,17 +61,22 @@ def new_extent(
     What no gate of a shard compares can be compared in another one.
     """
     by_gate = [
-        OmittedGates(
-            cause=gate.cause, reason=gate.reason, model=gate.model, mode=gate.mode,
-            places=[gate.layer] if gate.layer else [], gates=int(gate.counted),
-        )
+        _omitted(*gate[:4], [gate.layer] if gate.layer else [], int(gate.counted))
         for gate in omitted
-    ]  # fmt: skip
+    ]
     groups = _grouped([*by_gate, *([] if is_shard else _gaps(coverage))])
     return RunExtent(
         gates=gates, judged=judged, omitted=groups, allowed=allowed,
         fails=_are_missed(groups) and ci and not allowed, coverage=[*coverage],
     )  # fmt: skip
+
+
+def _omitted(
+    cause: str, reason: str, model: str, mode: str, places: Sequence[str] = (), gates: int = 0
+) -> OmittedGates:
+    return OmittedGates(
+        cause=cause, reason=reason, model=model, mode=mode, places=[*places], gates=gates
+    )
 
 
 def _are_missed(groups: Iterable[OmittedGates]) -> bool:
@@ -93,10 +86,7 @@ def _are_missed(groups: Iterable[OmittedGates]) -> bool:
 
 def _gaps(coverage: Iterable[ModeCoverage]) -> list[OmittedGates]:
     """Return what no gate compares, as groups of no gates."""
-    return [
-        OmittedGates(cause=cause, reason=reason, model=model, mode=mode, places=names, gates=0)
-        for cause, reason, model, mode, names in gaps_of(coverage)
-    ]
+    return [_omitted(*gap) for gap in gaps_of(coverage)]
 
 
 def _grouped(omitted: Iterable[OmittedGates]) -> list[OmittedGates]:
@@ -106,11 +96,7 @@ def _grouped(omitted: Iterable[OmittedGates]) -> list[OmittedGates]:
         key = (part["cause"], part["reason"], part["model"], part["mode"])
         if key not in groups and len(groups) >= _MOST_GROUPS:
             key = ("not counted", "more places than a header lists", "", "")
-        cause, reason, model, mode = key
-        group = groups.setdefault(
-            key,
-            OmittedGates(cause=cause, reason=reason, model=model, mode=mode, places=[], gates=0),
-        )
+        group = groups.setdefault(key, _omitted(*key))
         places = dict.fromkeys([*group["places"], *part["places"]])
         group["places"] = [*places][:_MOST_PLACES]
         group["gates"] += part["gates"]
@@ -133,13 +119,7 @@ def merged_extent(
     extent: RunExtent, missing: Sequence[int], total: int, *, allowed: bool
 ) -> RunExtent:
     """Return the extent of shards put together, judged anew, without those that are missing."""
-    absent = [
-        OmittedGates(
-            cause="shard", reason=f"shard {number} of {total}", model="", mode="", places=[],
-            gates=0,
-        )
-        for number in missing
-    ]  # fmt: skip
+    absent = [_omitted("shard", f"shard {number} of {total}", "", "") for number in missing]
     gates = [group for group in extent["omitted"] if group["cause"] != NOT_COMPARED]
     gaps = [] if absent else _gaps(extent.get("coverage") or [])
     omitted = _grouped([*gates, *absent, *gaps])

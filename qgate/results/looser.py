@@ -65,14 +65,7 @@ def factor_text(limit: LooserLimit) -> str:
 
 def places_text(limit: LooserLimit) -> str:
     """Write the sites, modes, models and scopes of a limit; `all` without any."""
-    parts = [
-        f"sites {limit['sites']}" if limit["sites"] else "",
-        *(
-            f"{name} {', '.join(names)}"
-            for name, names in (
-                ("modes", limit["modes"]), ("models", limit["models"]), ("scopes", limit["scopes"])
-            )
-            if names
-        ),
-    ]  # fmt: skip
+    kinds = (("modes", limit["modes"]), ("models", limit["models"]), ("scopes", limit["scopes"]))
+    parts = [f"sites {limit['sites']}" if limit["sites"] else ""]
+    parts += [f"{kind} {', '.join(names)}" for kind, names in kinds if names]
     return "; ".join(filter(None, parts)) or "all"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 from qgate.errors import QgateError
 from qgate.results.across_weights import add_across_weights
 from qgate.results.extent import add_extents, extent_of, merged_extent
+from qgate.results.looser import looser_limits
 from qgate.results.other_tests import add_other_tests
 from qgate.results.power import add_power
 from qgate.results.reading import read
-from qgate.results.schema import BaselineUpdate, LooserLimit, Record, RunShard
+from qgate.results.schema import BaselineUpdate, Record, RunShard
 from qgate.results.tasks import add_tasks
 from qgate.results.writing import write_results
 
@@ -140,10 +141,6 @@ def _lists(one: Sequence[str], other: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*one, *other]))
 
 
-def _limits(one: Sequence[LooserLimit], other: Sequence[LooserLimit]) -> list[LooserLimit]:
-    return [*one, *(limit for limit in other if limit not in one)]
-
-
 def _folders(one: str, other: str) -> str:
     return one if one == other else f"{one}, {other}"
 
@@ -167,7 +164,7 @@ _MERGE_FIELD: dict[str, Callable[[Any, Any], Any]] = {
     "exit": _status,
     "broken": lambda one, other: {**one, **other},
     "errors": _lists,
-    "looser": _limits,
+    "looser": lambda one, other: looser_limits([*one, *other]),
     "notes": _lists,
     "other": add_other_tests,
     "power": add_power,
@@ -176,12 +173,3 @@ _MERGE_FIELD: dict[str, Callable[[Any, Any], Any]] = {
     "baselines": _folders,
     "update": _updates,
 }
-
-
-def latest(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the records of the last attempt of every test."""
-    all_records = list(records)
-    last: dict[str, int] = {}
-    for record in all_records:
-        last[record["node"]] = max(last.get(record["node"], 0), record.get("attempt", 0))
-    return [record for record in all_records if record.get("attempt", 0) == last[record["node"]]]

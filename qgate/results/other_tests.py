@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qgate.text import one_line
+from qgate.text import beginning, counted
 
 # Number of failures with a line; the others are counted.
 MOST_FAILURES = 200
@@ -24,7 +24,7 @@ def other_tests_record(outcomes: Mapping[str, str], lines: Mapping[str, str]) ->
     failed = [node for node, outcome in outcomes.items() if outcome == "failed"]
     return {
         **{word: words.count(word) for word in ("passed", "failed", "skipped")},
-        "failures": {node: _cut(lines.get(node, "")) for node in failed[:MOST_FAILURES]},
+        "failures": {node: _first_line(lines.get(node, "")) for node in failed[:MOST_FAILURES]},
     }
 
 
@@ -58,8 +58,7 @@ def other_tests_text(other: Mapping[str, Any]) -> str:
     if not other["failed"]:
         return ""
     parts = [f"{other[word]:,} {word}" for word in ("passed", "skipped") if other[word]]
-    count = other["failed"]
-    return ", ".join([f"{count:,} other test{'' if count == 1 else 's'} failed", *parts])
+    return ", ".join([f"{counted(other['failed'], 'other test')} failed", *parts])
 
 
 def other_test_lines(other: Mapping[str, Any], most: int) -> list[str]:
@@ -72,6 +71,5 @@ def other_test_lines(other: Mapping[str, Any], most: int) -> list[str]:
     return [*lines, *([f"and {remaining:,} more other tests"] if remaining > 0 and most else [])]
 
 
-def _cut(text: str) -> str:
-    line = one_line((text.strip().splitlines() or [""])[0])
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+def _first_line(text: str) -> str:
+    return beginning((text.strip().splitlines() or [""])[0], _LONGEST)

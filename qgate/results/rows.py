@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
 from qgate.errors import QgateError
+from qgate.results.schema import parse
 from qgate.storage.files import temporary_file
 
 T = TypeVar("T")
@@ -183,13 +184,7 @@ def pack_record(record: Mapping[str, Any]) -> bytes:
 
 def unpack_record(data: bytes) -> dict[str, object]:
     """Return the record of packed bytes."""
-    import msgspec
-
-    record: dict[str, object]
-    try:
-        record = msgspec.json.decode(data)
-    except msgspec.DecodeError:  # half of a surrogate pair
-        record = json.loads(data)
+    record: dict[str, object] = parse(data)
     return record
 
 

@@ -25,7 +25,7 @@ from qgate.results.long_texts import LONG_TEXT, long_text_words
 from qgate.results.movements import ratio_text
 from qgate.results.ranking import binding, rank
 from qgate.results.schema import Record, is_counted
-from qgate.text import counted
+from qgate.text import counted, listed
 
 # Failures kept per test and mode, worst first; the others are counted.
 MOST_FAILED = 40
@@ -379,8 +379,5 @@ def set_up_lines(broken: Mapping[str, str]) -> list[str]:
     for node, text in broken.items():
         by_text.setdefault(text, []).append(node)
     return [
-        f"set-up failed, no verdict: {nodes[0]}"
-        + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
-        + f": {text}"
-        for text, nodes in by_text.items()
+        f"set-up failed, no verdict: {listed(nodes, 1)}: {text}" for text, nodes in by_text.items()
     ]

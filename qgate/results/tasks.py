@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NotRequired, TypedDict
 
+from qgate.text import counted
 from qgate.text.numbers import brief, percent
 
 MARGINS: Mapping[str, float] = {"mlperf-99": 0.99, "mlperf-99.9": 0.999}
@@ -87,8 +88,7 @@ def detectable_text(tasks: Sequence[TaskSummary]) -> str:
     sizes = [task["detectable"] for task in tasks if "detectable" in task]
     shares = [task["kept_detectable"] for task in tasks if "kept_detectable" in task]
     tokens = f", {first['tokens']:,} tokens" if first["tokens"] else ""
-    count = first["samples"]
-    samples_text = f"task of {first['model']}, {count:,} sample{'s' * (count != 1)}{tokens}"
+    samples_text = f"task of {first['model']}, {counted(first['samples'], 'sample')}{tokens}"
     if not sizes:
         return f"{samples_text}: too few samples to tell how small a change would show"
     text = f"{samples_text}: a change of {_range([brief(size, 2) for size in sorted(sizes)])}{unit}"

@@ -12,11 +12,12 @@ from qgate.text.escaping import (
     for_xml,
     one_line,
 )
-from qgate.text.names import counted, distinct, listed, shortened, shortened_title
+from qgate.text.names import beginning, counted, distinct, listed, shortened, shortened_title
 from qgate.text.numbers import brief, decibels, megabytes, percent, rounded_percent, times_figure
 
 __all__ = [
     "as_csv",
+    "beginning",
     "brief",
     "counted",
     "csv_lines",

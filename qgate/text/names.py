@@ -16,6 +16,12 @@ def shortened(text: object, most: int = 40) -> str:
     return line if len(line) <= most else f"{line[:head]}…{line[head + 1 - most :]}"
 
 
+def beginning(text: object, most: int) -> str:
+    """Keep the start of a long text, which says most of an error."""
+    line = one_line(text)
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
 _SHORT_FACTS = (("rank ", "r"), ("iteration ", "it "), ("sample ", "s"), ("micro-batch ", "mb "))
 
 

@@ -14,9 +14,7 @@ from jsonschema import Draft202012Validator
 
 from qgate.cli import main
 from qgate.cli._console import has_colors
-from qgate.cli.report import PLOT_CHOICES
-from qgate.results import COLUMNS
-from qgate.results.pictures import PLOTS
+from qgate.results.table import COLUMNS
 from qgate.storage import files
 from tests.results.making import record, write
 
@@ -410,5 +408,4 @@ def test_the_help_has_examples(capsys: Capsys) -> None:
     assert stop.value.code == 0
     output = capsys.readouterr().out
     assert "--history" in output
-    assert PLOT_CHOICES == PLOTS
     assert "qgate report before=a/results.jsonl" in output

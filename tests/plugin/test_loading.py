@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from qgate.plugin import lazy
+from qgate.loading import LateModule
 from qgate.plugin.plain_imports import PlainFinder, install
 
 ROOT = Path(__file__).parents[2]
@@ -96,14 +96,12 @@ def test_collections_pause_while_a_module_loads(
     (tmp_path / "noting_collections.py").write_text("import gc\nenabled = gc.isenabled()\n")
     (tmp_path / "failing_import.py").write_text("raise RuntimeError('no')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    names = {"records": "noting_collections", "summary": "failing_import"}
-    monkeypatch.setattr(lazy, "_MODULES", {**lazy._MODULES, **names})
     frozen, was_enabled = gc.get_freeze_count(), gc.isenabled()
     (gc.enable if is_enabled else gc.disable)()
     try:
-        assert lazy.records.enabled is False
+        assert LateModule("noting_collections").enabled is False
         with pytest.raises(RuntimeError, match="no"):
-            _ = lazy.summary
+            _ = LateModule("failing_import").anything
         assert gc.isenabled() is is_enabled
     finally:
         (gc.enable if was_enabled else gc.disable)()

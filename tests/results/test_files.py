@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from qgate import __version__
 from qgate.errors import QgateError
-from qgate.results import REQUIRED, Writer, new_header, read
-from qgate.results.schema import HEADER_KEYS, line, parse
+from qgate.results import Writer, new_header, read
+from qgate.results.schema import HEADER_KEYS, REQUIRED, line, parse
 from tests.results.making import HEADER, header, record, write
 
 

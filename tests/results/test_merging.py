@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qgate.errors import QgateError
-from qgate.results import latest, merge, read
+from qgate.results import merge, read
 from tests.results.making import record, write
 
 
@@ -82,10 +82,3 @@ def test_a_torn_worker_file_is_reported(tmp_path: Path) -> None:
     assert merged.records == 1
     assert len(merged.torn) == 1
     assert "1.jsonl:3" in merged.torn[0]
-
-
-def test_reruns_count_with_their_last_attempt() -> None:
-    records = [record("a", 1.0), record("b"), record("a", attempt=1)]
-    assert latest(records) == records[1:]
-    gone = [record("a", node="n"), record("b", 1.0, node="n"), record("a", node="n", attempt=1)]
-    assert latest(gone) == gone[2:]

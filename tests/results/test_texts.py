@@ -13,21 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qgate.results import (
-    COLUMNS,
-    GateCounts,
     Tally,
     Writer,
     binding,
-    github_annotation,
     junit_properties,
     markdown_summary,
     read,
     to_csv,
     worst_first,
 )
+from qgate.results.ci import github_annotation
 from qgate.results.ranking import figure_texts
 from qgate.results.schema import line, parse
-from qgate.results.summary import change_text, summarize_comparison
+from qgate.results.summary import GateCounts, change_text, summarize_comparison
+from qgate.results.table import COLUMNS
 from tests.results.making import header, record
 
 ODD = "a|b`c\n<x>%:,\x1b[31m"

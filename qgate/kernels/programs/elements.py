@@ -16,7 +16,6 @@ from qgate.kernels.programs.grid import (
     number,
     round_once,
     round_to_step,
-    round_to_step_64,
     tile,
     upright_tile,
     widen,
@@ -37,20 +36,13 @@ def _on_grid(
     TAPERED: tl.constexpr,
 ):  # fmt: skip
     """Round magnitudes to the element's grid, in their own float type."""
-    WIDE: tl.constexpr = a.dtype == tl.float64
-    if WIDE:
-        field = tl.maximum(exponent_of(a), (LOWEST + 1023) << 52)
-        if TAPERED:
-            bits = _tapered((field >> 52) - 1023).to(tl.int64)
-            r = round_to_step_64(a, field, bits, ROUNDING)
-        else:
-            r = round_to_step_64(a, field, MANTISSA, ROUNDING)
+    field = exponent_of(a, LOWEST)
+    if TAPERED:
+        WIDE: tl.constexpr = a.dtype == tl.float64
+        exponent = (field >> 52) - 1023 if WIDE else (field >> 23) - 127
+        r = round_to_step(a, field, _tapered(exponent).to(field.dtype), ROUNDING)
     else:
-        field = tl.maximum(bits_of(a) & INFINITY, (LOWEST + 127) << 23)
-        if TAPERED:
-            r = round_to_step(a, field, _tapered((field >> 23) - 127), ROUNDING)
-        else:
-            r = round_to_step(a, field, MANTISSA, ROUNDING)
+        r = round_to_step(a, field, MANTISSA, ROUNDING)
     if TAPERED and ROUNDING == EVEN:
         # Powers of two alternate between even and odd codes.
         r = tl.where(a == 1.5 * 2.0**-21, 2.0**-21, r)

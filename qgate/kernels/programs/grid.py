@@ -51,23 +51,36 @@ def narrow(bits, KIND: tl.constexpr):
 def on_grid(a, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, ROUNDING: tl.constexpr):
     """Round magnitudes to MANTISSA bits after the leading one, fewer below exponent LOWEST.
 
-    The sum with 2**(exponent + 23 - MANTISSA) rounds at the grid's step, so it must be a float32
-    number: a < 2**(104 + MANTISSA).
+    The sum with 2**(exponent + 23 - MANTISSA), with 52 in float64, rounds at the grid's step, so it
+    must be a number of their type: in float32 a < 2**(104 + MANTISSA).
     """
-    field = tl.maximum(bits_of(a) & INFINITY, (LOWEST + 127) << 23)
-    return round_to_step(a, field, MANTISSA, ROUNDING)
+    return round_to_step(a, exponent_of(a, LOWEST), MANTISSA, ROUNDING)
 
 
 @triton.jit
-def round_to_step(a, field, MANTISSA, ROUNDING: tl.constexpr):
-    """Round magnitudes to multiples of 2**(exponent - MANTISSA); `field` has the exponent."""
-    magic = number(field + ((23 - MANTISSA) << 23))
+def exponent_of(a, LOWEST: tl.constexpr):
+    """Return the exponent bits of magnitudes, in place, or those of 2**LOWEST if that is more."""
+    if a.dtype == tl.float64:
+        field = a.to(tl.int64, bitcast=True) & 0x7FF0000000000000
+        return tl.maximum(field, (LOWEST + 1023) << 52)
+    else:
+        return tl.maximum(bits_of(a) & INFINITY, (LOWEST + 127) << 23)
+
+
+@triton.jit
+def round_to_step(a, field, mantissa, ROUNDING: tl.constexpr):
+    """Round magnitudes to multiples of 2**(exponent - mantissa); `field` has the exponent.
+
+    `mantissa` is a constant, or numbers of the field's type.
+    """
+    WIDTH: tl.constexpr = 52 if a.dtype == tl.float64 else 23
+    magic = (field + ((WIDTH - mantissa) << WIDTH)).to(a.dtype, bitcast=True)
     r = (a + magic) - magic
     if ROUNDING == AWAY:
-        step = number(field - (MANTISSA << 23))
+        step = (field - (mantissa << WIDTH)).to(a.dtype, bitcast=True)
         r = tl.where(a - r == step * 0.5, r + step, r)
     elif ROUNDING == ZERO:
-        step = number(field - (MANTISSA << 23))
+        step = (field - (mantissa << WIDTH)).to(a.dtype, bitcast=True)
         r = tl.where(r > a, r - step, r)
     return r
 
@@ -105,42 +118,10 @@ def upright_tile(
 
 
 @triton.jit
-def on_grid_64(a, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, ROUNDING: tl.constexpr):
-    """Round as `on_grid` in float64, for any magnitude that float32 has."""
-    field = tl.maximum(exponent_of(a), (LOWEST + 1023) << 52)
-    return round_to_step_64(a, field, MANTISSA, ROUNDING)
-
-
-@triton.jit
-def exponent_of(a):
-    """Return the exponent bits of float64 numbers, in place."""
-    return a.to(tl.int64, bitcast=True) & 0x7FF0000000000000
-
-
-@triton.jit
-def wide_number(bits):
-    return bits.to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def round_to_step_64(a, field, mantissa, ROUNDING: tl.constexpr):
-    """Round as `round_to_step` in float64; `mantissa` is a constant, or int64 numbers."""
-    magic = wide_number(field + ((52 - mantissa) << 52))
-    r = (a + magic) - magic
-    if ROUNDING == AWAY:
-        step = wide_number(field - (mantissa << 52))
-        r = tl.where(a - r == step * 0.5, r + step, r)
-    elif ROUNDING == ZERO:
-        step = wide_number(field - (mantissa << 52))
-        r = tl.where(r > a, r - step, r)
-    return r
-
-
-@triton.jit
 def round_once(a, sign, OUT: tl.constexpr):
     """Round float64 magnitudes with a sign bit to a narrower dtype, once."""
     if OUT == BF16:
-        a = on_grid_64(a, 7, -126, EVEN)
+        a = on_grid(a, 7, -126, EVEN)
     elif OUT == FP16:
-        a = on_grid_64(a, 10, -14, EVEN)
+        a = on_grid(a, 10, -14, EVEN)
     return narrow(bits_of(a.to(tl.float32)) | sign, OUT)

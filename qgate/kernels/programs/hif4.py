@@ -14,7 +14,6 @@ from qgate.kernels.programs.grid import (
     narrow,
     number,
     on_grid,
-    on_grid_64,
     widen,
 )
 
@@ -31,9 +30,9 @@ def _quantized(
     amax = tl.max(octets, AXIS, keep_dims=True)
     bad = amax > INFINITY if INF_SATURATES else amax >= INFINITY
     seventh = tl.minimum(number(amax).to(tl.float64) * 0.142578125, 65536.0)
-    unrounded = tl.maximum(on_grid_64(seventh, 7, -126, EVEN), 2.0**-48)
-    scale = on_grid_64(tl.minimum(unrounded, 49152.0), 2, -48, EVEN)
-    inverse = on_grid_64(1.0 / scale, 7, -126, EVEN)
+    unrounded = tl.maximum(on_grid(seventh, 7, -126, EVEN), 2.0**-48)
+    scale = on_grid(tl.minimum(unrounded, 49152.0), 2, -48, EVEN)
+    inverse = on_grid(1.0 / scale, 7, -126, EVEN)
     if KIND == FP32:
         by = inverse
         a, fine, coarse = number(size).to(tl.float64), number(quads), number(octets)
@@ -46,10 +45,7 @@ def _quantized(
     e16 = fine * by >= tl.where(e8, 4.0, 2.0)
     doublings = e8.to(tl.int32) + e16.to(tl.int32)
     scaled = tl.minimum(a * (by * number((127 - doublings) << 23)), 1.75)
-    if KIND == FP32:
-        e = on_grid_64(scaled, 2, 0, ROUNDING).to(tl.float32)
-    else:
-        e = on_grid(scaled, 2, 0, ROUNDING)
+    e = on_grid(scaled, 2, 0, ROUNDING).to(tl.float32)
     y = e * (scale.to(tl.float32) * number((127 + doublings) << 23))
     return tl.where(bad, NAN, bits_of(y) | (bits & SIGN))
 

@@ -16,6 +16,7 @@ from qgate.models.samples.hub import NAMED_DATASETS, SPLITS, NamedDataset, from_
 from qgate.models.samples.request import DataRequest, Tokenizer, check, parse_source
 from qgate.models.samples.text_files import Rows, check_file, format_of, has_known_ending, read_rows
 from qgate.models.samples.token_files import read_token_rows
+from qgate.models.text import check_vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +64,8 @@ def read_samples(request: DataRequest, tokenizer: Tokenizer | None) -> Samples:
         source = "the built-in language of qgate"
     elif kind == "custom":
         cut, source = _from_file(request, location, tokenizer)
-    elif kind == "hf":
-        cut, source = _from_data_set(request, location, tokenizer)
     else:
-        cut, source = _from_named(request, kind, tokenizer)
+        cut, source = _from_data_set(request, kind, location, tokenizer)
     size = f"{len(cut.ids)} samples, {sum(ids.shape[-1] for ids in cut.ids)} tokens"
     decode = None if tokenizer is None else tokenizer.decode
     return Samples(cut.ids, f"{source}; {size}", tuple(cut.notes), decode)
@@ -75,13 +74,7 @@ def read_samples(request: DataRequest, tokenizer: Tokenizer | None) -> Samples:
 def check_ids(samples: Samples, vocabulary: int, name: str) -> None:
     """Refuse ids that the table of embeddings of a model does not have."""
     for at, ids in enumerate(samples.ids):
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= vocabulary:
-            raise QgateError(
-                f"{name} takes token ids from 0 to {vocabulary - 1}, but sample {at} of "
-                f"{samples.source} goes from {low} to {high}. Give ids that the tokenizer of this "
-                "very model made."
-            )
+        check_vocabulary(ids, vocabulary, name, f"sample {at} of {samples.source} goes")
 
 
 def _from_tokens(request: DataRequest, file: str) -> tuple[CutSamples, str]:
@@ -104,49 +97,38 @@ def _from_file(request: DataRequest, file: str, tokenizer: Tokenizer) -> tuple[C
     return cutting.row_beginnings(rows, tokenizer, request, name), str(path)
 
 
-def _from_data_set(request: DataRequest, name: str, tokenizer: Tokenizer) -> tuple[CutSamples, str]:
-    """Read rows of any data set, from a local copy where there is one."""
-    path = Path(str(request.path if request.path is not None else name)).expanduser()
-    if request.path is not None or path.exists():
-        rows, source, notes = read_local(path, request)
-    else:
-        rows, source = from_hub(
-            name, request.text_column, subset=request.subset, split=request.split
-        )
-        notes = []
-    if request.format == "document":
-        text = "\n\n".join(row or "" for row in rows)
-        cut = cutting.one_text(text, tokenizer, request, repr(source))
-    else:
-        cut = cutting.row_beginnings(rows, tokenizer, request, repr(source))
-    cut.notes[:0] = notes
-    return cut, source
-
-
-def _from_named(request: DataRequest, kind: str, tokenizer: Tokenizer) -> tuple[CutSamples, str]:
-    """Read a data set with a name: long rows, or one text of all rows together."""
-    named = NAMED_DATASETS[kind]
+def _from_data_set(
+    request: DataRequest, kind: str, location: str, tokenizer: Tokenizer
+) -> tuple[CutSamples, str]:
+    """Read a data set, any or one with a name, from a local copy where there is one."""
+    named = NAMED_DATASETS.get(kind)
+    given = request.path if request.path is not None or named is not None else location
+    path = None if given is None else Path(given).expanduser()
     notes: list[str] = []
-    if request.path is not None:
-        path = Path(request.path).expanduser()
+    if path is not None and (request.path is not None or path.exists()):
         rows, source, notes = read_local(path, request, named)
+    elif named is None:
+        rows, source = from_hub(
+            location, request.text_column, subset=request.subset, split=request.split
+        )
     else:
-        subset = request.subset or named.subset
-        split = request.split or named.split
+        subset, split = request.subset or named.subset, request.split or named.split
         rows, source = from_hub(
             named.hub, request.text_column, subset=subset, split=split, named=named
         )
-    if named.joined or request.format == "document":
+    label = repr(source) if named is None else kind
+    if request.format == "document" or (named is not None and named.joined):
         # The lines of a text file are joined as they were split.
-        file = None if request.path is None else Path(request.path)
-        is_text = file is not None and file.is_file() and format_of(file) == "text"
-        between = "\n" if is_text else "\n\n"
-        text = between.join(row or "" for row in rows)
-        cut = cutting.one_text(text, tokenizer, request, kind)
+        is_file = path is not None and path.is_file() and has_known_ending(path)
+        is_text = path is not None and is_file and format_of(path) == "text"
+        text = ("\n" if is_text else "\n\n").join(row or "" for row in rows)
+        cut = cutting.one_text(text, tokenizer, request, label)
+    elif named is None:
+        cut = cutting.row_beginnings(rows, tokenizer, request, label)
     else:
-        cut = cutting.long_rows(rows, tokenizer, request, kind)
+        cut = cutting.long_rows(rows, tokenizer, request, label)
     cut.notes[:0] = notes
-    return cut, f"{kind}: {source}"
+    return cut, source if named is None else f"{kind}: {source}"
 
 
 # Text in memory from one folder: the first files of a large one are plenty for statistics.
@@ -163,9 +145,6 @@ def read_local(
 
     A subset is a folder of that name, a split is a part of the names of files or folders. A
     named data set has its own defaults.
-
-    A subset is a folder of that name, a split is a part of the names of files or folders. A known
-    data set has its own usual ones.
     """
     try:
         exists = path.exists()

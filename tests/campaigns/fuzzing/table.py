@@ -47,7 +47,6 @@ NOT_READERS: dict[str, str] = {
     "qgate.storage.files:_holder": "a text that is only shown, cut and printable",
     "qgate.models.tiny:load": _OURS,
     "qgate.models.tiny:record": _OURS,
-    "qgate.results.rows:unpack_record": _OURS,
     "qgate.cli.report:_write": "opens what it writes",
     "qgate.plugin.gate_collection:_has_gates": "looks for a word in a test file of the project",
     "qgate.plugin.shipped:shipped_markers": _OURS,
@@ -62,8 +61,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.checkpoints.stored:read": "calls the reader of the file, which is a target",
     "qgate.storage.folders:open": "bytes of a folder; the index and shards parse them",
     "qgate.storage.object_folders:put": _OURS,
-    "qgate.models.huggingface_checks:_model_type": "one name for a message, of a file that is a target",
-    "qgate.models.huggingface_inputs:_read_settings": "two whole numbers, which are checked",
+    "qgate.models.huggingface_checks:read_settings": "a name, a flag and two numbers, which are checked",
     "qgate.models.samples.hub:from_hub": "the datasets library, by the name of a data set",
 }
 # Rooms that read nothing of others: kernels are compiled from this package.

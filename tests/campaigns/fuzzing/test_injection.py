@@ -22,13 +22,8 @@ import torch
 from qgate.baselines import Key
 from qgate.charts.svg import document, label
 from qgate.cli import main
-from qgate.results import (
-    github_annotation,
-    github_error,
-    junit_properties,
-    markdown_summary,
-    to_csv,
-)
+from qgate.results import github_error, junit_properties, markdown_summary, to_csv
+from qgate.results.ci import github_annotation
 from qgate.text import for_terminal, one_line
 from tests.baselines.building import accepting, recorded
 from tests.dumps.making import write as write_dump

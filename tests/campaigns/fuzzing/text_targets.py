@@ -270,7 +270,7 @@ MODELS = (
            ("qgate.archives:load_torch",)),
     Target("transformers checkpoint", _llama, lambda f: load(f"hf:{f}", sampling=SHORT),
            (f"{HUGGING}:load_network", f"{HUGGING}:_read"), share=6),
-    Target("tokenizer", _words, _tokenize, (f"{HUGGING}:tokenizer", f"{HUGGING}:_refuses_bos"), share=6),
+    Target("tokenizer", _words, _tokenize, (f"{HUGGING}:tokenizer",), share=6),
     Target("accepted values of a kernel", _accepted_kernel, _hold_kernel,
            ("qgate.kernel_checks.accepted:_read",), share=20),
     Target("text of a model", lambda f: (f / "t.txt").write_text("abc" * 100),
