@@ -5,7 +5,6 @@ They need no baseline and accept nothing: limits are float noise, or the same bi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +14,12 @@ import torch
 from qgate.baselines import StoredChange
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.holding import held_row
 from qgate.gate.measuring.model_gates import ModelSubject
 from qgate.gate.measuring.relations import METRIC
+from qgate.gate.measuring.site_rows import ModelSites
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome
 from qgate.modes import Mode
-from qgate.modes.setups import ModelSetup
 from qgate.relations.compute import ModelRelations
 from qgate.relations.noise import FloatNoise
 from qgate.relations.record import RelationReport
@@ -74,8 +72,7 @@ class RelationGates(GateSession):
         bench.progress(f"relations of {bench.model.name} in mode {mode.name}")
         base = bench.model.in_basis(quantized.model.basis)
         calibration = bench.calibration if mode.calibrated else None
-        build = functools.partial(_load, bench.setup)
-        rebuilding = Rebuilding(build, mode, calibration, torch.get_num_threads())
+        rebuilding = Rebuilding(bench.setup.load, mode, calibration, torch.get_num_threads())
         relations = ModelRelations(quantized, base, bitwise=self.bitwise, rebuilding=rebuilding)
         key = (base.basis, mode.dtype)
         if key in self._noise:
@@ -104,10 +101,6 @@ class RelationGates(GateSession):
         return []
 
 
-def _load(setup: ModelSetup) -> Any:
-    return setup.load()
-
-
 def relation_rows(report: RelationReport, bench: Bench) -> list[Measured]:
     """Return one row per site, with the first relation that does not hold there."""
     ways = sum(report.agreed.values())
@@ -118,7 +111,7 @@ def relation_rows(report: RelationReport, bench: Bench) -> list[Measured]:
         wrong.setdefault(first.site, []).append(
             Conformance(METRIC, first.compared, first.wrong, about)
         )
-    rows = []
+    rows, places = [], ModelSites({}, bench.layer_of)
     for order, (site, values) in enumerate(report.sites.items()):
         listed = wrong.get(site, [])
         about = f"the same in {ways} ways to compute it"
@@ -127,5 +120,5 @@ def relation_rows(report: RelationReport, bench: Bench) -> list[Measured]:
             more = [c.about.partition(":")[0].removeprefix("breaks ") for c in listed[1:]]
             about = "; also ".join([listed[0].about, *more])
             figure = Conformance(METRIC, listed[0].values, listed[0].differing, about)
-        rows.append(held_row(site, bench.layer_of(site), order, (figure,)))
+        rows.append(places.row(site, "local", order, conformance=(figure,)))
     return rows
