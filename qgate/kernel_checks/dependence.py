@@ -99,7 +99,6 @@ def _differences(
     expected: Expected,
     wrong: Tensor,
 ) -> Iterator[_Difference]:
-    width = (expected.high - expected.low) / 2
     actual = subject.run(arguments)
     for position, argument in enumerate(arguments):
         if not isinstance(argument, Tensor) or not argument.is_floating_point():
@@ -116,7 +115,7 @@ def _differences(
                 continue
             # Where there is no noise, what has not changed is no NaN.
             kernel, reference = (
-                torch.stack([change[part] for change in run]).div(width).nan_to_num(0.0)
+                torch.stack([change[part] for change in run]).div(expected.width).nan_to_num(0.0)
                 for part in (0, 1)
             )
             word = _axis_word(argument.dim(), dim)

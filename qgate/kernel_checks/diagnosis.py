@@ -72,7 +72,7 @@ def explain(
         )
         if choice
     ]
-    return CheckFailure(f"{subject.name} is wrong{where}: {cause}", details, report)
+    return CheckFailure(f"{subject.name} is wrong{where}: {cause}", report, *details)
 
 
 def _plainest(failing: Sequence[Failing]) -> Failing:
@@ -156,7 +156,6 @@ def _wrong_codes(subject: KernelSubject, choices: Choices, case: Failing) -> str
     if subject.output:
         return ""
     ideal = subject.ideal(case.arguments, choices)
-    width = (case.expected.high - case.expected.low) / 2
     for position, quantization in subject.inputs.items():
         if quantization.quantizer is None or quantization.quantizer.format.element.bits > CODE_BITS:
             continue
@@ -169,15 +168,9 @@ def _wrong_codes(subject: KernelSubject, choices: Choices, case: Failing) -> str
         table = find_table(like, ideal[position], _element_scales(encoded), case.actual)
         if table is None:
             continue
-        room = width * max(1.0, table.largest_change)
-        if not bool(
-            Expected(table.result, table.result - room, table.result + room)
-            .outside(case.actual)
-            .any()
-        ):
-            words = table.words()
-            if words:
-                return f"argument {position} {words}"
+        room = case.expected.width * max(1.0, table.largest_change)
+        if Expected.around(table.result, room).explains(case.actual) and (words := table.words()):
+            return f"argument {position} {words}"
     return ""
 
 
@@ -247,8 +240,7 @@ def _sums(subject: KernelSubject, choices: Choices, case: Failing) -> _Sums | No
 
 def _lost_entry(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     """Name an entry of an inner axis without which the reference gives the actual result."""
-    ideal = subject.ideal(case.arguments, choices)
-    width = (case.expected.high - case.expected.low) / 2
+    ideal, width = subject.ideal(case.arguments, choices), case.expected.width
     for axis in find_axes(subject.like, ideal):
         if not axis.is_inner or axis.length > 256:
             continue
@@ -257,9 +249,9 @@ def _lost_entry(subject: KernelSubject, choices: Choices, case: Failing) -> str:
             result = evaluate(subject.like, axis.take(ideal, remaining))
             if subject.output:
                 result = subject.output.ideal(result, choices[RESULT])
-            if result.shape == width.shape and not bool(
-                Expected(result, result - width, result + width).outside(case.actual).any()
-            ):
+            if result.shape != width.shape:
+                continue
+            if Expected.around(result, width).explains(case.actual):
                 return f"entry {index} of {axis.length} ({axis}) is left out"
     return ""
 

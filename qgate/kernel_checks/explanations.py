@@ -36,8 +36,7 @@ class Failing:
 
 def describe_wrong_cast(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     """Replace ideal casts by faulty ones until one explains the result."""
-    ideal = subject.ideal(case.arguments, choices)
-    width = (case.expected.high - case.expected.low) / 2
+    ideal, width = subject.ideal(case.arguments, choices), case.expected.width
     values: dict[tuple[Any, int], Tensor | None] = {}
     for slots, number, cast in _suspects(subject, case.arguments):
         changed = list(ideal)
@@ -62,7 +61,7 @@ def describe_wrong_cast(subject: KernelSubject, choices: Choices, case: Failing)
             continue
         stacked = torch.stack(results)
         explained = Expected(results[0], stacked.amin(0) - width, stacked.amax(0) + width)
-        if _explains(explained, case) or (
+        if explained.explains(case.actual) or (
             slots != [RESULT] and _explains_nearly(subject, choices, case, results[0], changed)
         ):
             where = "the result" if slots == [RESULT] else f"argument {slots[0]}"
@@ -78,10 +77,6 @@ def _faulty(cast: WrongCast, argument: Any) -> Tensor | None:
     return None if values is None else from_array(values, source)
 
 
-def _explains(expected: Expected, case: Failing) -> bool:
-    return not bool(expected.outside(case.actual).any())
-
-
 def _explains_nearly(
     subject: KernelSubject, choices: Choices, case: Failing, result: Tensor, arguments: list[Any]
 ) -> bool:
@@ -89,7 +84,7 @@ def _explains_nearly(
     actual = case.actual.double()
     if not float((actual - result).square().sum()) < NEAR**2 * float(result.square().sum()):
         return False
-    return _explains(subject.expected_from(arguments, choices), case)
+    return subject.expected_from(arguments, choices).explains(case.actual)
 
 
 def _suspects(
@@ -126,8 +121,7 @@ def _alike(subject: KernelSubject) -> list[list[Any]]:
 
 def describe_wrong_reading(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     """Name another reading of an argument under which the reference gives the actual result."""
-    ideal = subject.ideal(case.arguments, choices)
-    width = (case.expected.high - case.expected.low) / 2
+    ideal, width = subject.ideal(case.arguments, choices), case.expected.width
     for reading in wrong_readings(ideal, list(subject.inputs)):
         try:
             result = evaluate(subject.like, reading.arguments)
@@ -137,8 +131,8 @@ def describe_wrong_reading(subject: KernelSubject, choices: Choices, case: Faili
             continue
         if subject.output:
             result = subject.output.ideal(result, choices[RESULT])
-        explained = Expected(result, result - width, result + width)
-        if _explains(explained, case) or _explains_nearly(
+        explained = Expected.around(result, width)
+        if explained.explains(case.actual) or _explains_nearly(
             subject, choices, case, result, reading.arguments
         ):
             return reading.words
@@ -149,7 +143,6 @@ def _wrong_weight(subject: KernelSubject, case: Failing, ideal: list[Any]) -> st
     """Name an argument of which the result holds another multiple than the reference's."""
     if subject.output or not bool(case.actual.isfinite().all()):
         return ""
-    width = (case.expected.high - case.expected.low) / 2
     actual, expected = case.actual.double(), case.expected.values
     for position, argument in enumerate(ideal):
         if not (isinstance(argument, Tensor) and argument.is_floating_point()):
@@ -162,7 +155,6 @@ def _wrong_weight(subject: KernelSubject, case: Failing, ideal: list[Any]) -> st
             continue
         factor = 1 + float(((actual - expected) * share).sum()) / energy
         result = expected + (factor - 1) * share
-        bounds = Expected(result, result - width, result + width)
-        if not bool(bounds.outside(case.actual).any()):
+        if Expected.around(result, case.expected.width).explains(case.actual):
             return f"argument {position} counts {factor:.4g} times in the result"
     return ""

@@ -102,7 +102,6 @@ def check_kernel(
         raise CheckFailure(
             f"{subject.name} has a relative error of {report.error:.4g} against unquantized "
             f"values, limit {limit:g}; an ideal kernel has {report.format_error:.4g}",
-            [],
             report,
         )
     if accept is not None:
@@ -283,14 +282,13 @@ def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport)
             raise CheckFailure(
                 f"{subject.name} is wrong: scales of {slots} were not searched for ({names} "
                 f"explains all values)",
-                [f"relative error {report.error:.4g}, of searched scales about {best_error:.4g}"],
                 report,
+                f"relative error {report.error:.4g}, of searched scales about {best_error:.4g}",
             )
     if not low <= report.error <= high:
         raise CheckFailure(
             f"{subject.name} has a relative error of {report.error:.4g} against unquantized "
             f"values; searched scales give {low:.4g} to {high:.4g}",
-            [],
             report,
         )
     check_repeats(subject, run, report)

@@ -67,6 +67,6 @@ class CheckFailure(AssertionError):
 
     __module__ = "qgate.testing"  # Where users import it: pytest's summary begins with it.
 
-    def __init__(self, cause: str, details: list[str], report: CheckReport) -> None:
+    def __init__(self, cause: str, report: CheckReport, *details: str) -> None:
         super().__init__("\n".join([cause, *(f"  {line}" for line in details)]))
         self.cause, self.report = cause, report

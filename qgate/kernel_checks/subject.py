@@ -165,7 +165,7 @@ def _quantized(expected: Expected, output: Quantization, choice: int) -> Expecte
     values = expected.values
     ideal = output.ideal(values, choice)
     sign = torch.where(values < 0, -1.0, 1.0)
-    noise = (expected.high - expected.low) / 2
+    noise = expected.width
     codes = [
         output.ideal(values + sign * noise, choice),
         output.ideal(values - sign * noise, choice),

@@ -97,8 +97,7 @@ class KernelRelations:
 
     def _at(self, arguments: list[Any], terms: int) -> _Length:
         expected = expect(self.like, arguments, arithmetic=self.arithmetic)
-        width = (expected.high - expected.low) / 2
-        return _Length(terms, arguments, self.run(arguments), width)
+        return _Length(terms, arguments, self.run(arguments), expected.width)
 
     def _repeat(self, whole: _Length) -> None:
         for number in range(2, _REPETITIONS + 1):
@@ -258,7 +257,7 @@ class KernelRelations:
         else:
             is_exact = self.bitwise if is_exact is None else is_exact
             room = torch.zeros_like(width) if is_exact else width
-            wrong = Expected(exact, exact - room, exact + room).outside(actual)
+            wrong = Expected.around(exact, room).outside(actual)
             difference = (actual.double() - exact).square().mean().sqrt()
             error = float(difference / exact.square().mean().sqrt().clamp_min(1e-300))
         if not bool(wrong.any()):

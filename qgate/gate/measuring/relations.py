@@ -145,8 +145,7 @@ def _disagreement(
     if not _outside(actual, expected, noise):
         return ""
     width = noise(expected)
-    exact = expected.double()
-    bounds = Expected(exact, exact - width, exact + width)
+    bounds = Expected.around(expected.double(), width)
     wrong = _beyond(actual, expected, width)
     words = describe(actual, bounds, wrong) or scattered(wrong)
     first = tuple(int(index) for index in wrong.nonzero()[0])

@@ -142,7 +142,7 @@ def _pattern(worst: Worst, limit: float) -> str:
     scale = row_scales(expected.double().square().sum(-1)).sqrt().unsqueeze(-1)
     room = scale * (_PEAK * math.sqrt(limit / expected.shape[-1]))
     values = expected.double()
-    bounds = Expected(values, values - room, values + room)
+    bounds = Expected.around(values, room)
     wrong = bounds.outside(actual.double())
     if not bool(wrong.any()):
         return "a small error in all elements"
