@@ -249,7 +249,7 @@ class KernelRelations:
         is_exact: bool | None = None,
     ) -> bool:
         """Note if values differ by more than noise; return True if they do."""
-        self.report.sites["result"] = self.report.sites.get("result", 0) + actual.numel()
+        self.report.count("result", actual.numel())
         exact = expected.double()
         if actual.shape != expected.shape:
             wrong = torch.ones_like(expected, dtype=torch.bool)
@@ -261,7 +261,7 @@ class KernelRelations:
             difference = (actual.double() - exact).square().mean().sqrt()
             error = float(difference / exact.square().mean().sqrt().clamp_min(1e-300))
         if not bool(wrong.any()):
-            self.report.agreed[relation] = self.report.agreed.get(relation, 0) + 1
+            self.report.agree(relation)
             return False
         rms = float(exact.square().mean().sqrt())
         limit = float(width.median()) / rms if rms and not self.bitwise else 0.0
