@@ -69,7 +69,7 @@ class ActivationGates(GateSession):
         """Judge how large a layer's values are, and how far its outliers reach."""
         rows = self._rows(layer)
         mode = Mode(TITLE, "the model as it is")
-        return self.judge(suite, mode, rows, layer, title=TITLE, label="model", whole=[layer])
+        return self.judge(suite, mode, rows, layer, label="model", whole=[layer])
 
     def _rows(self, layer: str) -> list[Measured]:
         """Measure the inputs and outputs of one layer."""
