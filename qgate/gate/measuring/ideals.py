@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qgate.expected.conventions import MSE, Convention, conventions, search_scales
 from qgate.expected.distances import relative_error
@@ -28,6 +28,7 @@ from qgate.models.mamba.hadamard import matrix
 from qgate.models.mamba.network import MambaMixer
 from qgate.modes import Calibration, Mode, Plan, Quantized
 from qgate.modes import definition as mamba_block
+from qgate.modes.simulated.planning import mixer_parameters
 
 Array = npt.NDArray[Any]
 
@@ -54,6 +55,14 @@ _SCALES = {
     "s_h": "scan:state",
     "s_o": "out_proj:input",
 }
+
+
+WEIGHTS = {
+    "in_proj:weight": "in_proj", "conv1d:weight": "conv_weight", "conv1d:bias": "conv_bias",
+    "x_proj:weight": "x_proj", "dt_proj:weight": "dt_proj", "dt_proj:bias": "dt_bias",
+    "A_log": "A_log", "D": "D", "out_proj:weight": "out_proj",
+}  # fmt: skip
+"""Parameters of a mixer by site, and what the plain model calls them."""
 
 
 def ideal_tensors(
@@ -311,19 +320,11 @@ def mixer_scales(at: str, calibration: Calibration) -> dict[str, float]:
 
 def mixer_weights(mixer: MambaMixer) -> dict[str, Array]:
     """Return the weights of a rotated mixer as the plain model of the block names them."""
-    parts: dict[str, Tensor | nn.Parameter] = {
-        "in_proj": mixer.in_proj.weight,
-        "conv_weight": mixer.conv1d.weight[:, 0],
-        "x_proj": mixer.x_proj.weight,
-        "dt_proj": mixer.dt_proj.weight,
-        "dt_bias": mixer.dt_proj.bias,
-        "A_log": mixer.A_log,
-        "D": mixer.D,
-        "out_proj": mixer.out_proj.weight,
+    weights = {
+        WEIGHTS[site]: parameter.detach().float().cpu().numpy()
+        for site, parameter in mixer_parameters(mixer)
     }
-    if mixer.conv1d.bias is not None:
-        parts["conv_bias"] = mixer.conv1d.bias
-    weights = {name: tensor.detach().float().cpu().numpy() for name, tensor in parts.items()}
+    weights["conv_weight"] = weights["conv_weight"][:, 0]
     weights.setdefault("conv_bias", np.zeros(mixer.D.numel(), np.float32))
     return weights
 
