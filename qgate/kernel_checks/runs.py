@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.expected.derived import CutAxis, DerivedInput, derive, find_axes
+from qgate.expected.derived import DerivedInput, are_independent, derive, find_axes
 from qgate.formats import Encoded
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.subject import KernelSubject
@@ -156,9 +156,10 @@ def check_invariance(
         if run.source is None or run.source.cut is None:
             continue
         axis, entries = run.source.cut
-        if axis.output is None or not _cuts_rows(axis):
+        if axis.output is None or not axis.cuts_rows:
             continue
-        if not _is_row_wise(subject, example, run, axis.output, entries):
+        whole, part = (subject.unquantized(source.arguments) for source in (example, run))
+        if not are_independent(whole, part, axis.output, entries):
             continue
         compared += 1
         before = example.actual.index_select(axis.output, entries.to(example.actual.device))
@@ -178,20 +179,6 @@ def check_invariance(
             "invariant=True has nothing to compare: no dimension of argument 0 could be cut; leave "
             "'one', 'batch' or 'permuted' among the relations, or give more rows."
         )
-
-
-def _is_row_wise(
-    subject: KernelSubject, example: KernelRun, run: KernelRun, dim: int, entries: Tensor
-) -> bool:
-    """Return False where the reference's entries depend on each other, as channels of a norm do."""
-    whole, part = (subject.unquantized(source.arguments) for source in (example, run))
-    rows = whole.index_select(dim, entries.to(whole.device))
-    return bool(torch.allclose(part, rows, rtol=1e-9, atol=1e-12 * float(whole.abs().max())))
-
-
-def _cuts_rows(axis: CutAxis) -> bool:
-    """Return True for a dimension of the first argument, by which other arguments are batched."""
-    return any(position == 0 for position, _ in axis.dimensions)
 
 
 def comparable(
