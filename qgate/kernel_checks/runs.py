@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qgate.expected.derived import DerivedInput, are_independent, derive, find_axes
+from qgate.expected.noise import Expected
 from qgate.formats import Encoded
 from qgate.kernel_checks.record import CheckFailure, CheckReport
-from qgate.kernel_checks.subject import KernelSubject
+from qgate.kernel_checks.subject import Choices, KernelSubject
 
 EXAMPLE = "the example"
 REPETITIONS = 3
@@ -32,6 +34,33 @@ class KernelRun:
     arguments: list[Any]
     actual: Tensor
     source: DerivedInput | None = None
+
+
+@dataclass(frozen=True)
+class Failing:
+    """One input at which a kernel is wrong under its nearest conventions, and where."""
+
+    subject: KernelSubject
+    choices: Choices
+    name: str
+    arguments: list[Any]
+    actual: Tensor
+    expected: Expected
+    wrong: Tensor
+
+    @cached_property
+    def ideal(self) -> list[Any]:
+        """Return the ideally quantized arguments."""
+        return self.subject.ideal(self.arguments, self.choices)
+
+    @property
+    def residual(self) -> Tensor:
+        """Return the difference from the expected values, 0 where one of both is not finite."""
+        return (self.actual.double() - self.expected.values).nan_to_num(0.0, 0.0, 0.0)
+
+    def result_of(self, arguments: Sequence[Any]) -> Tensor:
+        """Return what would be expected of other quantized arguments."""
+        return self.subject.values_of(arguments, self.choices)
 
 
 def derived_inputs(

@@ -65,7 +65,11 @@ class KernelSubject:
 
     def values(self, arguments: Sequence[Any], choices: Choices) -> Tensor:
         """Return the expected values without their noise."""
-        values = evaluate(self.like, self.ideal(arguments, choices))
+        return self.values_of(self.ideal(arguments, choices), choices)
+
+    def values_of(self, ideal: Sequence[Any], choices: Choices) -> Tensor:
+        """Return what the reference gives for quantized arguments, quantized as the result is."""
+        values = evaluate(self.like, ideal)
         return self.output.ideal(values, choices[RESULT]) if self.output else values
 
     def unquantized(self, arguments: Sequence[Any]) -> Tensor:
