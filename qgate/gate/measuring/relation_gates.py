@@ -5,13 +5,10 @@ They need no baseline and accept nothing: limits are float noise, or the same bi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from qgate.baselines import StoredChange
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelSubject
@@ -24,21 +21,12 @@ from qgate.relations.compute import ModelRelations
 from qgate.relations.noise import FloatNoise
 from qgate.relations.record import RelationReport
 from qgate.relations.restarts import Rebuilding
-from qgate.results.across_weights import AcrossWeights
-from qgate.results.coverage import ModeScope
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 TITLE = "relations"
 """Name under which nothing is ever accepted."""
-
-
-class RelationSubject(ModelSubject):
-    """Model whose modes are compared with themselves: none of them counts as compared with FP32."""
-
-    def scopes(self, modes: Collection[str]) -> Sequence[ModeScope]:  # noqa: ARG002
-        return ()
 
 
 class RelationGates(GateSession):
@@ -55,7 +43,7 @@ class RelationGates(GateSession):
         bitwise: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(RelationSubject(bench), baselines, policy, **options)
+        super().__init__(ModelSubject(bench), baselines, policy, **options)
         self.bench, self.bitwise = bench, bitwise
         self._noise: dict[tuple[str, str | None], FloatNoise] = {}
 
@@ -80,25 +68,6 @@ class RelationGates(GateSession):
         report = relations.check()
         self._noise[key] = relations.noise
         return report
-
-    # Without a baseline ---------------------------------------------------------------------------
-
-    def check_baseline(self) -> None:
-        """Take any baseline, and none: nothing is compared with it."""
-
-    def across_weights(self) -> AcrossWeights | None:
-        """Return None: no weights are compared with others."""
-        return None
-
-    def keep(self, outcome: Outcome, source: str = "") -> None:
-        """Leave the outcome out of an update: there is nothing to accept."""
-
-    def leave_candidate(self, folder: Path, outcome: Outcome, source: str) -> None:
-        """Leave no candidate: there is nothing to accept."""
-
-    def commit(self, dry_run: bool = False) -> list[StoredChange]:  # noqa: ARG002
-        """Write nothing."""
-        return []
 
 
 def relation_rows(report: RelationReport, bench: Bench) -> list[Measured]:
