@@ -25,7 +25,7 @@ from qgate.gate.checks import FINDINGS
 from qgate.gate.measured import Measured, Scope
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome
-from qgate.gate.subjects import Subject, commit_here
+from qgate.gate.subjects import OUTSIDE, Subject, commit_here, layer_order
 from qgate.modes import Mode
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 WEIGHTS, ACCOUNTING, RECIPE = "weights", "accounting", "recipe"
 """Names of the accepted records, and of the gates in what people read."""
-OUTSIDE = "outside"
 SCOPE: Scope = "checkpoint"
 PLAN = "quantizer"
 _ERRORS = ("over_ideal_db", "relative_mse")
@@ -274,12 +273,6 @@ def layer_in(name: str) -> str:
     """Return the name up to its first number, `outside` where it has none."""
     match = re.match(r"((?:[^.]*\.)*?\d+)(?:\.|$)", name)
     return match[1] if match else OUTSIDE
-
-
-def layer_order(layer: str) -> tuple[bool, str, int]:
-    """Sort layers by number, and what is in none last."""
-    stem, _, number = layer.rpartition(".")
-    return layer == OUTSIDE, stem, int(number) if number.isdecimal() else 0
 
 
 def site_of(name: str) -> str:

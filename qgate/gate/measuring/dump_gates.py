@@ -23,7 +23,6 @@ from qgate.gate.measuring.dump_sites import (
     SitePool,
     Sites,
     layer_in_name,
-    layer_order,
     losses_of_pool,
     losses_of_tensors,
     needs_values,
@@ -33,7 +32,7 @@ from qgate.gate.measuring.dump_sites import (
 from qgate.gate.measuring.pictures import log2_or_least
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome
-from qgate.gate.subjects import Subject, commit_here
+from qgate.gate.subjects import Subject, commit_here, layer_order
 from qgate.metrics import METRICS
 from qgate.modes import Mode
 
