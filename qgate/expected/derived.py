@@ -108,8 +108,9 @@ def find_axes(like: Function, arguments: Sequence[Any]) -> list[CutAxis]:
 def are_independent(whole: Tensor, part: Tensor, dim: int, entries: Tensor) -> bool:
     """Return False where entries of a result depend on each other, as channels of a norm do."""
     rows = whole.index_select(dim, entries.to(whole.device))
-    close = {"rtol": 1e-9, "atol": 1e-12 * float(whole.abs().max())}
-    return part.shape == rows.shape and bool(torch.allclose(part, rows, **close))
+    if part.shape != rows.shape:
+        return False
+    return bool(torch.allclose(part, rows, rtol=1e-9, atol=1e-12 * float(whole.abs().max())))
 
 
 def _axis(

@@ -184,11 +184,15 @@ def _budget(measured: Measured, limits: Limits) -> Iterator[Check]:
         return
     metric, value = "relative_mse", measured.value("relative_mse")
     ideal = measured.ideal.get(metric, math.nan)
-    about: dict[str, Any] = {"against": ideal, "allowed": limits.budget_db}
-    about |= {"source": limits.source("budget_db"), "quantizer": measured.quantizer}
-    bounded = partial(_bounded, measured, metric, "budget", value, **about)
-    about |= {"value": value, "times": math.inf}
-    failed = partial(check, measured, metric, "budget", False, **about)
+    allowed, source = limits.budget_db, limits.source("budget_db")
+    bounded = partial(
+        _bounded, measured, metric, "budget", value, against=ideal, allowed=allowed, source=source,
+        quantizer=measured.quantizer,
+    )  # fmt: skip
+    failed = partial(
+        check, measured, metric, "budget", False, value=value, against=ideal, allowed=allowed,
+        source=source, quantizer=measured.quantizer, times=math.inf,
+    )  # fmt: skip
     if not (math.isfinite(ideal) and ideal >= 0):
         yield failed(reason=f"the ideal quantizer's error is {ideal}")
         return
