@@ -136,8 +136,8 @@ class KernelRelations:
                 if not len(entries):
                     continue
                 sides = (length.arguments, variant.arguments)
-                exact = (evaluate(self.like, arguments) for arguments in sides)
-                if not are_independent(*exact, axis.output, entries):
+                exact, part = (evaluate(self.like, arguments) for arguments in sides)
+                if not are_independent(exact, part, axis.output, entries):
                     continue
                 words = f"for {variant.name}" + (f", K = {length.terms}" if length.terms else "")
                 try:

@@ -168,6 +168,10 @@ class Bench(LoadedModel):
                 segments.probe(several(self.model.inputs))
         return self._segments[quantized.mode.name]
 
+    def not_isolated(self, mode: Mode) -> dict[str, str]:
+        """Return the places of a mode without an isolated error, each with the reason."""
+        return self.segments(self.quantized(mode)).left_out
+
     def _isolated(self, segments: Segments) -> list[Measured]:
         base = segments.base
         if segments.errors and base.basis not in self._sensitivities:

@@ -12,11 +12,12 @@ import torch
 from qgate.formats.options import Floats
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.cache_checks import array, relative_mse
+from qgate.gate.measuring.cache_traces import RUN
 from qgate.gate.measuring.site_errors import massive_from
 from qgate.gate.measuring.site_rows import HeldWays, ModelSites
 from qgate.gate.measuring.state_causes import read_words, stored_words
 from qgate.gate.measuring.state_checks import ExpectedState, StateDefinition
-from qgate.gate.measuring.state_traces import RUN, StateRunTraces, served_traces
+from qgate.gate.measuring.state_traces import StateRunTraces, served_traces
 from qgate.models import Model
 from qgate.modes import Quantized
 from qgate.modes.states.ranges import named_mixers, state_ranges, state_site
