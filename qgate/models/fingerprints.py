@@ -30,8 +30,8 @@ def fingerprint(tensor: Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype, total
 
 
-class OfWeight(Generic[T]):
-    """What is made of a weight, kept until the weight changes; with gradients it is not kept."""
+class WeightCache(Generic[T]):
+    """Value made of a weight, kept until the weight changes; with gradients it is made anew."""
 
     def __init__(self, make: Callable[[Tensor], T]) -> None:
         self._make = make

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
-from qgate.models.fingerprints import OfWeight
+from qgate.models.fingerprints import WeightCache
 from qgate.modes.attention.planning import cache_attentions
 from qgate.modes.mode import Mode
 from qgate.modes.plan import Plan
@@ -227,7 +227,7 @@ def _install(module: nn.Module, sites: list[Site], quantizers: dict[str, Quantiz
 
 def _quantize_weight(owner: nn.Module, quantizer: Quantizer) -> None:
     """Let `owner.weight` read quantized; the parameter itself does not change."""
-    quantized_weight = OfWeight(quantizer)
+    quantized_weight = WeightCache(quantizer)
     plain = type(owner)
 
     def weight(self: nn.Module) -> Tensor:

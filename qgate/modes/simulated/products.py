@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils import parametrize
 
-from qgate.models.fingerprints import OfWeight
+from qgate.models.fingerprints import WeightCache
 from qgate.models.mamba.network import StepProjection, causal_conv
 from qgate.modes.simulated.casts import Cast, codes_on_grid, half, straight_through
 
@@ -32,7 +32,7 @@ class IntWeight:
         self.weight = weight
         self.arithmetic = arithmetic
         self.low, self.high = (-128.0, 127.0) if clamped else (-torch.inf, torch.inf)
-        self._codes = OfWeight(self._quantized)
+        self._codes = WeightCache(self._quantized)
 
     def quantized(self) -> tuple[Tensor, Tensor]:
         """Return the codes (float32, whole numbers) and the scale."""
