@@ -15,6 +15,7 @@ from qgate.gate.measuring.state_checks import ExpectedState
 from qgate.modes.attention.casting import largest_value
 from qgate.modes.states import definition
 from qgate.modes.states.choices import StateChoice
+from qgate.text import listed
 
 _MARGIN = 16.0
 """Times the noise of the definition up to which another tensor is called the run's."""
@@ -103,8 +104,8 @@ def _other_sites(expected: ExpectedState) -> list[str]:
     names = [site for site in expected.of.ranges if site != expected.of.site]
     same = [site for site in names if site.endswith(f".{leaf}")]
     shape = len(expected.of.ranges[expected.of.site])
-    listed = [*same, *(site for site in names if site not in same)]
-    return [site for site in listed if len(expected.of.ranges[site]) == shape]
+    ordered = [*same, *(site for site in names if site not in same)]
+    return [site for site in ordered if len(expected.of.ranges[site]) == shape]
 
 
 def _single(x: Floats) -> Floats:
@@ -138,9 +139,7 @@ def _with_tokens(words: str, numbers: np.ndarray, total: int) -> str:
     """Put the numbers of tokens before the other places."""
     if len(numbers) == total:
         return words
-    listed = [str(number) for number in numbers[:4]]
-    more = f" and {len(numbers) - 4} more" if len(numbers) > 4 else ""
-    text = f"token{'s' * (len(numbers) > 1)} {', '.join(listed)}{more}"
+    text = f"token{'s' * (len(numbers) > 1)} {listed([*map(str, numbers)], 4)}"
     return f" ({text}, {words[2:]}" if words else f" ({text})"
 
 
