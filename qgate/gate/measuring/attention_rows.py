@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +38,7 @@ def stage_rows(
     asks = [choices.chosen[side].words() for side in ("queries", "keys") if side in choices.chosen]
     if asks:
         sides = served._seen(served.actual_scores), served._seen(served.scores), exact_scores
-        yield sites.local(cache_site(at, "scores"), order, **_errors(sides, ", ".join(asks)))
+        yield _local(sites, cache_site(at, "scores"), order, sides, ", ".join(asks))
     for stage, errors_of, limit_of, words_of in (
         ("scores", ExpectedTrace.score_errors, lambda e: e.score_limit, score_words),
         ("softmax", ExpectedTrace.softmax_errors, lambda e: e.softmax_limit, lambda _e: _SOFTMAX),
@@ -50,8 +49,8 @@ def stage_rows(
     if choices.weights is not None:
         right = definition.softmax(served.actual_scores)
         sides = served._seen(array(served.trace.squares["cast weights"])), served.weights, right
-        errors = _errors(sides, choices.weights.words())
-        row = sites.local(cache_site(at, "weights"), order, **errors)
+        words = choices.weights.words()
+        row = _local(sites, cache_site(at, "weights"), order, sides, words)
         yield replace(row, conformance=(_held_weights(traces),))
     if {"values", "output"} & choices.chosen.keys():
         yield _output_row(at, traces, order, sites)
@@ -76,8 +75,9 @@ def _output_row(
         assert served.trace.context is not None
         actual, right = array(served.trace.context), served.of.stored("output", right)
         figures = (_held_output(traces),)
-    errors = _errors((actual, right, exact), ", ".join(words))
-    return replace(sites.local(cache_site(at, "output"), order, **errors), conformance=figures)
+    sides = actual, right, exact
+    row = _local(sites, cache_site(at, "output"), order, sides, ", ".join(words))
+    return replace(row, conformance=figures)
 
 
 def tokens_of(heads: Floats) -> Tensor:
@@ -85,12 +85,18 @@ def tokens_of(heads: Floats) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(heads)).float().transpose(1, 2).flatten(2)
 
 
-def _errors(sides: tuple[Floats, Floats, Floats], quantizer: str) -> dict[str, Any]:
-    """Return a stage beside what exact inputs give, and the error of its definition there."""
+def _local(
+    sites: ModelSites,
+    site: str,
+    order: int,
+    sides: tuple[Floats, Floats, Floats],
+    quantizer: str,
+) -> Measured:
+    """Return the error of a stage and of its definition against what exact inputs give."""
     actual, right, exact = sides
-    ideal = relative_mse(right, exact) if quantizer else None
     pairs = [(tokens_of(actual), tokens_of(exact))]
-    return {"pairs": pairs, "ideal": ideal, "quantizer": quantizer}
+    ideal = relative_mse(right, exact) if quantizer else None
+    return sites.local(site, order, pairs, ideal=ideal, quantizer=quantizer)
 
 
 def _worst(
