@@ -73,7 +73,7 @@ def conventions(q: QuantizerSettings, dtype: str = "float32") -> list[Convention
 def definition_of(q: QuantizerSettings) -> Convention:
     """Return the definition of the format as a convention."""
     if q.rotation is not None:
-        return Convention("the definition", lambda x, _nudge: define(x, q), is_exact=True)
+        return _defined("the definition", q)
     if q.zero_point is not None:
         return Convention("scales and zero points from both ends", _zero_pointed(q))
     if _is_scaled_element(q):
@@ -81,6 +81,10 @@ def definition_of(q: QuantizerSettings) -> Convention:
     if q.format.name == "nvfp4":
         return Convention("scales in TransformerEngine's order", _nvfp4(q, 0, 0))
     name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
+    return _defined(name, q)
+
+
+def _defined(name: str, q: QuantizerSettings) -> Convention:
     return Convention(name, lambda x, _nudge: define(x, q), is_exact=True)
 
 
@@ -97,12 +101,8 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
         rules = [q.scale_rule] if "scale_rule" in q.options else list(SCALE_RULES)
         for rule, rounding in itertools.product(rules, roundings):
             if (rule, rounding) != (q.scale_rule, q.rounding):
-                changed = with_options(q, scale_rule=rule, rounding=rounding)
-                yield Convention(
-                    f"scale rule {rule}, {_WORDS.get(rounding, rounding)}",
-                    lambda x, _nudge, changed=changed: define(x, changed),  # type: ignore[misc]
-                    is_exact=True,
-                )
+                name = f"scale rule {rule}, {_WORDS.get(rounding, rounding)}"
+                yield _defined(name, with_options(q, scale_rule=rule, rounding=rounding))
         return
     if q.format.name == "nvfp4":
         for scales, elements in itertools.product(range(3), range(2)):
@@ -114,12 +114,7 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
         return
     for rounding in roundings:
         if rounding != q.rounding:
-            changed = with_options(q, rounding=rounding)
-            yield Convention(
-                _WORDS[rounding],
-                lambda x, _nudge, changed=changed: define(x, changed),  # type: ignore[misc]
-                is_exact=True,
-            )
+            yield _defined(_WORDS[rounding], with_options(q, rounding=rounding))
 
 
 def with_options(q: QuantizerSettings, **options: Any) -> QuantizerSettings:
@@ -225,17 +220,17 @@ def group_scales(groups: Floats, q: QuantizerSettings, divisor: float, kind: str
                 np.isfinite(scales), np.ldexp(1.0, exponent - (fraction == 0.5)), scales
             )
         elif kind in ("bfloat16", "float16"):
-            scales = _cast(scales, kind)
+            scales = rounded_to({"bfloat16": "bf16", "float16": "fp16"}[kind], scales)
         smallest = float(np.finfo(np.float32).smallest_subnormal)
         scales = np.where(amax == 0, 1.0, np.maximum(scales, smallest))
         return np.where(np.isinf(amax) & (q.inf != "saturate"), np.nan, scales)
 
 
-def _cast(values: Floats, dtype: str) -> Floats:
-    """Round to a 16-bit dtype, overflow to the largest number."""
-    fmt = get({"bfloat16": "bf16", "float16": "fp16"}[dtype])
+def rounded_to(name: str, values: Floats, **options: Any) -> Floats:
+    """Round to an element format by its definition, overflow to the largest number."""
+    fmt = get(name)
     assert fmt.kind == "element"
-    return round_by_list(values, fmt)
+    return round_by_list(values, fmt, **options)
 
 
 def by_groups(x: Floats, q: QuantizerSettings, rows: Callable[[Floats], Floats]) -> Floats:
@@ -264,9 +259,7 @@ def scales_of(groups: Floats, q: QuantizerSettings, state: float | None = None) 
         return group_scales(groups, q, q.format.max, "float32")
     if state is None:
         return np.where(amax > 0, amax, 1.0) / q.format.element.max
-    scale_format = get("fp8_e4m3")
-    assert scale_format.kind == "element"
-    block = round_by_list(np.minimum(amax * (state / 6.0), 448.0), scale_format)
+    block = rounded_to("fp8_e4m3", np.minimum(amax * (state / 6.0), 448.0))
     return np.where(block > 0, block, 1.0) / state
 
 
@@ -286,9 +279,7 @@ def search_scales(x: Floats, q: QuantizerSettings) -> Floats:
         for factor in factors:
             changed = scales * factor
             if state is not None and not is_power:
-                scale_format = get("fp8_e4m3")
-                assert scale_format.kind == "element"
-                stored = round_by_list(np.minimum(changed * state, 448.0), scale_format)
+                stored = rounded_to("fp8_e4m3", np.minimum(changed * state, 448.0))
                 changed = np.where(stored > 0, stored, 2.0**-9) / state
             y = changed[:, None] * round_by_list(
                 groups / changed[:, None], element, rounding=q.rounding, narrow=q.narrow
@@ -333,10 +324,8 @@ def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
                     amax / fp32(6) * encode,
                     amax / fp32(6) / decode,
                 )[scales]
-                scale_format = get("fp8_e4m3")
-                assert scale_format.kind == "element"
                 bounded = np.minimum(block_scales * fp32(nudge), fp32(448)).astype(np.float64)
-                scale = round_by_list(bounded, scale_format).astype(fp32)
+                scale = rounded_to("fp8_e4m3", bounded).astype(fp32)
                 if elements:
                     ratios = blocks / (scale * decode).astype(np.float64)[:, None]
                 else:

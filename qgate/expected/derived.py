@@ -53,6 +53,11 @@ class CutAxis:
     def is_inner(self) -> bool:
         return self.output is None
 
+    @property
+    def cuts_rows(self) -> bool:
+        """True for a dimension of the first argument, by which other arguments are batched."""
+        return any(position == 0 for position, _ in self.dimensions)
+
     def take(self, arguments: Sequence[Any], index: Tensor) -> list[Any]:
         """Return the arguments with these entries of the axis, in contiguous memory."""
         cut = list(arguments)
@@ -98,6 +103,14 @@ def find_axes(like: Function, arguments: Sequence[Any]) -> list[CutAxis]:
                 axes.append(axis)
                 settled |= set(group)
     return axes
+
+
+def are_independent(whole: Tensor, part: Tensor, dim: int, entries: Tensor) -> bool:
+    """Return False where entries of a result depend on each other, as channels of a norm do."""
+    rows = whole.index_select(dim, entries.to(whole.device))
+    if part.shape != rows.shape:
+        return False
+    return bool(torch.allclose(part, rows, rtol=1e-9, atol=1e-12 * float(whole.abs().max())))
 
 
 def _axis(

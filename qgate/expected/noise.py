@@ -47,6 +47,20 @@ class Expected:
     sigma: Tensor | None = None
     """The effect of one rounding error of every input, without margin."""
 
+    @classmethod
+    def around(cls, values: Tensor, room: Tensor | float, sigma: Tensor | None = None) -> Expected:
+        """Return values with as much room below as above."""
+        return cls(values, values - room, values + room, sigma=sigma)
+
+    @property
+    def width(self) -> Tensor:
+        """Return half of what lies between the smallest and the largest value."""
+        return (self.high - self.low) / 2
+
+    def explains(self, actual: Tensor) -> bool:
+        """Tell if noise explains all of `actual`."""
+        return not bool(self.outside(actual).any())
+
     def bounds(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the smallest and the largest result, rounded to `dtype`."""
         return self.low.to(dtype).double(), self.high.to(dtype).double()
@@ -127,7 +141,7 @@ def expect(
     for position, *codes in (entry for entry in alternatives if len(entry) > 1):
         noise += CODE_MARGIN * _code_noise(like, arguments, values, position, codes, generator)
     noise = noise.nan_to_num_(0.0, 0.0, 0.0)
-    return Expected(values, values - noise, values + noise, sigma=sigma)
+    return Expected.around(values, noise, sigma)
 
 
 def longest_dimension(arguments: Sequence[Any]) -> int:

@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.expected.conventions import with_options
-from qgate.formats import get
+from qgate.expected.conventions import rounded_to, with_options
 from qgate.formats.definition import quantize as define
-from qgate.formats.definition import round_by_list
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
@@ -159,9 +157,8 @@ def _ends(x: Tensor, *, finite: bool) -> tuple[float, float]:
 def cast_once(values: Floats, dtype: torch.dtype) -> Tensor:
     """Round float64 values to a dtype, to 16 bits without a stop at float32."""
     if dtype.itemsize == 2:
-        fmt = get("fp16" if dtype == torch.float16 else "bf16")
-        assert fmt.kind == "element"
-        rounded = round_by_list(values, fmt, saturate=False)
+        name = "fp16" if dtype == torch.float16 else "bf16"
+        rounded = rounded_to(name, values, saturate=False)
         return torch.from_numpy(rounded).to(torch.float32).to(dtype)
     return torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
 

@@ -132,13 +132,16 @@ class Measured:
         An update writes the parts of a site with its other metrics, so one that is missing where
         the site was accepted was removed.
         """
-        must = _GATED[self.scope] if self.gated is None else self.gated
         parts = self.part_metrics() if self.accepted else []
         return tuple(
             dict.fromkeys(
-                [*must, *parts, *sorted(self.accepted or {}), *sorted(self.accepted_texts)]
+                [*self._must, *parts, *sorted(self.accepted or {}), *sorted(self.accepted_texts)]
             )
         )
+
+    @property
+    def _must(self) -> tuple[str, ...]:
+        return _GATED[self.scope] if self.gated is None else self.gated
 
     def value(self, metric: str) -> float | None:
         """Return a value by name, also of a part; 1 - correlation is derived if need be."""
@@ -155,8 +158,7 @@ class Measured:
 
         A part without massive activations that is the whole needs no entry of its own.
         """
-        must = _GATED[self.scope] if self.gated is None else self.gated
-        parts = [part for metric in must for part in METRICS.parts_of(metric)]
+        parts = [part for metric in self._must for part in METRICS.parts_of(metric)]
         return [
             part.name
             for part in sorted(parts, key=lambda part: _PART_ORDER[part.part])

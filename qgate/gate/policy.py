@@ -30,11 +30,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qgate.errors import QgateError, unknown
+from qgate.gate.checks import FINDINGS
 from qgate.gate.limits import (
     NUMBERS,
     Bound,
     Limits,
-    check_number,
     check_reason,
     parse_bound,
     times_over,
@@ -224,6 +224,17 @@ class Policy:
         fit = tuple(setting for setting in self.settings if setting.fits_model(name))
         return replace(self, settings=fit, model=name)
 
+    def own(self) -> Policy:
+        """Return markers, and the rules that name models: what was written for one subject."""
+        own = (s for s in self.settings if s.models or s.source.startswith(MARKER))
+        return replace(self, settings=tuple(own))
+
+    def without_findings(self, scope: str, source: str) -> Policy:
+        """Return the policy that allows no finding in a scope where no setting does."""
+        bound = Bound(FINDINGS, "<=", 0.0, source=source)
+        none = Setting(source, {}, (bound,), scopes=(scope,))
+        return replace(self, settings=(none, *self.settings))
+
     def limits_for(
         self, site: str, mode: str = "", scope: str = "local", other_weights: bool = False
     ) -> Limits:
@@ -323,9 +334,6 @@ def _check_keys(table: Mapping[str, Any], allowed: Iterable[str], kind: str) -> 
 def _setting(source: str, table: Mapping[str, Any]) -> Setting:
     values = {name: table[name] for name in (*NUMBERS, "missing") if name in table}
     try:
-        for name in NUMBERS:
-            if name in table:
-                check_number(name, table[name])
         Limits(**values)
         reason = str(table.get("reason", ""))
         for name in NUMBERS:

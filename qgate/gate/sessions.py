@@ -84,7 +84,10 @@ class GateSession:
     """
 
     accepts = True
-    """True if what its gates measure is compared with accepted errors."""
+    """True if what its gates measure is compared with accepted errors, and may become one.
+
+    Others need no baseline, write none, and count as no comparison with FP32.
+    """
 
     def __init__(
         self,
@@ -140,7 +143,8 @@ class GateSession:
 
     def check_baseline(self) -> None:
         """Refuse to compare with a baseline of something else."""
-        self.ledger.check()
+        if self.accepts:
+            self.ledger.check()
 
     def check_policy(self, policy: Policy | None = None) -> None:
         """Refuse a rule or marker that fits no site or no mode: it would limit nothing."""
@@ -260,7 +264,7 @@ class GateSession:
     def across_weights(self) -> AcrossWeights | None:
         """Return what was held across weights; None where nothing was meant to be."""
         weights, recorded = self.origin().weights, self.ledger.recorded
-        if not (self.ledger.across_weights and self._positions and recorded):
+        if not (self.accepts and self.ledger.across_weights and self._positions and recorded):
             return None
         if recorded.is_collected:
             return None
@@ -288,9 +292,9 @@ class GateSession:
 
     def scopes(self) -> list[ModeScope]:
         """Return what there is to compare of the modes judged, and where they were compared."""
+        judged = self._positions if self.accepts else {}
         return [
-            replace(scope, positions=self._positions[scope.mode])
-            for scope in self.subject.scopes(self._positions)
+            replace(scope, positions=judged[scope.mode]) for scope in self.subject.scopes(judged)
         ]
 
     def power(self) -> list[ModePower]:
@@ -301,7 +305,7 @@ class GateSession:
 
     def keep(self, outcome: Outcome, source: str = "") -> None:
         """Make an outcome part of the update."""
-        if self.ledger.updating is not None:
+        if self.accepts and self.ledger.updating is not None:
             self.ledger.collect(outcome.decision, source)
 
     def leave_candidate(self, folder: Path, outcome: Outcome, source: str) -> None:
@@ -309,6 +313,8 @@ class GateSession:
 
         It is what an update would have written; what no update accepts is there with the reason.
         """
+        if not self.accepts:
+            return
         verdict, decision = outcome.verdict, outcome.decision
         title, suite, calibrated = decision.title, decision.suite, decision.calibrated
         # What was held across weights replaces a baseline as a whole, or nothing of it.

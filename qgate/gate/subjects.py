@@ -9,6 +9,9 @@ from qgate.baselines import Origin, ReferenceTensor
 from qgate.errors import unknown
 from qgate.results.coverage import ModeScope
 
+OUTSIDE = "outside"
+"""Layer of what is in no block: embeddings, the head."""
+
 
 class Subject:
     """Name of a baseline, layers of its sites, and origin of its numbers.
@@ -55,6 +58,12 @@ class Subject:
     def scopes(self, modes: Collection[str]) -> Sequence[ModeScope]:  # noqa: ARG002
         """Return what there is to compare of these modes, as far as they were measured."""
         return ()
+
+
+def layer_order(layer: str) -> tuple[bool, str, int]:
+    """Sort layers by number, and what is in none last."""
+    stem, _, number = layer.rpartition(".")
+    return layer == OUTSIDE, stem, int(number) if number.isdecimal() else 0
 
 
 def commit_here() -> str | None:

@@ -96,7 +96,7 @@ def sentence(check: Check, where: str = "") -> str:
     if check.side == "==":
         why = f"{':' if where else ','} {check.reason}" if check.reason else ""
         return f"{check.metric} {check.value:.17g} instead of {check.bound:.17g}{at}{why}"
-    value, bound = _distinct(check.value, check.bound)
+    value, bound = _apart(check.value, check.bound)
     sign = "<" if check.side == ">=" else ">"
     return f"{check.metric} {value} {sign} {bound}{colon} {_why(check)}"
 
@@ -185,7 +185,7 @@ def _factors(value: float | None, accepted: float, bound: float) -> str:
     factors = [2.0 ** min(max(log2 - accepted, -999), 999) for log2 in (value, bound)]
     moved, most = (f"{factor:.3g}" for factor in factors)
     if moved == most:
-        moved, most = _distinct(*factors)
+        moved, most = _apart(*factors)
     return f"{moved}x accepted, {'up' if value > accepted else 'down'} to {most}x allowed"
 
 
@@ -193,7 +193,7 @@ def _moved_decibels(value: float | None, accepted: float, bound: float) -> str:
     """Write `0.30 dB over accepted, 0.09 dB allowed`."""
     if value is None:
         return ""
-    moved, most = _distinct(abs(value - accepted), abs(bound - accepted))
+    moved, most = _apart(abs(value - accepted), abs(bound - accepted))
     return f"{moved} dB {'over' if value > accepted else 'under'} accepted, {most} dB allowed"
 
 
@@ -205,7 +205,7 @@ def _times(value: float | None, accepted: float, allowed: float) -> str:
     if ratio >= 1.995:
         return f"{ratio:.0f}x accepted" if 9.95 <= ratio < 1e4 else f"{ratio:.2g}x accepted"
     change = 100 * (value - accepted) / abs(accepted)
-    moved, most = _distinct(abs(change), 100 * allowed)
+    moved, most = _apart(abs(change), 100 * allowed)
     return f"{moved} % {'over' if change > 0 else 'under'} accepted, {most} % allowed"
 
 
@@ -231,15 +231,6 @@ def number(value: float | None, digits: int = 1) -> str:
         # Of correlations the distance from 1 matters.
         digits = max(digits, digits + math.ceil(-math.log10(1 - abs(value))) - 2)
     return f"{value:.{digits + 2}g}" if plain else f"{value:.{digits}e}"
-
-
-def _distinct(value: float, bound: float | None) -> tuple[str, str]:
-    """Write two figures with digits enough to differ: `0.62 > 0.62` helps nobody."""
-    for digits in range(1, 17):
-        pair = number(value, digits), number(bound, digits)
-        if pair[0] != pair[1]:
-            return pair
-    return repr(value), repr(bound)
 
 
 def failure_text(
@@ -341,24 +332,20 @@ def cells_of(check: Check) -> tuple[str, ...]:
         texts = check.accepted_text or "-", check.text or "-"
         limit = f"== {check.accepted_text}" if check.accepted_text else "-"
         return one_line(check.site), check.scope, check.metric, *texts, "-", limit, check.kind
-    now, bound = _apart([check.value, check.bound])
+    now, bound = _apart(check.value, check.bound)
     against = number(check.against)
     if not check.passed:
-        against, now, bound = _apart([check.against, check.value, check.bound])
+        against, now, bound = _apart(check.against, check.value, check.bound)
     limit = f"{check.side} {bound}" if check.bound is not None else "-"
     site, metric = one_line(check.site) or "-", check.metric or "-"
     return site, check.scope, metric, against, now, _moved(check), limit, check.kind
 
 
-def _apart(figures: Sequence[float | None]) -> list[str]:
-    """Write figures with digits enough that those which differ look different."""
+def _apart(*figures: float | None) -> list[str]:
+    """Write figures with digits enough to look different: `0.62 > 0.62` helps nobody."""
     different = len(set(figures))
-    texts = [number(figure) for figure in figures]
-    for digits in range(1, 17):
-        texts = [number(figure, digits) for figure in figures]
-        if len(set(texts)) == different:
-            break
-    return texts
+    written = ([number(figure, digits) for figure in figures] for digits in range(1, 17))
+    return next((t for t in written if len(set(t)) == different), [*map(repr, figures)])
 
 
 def _moved(check: Check) -> str:

@@ -46,15 +46,15 @@ def hold_accepted(path: Path, report: CheckReport) -> None:
             written.write_text(text, encoding="utf-8", newline="\n")
         return
     if not path.exists():
-        raise CheckFailure(f"{report.name} has no accepted values in '{path}'", [REMEDY], report)
+        raise CheckFailure(f"{report.name} has no accepted values in '{path}'", report, REMEDY)
     accepted = _read(path)
     for position, name in report.conventions.items():
         before = accepted["conventions"].get(position)
         if before != name:
             raise CheckFailure(
                 f"{report.name} quantizes {position} by {name!r}, accepted is {before!r}",
-                [REMEDY],
                 report,
+                REMEDY,
             )
     missing = [name for name in accepted["held"] if name not in report.held]
     if missing:
@@ -62,8 +62,9 @@ def hold_accepted(path: Path, report: CheckReport) -> None:
         raise CheckFailure(
             f"{report.name} no longer holds {len(missing)} of {len(accepted['held'])} accepted "
             f"inputs, first {missing[0]!r}",
-            [*reasons[:5], REMEDY],
             report,
+            *reasons[:5],
+            REMEDY,
         )
     pairs = {
         "error": (report.error, accepted["error"]), "noise": (report.noise, accepted["noise"]),
@@ -72,8 +73,8 @@ def hold_accepted(path: Path, report: CheckReport) -> None:
         if not value <= limit * TOLERANCE:
             raise CheckFailure(
                 f"{report.name} has a relative {name} of {value:.4g}, accepted is {limit:.4g}",
-                [REMEDY],
                 report,
+                REMEDY,
             )
 
 

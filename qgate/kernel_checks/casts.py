@@ -66,7 +66,6 @@ def check_cast(
         shapes = [tuple(tensor.shape) for tensor in (values, source)]
         raise CheckFailure(
             f"the {quantization.name} tensor has shape {shapes[0]}, its source {shapes[1]}",
-            [],
             report,
         )
     x = to_array(source)
@@ -154,7 +153,7 @@ def _failure(
             f"nearest of {len(quantization.choices)} conventions: {nearest.name} "
             f"({int(wrong.sum()):,} of {actual.numel():,} values differ)"
         )
-    return CheckFailure(_cause(actual, x, ideal, wrong, quantization), details, report)
+    return CheckFailure(_cause(actual, x, ideal, wrong, quantization), report, *details)
 
 
 def _cause(
@@ -207,23 +206,24 @@ def _check_searched(
     best = searched_error(x, quantization.quantizer)
     share = report.error / best if best else 1.0
     report.conventions["values"] = f"searched scales: {share:.3f} times the error of our search"
+    errors = f"relative error {report.error:.4g}, of our search {best:.4g}"
     words = describe_values(to_array(actual), x, quantization.quantizer, any_scale=True)
     if words:
-        raise CheckFailure(f"the {quantization.name} tensor {words}", [], report)
+        raise CheckFailure(f"the {quantization.name} tensor {words}", report)
     match = next(_matches(actual, x, quantization), None) if share > WORTH_A_SEARCH else None
     if match is not None:
         raise CheckFailure(
             f"the {quantization.name} tensor has no searched scales: {match[0].name} explains all "
             "values",
-            [f"relative error {report.error:.4g}, of our search {best:.4g}"],
             report,
+            errors,
         )
     low, high = SEARCH_BAND
     if not low <= share <= high:
         raise CheckFailure(
             f"the {quantization.name} tensor has {share:.3f} times the squared error of searched "
             f"scales, {low} to {high} is allowed",
-            [f"relative error {report.error:.4g}, of our search {best:.4g}"],
             report,
+            errors,
         )
     report.held.append("the tensor")

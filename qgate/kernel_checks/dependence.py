@@ -7,16 +7,13 @@ kernel reads that it should not, or does not read that it should: masks, positio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from qgate.expected.noise import Expected
-from qgate.kernel_checks.runs import REFUSALS
-from qgate.kernel_checks.subject import Choices, KernelSubject
+from qgate.kernel_checks.runs import REFUSALS, Failing
 
 LONGEST = 64
 """Entries along one dimension of an argument above which it is not looked into."""
@@ -75,53 +72,39 @@ class _Difference:
         return f"{many} {listed}{', …' if len(entries) > 4 else ''}"
 
 
-def describe_dependence(
-    subject: KernelSubject,
-    choices: Choices,
-    arguments: list[Any],
-    expected: Expected,
-    wrong: Tensor,
-) -> str:
+def describe_dependence(case: Failing) -> str:
     """Say which part of the result depends on other entries than the reference's does."""
-    tensors = [value for value in arguments if isinstance(value, Tensor)]
-    if expected.values.numel() + sum(tensor.numel() for tensor in tensors) > LARGEST:
+    tensors = [value for value in case.arguments if isinstance(value, Tensor)]
+    if case.wrong.numel() + sum(tensor.numel() for tensor in tensors) > LARGEST:
         return ""
-    differences = list(_differences(subject, choices, arguments, expected, wrong))
-    if not differences:
-        return ""
-    return min(differences, key=_Difference.rank).words()
+    differences = list(_differences(case))
+    return min(differences, key=_Difference.rank).words() if differences else ""
 
 
-def _differences(
-    subject: KernelSubject,
-    choices: Choices,
-    arguments: list[Any],
-    expected: Expected,
-    wrong: Tensor,
-) -> Iterator[_Difference]:
-    width = (expected.high - expected.low) / 2
-    actual = subject.run(arguments)
-    for position, argument in enumerate(arguments):
+def _differences(case: Failing) -> Iterator[_Difference]:
+    actual = case.subject.run(case.arguments)
+    for position, argument in enumerate(case.arguments):
         if not isinstance(argument, Tensor) or not argument.is_floating_point():
             continue
         for dim in range(argument.dim()):
             if not 1 < argument.shape[dim] <= LONGEST:
                 continue
             changes = [
-                _changes(subject, choices, arguments, position, dim, entry, actual, expected)
-                for entry in range(argument.shape[dim])
+                _changes(case, position, dim, entry, actual) for entry in range(argument.shape[dim])
             ]
             run = [change for change in changes if change is not None]
             if len(run) < len(changes):
                 continue
             # Where there is no noise, what has not changed is no NaN.
             kernel, reference = (
-                torch.stack([change[part] for change in run]).div(width).nan_to_num(0.0)
+                torch.stack([change[part] for change in run])
+                .div(case.expected.width)
+                .nan_to_num(0.0)
                 for part in (0, 1)
             )
             word = _axis_word(argument.dim(), dim)
-            for output in range(wrong.dim()):
-                yield from _by_line(position, word, output, kernel, reference, wrong)
+            for output in range(case.wrong.dim()):
+                yield from _by_line(position, word, output, kernel, reference, case.wrong)
 
 
 def _by_line(
@@ -163,22 +146,15 @@ def _axis_word(dims: int, dim: int) -> str:
 
 
 def _changes(
-    subject: KernelSubject,
-    choices: Choices,
-    arguments: Sequence[Any],
-    position: int,
-    dim: int,
-    entry: int,
-    actual: Tensor,
-    expected: Expected,
+    case: Failing, position: int, dim: int, entry: int, actual: Tensor
 ) -> tuple[Tensor, Tensor] | None:
     """Return how far results of kernel and reference move when an entry changes its sign."""
-    changed = list(arguments)
-    changed[position] = arguments[position].clone()
+    changed, expected = list(case.arguments), case.expected
+    changed[position] = case.arguments[position].clone()
     changed[position].select(dim, entry).neg_()
     try:
-        moved = subject.run(changed)
-        values = subject.values(changed, choices)
+        moved = case.subject.run(changed)
+        values = case.subject.values(changed, case.choices)
     except REFUSALS:
         return None
     if moved.shape != actual.shape or values.shape != expected.values.shape:

@@ -28,15 +28,10 @@ from qgate.formats import Encoded
 from qgate.formats.encoded import encode_tensor
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernel_checks.dependence import describe_dependence
-from qgate.kernel_checks.explanations import (
-    Failing,
-    describe_wrong_cast,
-    describe_wrong_reading,
-)
+from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading
 from qgate.kernel_checks.grouped import describe_groups, grouped_product
 from qgate.kernel_checks.record import CheckFailure, CheckReport
-from qgate.kernel_checks.runs import EXAMPLE
-from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
+from qgate.kernel_checks.runs import EXAMPLE, Failing
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -44,16 +39,10 @@ WEAKEST_NOISE = 0.1
 """RMS error of a coarser arithmetic, in units of the effect of one rounding of every input."""
 
 
-def explain(
-    subject: KernelSubject,
-    choices: Choices,
-    failing: Sequence[Failing],
-    count: int,
-    report: CheckReport,
-) -> CheckFailure:
+def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> CheckFailure:
     """Return the failure of a kernel, with its cause in the first line."""
     case = _plainest(failing)
-    cause = diagnose(subject, choices, case)
+    cause = diagnose(case)
     where = "" if case.name == EXAMPLE else f" for {case.name}"
     details = [_worst(case), _size(case)]
     if len(failing) > 1:
@@ -68,11 +57,11 @@ def explain(
     details += [
         f"nearest convention of {position}: {name}"
         for (position, name), choice in zip(
-            report.conventions.items(), choices.values(), strict=True
+            report.conventions.items(), case.choices.values(), strict=True
         )
         if choice
     ]
-    return CheckFailure(f"{subject.name} is wrong{where}: {cause}", details, report)
+    return CheckFailure(f"{case.subject.name} is wrong{where}: {cause}", report, *details)
 
 
 def _plainest(failing: Sequence[Failing]) -> Failing:
@@ -101,15 +90,14 @@ def _worst(case: Failing) -> str:
 
 def _size(case: Failing) -> str:
     energy = float(case.expected.values.nan_to_num(0.0, 0.0, 0.0).square().mean())
-    difference = (case.actual.double() - case.expected.values).nan_to_num(0.0, 0.0, 0.0)
-    share = (float(difference.square().mean()) / energy) ** 0.5 if energy else 0.0
+    share = (float(case.residual.square().mean()) / energy) ** 0.5 if energy else 0.0
     return (
         f"{int(case.wrong.sum()):,} of {case.wrong.numel():,} values are outside float noise; RMS "
         f"error {share:.3g} of the expected RMS"
     )
 
 
-def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+def diagnose(case: Failing) -> str:
     """Say what is wrong with one result in a few words."""
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
@@ -122,11 +110,11 @@ def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
         _term_weights,
         _lost_entry,
     ):
-        words = source(subject, choices, case)
+        words = source(case)
         if words:
             return words
     words = describe_whole(case.actual, case.expected, case.wrong)
-    words = words or describe_wrong_reading(subject, choices, case)
+    words = words or describe_wrong_reading(case)
     words = words or describe_parts(case.actual, case.expected, case.wrong)
     if words:
         return words
@@ -136,27 +124,24 @@ def diagnose(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     words = describe_cut(case.actual, case.expected, case.wrong)
     if words:
         return words
-    words = "" if places else _coarse_arithmetic(subject, choices, case)
-    words = words or describe_dependence(
-        subject, choices, case.arguments, case.expected, case.wrong
-    )
+    words = "" if places else _coarse_arithmetic(case)
+    words = words or describe_dependence(case)
     return ": ".join(part for part in (places, words) if part) or scattered(case.wrong)
 
 
-def _wrong_groups(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+def _wrong_groups(case: Failing) -> str:
     """Name the groups of a grouped product that are wrong."""
-    if subject.like is not grouped_product or subject.output:
+    if case.subject.like is not grouped_product or case.subject.output:
         return ""
-    x, w, ends = subject.ideal(case.arguments, choices)
+    x, w, ends = case.ideal
     return describe_groups(x, w, ends, case.actual, case.expected, case.wrong)
 
 
-def _wrong_codes(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+def _wrong_codes(case: Failing) -> str:
     """Name codes of a narrow format that an argument's result is explained by decoding wrongly."""
+    subject, ideal = case.subject, case.ideal
     if subject.output:
         return ""
-    ideal = subject.ideal(case.arguments, choices)
-    width = (case.expected.high - case.expected.low) / 2
     for position, quantization in subject.inputs.items():
         if quantization.quantizer is None or quantization.quantizer.format.element.bits > CODE_BITS:
             continue
@@ -169,15 +154,9 @@ def _wrong_codes(subject: KernelSubject, choices: Choices, case: Failing) -> str
         table = find_table(like, ideal[position], _element_scales(encoded), case.actual)
         if table is None:
             continue
-        room = width * max(1.0, table.largest_change)
-        if not bool(
-            Expected(table.result, table.result - room, table.result + room)
-            .outside(case.actual)
-            .any()
-        ):
-            words = table.words()
-            if words:
-                return f"argument {position} {words}"
+        room = case.expected.width * max(1.0, table.largest_change)
+        if Expected.around(table.result, room).explains(case.actual) and (words := table.words()):
+            return f"argument {position} {words}"
     return ""
 
 
@@ -189,9 +168,9 @@ def _element_scales(encoded: Encoded) -> Tensor:
     return replace(encoded, codes=ones.to(encoded.codes)).decode(torch.float64)
 
 
-def _lost_term(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+def _lost_term(case: Failing) -> str:
     """Name terms of a product that are missing or counted twice."""
-    sums = _sums(subject, choices, case)
+    sums = _sums(case)
     if sums is None:
         return ""
     held = (sums.product, sums.residual, sums.arguments, sums.allowed)
@@ -206,9 +185,9 @@ def _lost_term(subject: KernelSubject, choices: Choices, case: Failing) -> str:
     return f"{which} of the sum over {sums.product.axis.length:,} ({sums.product.axis}) {words}"
 
 
-def _term_weights(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+def _term_weights(case: Failing) -> str:
     """Say that all terms of a product have weights of their own, as by a scale of channels."""
-    sums = _sums(subject, choices, case)
+    sums = _sums(case)
     if sums is None:
         return ""
     weights = find_term_weights(sums.product, sums.residual, sums.arguments)
@@ -232,48 +211,45 @@ class _Sums:
     allowed: float
 
 
-def _sums(subject: KernelSubject, choices: Choices, case: Failing) -> _Sums | None:
-    if subject.output:
+def _sums(case: Failing) -> _Sums | None:
+    if case.subject.output:
         return None
-    ideal = subject.ideal(case.arguments, choices)
-    product = find_product(ideal, find_axes(subject.like, ideal), case.expected.values)
+    axes = find_axes(case.subject.like, case.ideal)
+    product = find_product(case.ideal, axes, case.expected.values)
     if product is None:
         return None
-    residual = (case.actual.double() - case.expected.values).nan_to_num(0.0, 0.0, 0.0)
+    residual = case.residual
     rounding = torch.finfo(case.actual.dtype).eps / 2 * float(case.expected.values.norm())
     allowed = max(UNEXPLAINED * float(residual.square().sum()), rounding**2)
-    return _Sums(product, ideal, residual, allowed)
+    return _Sums(product, case.ideal, residual, allowed)
 
 
-def _lost_entry(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+def _lost_entry(case: Failing) -> str:
     """Name an entry of an inner axis without which the reference gives the actual result."""
-    ideal = subject.ideal(case.arguments, choices)
-    width = (case.expected.high - case.expected.low) / 2
-    for axis in find_axes(subject.like, ideal):
+    ideal, width = case.ideal, case.expected.width
+    for axis in find_axes(case.subject.like, ideal):
         if not axis.is_inner or axis.length > 256:
             continue
         for index in range(axis.length):
             remaining = torch.tensor([i for i in range(axis.length) if i != index])
-            result = evaluate(subject.like, axis.take(ideal, remaining))
-            if subject.output:
-                result = subject.output.ideal(result, choices[RESULT])
-            if result.shape == width.shape and not bool(
-                Expected(result, result - width, result + width).outside(case.actual).any()
-            ):
+            result = case.result_of(axis.take(ideal, remaining))
+            if result.shape != width.shape:
+                continue
+            if Expected.around(result, width).explains(case.actual):
                 return f"entry {index} of {axis.length} ({axis}) is left out"
     return ""
 
 
-def _coarse_arithmetic(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+def _coarse_arithmetic(case: Failing) -> str:
     """Name the coarser arithmetic that an error which looks like rounding comes from."""
-    difference = (case.actual.double() - case.expected.values).nan_to_num(0.0, 0.0, 0.0)
+    subject = case.subject
     if float(case.wrong.double().mean()) < 0.05:
         return ""
-    size = float(difference.square().mean().sqrt())
-    longest = longest_dimension(subject.ideal(case.arguments, choices))
+    size = float(case.residual.square().mean().sqrt())
+    longest = longest_dimension(case.ideal)
     ratios: dict[str, float] = {}
     for arithmetic in ("tf32", "bfloat16"):
-        coarse = subject.expected(case.arguments, choices, arithmetic)
+        coarse = subject.expected(case.arguments, case.choices, arithmetic)
         if coarse.sigma is None or bool(coarse.outside(case.actual).any()):
             continue
         ratio = size / float(coarse.sigma.square().mean().sqrt())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,28 +15,16 @@ from qgate.causes.readings import wrong_readings
 from qgate.expected.conventions import NUDGE
 from qgate.expected.noise import Expected, evaluate
 from qgate.kernel_checks.declared import from_array, to_array
-from qgate.kernel_checks.runs import LENGTH_REFUSALS
-from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
+from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
+from qgate.kernel_checks.subject import RESULT, KernelSubject
 
 NEAR = 0.02
 """Relative RMS distance from which on another explanation is held at float noise of its own."""
 
 
-@dataclass(frozen=True)
-class Failing:
-    """One input at which the kernel is wrong, and where."""
-
-    name: str
-    arguments: list[Any]
-    actual: Tensor
-    expected: Expected
-    wrong: Tensor
-
-
-def describe_wrong_cast(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+def describe_wrong_cast(case: Failing) -> str:
     """Replace ideal casts by faulty ones until one explains the result."""
-    ideal = subject.ideal(case.arguments, choices)
-    width = (case.expected.high - case.expected.low) / 2
+    subject, ideal, width = case.subject, case.ideal, case.expected.width
     values: dict[tuple[Any, int], Tensor | None] = {}
     for slots, number, cast in _suspects(subject, case.arguments):
         changed = list(ideal)
@@ -55,15 +42,13 @@ def describe_wrong_cast(subject: KernelSubject, choices: Choices, case: Failing)
                 changed[position] = values[position, number]
             if any(changed[position] is None for position in slots):
                 continue
-            results = [evaluate(subject.like, changed)]
-            if subject.output:
-                results = [subject.output.ideal(results[0], choices[RESULT])]
+            results = [case.result_of(changed)]
         if results[0].shape != width.shape:
             continue
         stacked = torch.stack(results)
         explained = Expected(results[0], stacked.amin(0) - width, stacked.amax(0) + width)
-        if _explains(explained, case) or (
-            slots != [RESULT] and _explains_nearly(subject, choices, case, results[0], changed)
+        if explained.explains(case.actual) or (
+            slots != [RESULT] and _explains_nearly(case, results[0], changed)
         ):
             where = "the result" if slots == [RESULT] else f"argument {slots[0]}"
             if len(slots) > 1:
@@ -78,18 +63,12 @@ def _faulty(cast: WrongCast, argument: Any) -> Tensor | None:
     return None if values is None else from_array(values, source)
 
 
-def _explains(expected: Expected, case: Failing) -> bool:
-    return not bool(expected.outside(case.actual).any())
-
-
-def _explains_nearly(
-    subject: KernelSubject, choices: Choices, case: Failing, result: Tensor, arguments: list[Any]
-) -> bool:
+def _explains_nearly(case: Failing, result: Tensor, arguments: list[Any]) -> bool:
     """Say if values near the actual ones are as near as the float noise of other arguments."""
     actual = case.actual.double()
     if not float((actual - result).square().sum()) < NEAR**2 * float(result.square().sum()):
         return False
-    return _explains(subject.expected_from(arguments, choices), case)
+    return case.subject.expected_from(arguments, case.choices).explains(case.actual)
 
 
 def _suspects(
@@ -124,45 +103,37 @@ def _alike(subject: KernelSubject) -> list[list[Any]]:
     return list(kinds.values())
 
 
-def describe_wrong_reading(subject: KernelSubject, choices: Choices, case: Failing) -> str:
+def describe_wrong_reading(case: Failing) -> str:
     """Name another reading of an argument under which the reference gives the actual result."""
-    ideal = subject.ideal(case.arguments, choices)
-    width = (case.expected.high - case.expected.low) / 2
-    for reading in wrong_readings(ideal, list(subject.inputs)):
+    for reading in wrong_readings(case.ideal, list(case.subject.inputs)):
         try:
-            result = evaluate(subject.like, reading.arguments)
+            result = case.result_of(reading.arguments)
         except LENGTH_REFUSALS:
             continue
-        if result.shape != width.shape:
+        if result.shape != case.expected.width.shape:
             continue
-        if subject.output:
-            result = subject.output.ideal(result, choices[RESULT])
-        explained = Expected(result, result - width, result + width)
-        if _explains(explained, case) or _explains_nearly(
-            subject, choices, case, result, reading.arguments
-        ):
+        explained = Expected.around(result, case.expected.width)
+        if explained.explains(case.actual) or _explains_nearly(case, result, reading.arguments):
             return reading.words
-    return _wrong_weight(subject, case, ideal)
+    return _wrong_weight(case)
 
 
-def _wrong_weight(subject: KernelSubject, case: Failing, ideal: list[Any]) -> str:
+def _wrong_weight(case: Failing) -> str:
     """Name an argument of which the result holds another multiple than the reference's."""
-    if subject.output or not bool(case.actual.isfinite().all()):
+    if case.subject.output or not bool(case.actual.isfinite().all()):
         return ""
-    width = (case.expected.high - case.expected.low) / 2
     actual, expected = case.actual.double(), case.expected.values
-    for position, argument in enumerate(ideal):
+    for position, argument in enumerate(case.ideal):
         if not (isinstance(argument, Tensor) and argument.is_floating_point()):
             continue
-        changed = list(ideal)
+        changed = list(case.ideal)
         changed[position] = torch.zeros_like(argument)
-        share = expected - evaluate(subject.like, changed)
+        share = expected - evaluate(case.subject.like, changed)
         energy = float(share.square().sum())
         if not 0 < energy < math.inf:
             continue
         factor = 1 + float(((actual - expected) * share).sum()) / energy
         result = expected + (factor - 1) * share
-        bounds = Expected(result, result - width, result + width)
-        if not bool(bounds.outside(case.actual).any()):
+        if Expected.around(result, case.expected.width).explains(case.actual):
             return f"argument {position} counts {factor:.4g} times in the result"
     return ""

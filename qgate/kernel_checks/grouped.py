@@ -59,7 +59,7 @@ def _group_words(
     expected: Expected,
 ) -> str:
     a, e = actual[rows].double(), expected.values[rows]
-    half = (expected.high[rows] - expected.low[rows]) / 2
+    half = expected.width[rows]
     part = "all" if len(rows) == len(whole) else f"{len(rows)} of {len(whole)}"
     part += " rows" if len(whole) != 1 else " row"
     where = f"{part} of group {group}" + ("" if part.startswith("all") else f", from {rows[0]},")

@@ -18,10 +18,10 @@ from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
 from qgate.kernel_checks.diagnosis import explain
-from qgate.kernel_checks.explanations import Failing
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import (
     EXAMPLE,
+    Failing,
     KernelRun,
     check_invariance,
     check_repeats,
@@ -102,7 +102,6 @@ def check_kernel(
         raise CheckFailure(
             f"{subject.name} has a relative error of {report.error:.4g} against unquantized "
             f"values, limit {limit:g}; an ideal kernel has {report.format_error:.4g}",
-            [],
             report,
         )
     if accept is not None:
@@ -182,7 +181,7 @@ def _check_exactly(
         for slot, quantization in subject.slots.items()
     }
     if failing:
-        raise explain(subject, choices, failing, len(runs), report)
+        raise explain(failing, len(runs), report)
     check_repeats(subject, runs[0], report)
     report.held = [each.name for each in runs]
     _measure_power(subject, runs[0], choices, report)
@@ -254,7 +253,8 @@ def _failing(
         expected = subject.expected(run.arguments, choices)
         wrong = expected.outside(run.actual)
         if bool(wrong.any()):
-            yield Failing(run.name, run.arguments, run.actual, expected, wrong)
+            about = run.name, run.arguments, run.actual
+            yield Failing(subject, choices, *about, expected, wrong)
 
 
 def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport) -> None:
@@ -283,14 +283,13 @@ def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport)
             raise CheckFailure(
                 f"{subject.name} is wrong: scales of {slots} were not searched for ({names} "
                 f"explains all values)",
-                [f"relative error {report.error:.4g}, of searched scales about {best_error:.4g}"],
                 report,
+                f"relative error {report.error:.4g}, of searched scales about {best_error:.4g}",
             )
     if not low <= report.error <= high:
         raise CheckFailure(
             f"{subject.name} has a relative error of {report.error:.4g} against unquantized "
             f"values; searched scales give {low:.4g} to {high:.4g}",
-            [],
             report,
         )
     check_repeats(subject, run, report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 from qgate.charts.overviews import Overview, Overviewed
+from qgate.text import counted
 
 
 @dataclass(repr=False)
@@ -41,7 +42,7 @@ class CheckReport(Overviewed):
         return Overview(first, inputs, _input_row, "input", [line.strip() for line in lines])
 
     def __str__(self) -> str:
-        inputs = f"{len(self.held)} input{'s' if len(self.held) != 1 else ''}"
+        inputs = counted(len(self.held), "input")
         lines = [f"{self.name} agrees at {inputs}; float noise is {self.noise:.1e}"]
         lines += [f"  {position}: {name}" for position, name in self.conventions.items()]
         if self.format_error:
@@ -67,6 +68,6 @@ class CheckFailure(AssertionError):
 
     __module__ = "qgate.testing"  # Where users import it: pytest's summary begins with it.
 
-    def __init__(self, cause: str, details: list[str], report: CheckReport) -> None:
+    def __init__(self, cause: str, report: CheckReport, *details: str) -> None:
         super().__init__("\n".join([cause, *(f"  {line}" for line in details)]))
         self.cause, self.report = cause, report

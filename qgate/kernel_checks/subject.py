@@ -65,7 +65,11 @@ class KernelSubject:
 
     def values(self, arguments: Sequence[Any], choices: Choices) -> Tensor:
         """Return the expected values without their noise."""
-        values = evaluate(self.like, self.ideal(arguments, choices))
+        return self.values_of(self.ideal(arguments, choices), choices)
+
+    def values_of(self, ideal: Sequence[Any], choices: Choices) -> Tensor:
+        """Return what the reference gives for quantized arguments, quantized as the result is."""
+        values = evaluate(self.like, ideal)
         return self.output.ideal(values, choices[RESULT]) if self.output else values
 
     def unquantized(self, arguments: Sequence[Any]) -> Tensor:
@@ -165,7 +169,7 @@ def _quantized(expected: Expected, output: Quantization, choice: int) -> Expecte
     values = expected.values
     ideal = output.ideal(values, choice)
     sign = torch.where(values < 0, -1.0, 1.0)
-    noise = (expected.high - expected.low) / 2
+    noise = expected.width
     codes = [
         output.ideal(values + sign * noise, choice),
         output.ideal(values - sign * noise, choice),

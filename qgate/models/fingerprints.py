@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 # Half a megabyte in double precision stays in a processor's cache; a device is asked less often.
 _PART, _PART_ON_DEVICE = 1 << 16, 1 << 20
 
@@ -25,6 +28,22 @@ def fingerprint(tensor: Tensor) -> tuple[object, ...]:
         share = 0.5 + number * 0.7548776662466927 % 1
         total += share * float(torch.dot(part.double(), weights[: len(part)]))
     return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype, total
+
+
+class WeightCache(Generic[T]):
+    """Value made of a weight, kept until the weight changes; with gradients it is made anew."""
+
+    def __init__(self, make: Callable[[Tensor], T]) -> None:
+        self._make = make
+        self._kept: tuple[object, T] | None = None
+
+    def __call__(self, weight: Tensor) -> T:
+        if torch.is_grad_enabled() and weight.requires_grad:
+            return self._make(weight)
+        state = fingerprint(weight)
+        if self._kept is None or self._kept[0] != state:
+            self._kept = (state, self._make(weight.detach()))
+        return self._kept[1]
 
 
 @lru_cache(maxsize=8)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
-from qgate.models.fingerprints import fingerprint
+from qgate.models.fingerprints import WeightCache
 from qgate.modes.attention.planning import cache_attentions
 from qgate.modes.mode import Mode
 from qgate.modes.plan import Plan
@@ -227,7 +227,7 @@ def _install(module: nn.Module, sites: list[Site], quantizers: dict[str, Quantiz
 
 def _quantize_weight(owner: nn.Module, quantizer: Quantizer) -> None:
     """Let `owner.weight` read quantized; the parameter itself does not change."""
-    quantized_weight = _CachedWeight(quantizer)
+    quantized_weight = WeightCache(quantizer)
     plain = type(owner)
 
     def weight(self: nn.Module) -> Tensor:
@@ -237,19 +237,3 @@ def _quantize_weight(owner: nn.Module, quantizer: Quantizer) -> None:
         return quantized_weight(parameter)
 
     owner.__class__ = type(plain.__name__, (plain,), {"weight": property(weight)})
-
-
-class _CachedWeight:
-    """A quantized weight, cached until the weight changes; with gradients it is not cached."""
-
-    def __init__(self, quantizer: Quantizer) -> None:
-        self.quantizer = quantizer
-        self._cached: tuple[object, Tensor] | None = None
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and weight.requires_grad:
-            return self.quantizer(weight)
-        state = fingerprint(weight)
-        if self._cached is None or self._cached[0] != state:
-            self._cached = (state, self.quantizer(weight.detach()))
-        return self._cached[1]

@@ -205,9 +205,51 @@ def measure(
     import numpy
     import torch
 
-    if "rotated" not in (model.basis, *model.bases):
-        return _measure_caches(model, settings, progress)
+    is_mamba = "rotated" in (model.basis, *model.bases)
+    if not is_mamba:
+        _check_attention(model)
     samples = model.calibration_samples()
+
+    def batches() -> Iterator[Tensor]:
+        done = 0
+        for batch in _batches(samples):
+            yield batch
+            done += len(batch)
+            if progress:
+                progress(done, len(samples))
+
+    return Calibration(
+        _mixer_scales(model, settings, batches()) if is_mamba else _cache_scales(model, batches()),
+        settings,
+        model.name,
+        model.weights_hash(),
+        inputs_hash(samples),
+        len(samples),
+        "rotated" if is_mamba else model.basis,
+        {"qgate": __version__, "torch": torch.__version__, "numpy": numpy.__version__},
+    )
+
+
+def _check_attention(model: Model) -> None:
+    try:
+        named_attentions(model)
+    except QgateError:
+        raise QgateError(
+            f"{model.name} fits no mode with calibrated scales: those are for Mamba models, and "
+            "for attention whose cache can be quantized. `qgate modes` lists the modes."
+        ) from None
+
+
+def _cache_scales(model: Model, batches: Iterator[Tensor]) -> dict[str, SiteScale]:
+    ranges = cache_ranges(model, batches)
+    return {site: SiteScale(reach / 127, "minmax", reach) for site, reach in ranges.items()}
+
+
+def _mixer_scales(
+    model: Model, settings: CalibrationSettings, batches: Iterator[Tensor]
+) -> dict[str, SiteScale]:
+    import torch
+
     turned = model.in_basis("rotated")
     sites = [site for site in turned.sites() if _observer(site)]
     ranges: dict[str, _Ranges] = defaultdict(lambda: _Ranges(settings))
@@ -217,58 +259,10 @@ def measure(
         if observer:
             ranges[site.name].add(tensor, observer)
 
-    done = 0
     with torch.no_grad(), tap_sites(turned.module, sites, take):
-        for batch in _batches(samples):
+        for batch in batches:
             turned(batch)
-            done += len(batch)
-            if progress:
-                progress(done, len(samples))
-    return Calibration(
-        {site.name: ranges[site.name].scale(site.name) for site in sites},
-        settings,
-        model.name,
-        model.weights_hash(),
-        inputs_hash(samples),
-        len(samples),
-        "rotated",
-        {"qgate": __version__, "torch": torch.__version__, "numpy": numpy.__version__},
-    )
-
-
-def _measure_caches(
-    model: Model, settings: CalibrationSettings, progress: Callable[[int, int], None] | None
-) -> Calibration:
-    import numpy
-    import torch
-
-    try:
-        named_attentions(model)
-    except QgateError:
-        raise QgateError(
-            f"{model.name} fits no mode with calibrated scales: those are for Mamba models, and "
-            "for attention whose cache can be quantized. `qgate modes` lists the modes."
-        ) from None
-    samples = model.calibration_samples()
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress:
-            progress(done, len(samples))
-
-    ranges = cache_ranges(model, _batches(samples), advance)
-    return Calibration(
-        {site: SiteScale(reach / 127, "minmax", reach) for site, reach in ranges.items()},
-        settings,
-        model.name,
-        model.weights_hash(),
-        inputs_hash(samples),
-        len(samples),
-        model.basis,
-        {"qgate": __version__, "torch": torch.__version__, "numpy": numpy.__version__},
-    )
+    return {site.name: ranges[site.name].scale(site.name) for site in sites}
 
 
 def _observer(site: Site) -> Observer | None:

@@ -167,8 +167,7 @@ class Mode:
     by_name: bool = False
 
     def __post_init__(self) -> None:
-        parts = (self.rules, self.choices, self.attention, self.states, self.dtype, self.own)
-        if sum(map(bool, parts)) > 1:
+        if sum(self._parts) > 1:
             raise QgateError(
                 f"mode {self.name!r} has more than one of rules, choices, attention, states, dtype "
                 "and own; it is one."
@@ -190,8 +189,12 @@ class Mode:
 
     @property
     def is_reference(self) -> bool:
+        return not any(self._parts)
+
+    @property
+    def _parts(self) -> list[bool]:
         parts = (self.rules, self.choices, self.attention, self.states, self.dtype, self.own)
-        return not any(parts)
+        return [bool(part) for part in parts]
 
     @property
     def formats(self) -> frozenset[str]:

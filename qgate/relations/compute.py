@@ -77,7 +77,7 @@ class ModelRelations:
         """Return the run of all rows at once, which every way is compared with."""
         if self._recording is None:
             whole = self.rows.whole
-            self._recording = record(self.model, self.sites, whole.sample, whole.rows, whole.tokens)
+            self._recording = record(self.model, self.sites, whole)
             if not self._recording.tensors:
                 raise QgateError(
                     f"{self.base.name} has no tensor with {whole.rows} rows: its relations cannot "
@@ -91,10 +91,7 @@ class ModelRelations:
         if self._noise is None:
             dtype = self.quantized.mode.dtype
             unit = 0.0 if dtype is None else ARITHMETICS[dtype]
-            whole = self.rows.whole
-            self._noise = measure_noise(
-                self.base, leaf_sites(self.base), whole.sample, whole.rows, whole.tokens, unit
-            )
+            self._noise = measure_noise(self.base, leaf_sites(self.base), self.rows.whole, unit)
         return self._noise
 
     @noise.setter
@@ -176,7 +173,7 @@ class ModelRelations:
         if not judge.values:
             return
         for site, values in judge.values.items():
-            self.report.sites[site] = self.report.sites.get(site, 0) + values
+            self.report.count(site, values)
         wrong = [site for site in self.recording.tensors if site in judge.errors]
         wrong = [site for site in wrong if judge.wrong(site)]
         if is_fed and wrong:
@@ -189,7 +186,7 @@ class ModelRelations:
             named = wrong[:1] if way.relation in EXACT else wrong
             self.report.disagreements += [self._disagreement(way, s, judge) for s in named]
             return
-        self.report.agreed[way.relation] = self.report.agreed.get(way.relation, 0) + 1
+        self.report.agree(way.relation)
         for site, listed in judge.errors.items():
             worst = max(float(errors.max()) for errors, _ in listed)
             self.report.errors[site] = max(worst, self.report.errors.get(site, 0.0))
@@ -205,9 +202,8 @@ class ModelRelations:
         if not few or self.bitwise:
             return []
         second_judge = _Judge(judge.limit_of)
-        whole = self.rows.whole
         with without_casts([cores[site] for site in few]):
-            recording = record(self.model, self.sites, whole.sample, whole.rows, whole.tokens)
+            recording = record(self.model, self.sites, self.rows.whole)
             FedRun(self.model, self.sites, recording, second_judge).run(way.calls())
         return [
             site for site in few if site in second_judge.errors and not second_judge.wrong(site)
@@ -223,7 +219,7 @@ class ModelRelations:
         own_digests = digests(self.recording.tensors)
         differing = [site for site in own_digests if own_digests[site] != elsewhere.get(site, "")]
         if not differing:
-            self.report.agreed["process"] = self.report.agreed.get("process", 0) + 1
+            self.report.agree("process")
             return
         site, count = differing[0], len(differing)
         self.report.disagreements.append(
@@ -250,10 +246,9 @@ class ModelRelations:
             errors = token_errors(part.actual, part.expected)
             wrong = ~(errors <= limit)
             if part.site in self.recording.tensors:
-                values = part.actual.numel()
-                self.report.sites[part.site] = self.report.sites.get(part.site, 0) + values
+                self.report.count(part.site, part.actual.numel())
             if not bool(wrong.any()):
-                self.report.agreed[part.relation] = self.report.agreed.get(part.relation, 0) + 1
+                self.report.agree(part.relation)
                 continue
             first = int(wrong.nonzero()[0])
             self.report.disagreements.append(

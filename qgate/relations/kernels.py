@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
-from qgate.expected.derived import CutAxis, derive, find_axes
+from qgate.expected.derived import CutAxis, are_independent, derive, find_axes
 from qgate.expected.noise import Expected, evaluate, expect, single_tensor
 from qgate.formats import Quantizer
 from qgate.relations.causes import other_rows_in
@@ -79,15 +79,17 @@ class KernelRelations:
 
     def check(self, chosen: frozenset[str]) -> RelationReport:
         """Compare all relations asked for; the report has what disagrees."""
-        whole = self._at(self.arguments, 0)
+        inner = next((axis for axis in self.axes if axis.is_inner), None)
+        whole = self._at(self.arguments, 0 if inner is None else inner.length)
         if "repeat" in chosen:
             self._repeat(whole)
         wrong: dict[str, list[int]] = {}
-        for length in self._lengths(whole):
+        for length in self._lengths(whole, inner):
             for relation in self._of_rows(length, chosen):
                 wrong.setdefault(relation, []).append(length.terms)
         self._name_lengths(wrong)
-        self._split(whole, chosen)
+        if inner is not None and "split K" in chosen:
+            self._split(whole, inner)
         return self.report
 
     def run(self, arguments: Sequence[Any]) -> Tensor:
@@ -97,8 +99,7 @@ class KernelRelations:
 
     def _at(self, arguments: list[Any], terms: int) -> _Length:
         expected = expect(self.like, arguments, arithmetic=self.arithmetic)
-        width = (expected.high - expected.low) / 2
-        return _Length(terms, arguments, self.run(arguments), width)
+        return _Length(terms, arguments, self.run(arguments), expected.width)
 
     def _repeat(self, whole: _Length) -> None:
         for number in range(2, _REPETITIONS + 1):
@@ -108,18 +109,17 @@ class KernelRelations:
 
     # Lengths of the terms -------------------------------------------------------------------------
 
-    def _lengths(self, whole: _Length) -> Iterator[_Length]:
+    def _lengths(self, whole: _Length, inner: CutAxis | None) -> Iterator[_Length]:
         """Yield the example, then powers of two of the terms, and lengths beside them."""
-        inner = [axis for axis in self.axes if axis.is_inner]
-        yield _Length(inner[0].length if inner else 0, *_fields(whole))
-        for axis in inner[:1]:
-            step = max(map(_block_of, self.quantizers), default=1)
-            for terms in _powers(axis.length, step):
-                cut = axis.take(self.arguments, torch.arange(terms))
-                try:
-                    yield self._at(cut, terms)
-                except _REFUSALS as error:
-                    self.report.left_out[f"K = {terms}"] = f"refused: {error}"
+        yield whole
+        step = max(map(_block_of, self.quantizers), default=1)
+        for terms in [] if inner is None else _powers(inner.length, step):
+            assert inner is not None
+            cut = inner.take(self.arguments, torch.arange(terms))
+            try:
+                yield self._at(cut, terms)
+            except _REFUSALS as error:
+                self.report.left_out[f"K = {terms}"] = f"refused: {error}"
 
     def _of_rows(self, length: _Length, chosen: frozenset[str]) -> Iterator[str]:
         """Compare rows and columns of one length; yield relations that do not hold."""
@@ -127,14 +127,17 @@ class KernelRelations:
         for axis in self.axes:
             if axis.output is None:
                 continue
-            of_rows = any(position == 0 for position, _ in axis.dimensions)
+            of_rows = axis.cuts_rows
             for variant in derive(length.arguments, [axis], 1, tuple(NAMES), self.seed):
                 relation = NAMES[variant.relation] if of_rows else "split N"
                 if relation not in chosen or variant.cut is None:
                     continue
                 entries = variant.cut[1]
-                arguments = variant.arguments
-                if not (len(entries) and self._is_of_entries(length, arguments, axis, entries)):
+                if not len(entries):
+                    continue
+                sides = (length.arguments, variant.arguments)
+                exact, part = (evaluate(self.like, arguments) for arguments in sides)
+                if not are_independent(exact, part, axis.output, entries):
                     continue
                 words = f"for {variant.name}" + (f", K = {length.terms}" if length.terms else "")
                 try:
@@ -148,17 +151,6 @@ class KernelRelations:
                 cause = functools.partial(self._cause, length, axis) if of_rows else str
                 if self._compare(relation, words, actual, expected, width, cause):
                     yield relation
-
-    def _is_of_entries(
-        self, length: _Length, arguments: list[Any], axis: CutAxis, entries: Tensor
-    ) -> bool:
-        """Return False where the reference's entries depend on each other, as those of a norm."""
-        assert axis.output is not None
-        whole, part = evaluate(self.like, length.arguments), evaluate(self.like, arguments)
-        rows = whole.index_select(axis.output, entries.to(whole.device))
-        if part.shape != rows.shape:
-            return False
-        return bool(torch.allclose(part, rows, rtol=1e-9, atol=1e-12 * float(whole.abs().max())))
 
     def _cause(self, length: _Length, axis: CutAxis) -> str:
         """Say if the first row gives other values beside louder ones."""
@@ -189,18 +181,14 @@ class KernelRelations:
             words += ", powers of two" if powers else ""
             words += f"; not where it is {', '.join(map(str, sorted(tried - {*at})))}"
             self.report.disagreements = [
-                _with_cause(d, words) if d.relation == relation and not d.cause else d
+                replace(d, cause=words) if d.relation == relation and not d.cause else d
                 for d in self.report.disagreements
             ]
 
     # Parts ----------------------------------------------------------------------------------------
 
-    def _split(self, whole: _Length, chosen: frozenset[str]) -> None:
+    def _split(self, whole: _Length, axis: CutAxis) -> None:
         """Compare the sum over parts of the terms, as ranks of tensor parallelism add them up."""
-        inner = [axis for axis in self.axes if axis.is_inner]
-        if "split K" not in chosen or not inner:
-            return
-        axis = inner[0]
         for parts in _PARTS:
             size, words = axis.length // parts, f"as the sum of {parts} parts of K = {axis.length}"
             reason = self._unsplittable(size, axis.length, parts)
@@ -250,7 +238,7 @@ class KernelRelations:
         is_exact: bool | None = None,
     ) -> bool:
         """Note if values differ by more than noise; return True if they do."""
-        self.report.sites["result"] = self.report.sites.get("result", 0) + actual.numel()
+        self.report.count("result", actual.numel())
         exact = expected.double()
         if actual.shape != expected.shape:
             wrong = torch.ones_like(expected, dtype=torch.bool)
@@ -258,11 +246,11 @@ class KernelRelations:
         else:
             is_exact = self.bitwise if is_exact is None else is_exact
             room = torch.zeros_like(width) if is_exact else width
-            wrong = Expected(exact, exact - room, exact + room).outside(actual)
+            wrong = Expected.around(exact, room).outside(actual)
             difference = (actual.double() - exact).square().mean().sqrt()
             error = float(difference / exact.square().mean().sqrt().clamp_min(1e-300))
         if not bool(wrong.any()):
-            self.report.agreed[relation] = self.report.agreed.get(relation, 0) + 1
+            self.report.agree(relation)
             return False
         rms = float(exact.square().mean().sqrt())
         limit = float(width.median()) / rms if rms and not self.bitwise else 0.0
@@ -284,10 +272,6 @@ class KernelRelations:
         return True
 
 
-def _fields(length: _Length) -> tuple[list[Any], Tensor, Tensor]:
-    return length.arguments, length.result, length.width
-
-
 def _powers(length: int, step: int) -> list[int]:
     """List powers of two below a length and what is beside them, in whole blocks."""
     powers = [2**k for k in range(4, 16) if _SHORTEST <= 2**k <= length]
@@ -303,7 +287,3 @@ def _block_of(quantizer: Quantizer) -> int:
 
 def _quantizer(value: Any) -> Quantizer:
     return value if isinstance(value, Quantizer) else Quantizer(str(value))
-
-
-def _with_cause(disagreement: Disagreement, cause: str) -> Disagreement:
-    return Disagreement(**{**vars(disagreement), "cause": cause})

@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, moved
 from qgate.models import Model, Site
-from qgate.relations.recording import FedRun, Pass, Span, record
+from qgate.relations.recording import FedRun, Pass, record
 
 _STEP = 2.0**-12
 """The relative step: far above the rounding of float32, and small enough to be linear."""
@@ -60,11 +59,9 @@ def token_errors(actual: Tensor, expected: Tensor) -> Tensor:
     return (squares / floor).sqrt_().nan_to_num_(math.inf, math.inf, math.inf).cpu()
 
 
-def measure_noise(
-    base: Model, sites: Sequence[Site], sample: Any, rows: int, tokens: int, unit: float
-) -> FloatNoise:
+def measure_noise(base: Model, sites: Sequence[Site], whole: Pass, unit: float) -> FloatNoise:
     """Measure on the unquantized model what arrives of rounding errors, with every site fed."""
-    recording = record(base, sites, sample, rows, tokens)
+    recording = record(base, sites, whole)
     sensitivities: dict[str, float] = {}
     generator = torch.Generator().manual_seed(0)
 
@@ -76,8 +73,6 @@ def measure_noise(
         result: Tensor = moved(tensor, _STEP, generator)
         return result
 
-    spans = tuple(Span(row, 0, row, 0, tokens) for row in range(rows))
-    run = FedRun(base, sites, recording, judge, change=change)
-    run.run(iter([Pass(sample, rows, tokens, spans)]))
-    longest = max([tokens, *(site.width for site in sites)])
+    FedRun(base, sites, recording, judge, change=change).run(iter([whole]))
+    longest = max([whole.tokens, *(site.width for site in sites)])
     return FloatNoise(sensitivities, longest, unit)

@@ -88,6 +88,14 @@ class RelationReport(Overviewed):
     limits: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
 
+    def count(self, site: str, values: int) -> None:
+        """Note that many values of a site as compared."""
+        self.sites[site] = self.sites.get(site, 0) + values
+
+    def agree(self, relation: str) -> None:
+        """Note one more way in which a relation holds."""
+        self.agreed[relation] = self.agreed.get(relation, 0) + 1
+
     @property
     def broken(self) -> list[str]:
         """Return the relations that do not hold, in the order in which they were asked."""

@@ -128,15 +128,15 @@ Judge = Callable[[str, Tensor, Tensor, Pass], None]
 """Takes a site, the tensor of the compared tokens, the recorded one, and the call."""
 
 
-def record(model: Model, sites: Sequence[Site], sample: Any, rows: int, tokens: int) -> Recording:
-    """Run a sample and keep the tensors at the sites before any quantizer of theirs."""
-    recording = Recording(rows, tokens)
+def record(model: Model, sites: Sequence[Site], whole: Pass) -> Recording:
+    """Make a call and keep the tensors at the sites before any quantizer of theirs."""
+    recording = Recording(whole.rows, whole.tokens)
 
     def take(site: Site, tensor: Tensor) -> None:
         recording.add(site.name, tensor)
 
     with torch.no_grad(), tap_sites(model.module, sites, take, first=True, lenient=True):
-        outputs = model.outputs(sample)
+        outputs = model.outputs(whole.sample)
     for name, tensor in outputs.items():
         recording.add(name, tensor)
     return recording

@@ -75,9 +75,8 @@ def digests_elsewhere(rebuilding: Rebuilding) -> Iterator[Callable[[], dict[str,
 def _digests_of(rebuilding: Rebuilding) -> dict[str, str]:
     torch.set_num_threads(rebuilding.threads)
     quantized = rebuilding.quantized()
-    rows = rows_of(quantized.model)
-    sites = leaf_sites(quantized.model)
-    return digests(record(quantized.model, sites, rows.sample, rows.rows, rows.tokens).tensors)
+    whole = rows_of(quantized.model).whole
+    return digests(record(quantized.model, leaf_sites(quantized.model), whole).tensors)
 
 
 def parameter_bytes(model: Model) -> int:

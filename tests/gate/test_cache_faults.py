@@ -14,6 +14,7 @@ from qgate import models, modes
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.cache_rows import cache_rows
 from qgate.gate.measuring.cache_traces import RunTraces
+from qgate.gate.measuring.site_rows import ModelSites
 from qgate.models import Model
 from qgate.modes.attention import core as core_module
 from qgate.modes.attention.casting import StoredSide
@@ -44,7 +45,7 @@ def rows_of(loaded: tuple[Model, modes.Calibration], name: str) -> list[Measured
     with torch.no_grad(), run.watch():
         quantized.model(torch.cat(list(model.inputs)))
     order = {site.name: number for number, site in enumerate(model.sites())}
-    return cache_rows(quantized, model, run, order, lambda site: model.layer_of(site))
+    return cache_rows(quantized, model, run, ModelSites(order, model.layer_of))
 
 
 def findings(rows: list[Measured]) -> dict[str, str]:

@@ -22,9 +22,10 @@ from qgate.expected.sampled import (
 from qgate.gate import Limits, failure_text, judge
 from qgate.gate.measured import Conformance
 from qgate.gate.measuring.conformance import HeldSite, only_where
-from qgate.gate.measuring.holding import Holding, held_row
+from qgate.gate.measuring.holding import Holding
 from qgate.gate.measuring.related import related_modules
 from qgate.gate.measuring.relations import RelatedModule, calls_of, mixes, relate
+from qgate.gate.measuring.site_rows import ModelSites
 from qgate.modes import Mode, Rule, apply
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
 
@@ -94,12 +95,15 @@ def test_what_has_no_expected_values_says_why() -> None:
 
 # The verdict --------------------------------------------------------------------------------------
 
+PLACES = ModelSites({}, lambda _site: "")
+
 
 def conforming(
     values: int, differing_values: int, about: str = "is truncated; first at [0]"
 ) -> Any:
     held = Conformance("differing_share", values, differing_values, about)
-    return judge([held_row("layers.0.up:input", "layers.0", 3, (held,))], lambda _: Limits(), True)
+    row = PLACES.row("layers.0.up:input", "local", 3, conformance=(held,))
+    return judge([row], lambda _: Limits(), True)
 
 
 def test_differences_fail_and_no_update_accepts_them() -> None:
@@ -115,9 +119,8 @@ def test_differences_fail_and_no_update_accepts_them() -> None:
 
 
 def test_a_site_without_a_tensor_fails() -> None:
-    (check,) = judge(
-        [held_row("a:input", "", 0, (HeldSite().conformance(),))], lambda _: Limits(), True
-    ).failed
+    row = PLACES.row("a:input", "local", 0, conformance=(HeldSite().conformance(),))
+    (check,) = judge([row], lambda _: Limits(), True).failed
     assert check.reason == "no tensor passed: nothing is quantized here"
 
 
@@ -167,10 +170,10 @@ def test_a_quantized_state_is_held(factor: float) -> None:
     if factor != 1:
         scan = quantized.model.module.get_submodule("backbone.layers.2.mixer.scan")
         scan.register_forward_hook(lambda *given: given[2]._replace(state=factor * given[2].state))
-    holding = Holding(quantized, of.model)
+    holding = Holding(quantized, of.model, quantized)
     with holding.watch(), torch.no_grad():
         quantized.model(of.model.inputs[0])
-    rows = {row.site: row.conformance[0] for row in holding.attach([], {}, lambda _: "")}
+    rows = {row.site: row.conformance[0] for row in holding.attach([], PLACES)}
     wrong = {site for site, held in rows.items() if held.share}
     assert wrong == (set() if factor == 1 else {"backbone.layers.2.mixer.scan:state"})
     if wrong:

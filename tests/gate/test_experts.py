@@ -18,6 +18,7 @@ from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.expert_rows import expert_rows, mixtures_of
 from qgate.gate.measuring.model_gates import ModelGates
+from qgate.gate.measuring.site_rows import ModelSites
 from qgate.models import Model, Sampling
 from qgate.models.experts import slice_experts
 from qgate.modes.mode import Kernel, Mode, Rule
@@ -73,9 +74,9 @@ def moe() -> Bench:
 
 
 def rows_of(of: Bench, mode: Mode) -> list[Measured]:
-    quantized, order = of.quantized(mode), {}
+    quantized = of.quantized(mode)
     meant = of.quantized(of.setup.select(mode.stands_for, of.model)[0]) if mode.own else quantized
-    return expert_rows(quantized, of.model, meant, order, of.layer_of)
+    return expert_rows(quantized, of.model, meant, ModelSites({}, of.layer_of))
 
 
 def rows_of_kernel(of: Bench, fmt: str, **defects: Any) -> list[Measured]:
@@ -205,7 +206,8 @@ def test_a_model_without_experts_has_no_such_rows() -> None:
     of = bench("tiny-llama", SHORT)
     assert mixtures_of(of.model.module) == []
     mode = of.setup.select("int8", of.model)[0]
-    assert expert_rows(of.quantized(mode), of.model, of.quantized(mode), {}, of.layer_of) == []
+    places = ModelSites({}, of.layer_of)
+    assert expert_rows(of.quantized(mode), of.model, of.quantized(mode), places) == []
 
 
 def test_weights_are_recovered_from_outputs() -> None:

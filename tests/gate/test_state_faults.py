@@ -12,6 +12,7 @@ from torch import Tensor
 from qgate import modes
 from qgate.gate.measured import Measured
 from qgate.gate.measuring import state_traces
+from qgate.gate.measuring.site_rows import ModelSites
 from qgate.gate.measuring.state_rows import state_rows
 from qgate.gate.measuring.state_traces import StateRunTraces
 from qgate.models import Model
@@ -39,7 +40,7 @@ def rows_of(model: Model, name: str) -> list[Measured]:
     with torch.no_grad(), run.watch():
         quantized.model(torch.cat(list(model.inputs)))
     order = {site.name: number for number, site in enumerate(model.sites())}
-    return state_rows(quantized, model, run, order, lambda site: model.layer_of(site))
+    return state_rows(quantized, model, run, ModelSites(order, model.layer_of))
 
 
 @share(6)

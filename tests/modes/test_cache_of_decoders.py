@@ -11,6 +11,7 @@ import torch
 from qgate import QgateError, models, modes
 from qgate.gate.measuring.cache_rows import cache_rows
 from qgate.gate.measuring.cache_traces import RunTraces
+from qgate.gate.measuring.site_rows import ModelSites
 from qgate.models import Model
 from tests.gate.test_cache_faults import findings
 
@@ -57,7 +58,7 @@ def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
             plain = model(torch.cat(list(model.inputs)))
         error = float((logits - plain).square().mean() / plain.square().mean())
         assert 1e-9 < error < 0.05, name
-        rows = cache_rows(quantized, model, run, {}, lambda _site: "")
+        rows = cache_rows(quantized, model, run, ModelSites({}, lambda _site: ""))
         assert findings(rows) == {}, name
         assert len({row.site for row in rows if ":decode" in row.site}) == 2
 

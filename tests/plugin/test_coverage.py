@@ -227,12 +227,12 @@ def test_samples_and_tokens_that_are_not_compared_are_counted(
     passes = qgate.gate.measuring.passes
     options = ("--model", "words", "--mode", "words8")
     assert suites(*options, "--update-baselines", "--no-report").ret == pytest.ExitCode.OK
-    batches, passing = passes._batches, passes.pass_through
-    monkeypatch.setattr(passes, "_batches", one_batch(batches))
+    batches, passing = passes.batches, passes.pass_through
+    monkeypatch.setattr(passes, "batches", one_batch(batches))
     suites(*options, "--no-report")
     (of,) = coverage(nets / "qgate-out")
     assert (of["tokens"], of["unit"]) == ({"held": 9, "of": 21}, "tokens")
-    monkeypatch.setattr(passes, "_batches", batches)
+    monkeypatch.setattr(passes, "batches", batches)
 
     def masked(model: Any, sites: Any, index: int, sample: Any, *more: Any) -> Any:
         outputs = passing(model, sites, index, sample, *more)

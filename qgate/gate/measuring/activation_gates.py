@@ -17,10 +17,10 @@ from qgate.baselines import Origin
 from qgate.baselines.origin import COLLECTED
 from qgate.errors import QgateError, unknown
 from qgate.gate.measured import Measured
-from qgate.gate.measuring.activation_layers import ANALYSES
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelSubject
 from qgate.gate.measuring.pictures import log2_or_least
+from qgate.gate.measuring.suite_needs import ANALYSES
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome
 from qgate.gate.subjects import Subject
@@ -69,7 +69,7 @@ class ActivationGates(GateSession):
         """Judge how large a layer's values are, and how far its outliers reach."""
         rows = self._rows(layer)
         mode = Mode(TITLE, "the model as it is")
-        return self.judge(suite, mode, rows, layer, title=TITLE, label="model", whole=[layer])
+        return self.judge(suite, mode, rows, layer, label="model", whole=[layer])
 
     def _rows(self, layer: str) -> list[Measured]:
         """Measure the inputs and outputs of one layer."""

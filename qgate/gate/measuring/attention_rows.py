@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,17 +13,17 @@ from torch import Tensor
 from qgate.formats.options import Floats
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.attention_causes import score_words, weight_words
-from qgate.gate.measuring.cache_checks import ExpectedTrace, array
-from qgate.gate.measuring.conformance import METRIC
-from qgate.gate.measuring.site_errors import site_errors
+from qgate.gate.measuring.cache_checks import ExpectedTrace, array, relative_mse
+from qgate.gate.measuring.site_rows import HeldWays, ModelSites
 from qgate.modes.attention import definition
 from qgate.modes.attention.planning import cache_site
 
-Stage = Callable[[ExpectedTrace], Floats]
+_SOFTMAX = "weights are not the softmax of the scores"
+_OUTPUT = "the output is not quantized as declared"
 
 
 def stage_rows(
-    at: str, traces: Sequence[ExpectedTrace], order: int, layer_of: Callable[[str], str]
+    at: str, traces: Sequence[ExpectedTrace], order: int, sites: ModelSites
 ) -> Iterator[Measured]:
     """Yield the rows of the stages of one attention: each is given what the run gave it.
 
@@ -37,26 +38,26 @@ def stage_rows(
     asks = [choices.chosen[side].words() for side in ("queries", "keys") if side in choices.chosen]
     if asks:
         sides = served._seen(served.actual_scores), served._seen(served.scores), exact_scores
-        yield _local(cache_site(at, "scores"), sides, ", ".join(asks), order, layer_of)
-    yield _isolated(
-        cache_site(at, "scores"), traces, lambda e: e.score_errors(), lambda e: e.score_limit,
-        score_words, order, layer_of,
-    )  # fmt: skip
-    yield _isolated(
-        cache_site(at, "softmax"), traces, lambda e: e.softmax_errors(), lambda e: e.softmax_limit,
-        lambda _expected: "weights are not the softmax of the scores", order, layer_of,
-    )  # fmt: skip
+        yield _local(sites, cache_site(at, "scores"), order, sides, ", ".join(asks))
+    for stage, errors_of, limit_of, words_of in (
+        ("scores", ExpectedTrace.score_errors, lambda e: e.score_limit, score_words),
+        ("softmax", ExpectedTrace.softmax_errors, lambda e: e.softmax_limit, lambda _e: _SOFTMAX),
+    ):
+        worst = _worst(traces, errors_of, limit_of, words_of)
+        site = cache_site(at, stage)
+        yield sites.isolated(site, order, *worst, channels=served.trace.length)
     if choices.weights is not None:
         right = definition.softmax(served.actual_scores)
         sides = served._seen(array(served.trace.squares["cast weights"])), served.weights, right
-        row = _local(cache_site(at, "weights"), sides, choices.weights.words(), order, layer_of)
+        words = choices.weights.words()
+        row = _local(sites, cache_site(at, "weights"), order, sides, words)
         yield replace(row, conformance=(_held_weights(traces),))
     if {"values", "output"} & choices.chosen.keys():
-        yield _output_row(at, traces, order, layer_of)
+        yield _output_row(at, traces, order, sites)
 
 
 def _output_row(
-    at: str, traces: Sequence[ExpectedTrace], order: int, layer_of: Callable[[str], str]
+    at: str, traces: Sequence[ExpectedTrace], order: int, sites: ModelSites
 ) -> Measured:
     """Return the error that the product of weights and values makes, and the output's cast."""
     served = traces[0]
@@ -74,9 +75,8 @@ def _output_row(
         assert served.trace.context is not None
         actual, right = array(served.trace.context), served.of.stored("output", right)
         figures = (_held_output(traces),)
-    row = _local(
-        cache_site(at, "output"), (actual, right, exact), ", ".join(words), order, layer_of
-    )
+    sides = actual, right, exact
+    row = _local(sites, cache_site(at, "output"), order, sides, ", ".join(words))
     return replace(row, conformance=figures)
 
 
@@ -86,69 +86,50 @@ def tokens_of(heads: Floats) -> Tensor:
 
 
 def _local(
+    sites: ModelSites,
     site: str,
+    order: int,
     sides: tuple[Floats, Floats, Floats],
     quantizer: str,
-    order: int,
-    layer_of: Callable[[str], str],
 ) -> Measured:
     """Return the error of a stage and of its definition against what exact inputs give."""
     actual, right, exact = sides
-    energy = max(float(np.square(exact).sum()), np.finfo(np.float64).tiny)
-    ideal = float(np.square(right - exact).sum()) / energy
     pairs = [(tokens_of(actual), tokens_of(exact))]
-    return site_errors(
-        site, layer_of(site), "local", order, pairs,
-        ideal=ideal if quantizer else None, quantizer=quantizer,
-    )  # fmt: skip
+    ideal = relative_mse(right, exact) if quantizer else None
+    return sites.local(site, order, pairs, ideal=ideal, quantizer=quantizer)
 
 
-def _isolated(
-    site: str,
+def _worst(
     traces: Sequence[ExpectedTrace],
-    errors: Stage,
+    errors: Callable[[ExpectedTrace], Floats],
     limit: Callable[[ExpectedTrace], float],
     words: Callable[[ExpectedTrace], str],
-    order: int,
-    layer_of: Callable[[str], str],
-) -> Measured:
-    """Return the way to serve whose stage is farthest from its definition."""
+) -> tuple[float, float, float, str]:
+    """Return error, worst row, limit and reason of the way that is farthest from its definition."""
     worst = max(traces, key=lambda expected: float(errors(expected).max()) / limit(expected))
     rows, bound = errors(worst), limit(worst)
-    why = {}
+    reason = ""
     if not float(rows.max()) <= bound:
-        way = worst.trace.way.replace("_", " ")
-        why = {"isolated": f"{words(worst)} (in {way})"}
-    return Measured(
-        site=site, layer=layer_of(site), scope="isolated",
-        values={"relative_mse": float(rows.mean())}, order=order, nonfinite=0, floor=bound,
-        parts={"worst_token": {"relative_mse": float(rows.max())}}, gated=(), why=why or None,
-        channels=worst.trace.length,
-    )  # fmt: skip
+        reason = f"{words(worst)} (in {worst.trace.way.replace('_', ' ')})"
+    return float(rows.mean()), float(rows.max()), bound, reason
 
 
 def _held_weights(traces: Sequence[ExpectedTrace]) -> Conformance:
     """Hold the cast of the weights bit for bit."""
-    values, differing, words = 0, 0, ""
+    held = HeldWays()
     for expected in traces:
         actual = expected._seen(array(expected.trace.squares["cast weights"]))
-        wrong = actual != expected.cast_weights
-        values, differing = values + actual.size, differing + int(wrong.sum())
-        if wrong.any():
-            words = words or weight_words(expected, actual)
-    about = words or f"{values:,} values of {len(traces)} ways to serve"
-    return Conformance(METRIC, values, differing, about)
+        wrong = int((actual != expected.cast_weights).sum())
+        held.add(expected.trace.way, actual.size, wrong, partial(weight_words, expected, actual))
+    return held.conformance()
 
 
 def _held_output(traces: Sequence[ExpectedTrace]) -> Conformance:
     """Hold the cast of the output bit for bit."""
-    values, differing = 0, 0
+    held = HeldWays()
     for expected in traces:
         assert expected.trace.context is not None
         right = expected.of.stored("output", array(expected.trace.sources["output"]))
         wrong = array(expected.trace.context) != right
-        values, differing = values + wrong.size, differing + int(wrong.sum())
-    about = f"{values:,} values of {len(traces)} ways to serve"
-    return Conformance(
-        METRIC, values, differing, "the output is not quantized as declared" if differing else about
-    )
+        held.add(expected.trace.way, wrong.size, int(wrong.sum()), lambda: _OUTPUT)
+    return held.conformance()

@@ -52,6 +52,7 @@ from qgate.gate.measuring.site_errors import (
     unless_idle,
     unless_vanished,
 )
+from qgate.gate.measuring.site_rows import ModelSites
 from qgate.gate.measuring.state_rows import state_rows
 from qgate.gate.measuring.state_traces import StateRunTraces
 from qgate.modes import Mode, Quantized, apply
@@ -101,13 +102,13 @@ class Bench(LoadedModel):
             rows += self._outputs(carried, reference)
             rows += self._isolated(segments)
             base = self.model.in_basis(quantized.model.basis)
-            rows += expert_rows(quantized, base, meant, self._order, self.layer_of)
+            rows += expert_rows(quantized, base, meant, self._places)
             if mode.attention is not None:
-                rows += cache_rows(quantized, base, caches, self._order, self.layer_of)
+                rows += cache_rows(quantized, base, caches, self._places)
             if mode.states is not None:
-                rows += state_rows(quantized, base, states, self._order, self.layer_of)
+                rows += state_rows(quantized, base, states, self._places)
             rows = unless_idle(rows) if self._chosen is None else rows
-            self._measured[mode.name] = holding.attach(rows, self._order, self.layer_of)
+            self._measured[mode.name] = holding.attach(rows, self._places)
         return self._measured[mode.name]
 
     def outputs(self, mode: Mode | None) -> list[Tensor]:
@@ -167,12 +168,16 @@ class Bench(LoadedModel):
                 segments.probe(several(self.model.inputs))
         return self._segments[quantized.mode.name]
 
+    def not_isolated(self, mode: Mode) -> dict[str, str]:
+        """Return the places of a mode without an isolated error, each with the reason."""
+        return self.segments(self.quantized(mode)).left_out
+
     def _isolated(self, segments: Segments) -> list[Measured]:
         base = segments.base
         if segments.errors and base.basis not in self._sensitivities:
             self._sensitivities[base.basis] = sensitivities(base, several(self.model.inputs))
         noise = self._sensitivities.get(base.basis, {})
-        return segment_rows(segments, noise, self._order, self.layer_of)
+        return segment_rows(segments, noise, self._places)
 
     def _blocks(
         self, scope: Scope, actual: Capture, reference: Capture, layers: Sequence[str]
@@ -195,15 +200,16 @@ class Bench(LoadedModel):
                 "carried",
                 row_pairs(self.model, actual[name], reference[name]),
                 beyond=massive_from(reference[name]),
-                order=len(self._order) + number,
+                order=len(self._places.order) + number,
                 whole=True,
             )
             for number, name in enumerate(name for name in reference if ":" not in name)
         ]
 
     @cached_property
-    def _order(self) -> dict[str, int]:
-        return {site.name: order for order, site in enumerate(self.model.sites())}
+    def _places(self) -> ModelSites:
+        order = {site.name: order for order, site in enumerate(self.model.sites())}
+        return ModelSites(order, self.layer_of)
 
     def _row(
         self,
@@ -218,7 +224,7 @@ class Bench(LoadedModel):
             site,
             self.layer_of(site),
             scope,
-            self._order.get(site, 0) if order is None else order,
+            self._places.place(site) if order is None else order,
             channels_last(pairs, self.model.channel_axis(site)),
             draw=self.pictures and pictures,
             **details,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,8 @@ from qgate.modes.attention import definition
 from qgate.modes.attention.choices import TensorChoice
 from qgate.modes.attention.planning import range_site
 
-Candidate = tuple[str, Callable[[], Floats | None]]
+Candidate = tuple[str, Floats | None]
+"""Words for a fault, and the tensor that it gives; made one by one until one is the run's."""
 _OTHER = {"keys": "values", "values": "keys", "queries": "keys"}
 _MARGIN = 16.0
 """Times the noise of the definition up to which another context is called the run's."""
@@ -27,31 +28,38 @@ def source_words(expected: ExpectedTrace, side: str) -> str:
     cast_tensor = expected.trace.sources.get(side)
     if cast_tensor is None:
         return f"no {side} are cast: nothing is quantized here"
-    actual, of = array(cast_tensor), expected.of
+    actual = array(cast_tensor)
     if actual.shape != expected.sources[side].shape:
         return f"{actual.shape[2]} tokens of {side} are cast, {expected.trace.length} were given"
-    is_before = of.choices.before_rope
-    candidates: list[Candidate] = [
-        (f"{_OTHER[side]} are cast in the place of {side}", lambda: expected.sources[_OTHER[side]])
-    ]
+    words = first_words(
+        _source_candidates(expected, side),
+        lambda other: (
+            other.shape == actual.shape
+            and bool(row_errors(actual, other).max() <= expected.position_noise)
+        ),
+    )
+    return words or f"the {side} that are cast are not those of the projection"
+
+
+def first_words(candidates: Iterable[Candidate], explains: Callable[[Floats], bool]) -> str:
+    """Return the words of the first fault that explains what a run did; empty without one."""
+    tensors = ((words, other) for words, other in candidates if other is not None)
+    return next((words for words, other in tensors if explains(other)), "")
+
+
+def _source_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
+    is_before = expected.of.choices.before_rope
+    yield f"{_OTHER[side]} are cast in the place of {side}", expected.sources[_OTHER[side]]
     if side == "queries":
         words = "queries are quantized before RoPE, after RoPE is meant"
-        candidates.append((words, lambda: array(expected.trace.queries)))
+        yield words, array(expected.trace.queries)
     if side == "keys":
         meant = "before RoPE is meant" if is_before else "after RoPE is meant"
         words = f"keys are quantized {'after' if is_before else 'before'} RoPE, {meant}"
-        candidates.append((words, lambda: expected.exact_keys if is_before else expected.keys))
+        yield words, expected.exact_keys if is_before else expected.keys
         for shift, name in ((1, "after"), (-1, "before")):
-            turned = definition.rotary(expected.keys, of.rope_base, shift)
-            candidates.append((f"keys are turned by the position {name} their own",
-                               lambda turned=turned: turned))  # type: ignore[misc]  # fmt: skip
-    for words, make in candidates:
-        other = make()
-        if other is None or other.shape != actual.shape:
-            continue
-        if row_errors(actual, other).max() <= expected.position_noise:
-            return words
-    return f"the {side} that are cast are not those of the projection"
+            turned = definition.rotary(expected.keys, expected.of.rope_base, shift)
+            yield f"keys are turned by the position {name} their own", turned
 
 
 def read_words(expected: ExpectedTrace, side: str) -> str:
@@ -60,15 +68,16 @@ def read_words(expected: ExpectedTrace, side: str) -> str:
     if actual.shape != right.shape:
         return f"{side}: {_length_words(actual, right)}"
     wrong = np.asarray(expected.wrong_reads(side).any(-1))
-    for words, make in _read_candidates(expected, side):
-        other = make()
-        if other is None or other.shape != actual.shape:
-            continue
-        same = row_errors(actual, other) <= expected.position_noise
-        # Of a shift the first row has nothing to compare with.
-        if same[wrong].mean() >= 1 - 1.5 / max(1, expected.trace.length):
-            return f"{side} {words}{places(wrong)}"
-    return f"{side} are not what the definition stores{places(wrong)}"
+    # Of a shift the first row has nothing to compare with.
+    least = 1 - 1.5 / max(1, expected.trace.length)
+    words = first_words(
+        _read_candidates(expected, side),
+        lambda other: (
+            other.shape == actual.shape
+            and (row_errors(actual, other) <= expected.position_noise)[wrong].mean() >= least
+        ),
+    )
+    return f"{side} {words or 'are not what the definition stores'}{places(wrong)}"
 
 
 def _read_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
@@ -80,62 +89,39 @@ def _read_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
         return of.turned(stored) if side == "keys" and of.choices.before_rope else stored
 
     right = expected.read(side)
-    yield (
-        f"and {_OTHER[side]} are swapped",
-        lambda: expected.read(_OTHER[side]),
-    )
-    yield "are not quantized", lambda: turned(source)
-    yield "are stored one token late", lambda: np.roll(right, 1, 2)
-    yield "are stored one token early", lambda: np.roll(right, -1, 2)
+    yield f"and {_OTHER[side]} are swapped", expected.read(_OTHER[side])
+    yield "are not quantized", turned(source)
+    yield "are stored one token late", np.roll(right, 1, 2)
+    yield "are stored one token early", np.roll(right, -1, 2)
     for shift in range(1, len(source)):
-        yield "are those of another request of the batch", lambda s=shift: np.roll(right, s, 0)  # type: ignore[misc]
-    yield (
-        "are those of the request before, which the cache served",
-        lambda: _earlier(expected, side),
-    )
+        yield "are those of another request of the batch", np.roll(right, shift, 0)
+    yield "are those of the request before, which the cache served", _earlier(expected, side)
     if choice is None:
         return
     if of.choices.rotated and side == "keys":
-        yield "are not rotated before they are quantized", lambda: definition.stored(source, choice)
+        yield "are not rotated before they are quantized", definition.stored(source, choice)
     if choice.is_static:
         ranges = of.ranges(side, heads)
+
+        def with_ranges(reaches: list[float]) -> Floats:
+            return turned(of.stored(side, source, reaches))
+
         for shift in range(1, len(ranges)):
-            yield (
-                "have the scale of another head",
-                lambda s=shift: turned(  # type: ignore[misc]
-                    of.stored(side, source, ranges[s:] + ranges[:s])
-                ),
-            )
-        yield (
-            f"have the scale of the {_OTHER[side]}",
-            lambda: turned(of.stored(side, source, of.ranges(_OTHER[side], heads))),
-        )
+            yield "have the scale of another head", with_ranges(ranges[shift:] + ranges[:shift])
+        yield f"have the scale of the {_OTHER[side]}", with_ranges(of.ranges(_OTHER[side], heads))
         top = float(Quantizer(choice.format).format.element.max)
-        yield (
-            "have a scale of 1, the calibrated one is forgotten",
-            lambda: turned(of.stored(side, source, [top] * max(1, len(ranges)))),
-        )
+        words = "have a scale of 1, the calibrated one is forgotten"
+        yield words, with_ranges([top] * max(1, len(ranges)))
         for factor, words in ((2.0, "twice"), (0.5, "half")):
-            yield (
-                f"have {words} their scale",
-                lambda f=factor: turned(  # type: ignore[misc]
-                    of.stored(side, source, [r * f for r in ranges])
-                ),
-            )
+            yield f"have {words} their scale", with_ranges([reach * factor for reach in ranges])
         if len(ranges) > 1:
-            whole = [of.calibrated[range_site(of.at, "values", None)]]
-            per_tensor = replace(choice, share="tensor")
-            yield (
-                "have one scale for all heads",
-                lambda: turned(
-                    definition.stored(
-                        source, per_tensor, [max(ranges)] if side == "keys" else whole
-                    )
-                ),
-            )
+            whole = of.calibrated[range_site(of.at, "values", None)]
+            reaches = [max(ranges) if side == "keys" else whole]
+            per_tensor = definition.stored(source, replace(choice, share="tensor"), reaches)
+            yield "have one scale for all heads", turned(per_tensor)
     elif choice.share != "format":
-        yield "have the scale of the first token", lambda: turned(_of_token(source, choice, 0))
-        yield "have one scale for all tokens", lambda: turned(_of_token(source, choice, None))
+        yield "have the scale of the first token", turned(_of_token(source, choice, 0))
+        yield "have one scale for all tokens", turned(_of_token(source, choice, None))
 
 
 def _earlier(expected: ExpectedTrace, side: str) -> Floats | None:
@@ -210,22 +196,24 @@ def context_words(expected: ExpectedTrace) -> str:
     wrong = errors > expected.limit
     if expected.of.choices.weights is not None:
         return value_words(expected)
-    for words, make in _context_candidates(expected):
-        other = make()
-        if other is not None and bool(
+    words = first_words(
+        _context_candidates(expected),
+        lambda other: bool(
             (expected.context_errors(other)[wrong] <= _MARGIN * expected.limit).all()
-        ):
-            return f"{words}{places(wrong)}"
-    return f"is not attention over what the cache holds{places(wrong)}"
+        ),
+    )
+    return f"{words or 'is not attention over what the cache holds'}{places(wrong)}"
 
 
 def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
     choices, length = expected.of.choices, expected.trace.length
     keys, values = expected.read("keys"), expected.read("values")
 
-    def exact_with(**changed: int) -> Callable[[], Floats]:
+    exact = expected.exact
+
+    def exact_with(**changed: int) -> Floats:
         other = replace(choices, **changed)  # type: ignore[arg-type]
-        return lambda: expected.context_of(keys, values, definition.exact_mask(other, length))
+        return expected.context_of(keys, values, definition.exact_mask(other, length))
 
     if choices.window:
         for step, words in ((-1, "one token short"), (1, "one token long")):
@@ -241,42 +229,20 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
     for count in expected.trace.chunks:
         inside[start : start + count, start : start + count] = True
         start += count
-    yield (
-        "queries read the tokens of their own chunk unquantized",
-        lambda: expected.context_of(keys, values, expected.exact | inside),
-    )
-    yield (
-        "queries read the cache unquantized",
-        lambda: expected.context_of(keys, values, np.ones_like(inside)),
-    )
-    yield (
-        "queries do not see their own token: the cache is one token late",
-        lambda: _late(expected, 0),
-    )
-    yield "queries see the token after their own", lambda: _late(expected, 2)
-    yield "keys and values are swapped", lambda: expected.context_of(values, keys, expected.exact)
-    yield (
-        "keys are those of another head",
-        lambda: expected.context_of(np.roll(keys, 1, 1), values, expected.exact),
-    )
-    yield (
-        "values are those of another head",
-        lambda: expected.context_of(keys, np.roll(values, 1, 1), expected.exact),
-    )
+    words = "queries read the tokens of their own chunk unquantized"
+    yield words, expected.context_of(keys, values, exact | inside)
+    everything = np.ones_like(inside)
+    yield "queries read the cache unquantized", expected.context_of(keys, values, everything)
+    words = "queries do not see their own token: the cache is one token late"
+    yield words, expected.context_of(keys, values, exact, last=-1)
+    words = "queries see the token after their own"
+    yield words, expected.context_of(keys, values, exact, last=1)
+    yield "keys and values are swapped", expected.context_of(values, keys, exact)
+    turned_keys, turned_values = np.roll(keys, 1, 1), np.roll(values, 1, 1)
+    yield "keys are those of another head", expected.context_of(turned_keys, values, exact)
+    yield "values are those of another head", expected.context_of(keys, turned_values, exact)
     for shift in range(1, len(keys)):
-        yield (
-            "keys and values are those of another request",
-            lambda s=shift: expected.context_of(  # type: ignore[misc]
-                np.roll(keys, s, 0), np.roll(values, s, 0), expected.exact
-            ),
-        )
-    yield (
-        "scores are not divided by the root of the width",
-        lambda: expected.context_of(keys, values, expected.exact, scaling=1.0),
-    )
-
-
-def _late(expected: ExpectedTrace, seen: int) -> Floats:
-    """Return the context of queries that see fewer or more tokens than their own and before."""
-    sides = expected.read("keys"), expected.read("values")
-    return expected.context_of(*sides, expected.exact, last=seen - 1)
+        sides = np.roll(keys, shift, 0), np.roll(values, shift, 0)
+        yield "keys and values are those of another request", expected.context_of(*sides, exact)
+    words = "scores are not divided by the root of the width"
+    yield words, expected.context_of(keys, values, exact, scaling=1.0)

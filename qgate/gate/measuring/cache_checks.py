@@ -238,5 +238,11 @@ def row_errors(actual: Floats, expected: Floats) -> Floats:
     return np.asarray(np.nan_to_num(np.square(actual - expected).sum(-1) / scale, nan=np.inf))
 
 
+def relative_mse(actual: Floats, reference: Floats) -> float:
+    """Return the squared error of all rows together, as a share of their energy."""
+    energy = max(float(np.square(reference).sum()), np.finfo(np.float64).tiny)
+    return float(np.square(actual - reference).sum()) / energy
+
+
 def array(tensor: Tensor) -> Floats:
     return np.asarray(tensor.detach().to(torch.float64).cpu().numpy())

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.attention_rows import stage_rows, tokens_of
 from qgate.gate.measuring.cache_causes import context_words, read_words, source_words
-from qgate.gate.measuring.cache_checks import CacheDefinition, ExpectedTrace, array
+from qgate.gate.measuring.cache_checks import (
+    CacheDefinition,
+    ExpectedTrace,
+    array,
+    relative_mse,
+)
 from qgate.gate.measuring.cache_traces import RUN, RunTraces, served_traces
-from qgate.gate.measuring.conformance import METRIC
-from qgate.gate.measuring.site_errors import massive_from, site_errors
+from qgate.gate.measuring.site_errors import massive_from
+from qgate.gate.measuring.site_rows import HeldWays, ModelSites
 from qgate.models import Model
 from qgate.modes import Quantized
 from qgate.modes.attention.planning import cache_site
@@ -21,11 +27,7 @@ from qgate.modes.attention.sources import source_of
 
 
 def cache_rows(
-    quantized: Quantized,
-    base: Model,
-    run: RunTraces,
-    order: Mapping[str, int],
-    layer_of: Callable[[str], str],
+    quantized: Quantized, base: Model, run: RunTraces, sites: ModelSites
 ) -> list[Measured]:
     """Return rows of what every cache stores, and of attention over it in every way to serve."""
     choices = quantized.mode.attention
@@ -39,77 +41,57 @@ def cache_rows(
         by_layer.setdefault(trace.at, []).append(ExpectedTrace(trace, of))
     rows = []
     for at, traces in by_layer.items():
-        stored = order.get(f"{at}.v_proj:output", 0)
+        stored = sites.place(f"{at}.v_proj:output")
         for side in ("queries", "keys", "values"):
             if side in choices.chosen:
-                rows.append(_stored_row(at, side, traces, stored, layer_of))
-        last = order.get(f"{at}.o_proj:input", 0)
+                rows.append(_stored_row(at, side, traces, stored, sites))
+        last = sites.place(f"{at}.o_proj:input")
         if choices.is_computed:
-            rows += stage_rows(at, traces, last, layer_of)
-        rows += [_context_row(expected, last, layer_of) for expected in traces]
+            rows += stage_rows(at, traces, last, sites)
+        rows += [_context_row(expected, last, sites) for expected in traces]
     return rows
 
 
 def _stored_row(
-    at: str,
-    side: str,
-    traces: Sequence[ExpectedTrace],
-    order: int,
-    layer_of: Callable[[str], str],
+    at: str, side: str, traces: Sequence[ExpectedTrace], order: int, sites: ModelSites
 ) -> Measured:
     """Return the error of stored keys or values, bit for bit as the definition gives them."""
     served = next(expected for expected in traces if expected.trace.way != RUN)
-    site, choice = cache_site(at, side), getattr(served.of.choices, side)
+    choice = getattr(served.of.choices, side)
     actual, right = array(served.trace.read[side]), served.read(side)
     reference = {"queries": served.turned, "keys": served.exact_keys}.get(side, served.values)
     pair = tokens_of(right if actual.shape != right.shape else actual), tokens_of(reference)
-    ideal = float(np.square(right - reference).sum() / np.square(reference).sum())
-    row = site_errors(
-        site, layer_of(site), "local", order, [pair], beyond=massive_from([pair[1]]), ideal=ideal,
-        quantizer=choice.words(),
+    row = sites.local(
+        cache_site(at, side), order, [pair], beyond=massive_from([pair[1]]),
+        ideal=relative_mse(right, reference), quantizer=choice.words(),
     )  # fmt: skip
     return replace(row, conformance=(_conformance(side, traces),))
 
 
 def _conformance(side: str, traces: Sequence[ExpectedTrace]) -> Conformance:
     """Hold what was cast and what was read, in every way to serve."""
-    values, differing, words, wrong_ways = 0, 0, "", []
+    held = HeldWays()
     for expected in traces:
-        actual, right = expected.trace.read[side], expected.read(side)
-        count = right.size
-        if expected.source_fault(side):
-            fault, wrong = source_words(expected, side), count
-        elif tuple(actual.shape) != right.shape:
-            fault, wrong = read_words(expected, side), count
+        right = expected.read(side)
+        words = source_words if expected.source_fault(side) else read_words
+        if words is source_words or tuple(expected.trace.read[side].shape) != right.shape:
+            wrong = right.size
         else:
             wrong = int(expected.wrong_reads(side).sum())
-            fault = read_words(expected, side) if wrong else ""
-        values, differing = values + count, differing + wrong
-        if wrong:
-            wrong_ways.append(expected.trace.way.replace("_", " "))
-            words = words or fault
-    if not words:
-        about = f"{values:,} values of {len(traces)} ways to serve"
-        return Conformance(METRIC, values, 0, about)
-    only = f"; only in {' and '.join(wrong_ways)}" if len(wrong_ways) < len(traces) else ""
-    return Conformance(METRIC, values, differing, words + only)
+        held.add(expected.trace.way, right.size, wrong, partial(words, expected, side))
+    return held.conformance()
 
 
-def _context_row(expected: ExpectedTrace, order: int, layer_of: Callable[[str], str]) -> Measured:
+def _context_row(expected: ExpectedTrace, order: int, sites: ModelSites) -> Measured:
     """Return the distance of attention from its definition over what the cache holds."""
     trace = expected.trace
     site = f"{trace.at}.o_proj:input" if trace.way == RUN else f"{trace.at}.cache:{trace.way}"
-    errors = expected.context_errors()
-    worst, context = float(errors.max()), trace.context
+    worst, context = float(expected.context_errors().max()), trace.context
     assert context is not None
-    energy = float(np.square(expected.context).sum())
     is_shaped = tuple(context.shape) == expected.context.shape
-    squares = float(np.square(array(context) - expected.context).sum()) if is_shaped else np.inf
-    why = None if worst <= expected.limit else {"isolated": context_words(expected)}
-    return Measured(
-        site=site, layer=layer_of(site), scope="isolated",
-        values={"relative_mse": squares / energy}, order=order,
-        nonfinite=int((~context.isfinite()).sum()), floor=expected.limit,
-        parts={"worst_token": {"relative_mse": worst}}, gated=(), why=why,
-        channels=trace.queries.shape[-1],
+    error = relative_mse(array(context), expected.context) if is_shaped else np.inf
+    reason = "" if worst <= expected.limit else context_words(expected)
+    return sites.isolated(
+        site, order, error, worst, expected.limit, reason,
+        nonfinite=int((~context.isfinite()).sum()), channels=trace.queries.shape[-1],
     )  # fmt: skip

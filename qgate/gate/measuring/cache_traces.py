@@ -87,16 +87,19 @@ def served_traces(quantized: Quantized, base: Model) -> Iterator[CacheTrace]:
             cache.reset()
             served = CacheTrace(at, way, sides[0], sides[1], sides[2], chunks)
             served.earlier = earlier[1], earlier[2]
-            with watched(attention.core, served):
+            tapped = TappedCore(attention.core)
+            with ModuleHooks() as hooks:
+                tapped.watch(hooks)
                 served.context = _serve(cache, served)
+            tapped.fill(served)
             yield served
 
 
-def ways(length: int) -> dict[str, list[int]]:
-    """Return the numbers of tokens that each way of serving writes at once."""
+def ways(length: int, sizes: Sequence[int] = _CHUNKS) -> dict[str, list[int]]:
+    """Return the numbers of tokens that each way of serving takes at once."""
     chunks: list[int] = []
     while sum(chunks) < length:
-        chunks.append(min(_CHUNKS[len(chunks) % len(_CHUNKS)], length - sum(chunks)))
+        chunks.append(min(sizes[len(chunks) % len(sizes)], length - sum(chunks)))
     return {"decode": [1] * length, "prefill": [length], "chunked_prefill": chunks}
 
 
@@ -111,23 +114,12 @@ def _serve(cache: QuantizedCache, trace: CacheTrace) -> Tensor:
     return torch.cat(context, 2)
 
 
-@contextmanager
-def watched(
-    core: AttentionCore, trace: CacheTrace, rows: Sequence[int] | None = None
-) -> Iterator[None]:
-    """Take what is cast and what queries read; of `rows` of the batch, if they are given."""
-    tapped = TappedCore(core, rows)
-    with ModuleHooks() as hooks:
-        tapped.watch(hooks)
-        yield
-    tapped.fill(trace)
-
-
 class TappedCore:
     """Tensors of one attention, taken at its casts and where its queries read."""
 
-    def __init__(self, core: AttentionCore, rows: Sequence[int] | None = None) -> None:
-        self.core, self.rows = core, rows
+    def __init__(self, core: AttentionCore) -> None:
+        self.core = core
+        self.rows: Sequence[int] | None = None
         self.parts: dict[str, list[Tensor]] = {}
         self.latest: dict[str, Tensor] = {}
 

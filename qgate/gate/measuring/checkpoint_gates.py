@@ -22,11 +22,10 @@ from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, Weight
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.errors import QgateError, unknown
 from qgate.gate.checks import FINDINGS
-from qgate.gate.limits import Bound
 from qgate.gate.measured import Measured, Scope
-from qgate.gate.policy import MARKER, Policy, Setting
+from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome
-from qgate.gate.subjects import Subject, commit_here
+from qgate.gate.subjects import OUTSIDE, Subject, commit_here, layer_order
 from qgate.modes import Mode
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 WEIGHTS, ACCOUNTING, RECIPE = "weights", "accounting", "recipe"
 """Names of the accepted records, and of the gates in what people read."""
-OUTSIDE = "outside"
 SCOPE: Scope = "checkpoint"
 PLAN = "quantizer"
 _ERRORS = ("over_ideal_db", "relative_mse")
@@ -42,8 +40,6 @@ _NOISE = 1e-13
 """Relative error that rounding in float32 makes of equal values."""
 _SAMPLED = 5
 """Weights that are compared before any test runs, to tell a pair from none."""
-_NO_FINDING = Bound(FINDINGS, "<=", 0.0, source="gates of checkpoints")
-AS_DECLARED = Setting("gates of checkpoints", {}, (_NO_FINDING,), scopes=(SCOPE,))
 Judged = tuple[WeightRecord, list[CheckpointFinding]]
 
 
@@ -139,7 +135,7 @@ class CheckpointGates(GateSession):
     def __init__(
         self, subject: CheckpointSubject, baselines: Location, policy: Policy, **options: Any
     ) -> None:
-        declared = replace(policy, settings=(AS_DECLARED, *policy.settings))
+        declared = policy.without_findings(SCOPE, "gates of checkpoints")
         super().__init__(subject, baselines, declared, **options)
 
     # Before anything is compared ------------------------------------------------------------------
@@ -162,9 +158,7 @@ class CheckpointGates(GateSession):
 
     def check_policy(self, policy: Policy | None = None) -> None:
         """Refuse a marker, or a rule for this checkpoint by name, that fits no site or gate."""
-        checked = policy or self.policy
-        own = tuple(s for s in checked.settings if s.models or s.source.startswith(MARKER))
-        narrow = Policy(own, checked.model)
+        narrow = (policy or self.policy).own()
         narrow.check_sites(self.subject.sites())
         narrow.check_modes([WEIGHTS, ACCOUNTING, RECIPE])
 
@@ -227,9 +221,7 @@ class CheckpointGates(GateSession):
         subject = self.subject
         notes = {"checkpoint": subject.child}
         notes |= {} if subject.parent is None else {"parent": subject.parent}
-        return self.judge(
-            suite, mode, rows, layer, notes, title=mode.name, label=SCOPE, whole=[layer]
-        )
+        return self.judge(suite, mode, rows, layer, notes, label=SCOPE, whole=[layer])
 
 
 def _weight_row(site: str, layer: str, order: int, members: Sequence[Judged]) -> Measured:
@@ -281,12 +273,6 @@ def layer_in(name: str) -> str:
     """Return the name up to its first number, `outside` where it has none."""
     match = re.match(r"((?:[^.]*\.)*?\d+)(?:\.|$)", name)
     return match[1] if match else OUTSIDE
-
-
-def layer_order(layer: str) -> tuple[bool, str, int]:
-    """Sort layers by number, and what is in none last."""
-    stem, _, number = layer.rpartition(".")
-    return layer == OUTSIDE, stem, int(number) if number.isdecimal() else 0
 
 
 def site_of(name: str) -> str:

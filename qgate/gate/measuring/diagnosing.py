@@ -232,7 +232,7 @@ def tensor_fault(actual: Tensor, expected: Tensor, unquantized: Tensor | None = 
     wrong = ~((actual.double() - values).abs() <= width)
     if not bool(wrong.any()):
         return ""
-    noisy = Expected(values, values - width, values + width)
+    noisy = Expected.around(values, width)
     words = describe_ruin(actual, noisy, wrong)
     if not words and unquantized is not None:
         near = (actual.double() - unquantized.double()).abs() <= width

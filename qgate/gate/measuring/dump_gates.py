@@ -23,7 +23,6 @@ from qgate.gate.measuring.dump_sites import (
     SitePool,
     Sites,
     layer_in_name,
-    layer_order,
     losses_of_pool,
     losses_of_tensors,
     needs_values,
@@ -31,9 +30,9 @@ from qgate.gate.measuring.dump_sites import (
     pool_picture,
 )
 from qgate.gate.measuring.pictures import log2_or_least
-from qgate.gate.policy import MARKER, Policy
+from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome
-from qgate.gate.subjects import Subject, commit_here
+from qgate.gate.subjects import Subject, commit_here, layer_order
 from qgate.metrics import METRICS
 from qgate.modes import Mode
 
@@ -171,9 +170,7 @@ class DumpGates(GateSession):
 
         Rules for everything are checked on the models they were written for.
         """
-        checked = policy or self.policy
-        own = tuple(s for s in checked.settings if s.models or s.source.startswith(MARKER))
-        narrow = Policy(own, checked.model)
+        narrow = (policy or self.policy).own()
         narrow.check_sites([site.name for site in self.subject.sites.sites])
         narrow.check_modes([*formats.names(), VALUES], formats.unlisted_names())
 
@@ -260,9 +257,9 @@ class DumpGates(GateSession):
                 pictures=(pool_picture(pooled, fmt, losses),) if self.plots != "none" else (),
             )
             rows.append(row)
-        notes, title = {"dump": str(self.subject.folder)}, mode.name
-        label = "dump" if title == VALUES else "format"
-        return self.judge(suite, mode, rows, layer, notes, title=title, label=label, whole=[layer])
+        notes = {"dump": str(self.subject.folder)}
+        label = "dump" if mode.name == VALUES else "format"
+        return self.judge(suite, mode, rows, layer, notes, label=label, whole=[layer])
 
     def _pool(self, site: DumpSite) -> SitePool:
         """Return the values of a site; those of the layers used last are kept."""

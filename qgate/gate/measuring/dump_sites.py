@@ -18,13 +18,12 @@ from qgate.dumps import Dump, Record
 from qgate.errors import QgateError
 from qgate.formats.losses import Losses, losses_of_values
 from qgate.gate.measuring.pictures import magnitude_picture
+from qgate.gate.subjects import OUTSIDE, layer_order
 from qgate.results.pictures import MagnitudePicture
 from qgate.stats import Counts, counts
 from qgate.stats.bits import BY_NAME, COUNTABLE, DIRECT, slabs
 from qgate.stats.summary import Floats, Ints, Summary, distinct
 
-OUTSIDE = "outside"
-"""Layer of sites that are in no block: embeddings, the head."""
 _ROOM = 2**24
 
 
@@ -115,11 +114,6 @@ def layer_in_name(site: str) -> str:
     """Return the layer in a site's name: its first number, as for the collector."""
     numbers = [part for part in site.partition(":")[0].split(".") if part.isdecimal()]
     return layer_name(int(numbers[0]) if numbers else None)
-
-
-def layer_order(layer: str) -> tuple[bool, int, str]:
-    number = layer.rpartition(".")[2]
-    return layer == OUTSIDE, int(number) if number.isdecimal() else 0, layer
 
 
 # The values of a site ---------------------------------------------------------------------------

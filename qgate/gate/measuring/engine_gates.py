@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,8 @@ from qgate.engines.units import UnitFigures, mean_noise, single_noise, tokens_te
 from qgate.engines.weights import MatchedWeights
 from qgate.errors import QgateError, unknown
 from qgate.gate.checks import FINDINGS
-from qgate.gate.limits import Bound
 from qgate.gate.measured import Measured, Scope
-from qgate.gate.policy import MARKER, Policy, Setting
+from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome
 from qgate.gate.subjects import Subject, commit_here
 from qgate.metrics import METRICS, sample_number
@@ -51,8 +49,6 @@ PLAN = "quantizer"
 _LAYER = "engines"
 _NOISE = 1e-13
 """Nats, or relative error, that sums in another order make of equal values."""
-_NO_FINDING = Bound(FINDINGS, "<=", 0.0, source="gates of engines")
-EQUAL_WEIGHTS = Setting("gates of engines", {}, (_NO_FINDING,), scopes=(SCOPE,))
 
 
 class EngineSubject(Subject):
@@ -126,7 +122,7 @@ class EngineGates(GateSession):
     def __init__(
         self, subject: EngineSubject, baselines: Location, policy: Policy, **options: Any
     ) -> None:
-        declared = replace(policy, settings=(EQUAL_WEIGHTS, *policy.settings))
+        declared = policy.without_findings(SCOPE, "gates of engines")
         super().__init__(subject, baselines, declared, **options)
 
     # Before anything is compared ------------------------------------------------------------------
@@ -161,10 +157,8 @@ class EngineGates(GateSession):
 
     def check_policy(self, policy: Policy | None = None) -> None:
         """Refuse a marker, or a rule for these engines by name, that fits no site or gate."""
-        checked = policy or self.policy
-        own = tuple(s for s in checked.settings if s.models or s.source.startswith(MARKER))
-        narrow = Policy(own, checked.model)
-        if any(setting.sites for setting in own):
+        narrow = (policy or self.policy).own()
+        if any(setting.sites for setting in narrow.settings):
             narrow.check_sites(self._sites())
         narrow.check_modes(PARTS)
 
@@ -313,9 +307,7 @@ class EngineGates(GateSession):
 
     def _judge(self, suite: str, mode: Mode, rows: Sequence[Measured]) -> Outcome:
         notes = {"engines": f"{self.subject.actual} and {self.subject.reference}"}
-        return self.judge(
-            suite, mode, rows, _LAYER, notes, title=mode.name, label=SCOPE, whole=[_LAYER]
-        )
+        return self.judge(suite, mode, rows, _LAYER, notes, label=SCOPE, whole=[_LAYER])
 
 
 def _site_of(title: str) -> str:

@@ -7,7 +7,7 @@ given the reference's input: what it computes of that is its own doing, and name
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from qgate.expected.mixtures import MixtureOutputs, routing_changes
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.expert_readings import wrong_readings
+from qgate.gate.measuring.site_rows import ModelSites
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model, Site
 from qgate.models.experts import AlignedExperts
@@ -24,7 +25,6 @@ from qgate.modes import Quantized
 
 _FITTED_TOKENS, _READ_TOKENS = 1024, 128
 _ABOUT = "tokens whose weights at each expert were recovered from the output"
-LayerOf = Callable[[str], str]
 
 
 @dataclass
@@ -44,11 +44,7 @@ def mixtures_of(root: nn.Module) -> list[str]:
 
 
 def expert_rows(
-    quantized: Quantized,
-    base: Model,
-    meant: Quantized,
-    order: Mapping[str, int],
-    layer_of: LayerOf,
+    quantized: Quantized, base: Model, meant: Quantized, sites: ModelSites
 ) -> list[Measured]:
     """Measure all mixtures of a mode; no rows for a model without experts."""
     names = mixtures_of(base.module)
@@ -64,7 +60,7 @@ def expert_rows(
     rows: list[Measured] = []
     # A mode of the model's own may have no module there: its blocks are compared all the same.
     for name in (name for name in names if forced[name].outputs):
-        mixture = _Mixture(name, layer_of(name), order, reference[name])
+        mixture = _Mixture(name, sites, reference[name])
         rows += mixture.routing_row("forward", free[name])
         rows += mixture.routing_row("local", forced[name])
         rows += mixture.share_rows(free[name])
@@ -76,22 +72,15 @@ def expert_rows(
 @dataclass
 class _Mixture:
     name: str
-    layer: str
-    order: Mapping[str, int]
+    sites: ModelSites
     reference: MixtureTensors
 
     def _row(self, site: str, scope: Any, near: str, **details: Any) -> Measured:
-        order = self.order.get(f"{self.name}.experts.{near}", 0)
+        order = self.sites.place(f"{self.name}.experts.{near}")
         values: Mapping[str, float] = details["values"]
-        return Measured(
-            site=f"{self.name}.{site}" if site else f"{self.name}:output",
-            layer=self.layer,
-            scope=scope,
-            order=order,
-            nonfinite=details.pop("nonfinite", 0),
-            why=dict.fromkeys(values, ""),
-            **{"gated": tuple(values), **details},
-        )
+        name = f"{self.name}.{site}" if site else f"{self.name}:output"
+        why = dict.fromkeys(values, "")
+        return self.sites.row(name, scope, order, why=why, gated=tuple(values), **details)
 
     def routing_row(self, scope: str, actual: MixtureTensors) -> list[Measured]:
         """Measure how many tokens choose other experts, and how far weights move."""

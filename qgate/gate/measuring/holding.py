@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from qgate.gate.measuring.mixer_conformance import MixerRun
 from qgate.gate.measuring.related import mixers_of, related_modules
 from qgate.gate.measuring.relations import METRIC as RELATIONS_METRIC
 from qgate.gate.measuring.relations import RelatedCall, calls_of, relate
+from qgate.gate.measuring.site_rows import ModelSites
 from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.models import Model
 from qgate.models.rows import row_count
@@ -27,17 +28,12 @@ _CASTS = {"float16": "fp16", "bfloat16": "bf16"}
 class Holding:
     """The values of one mode that are held bit for bit, whatever was accepted."""
 
-    def __init__(
-        self,
-        quantized: Quantized,
-        model: Model,
-        meant: Quantized | None = None,
-    ) -> None:
+    def __init__(self, quantized: Quantized, model: Model, meant: Quantized) -> None:
         """`meant` is the mode that a kernel of the user's stands for, or the mode itself."""
         self.quantized, base = quantized, model.in_basis(quantized.model.basis)
         quantizers = None
         if quantized.mode.own:
-            quantizers = {} if meant in (None, quantized) else meant.plan.quantizers()
+            quantizers = {} if meant is quantized else meant.plan.quantizers()
         self._modules = list(related_modules(quantized, base, quantizers))
         # A quantized mixer is held as a whole, and related part by part.
         self._whole = mixers_of(quantized, base) or self._modules
@@ -94,12 +90,7 @@ class Holding:
                 for variant in derive(arguments, [], 1, ("zero rows", "nan"), 0):
                     call.repeat(related.module, variant.arguments)
 
-    def attach(
-        self,
-        rows: Sequence[Measured],
-        order: Mapping[str, int],
-        layer_of: Callable[[str], str],
-    ) -> list[Measured]:
+    def attach(self, rows: Sequence[Measured], places: ModelSites) -> list[Measured]:
         """Return rows with what was held at their sites, and rows of other sites, in order."""
         sites = self._run.sites
         figures = {site: (record.conformance(),) for site, record in sites.items()}
@@ -115,22 +106,14 @@ class Holding:
         last = 0
         for site, listed in figures.items():
             # Parameters that are no site of the model stand after the site before them.
-            last = order.get(site, last)
+            last = places.order.get(site, last)
             if site not in local:
-                attached.append(held_row(site, layer_of(site), last, listed))
+                attached.append(places.row(site, "local", last, conformance=listed))
         return sorted(attached, key=lambda row: (row.order, row.scope))
 
 
 def _kind_of(error: Exception) -> str:
     return type(error.__cause__ or error).__name__
-
-
-def held_row(site: str, layer: str, order: int, figures: tuple[Conformance, ...]) -> Measured:
-    """Return a row of a site at which no error was measured."""
-    return Measured(
-        site=site, layer=layer, scope="local", values={}, order=order, nonfinite=0,
-        gated=(), conformance=figures,
-    )  # fmt: skip
 
 
 def _quantizers(quantized: Quantized, base: Model) -> dict[str, Quantizer]:

@@ -7,15 +7,15 @@ input, and of a Mamba block by the plain model of that block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qgate.expected.conventions import MSE, Convention, conventions, search_scales
 from qgate.expected.distances import relative_error
@@ -28,6 +28,7 @@ from qgate.models.mamba.hadamard import matrix
 from qgate.models.mamba.network import MambaMixer
 from qgate.modes import Calibration, Mode, Plan, Quantized
 from qgate.modes import definition as mamba_block
+from qgate.modes.simulated.planning import mixer_parameters
 
 Array = npt.NDArray[Any]
 
@@ -54,6 +55,14 @@ _SCALES = {
     "s_h": "scan:state",
     "s_o": "out_proj:input",
 }
+
+
+WEIGHTS = {
+    "in_proj:weight": "in_proj", "conv1d:weight": "conv_weight", "conv1d:bias": "conv_bias",
+    "x_proj:weight": "x_proj", "dt_proj:weight": "dt_proj", "dt_proj:bias": "dt_bias",
+    "A_log": "A_log", "D": "D", "out_proj:weight": "out_proj",
+}  # fmt: skip
+"""Parameters of a mixer by site, and what the plain model calls them."""
 
 
 def ideal_tensors(
@@ -143,101 +152,96 @@ def fit_kernels(
     fits = {}
     for site in reference.sites():
         ports = [f"{site.module}:{port}" for port in ("input", "weight")]
-        quantized = [port for port in ports if port in quantizers and port in flowing]
+        quantized = {port: quantizers[port] for port in ports if port in quantizers}
+        quantized = {port: q for port, q in quantized.items() if port in flowing}
         is_product = site.is_product and site.port == "output" and site.name in actual
         if is_product and quantized and site.name not in quantizers:
-            about = reference, site, quantizers, quantized, flowing
-            if convention == MSE:
-                fit = _searched(*about, actual[site.name])
-            else:
-                fit = _nearest(
-                    _products_by_convention(*about), actual[site.name], flowing[site.name]
-                )
+            product = KernelProduct(reference, site, quantized, flowing)
+            search = product.searched if convention == MSE else product.nearest
+            fit = search(actual[site.name])
             if fit is not None:
                 fits[site.name] = fit
     return fits
 
 
-def _products_by_convention(
-    reference: Model,
-    site: Site,
-    quantizers: Mapping[str, Quantizer],
-    quantized: list[str],
-    flowing: Mapping[str, Tensor],
-) -> Iterator[tuple[str, Array, Callable[[], float]]]:
-    """Give the product of each convention, and what measures the error of codes near a boundary."""
-    values = {port: float64_array(flowing[port]) for port in quantized}
-    listed = {port: conventions(quantizers[port]) for port in quantized}
+@dataclass(frozen=True)
+class KernelProduct:
+    """A product of the reference, some of whose arguments a kernel quantizes."""
 
-    def undecided(choices: Mapping[str, Convention]) -> float:
-        """Return the squared error of codes that noise decides."""
+    reference: Model
+    site: Site
+    quantizers: Mapping[str, Quantizer]
+    flowing: Mapping[str, Tensor]
+
+    def of(self, ideal: Mapping[str, Array], *, biased: bool = True) -> Array | None:
+        return _product(self.reference, self.site, ideal, self.flowing, biased=biased)
+
+    @property
+    def true(self) -> Tensor:
+        return self.flowing[self.site.name]
+
+    @cached_property
+    def values(self) -> dict[str, Array]:
+        return {port: float64_array(self.flowing[port]) for port in self.quantizers}
+
+    def by_convention(self) -> Iterator[tuple[str, Array, dict[str, Convention]]]:
+        """Yield the product of each convention, and the convention of each argument."""
+        listed = {port: conventions(quantizer) for port, quantizer in self.quantizers.items()}
+        for convention in next(iter(listed.values())):
+            choices = {
+                port: next((c for c in of_port if c.name == convention.name), of_port[0])
+                for port, of_port in listed.items()
+            }
+            product = self.of({port: choice(self.values[port]) for port, choice in choices.items()})
+            if product is not None:
+                yield convention.name, product, choices
+
+    def undecided(self, choices: Mapping[str, Convention]) -> float:
+        """Return the squared error of codes that noise decides, near a boundary."""
         energies = {
-            port: np.square(float64_array(flowing[port]))
-            for port in (f"{site.module}:input", f"{site.module}:weight")
+            port: np.square(float64_array(self.flowing[port]))
+            for port in (f"{self.site.module}:input", f"{self.site.module}:weight")
         }
         error = 0.0
         for port, choice in choices.items():
             if not choice.is_exact:
-                lower, upper = choice.alternatives(values[port])
-                moved = {**energies, port: np.square(upper - lower)}
-                product = _product(reference, site, moved, flowing, biased=False)
+                lower, upper = choice.alternatives(self.values[port])
+                product = self.of({**energies, port: np.square(upper - lower)}, biased=False)
                 error += 0.0 if product is None else float(product.sum())
         return error
 
-    for convention in listed[quantized[0]]:
-        choices = {
-            port: next((c for c in listed[port] if c.name == convention.name), listed[port][0])
-            for port in quantized
-        }
-        ideal = {port: choice(values[port]) for port, choice in choices.items()}
-        product = _product(reference, site, ideal, flowing)
-        if product is not None:
-            yield convention.name, product, partial(undecided, choices)
+    def searched(self, actual: Tensor) -> KernelFit | None:
+        """Return the error nearest to a kernel's, from that of a search to the definition's."""
+        errors = []
+        for cast in (search_scales, define):
+            ideal = {port: cast(self.values[port], q) for port, q in self.quantizers.items()}
+            product = self.of(ideal)
+            if product is None:
+                return None
+            errors.append(relative_error(product, self.true))
+        error = min(max(relative_error(actual, self.true), min(errors)), max(errors))
+        return KernelFit("searched scales", is_definition=False, error=error, explains=True)
 
-
-def _searched(
-    reference: Model,
-    site: Site,
-    quantizers: Mapping[str, Quantizer],
-    quantized: list[str],
-    flowing: Mapping[str, Tensor],
-    actual: Tensor,
-) -> KernelFit | None:
-    """Return the error that is nearest to a kernel's, from that of a search to the definition's."""
-    errors = []
-    for cast in (search_scales, define):
-        ideal = {port: cast(float64_array(flowing[port]), quantizers[port]) for port in quantized}
-        product = _product(reference, site, ideal, flowing)
-        if product is None:
+    def nearest(self, actual: Tensor) -> KernelFit | None:
+        """Return the convention that explains a tensor, or the nearest of them."""
+        rounding, energy = _rounding(actual), float(np.square(float64_array(self.true)).sum())
+        candidates: list[tuple[float, float, dict[str, Convention], KernelFit]] = []
+        for name, product, choices in self.by_convention():
+            distance, error = _distances(product, actual, self.true)
+            excess = distance - (UNEXPLAINED * error + rounding)
+            relative = error / energy if energy else 0.0
+            fit = KernelFit(name, not candidates, relative, explains=True)
+            if excess <= 0:
+                return fit
+            candidates.append((distance, excess, choices, fit))
+        if not candidates:
             return None
-        errors.append(relative_error(product, flowing[site.name]))
-    own = relative_error(actual, flowing[site.name])
-    error = min(max(own, min(errors)), max(errors))
-    return KernelFit("searched scales", is_definition=False, error=error, explains=True)
-
-
-def _nearest(
-    products: Iterator[tuple[str, Array, Callable[[], float]]], actual: Tensor, true: Tensor
-) -> KernelFit | None:
-    """Return the convention that explains a tensor, or the nearest with the definition's error."""
-    rounding, energy = _rounding(actual), float(np.square(float64_array(true)).sum())
-    candidates: list[tuple[float, float, Callable[[], float], KernelFit]] = []
-    for name, product, undecided in products:
-        distance, error = _distances(product, actual, true)
-        excess = distance - (UNEXPLAINED * error + rounding)
-        relative = error / energy if energy else 0.0
-        fit = KernelFit(name, not candidates, relative, explains=True)
-        if excess <= 0:
-            return fit
-        candidates.append((distance, excess, undecided, fit))
-    if not candidates:
-        return None
-    # Codes near a boundary take two more casts to find: the nearest convention first.
-    by_distance = sorted(candidates, key=lambda candidate: candidate[0])
-    for _, excess, undecided, fit in by_distance:
-        if excess <= undecided():
-            return fit
-    return KernelFit(by_distance[0][3].convention, True, candidates[0][3].error, explains=False)
+        # Codes near a boundary take two more casts to find: the nearest convention first.
+        by_distance = sorted(candidates, key=lambda candidate: candidate[0])
+        for _, excess, choices, fit in by_distance:
+            if excess <= self.undecided(choices):
+                return fit
+        return KernelFit(by_distance[0][3].convention, True, candidates[0][3].error, explains=False)
 
 
 def _distances(product: Array, actual: Tensor, true: Tensor) -> tuple[float, float]:
@@ -311,19 +315,11 @@ def mixer_scales(at: str, calibration: Calibration) -> dict[str, float]:
 
 def mixer_weights(mixer: MambaMixer) -> dict[str, Array]:
     """Return the weights of a rotated mixer as the plain model of the block names them."""
-    parts: dict[str, Tensor | nn.Parameter] = {
-        "in_proj": mixer.in_proj.weight,
-        "conv_weight": mixer.conv1d.weight[:, 0],
-        "x_proj": mixer.x_proj.weight,
-        "dt_proj": mixer.dt_proj.weight,
-        "dt_bias": mixer.dt_proj.bias,
-        "A_log": mixer.A_log,
-        "D": mixer.D,
-        "out_proj": mixer.out_proj.weight,
+    weights = {
+        WEIGHTS[site]: parameter.detach().float().cpu().numpy()
+        for site, parameter in mixer_parameters(mixer)
     }
-    if mixer.conv1d.bias is not None:
-        parts["conv_bias"] = mixer.conv1d.bias
-    weights = {name: tensor.detach().float().cpu().numpy() for name, tensor in parts.items()}
+    weights["conv_weight"] = weights["conv_weight"][:, 0]
     weights.setdefault("conv_bias", np.zeros(mixer.D.numel(), np.float32))
     return weights
 

@@ -28,14 +28,13 @@ from qgate.comparing.layer_files import (
 )
 from qgate.errors import QgateError
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.passes import short_layer
+from qgate.gate.measuring.passes import batches, short_layer
 from qgate.gate.measuring.self_checks import NOISE, unquantized, unread_weight
 from qgate.models import Model, Site
 from qgate.models.model import inputs_hash
 from qgate.modes import Calibration, Mode, apply
 from qgate.modes.setups import ModelSetup
 
-_BATCH = 8
 Say = Callable[[str], None]
 Step = Callable[[int, int], None]
 
@@ -250,18 +249,23 @@ def _pass_all(
 ) -> None:
     layers = {site: layer for layer, site in sites.items()}
     tapped = [site for site in model.sites() if site.name in layers]
+    # The rows of a batch are told apart where each sample is one row.
+    together = together and all(
+        isinstance(sample, Tensor) and sample.dim() > 1 and len(sample) == 1 for sample in samples
+    )
     done = 0
     with torch.no_grad():
-        for batch, count in _batches(samples, together):
+        for listed in batches(samples, together):
+            batch = listed[0] if len(listed) == 1 else torch.cat(listed)
 
             def keep(
-                _index: int, site: Site, tensor: Tensor, batch: Any = batch, n: int = count
+                _index: int, site: Site, tensor: Tensor, batch: Any = batch, n: int = len(listed)
             ) -> None:
                 for rows in _rows(tensor, batch, n, site.name):
                     add(layers[site.name], rows)
 
             pass_through(model, tapped, done, batch, keep)
-            done += count
+            done += len(listed)
             step(done, len(samples))
 
 
@@ -278,21 +282,3 @@ def _rows(tensor: Tensor, batch: Any, count: int, site: str) -> Iterator[Tensor]
         return
     for part in tensor.split(1) if count > 1 else [tensor]:
         yield part.reshape(-1, tensor.shape[-1])
-
-
-def _batches(samples: Sequence[Any], together: bool) -> Iterator[tuple[Any, int]]:
-    """Put samples of one length side by side, where a mode is the same alone and in a batch."""
-    batch: list[Tensor] = []
-    for sample in samples:
-        alone = not (
-            together and isinstance(sample, Tensor) and sample.dim() > 1 and len(sample) == 1
-        )
-        if batch and (alone or sample.shape != batch[0].shape or len(batch) == _BATCH):
-            yield torch.cat(batch), len(batch)
-            batch = []
-        if alone:
-            yield sample, 1
-        else:
-            batch.append(sample)
-    if batch:
-        yield torch.cat(batch), len(batch)

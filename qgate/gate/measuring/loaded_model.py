@@ -44,6 +44,7 @@ class LoadedModel:
     progress: Callable[[str], None] = lambda _text: None
     _model: Model | None = None
     _captures: dict[tuple[str, str, str], Capture] = field(default_factory=dict)
+    _modes: dict[str, Mode] = field(default_factory=dict)
     _quantized: dict[str, Quantized] = field(default_factory=dict)
 
     @property
@@ -102,8 +103,10 @@ class LoadedModel:
         return self.setup.calibrate(self.model)
 
     def mode(self, name: str) -> Mode:
-        """Return a mode of the model by name."""
-        return self.setup.select(name, self.model)[0]
+        """Return a mode of the model by name, which is resolved once."""
+        if name not in self._modes:
+            self._modes[name] = self.setup.select(name, self.model)[0]
+        return self._modes[name]
 
     def quantized(self, mode: Mode) -> Quantized:
         """Return the model in a mode."""

@@ -19,7 +19,7 @@ from qgate.expected.sampled import sample_groups
 from qgate.formats import Quantizer
 from qgate.gate.measured import UNNAMED_FAULT
 from qgate.gate.measuring.conformance import HeldRows, HeldSite, HeldSites, around, cause_of
-from qgate.gate.measuring.ideals import Array, mixer_scales, mixer_weights
+from qgate.gate.measuring.ideals import WEIGHTS, Array, mixer_scales, mixer_weights
 from qgate.hooks import ModuleHooks
 from qgate.models import Model
 from qgate.models.mamba.network import MambaMixer
@@ -30,11 +30,6 @@ from qgate.modes.simulated.mixer import SimulatedMixer
 
 F32 = np.float32
 _ROWS = 12
-_WEIGHTS = {
-    "in_proj:weight": "in_proj", "conv1d:weight": "conv_weight", "conv1d:bias": "conv_bias",
-    "x_proj:weight": "x_proj", "dt_proj:weight": "dt_proj", "dt_proj:bias": "dt_bias",
-    "A_log": "A_log", "D": "D", "out_proj:weight": "out_proj",
-}  # fmt: skip
 _WEIGHT = Quantizer("int8", granularity="tensor", narrow=False)
 _TAPPED = (
     "in_cast", "in_proj", "conv_cast", "act", "x_proj", "x_cast", "dt_proj", "dt_cast", "scan",
@@ -85,7 +80,7 @@ class MixerRun(HeldSites):
             at = f"{layer}.mixer"
             source = base.module.get_submodule(at)
             mixer = quantized.model.module.get_submodule(at)
-            sites = [*_WEIGHTS, *(cast.site for cast in self._casts(None))]
+            sites = [*WEIGHTS, *(cast.site for cast in self._casts(None))]
             self.sites |= {f"{at}.{site}": HeldSite() for site in sites}
             if isinstance(mixer, SimulatedMixer) and isinstance(source, MambaMixer):
                 scales = {n: F32(s) for n, s in mixer_scales(at, calibration).items()}
@@ -165,7 +160,7 @@ class MixerRun(HeldSites):
 
     def _hold_weights(self, ideal: IdealMixer) -> None:
         mixer = ideal.mixer
-        for site, name in _WEIGHTS.items():
+        for site, name in WEIGHTS.items():
             full = f"{ideal.at}.{site}"
             if full not in self.sites or (actual := _stored(mixer, site)) is None:
                 continue
@@ -283,11 +278,8 @@ class _Casts:
     def u_of_scan(self) -> MixerCast:
         plain = self.choices.path_b in ("codes", "grid", "requantized")
         q = self._int8("s_u", self.choices.conv_rounding) if plain else None
-        peak = self._has_second_grid()
+        peak = self.choices.path_b == "second_grid"
         return MixerCast("scan:u", "act.out", "scan.u", self._u, q, has_peak=peak)
-
-    def _has_second_grid(self) -> bool:
-        return self.choices.path_b == "second_grid"
 
     def after_hadamard(self) -> MixerCast:
         scale = self._scale("s_o")

@@ -237,8 +237,8 @@ class ModelGates(GateSession):
 
     def _not_isolated(self, mode: Mode) -> Mapping[str, str]:
         """Return the places of a mode without an isolated error, with what stands in for it."""
-        left_out = self.bench.segments(self.bench.quantized(mode)).left_out
-        return {f"isolated error of {site}": reason for site, reason in left_out.items()}
+        left_out = self.bench.not_isolated(mode).items()
+        return {f"isolated error of {site}": reason for site, reason in left_out}
 
     def _of_layer(
         self,

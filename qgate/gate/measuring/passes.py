@@ -49,7 +49,7 @@ def linear_weights(model: Model) -> list[Site]:
     return [site for site in model.sites() if site.port == "weight" and site.is_product]
 
 
-def _batches(samples: Sequence[Any], together: bool) -> Iterator[list[Any]]:
+def batches(samples: Sequence[Any], together: bool) -> Iterator[list[Any]]:
     """Put samples of one shape side by side, where a mode is the same alone and in a batch."""
     batch: list[Any] = []
     for sample in samples:
@@ -79,7 +79,7 @@ def outer_tensors(
     record.tensors = {site.name: [] for site in sites}
     start = 0
     with torch.no_grad():
-        for batch in _batches(samples, together):
+        for batch in batches(samples, together):
             passed: dict[str, Tensor] = {}
 
             def keep(

@@ -5,42 +5,28 @@ They need no baseline and accept nothing: limits are float noise, or the same bi
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from qgate.baselines import StoredChange
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.holding import held_row
 from qgate.gate.measuring.model_gates import ModelSubject
 from qgate.gate.measuring.relations import METRIC
+from qgate.gate.measuring.site_rows import ModelSites
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome
 from qgate.modes import Mode
-from qgate.modes.setups import ModelSetup
 from qgate.relations.compute import ModelRelations
 from qgate.relations.noise import FloatNoise
 from qgate.relations.record import RelationReport
 from qgate.relations.restarts import Rebuilding
-from qgate.results.across_weights import AcrossWeights
-from qgate.results.coverage import ModeScope
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 TITLE = "relations"
 """Name under which nothing is ever accepted."""
-
-
-class RelationSubject(ModelSubject):
-    """Model whose modes are compared with themselves: none of them counts as compared with FP32."""
-
-    def scopes(self, modes: Collection[str]) -> Sequence[ModeScope]:  # noqa: ARG002
-        return ()
 
 
 class RelationGates(GateSession):
@@ -57,7 +43,7 @@ class RelationGates(GateSession):
         bitwise: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(RelationSubject(bench), baselines, policy, **options)
+        super().__init__(ModelSubject(bench), baselines, policy, **options)
         self.bench, self.bitwise = bench, bitwise
         self._noise: dict[tuple[str, str | None], FloatNoise] = {}
 
@@ -74,8 +60,7 @@ class RelationGates(GateSession):
         bench.progress(f"relations of {bench.model.name} in mode {mode.name}")
         base = bench.model.in_basis(quantized.model.basis)
         calibration = bench.calibration if mode.calibrated else None
-        build = functools.partial(_load, bench.setup)
-        rebuilding = Rebuilding(build, mode, calibration, torch.get_num_threads())
+        rebuilding = Rebuilding(bench.setup.load, mode, calibration, torch.get_num_threads())
         relations = ModelRelations(quantized, base, bitwise=self.bitwise, rebuilding=rebuilding)
         key = (base.basis, mode.dtype)
         if key in self._noise:
@@ -83,29 +68,6 @@ class RelationGates(GateSession):
         report = relations.check()
         self._noise[key] = relations.noise
         return report
-
-    # Without a baseline ---------------------------------------------------------------------------
-
-    def check_baseline(self) -> None:
-        """Take any baseline, and none: nothing is compared with it."""
-
-    def across_weights(self) -> AcrossWeights | None:
-        """Return None: no weights are compared with others."""
-        return None
-
-    def keep(self, outcome: Outcome, source: str = "") -> None:
-        """Leave the outcome out of an update: there is nothing to accept."""
-
-    def leave_candidate(self, folder: Path, outcome: Outcome, source: str) -> None:
-        """Leave no candidate: there is nothing to accept."""
-
-    def commit(self, dry_run: bool = False) -> list[StoredChange]:  # noqa: ARG002
-        """Write nothing."""
-        return []
-
-
-def _load(setup: ModelSetup) -> Any:
-    return setup.load()
 
 
 def relation_rows(report: RelationReport, bench: Bench) -> list[Measured]:
@@ -118,7 +80,7 @@ def relation_rows(report: RelationReport, bench: Bench) -> list[Measured]:
         wrong.setdefault(first.site, []).append(
             Conformance(METRIC, first.compared, first.wrong, about)
         )
-    rows = []
+    rows, places = [], ModelSites({}, bench.layer_of)
     for order, (site, values) in enumerate(report.sites.items()):
         listed = wrong.get(site, [])
         about = f"the same in {ways} ways to compute it"
@@ -127,5 +89,5 @@ def relation_rows(report: RelationReport, bench: Bench) -> list[Measured]:
             more = [c.about.partition(":")[0].removeprefix("breaks ") for c in listed[1:]]
             about = "; also ".join([listed[0].about, *more])
             figure = Conformance(METRIC, listed[0].values, listed[0].differing, about)
-        rows.append(held_row(site, bench.layer_of(site), order, (figure,)))
+        rows.append(places.row(site, "local", order, conformance=(figure,)))
     return rows

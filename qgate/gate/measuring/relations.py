@@ -126,8 +126,8 @@ def relate(related: RelatedModule, call: RelatedCall, samples: int) -> Conforman
                 continue
             count += 1
             values += expected.numel()
-            if about := _disagreement(variant, actual, expected, noise):
-                wrong_count = max(1, _outside(actual, expected, noise))
+            wrong_count, about = _disagreement(variant, actual, expected, noise)
+            if about:
                 return Conformance(METRIC, values, wrong_count, about)
     about = f"the same in {REPETITIONS} calls and at {count} derived inputs"
     if left_out:
@@ -137,34 +137,23 @@ def relate(related: RelatedModule, call: RelatedCall, samples: int) -> Conforman
 
 def _disagreement(
     variant: DerivedInput, actual: Tensor, expected: Tensor, noise: Callable[[Tensor], Tensor]
-) -> str:
+) -> tuple[int, str]:
+    """Count the values that noise does not explain, and say what they are; empty for none."""
     relation = f"{_WORDS[variant.relation]} ({variant.name})"
     if actual.shape != expected.shape:
         sizes = ["x".join(map(str, tensor.shape)) for tensor in (actual, expected)]
-        return f"gives {sizes[0]} {relation}, right is {sizes[1]}"
-    if not _outside(actual, expected, noise):
-        return ""
-    width = noise(expected)
-    exact = expected.double()
-    bounds = Expected(exact, exact - width, exact + width)
-    wrong = _beyond(actual, expected, width)
-    words = describe(actual, bounds, wrong) or scattered(wrong)
+        return max(1, actual.numel()), f"gives {sizes[0]} {relation}, right is {sizes[1]}"
+    width, exact = noise(expected), expected.double()
+    near = (actual.double() - exact).abs() <= width
+    wrong = ~(near | (actual == expected) | (actual.isnan() & expected.isnan()))
+    if not bool(wrong.any()):
+        return 0, ""
+    words = describe(actual, Expected.around(exact, width), wrong) or scattered(wrong)
     first = tuple(int(index) for index in wrong.nonzero()[0])
-    return (
+    return int(wrong.sum()), (
         f"gives other values {relation}: {words}; first {float(actual[first]):.9g} where it gave "
         f"{float(expected[first]):.9g}"
     )
-
-
-def _outside(actual: Tensor, expected: Tensor, noise: Callable[[Tensor], Tensor]) -> int:
-    if actual.shape != expected.shape:
-        return actual.numel()
-    return int(_beyond(actual, expected, noise(expected)).sum())
-
-
-def _beyond(actual: Tensor, expected: Tensor, width: Tensor) -> Tensor:
-    near = (actual.double() - expected.double()).abs() <= width
-    return ~(near | (actual == expected) | (actual.isnan() & expected.isnan()))
 
 
 def _noise(related: RelatedModule, call: RelatedCall) -> Callable[[Tensor], Tensor]:

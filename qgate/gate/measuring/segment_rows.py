@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from qgate.expected.products import Product
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.segment_noise import limit_of
 from qgate.gate.measuring.segments import Segments, Worst, row_scales
+from qgate.gate.measuring.site_rows import ModelSites
 
 _UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -30,14 +31,11 @@ _PEAK = 6.0
 
 
 def segment_rows(
-    segments: Segments,
-    sensitivities: Mapping[str, float],
-    order: Mapping[str, int],
-    layer_of: Callable[[str], str],
+    segments: Segments, sensitivities: Mapping[str, float], sites: ModelSites
 ) -> list[Measured]:
     """Return a row for each site that was compared, in no order."""
-    rows = []
-    last = len(order)
+    compared: dict[str, Measured] = {}
+    last = len(sites.order)
     for number, (site, errors) in enumerate(segments.errors.items()):
         limit = limit_of(errors, sensitivities.get(site, 1.0))
         worst = errors.worst.error
@@ -46,29 +44,15 @@ def segment_rows(
         if errors.unit and errors.worst.actual is not None and not is_wrong:
             lost = _lost_in_noise(errors.worst, weight_of(segments, site))
             reason = f"is not its product: {lost}, below the rounding of its dtype" if lost else ""
-        rows.append(
-            Measured(
-                site=site,
-                layer=layer_of(site),
-                scope="isolated",
-                values={"relative_mse": errors.relative_mse},
-                order=order.get(site, last + number),
-                nonfinite=errors.nonfinite,
-                floor=limit,
-                parts={"worst_token": {"relative_mse": worst}},
-                gated=(),
-                why={"isolated": reason} if reason else None,
-                channels=errors.channels,
-            )
-        )
-    uncompared = () if segments.is_own else segments.left_out.keys() & order.keys()
-    compared = {row.site: row for row in rows}
+        order = sites.order.get(site, last + number)
+        compared[site] = sites.isolated(
+            site, order, errors.relative_mse, worst, limit, reason,
+            nonfinite=errors.nonfinite, channels=errors.channels,
+        )  # fmt: skip
+    uncompared = () if segments.is_own else segments.left_out.keys() & sites.order.keys()
     for site in sorted(uncompared):
         why = {"isolated": f"cannot be compared with FP32 code: {segments.left_out[site]}"}
-        row = compared.get(site) or Measured(
-            site=site, layer=layer_of(site), scope="isolated", values={}, order=order[site],
-            nonfinite=0, gated=(),
-        )  # fmt: skip
+        row = compared.get(site) or sites.row(site, "isolated", sites.place(site))
         compared[site] = replace(row, why=why)
     return list(compared.values())
 
@@ -158,7 +142,7 @@ def _pattern(worst: Worst, limit: float) -> str:
     scale = row_scales(expected.double().square().sum(-1)).sqrt().unsqueeze(-1)
     room = scale * (_PEAK * math.sqrt(limit / expected.shape[-1]))
     values = expected.double()
-    bounds = Expected(values, values - room, values + room)
+    bounds = Expected.around(values, room)
     wrong = bounds.outside(actual.double())
     if not bool(wrong.any()):
         return "a small error in all elements"

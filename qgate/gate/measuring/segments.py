@@ -310,16 +310,12 @@ class TakenTensors:
             yield
 
     def _take(self, port: Port, tensor: Tensor) -> None:
-        plain = tensor.detach()
-        version = _version(tensor)
-        if self._copies or port.name in self._copied:
-            key = (id(tensor), version)
-            self._versions.append((port.name, tensor, version))
-            plain = self._clones.setdefault(key, plain.clone())
-        else:
-            plain = self._clones.setdefault((id(tensor), version), plain)
-            self._versions.append((port.name, tensor, version))
-        self.tensors.setdefault(port.name, []).append(plain)
+        key = id(tensor), (version := _version(tensor))
+        if key not in self._clones:
+            is_copied = self._copies or port.name in self._copied
+            self._clones[key] = tensor.detach().clone() if is_copied else tensor.detach()
+        self._versions.append((port.name, tensor, version))
+        self.tensors.setdefault(port.name, []).append(self._clones[key])
 
     def overwritten(self) -> set[str]:
         return {name for name, tensor, version in self._versions if _version(tensor) != version}

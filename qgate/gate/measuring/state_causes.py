@@ -10,11 +10,12 @@ import numpy as np
 from qgate.formats import Quantizer
 from qgate.formats.definition import quantize
 from qgate.formats.options import Floats
-from qgate.gate.measuring.cache_causes import Candidate, places
+from qgate.gate.measuring.cache_causes import Candidate, first_words, places
 from qgate.gate.measuring.state_checks import ExpectedState
 from qgate.modes.attention.casting import largest_value
 from qgate.modes.states import definition
 from qgate.modes.states.choices import StateChoice
+from qgate.text import listed
 
 _MARGIN = 16.0
 """Times the noise of the definition up to which another tensor is called the run's."""
@@ -26,57 +27,39 @@ _BF16 = Quantizer("bf16")
 def stored_words(expected: ExpectedState) -> str:
     """Say what was stored in the place of what should be, and where."""
     wrong, actual = expected.wrong, expected.actual
-    for words, make in _stored_candidates(expected):
-        other = make()
-        if other is not None and float((actual == other)[wrong].mean()) >= _MOST:
-            return f"the state {words}{_where(expected, wrong)}"
-    return f"the state is not what the definition stores{_where(expected, wrong)}"
+    words = first_words(
+        _stored_candidates(expected),
+        lambda other: float((actual == other)[wrong].mean()) >= _MOST,
+    )
+    return f"the state {words or 'is not what the definition stores'}{_where(expected, wrong)}"
 
 
 def _stored_candidates(expected: ExpectedState) -> Iterator[Candidate]:
     of, source, tokens = expected.of, expected.source, expected.trace.tokens
     choice, right = of.choice, expected.stored
-
-    def as_choice(**changed: object) -> Callable[[], Floats]:
-        other = replace(choice, **changed)  # type: ignore[arg-type]
-        return lambda: of.stored(source, tokens, other)
-
-    yield "is not quantized", lambda: source
+    nearest = replace(choice, stochastic=False)
+    yield "is not quantized", source
     if choice.stochastic:
-        nearest = replace(choice, stochastic=False)
-        yield "is rounded to the nearest, at random is meant", as_choice(stochastic=False)
-        yield (
-            "is truncated, rounding at random is meant",
-            lambda: _truncated(source, nearest, of.ranges.get(of.site)),
-        )
-        yield (
-            "is rounded by the random numbers of token 0",
-            lambda: of.stored(source, [0] * len(tokens)),
-        )
+        words = "is rounded to the nearest, at random is meant"
+        yield words, of.stored(source, tokens, nearest)
+        words = "is truncated, rounding at random is meant"
+        yield words, _truncated(source, nearest, of.ranges.get(of.site))
+        words = "is rounded by the random numbers of token 0"
+        yield words, of.stored(source, [0] * len(tokens))
         for step, name in ((1, "after"), (-1, "before")):
-            others = [max(0, token + step) for token in tokens]
-            yield (
-                f"is rounded by the random numbers of the token {name} its own",
-                lambda others=others: of.stored(source, others),  # type: ignore[misc]
-            )
+            words = f"is rounded by the random numbers of the token {name} its own"
+            yield words, of.stored(source, [max(0, token + step) for token in tokens])
         for site in _other_sites(expected):
-            yield (
-                f"is rounded by the random numbers of {site}",
-                lambda site=site: of.stored(source, tokens, site=site),  # type: ignore[misc]
-            )
+            words = f"is rounded by the random numbers of {site}"
+            yield words, of.stored(source, tokens, site=site)
     else:
-        yield (
-            "is truncated, not rounded to the nearest",
-            lambda: _truncated(source, choice, of.ranges.get(of.site)),
-        )
+        words = "is truncated, not rounded to the nearest"
+        yield words, _truncated(source, choice, of.ranges.get(of.site))
     if choice.remainder:
-        rounded = as_choice(remainder="")
+        rounded = of.stored(source, tokens, replace(choice, remainder=""))
         yield "lacks its rounding error, which is to be stored as well", rounded
-        yield (
-            "has its rounding error subtracted, not added",
-            lambda: _single(2 * rounded() - right),
-        )
-    yield "is rounded to bf16 as well", lambda: quantize(right, _BF16)
+        yield "has its rounding error subtracted, not added", _single(2 * rounded - right)
+    yield "is rounded to bf16 as well", quantize(right, _BF16)
     yield from _scale_candidates(expected)
 
 
@@ -86,25 +69,20 @@ def _scale_candidates(expected: ExpectedState) -> Iterator[Candidate]:
         return
     axis = 2
     if of.choice.share == "token":
-        yield "has the scale of the first token", lambda: _of_first(source, of.choice)
+        yield "has the scale of the first token", _of_first(source, of.choice)
         if source.ndim == 4:
             for words, turn in _other_channels(axis):
-                yield words, lambda turn=turn: _token_scaled(source, of.choice, turn)  # type: ignore[misc]
-            yield (
-                "has one scale for all channels",
-                lambda: _token_scaled(
-                    source, of.choice, lambda scales: scales.max(axis, keepdims=True)
-                ),
-            )
+                yield words, _token_scaled(source, of.choice, turn)
+            scaled = _token_scaled(source, of.choice, lambda x: x.max(axis, keepdims=True))
+            yield "has one scale for all channels", scaled
         return
     ranges = of.ranges[of.site]
-    top = largest_value(of.choice.format)
 
-    def with_ranges(reaches: Floats) -> Callable[[], Floats]:
-        return lambda: of.stored(source, tokens, ranges=reaches)
+    def with_ranges(reaches: Floats) -> Floats:
+        return of.stored(source, tokens, ranges=reaches)
 
     words = "has a scale of 1, the calibrated one is forgotten"
-    yield words, with_ranges(np.full_like(ranges, top))
+    yield words, with_ranges(np.full_like(ranges, largest_value(of.choice.format)))
     for words, turn in _other_channels(0):
         yield words, with_ranges(turn(ranges))
     yield "has one scale for all channels", with_ranges(np.full_like(ranges, ranges.max()))
@@ -126,8 +104,8 @@ def _other_sites(expected: ExpectedState) -> list[str]:
     names = [site for site in expected.of.ranges if site != expected.of.site]
     same = [site for site in names if site.endswith(f".{leaf}")]
     shape = len(expected.of.ranges[expected.of.site])
-    listed = [*same, *(site for site in names if site not in same)]
-    return [site for site in listed if len(expected.of.ranges[site]) == shape]
+    ordered = [*same, *(site for site in names if site not in same)]
+    return [site for site in ordered if len(expected.of.ranges[site]) == shape]
 
 
 def _single(x: Floats) -> Floats:
@@ -161,9 +139,7 @@ def _with_tokens(words: str, numbers: np.ndarray, total: int) -> str:
     """Put the numbers of tokens before the other places."""
     if len(numbers) == total:
         return words
-    listed = [str(number) for number in numbers[:4]]
-    more = f" and {len(numbers) - 4} more" if len(numbers) > 4 else ""
-    text = f"token{'s' * (len(numbers) > 1)} {', '.join(listed)}{more}"
+    text = f"token{'s' * (len(numbers) > 1)} {listed([*map(str, numbers)], 4)}"
     return f" ({text}, {words[2:]}" if words else f" ({text})"
 
 
@@ -184,27 +160,23 @@ def read_words(expected: ExpectedState) -> str:
     requests = np.asarray(wrong.reshape(len(wrong), wrong.shape[1], -1).any((0, 2)))
     names = places(requests[None], ("", "request"))
     where = _with_tokens(names, numbers, len(wrong))
-    for words, make in candidates:
-        other = make()
-        if other is not None and bool((errors(other)[wrong] <= _MARGIN * limit).all()):
-            return f"{words}{where}"
-    return f"is not what follows from the states that were stored{where}"
+    words = first_words(
+        candidates, lambda other: bool((errors(other)[wrong] <= _MARGIN * limit).all())
+    )
+    return f"{words or 'is not what follows from the states that were stored'}{where}"
 
 
 def _before(expected: ExpectedState) -> Iterator[Candidate]:
     """Yield the states that follow where tokens read something else."""
     actual, source = expected.actual, expected.source
 
-    def after(stored: Floats, back: int = 1, begin: Floats | None = None) -> Callable[[], Floats]:
-        return lambda: expected.states_after(expected.kept(stored, back, begin))
+    def after(stored: Floats, back: int = 1, begin: Floats | None = None) -> Floats:
+        return expected.states_after(expected.kept(stored, back, begin))
 
-    nothing = np.zeros_like(actual)
-    yield "tokens read no state: it is forgotten", after(nothing)
+    yield "tokens read no state: it is forgotten", after(np.zeros_like(actual))
     if expected.earlier is not None:
-        yield (
-            "the first token reads the state of the request before",
-            after(actual, begin=expected.earlier),
-        )
+        words = "the first token reads the state of the request before"
+        yield words, after(actual, begin=expected.earlier)
     yield "tokens read the state before it is rounded", after(source)
     yield "tokens read the state of two tokens ago: it is one token late", after(actual, 2)
     yield "tokens read the state rounded to bf16", after(quantize(actual, _BF16))
@@ -212,10 +184,8 @@ def _before(expected: ExpectedState) -> Iterator[Candidate]:
         plain = replace(expected.of.choice, remainder="")
         rounded = expected.of.stored(source, expected.trace.tokens, plain)
         yield "tokens read the state without its rounding error", after(rounded)
-        yield (
-            "tokens read the state less its rounding error, which is to be added",
-            after(2 * rounded - actual),
-        )
+        words = "tokens read the state less its rounding error, which is to be added"
+        yield words, after(2 * rounded - actual)
     for shift in range(1, actual.shape[1]):
         yield "tokens read the state of another request", after(np.roll(actual, shift, 1))
     for shift in (1, -1):
@@ -223,57 +193,29 @@ def _before(expected: ExpectedState) -> Iterator[Candidate]:
 
 
 def _outputs(expected: ExpectedState) -> Iterator[Candidate]:
-    yield (
-        "outputs are made of the state after it is rounded",
-        lambda: expected.outputs_of(expected.actual[expected.places]),
-    )
-    yield (
-        "outputs are made of the state before their token: one token late",
-        lambda: expected.outputs_of(expected.kept(expected.actual)),
-    )
-    yield (
-        "outputs are made of the states in another order",
-        lambda: expected.outputs_of(np.flip(expected.source[expected.places], -1)),
-    )
+    words = "outputs are made of the state after it is rounded"
+    yield words, expected.outputs_of(expected.actual[expected.places])
+    words = "outputs are made of the state before their token: one token late"
+    yield words, expected.outputs_of(expected.kept(expected.actual))
+    words = "outputs are made of the states in another order"
+    yield words, expected.outputs_of(np.flip(expected.source[expected.places], -1))
 
 
 def _convolved(expected: ExpectedState) -> Iterator[Candidate]:
     """Yield convolutions over other kept tokens."""
-    actual, source = expected.actual, expected.source
-    yield (
-        "tokens read no earlier inputs: they are forgotten",
-        lambda: expected.convolved(np.zeros_like(actual)),
-    )
+    actual, source, convolved = expected.actual, expected.source, expected.convolved
+    words = "tokens read no earlier inputs: they are forgotten"
+    yield words, convolved(np.zeros_like(actual))
     if expected.earlier is not None:
-        yield (
-            "the first tokens read inputs of the request before",
-            lambda: expected.convolved(actual, begin=expected.earlier),
-        )
-    yield "tokens read earlier inputs before they are rounded", lambda: expected.convolved(source)
-    yield "earlier inputs are one token late", lambda: expected.convolved(actual, 1)
-    yield (
-        "earlier inputs are read in the wrong order",
-        lambda: expected.convolved(actual, is_turned=True),
-    )
-    yield (
-        "a token reads its own input rounded, too",
-        lambda: expected.convolved(actual, now=actual[expected.places]),
-    )
-    yield (
-        "earlier inputs are read rounded to bf16",
-        lambda: expected.convolved(quantize(actual, _BF16)),
-    )
+        words = "the first tokens read inputs of the request before"
+        yield words, convolved(actual, begin=expected.earlier)
+    yield "tokens read earlier inputs before they are rounded", convolved(source)
+    yield "earlier inputs are one token late", convolved(actual, 1)
+    yield "earlier inputs are read in the wrong order", convolved(actual, is_turned=True)
+    words = "a token reads its own input rounded, too"
+    yield words, convolved(actual, now=actual[expected.places])
+    yield "earlier inputs are read rounded to bf16", convolved(quantize(actual, _BF16))
     for shift in range(1, actual.shape[1]):
-        yield (
-            "earlier inputs are those of another request",
-            lambda s=shift: expected.convolved(  # type: ignore[misc]
-                np.roll(actual, s, 1)
-            ),
-        )
+        yield "earlier inputs are those of another request", convolved(np.roll(actual, shift, 1))
     for shift in (1, -1):
-        yield (
-            "earlier inputs are those of another channel",
-            lambda s=shift: expected.convolved(  # type: ignore[misc]
-                np.roll(actual, s, 2)
-            ),
-        )
+        yield "earlier inputs are those of another channel", convolved(np.roll(actual, shift, 2))

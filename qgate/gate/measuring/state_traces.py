@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qgate.gate.measuring.cache_traces import RUN, ways
 from qgate.gate.measuring.passes import flow
 from qgate.gate.measuring.segments import several
 from qgate.hooks import ModuleHooks
@@ -29,7 +30,6 @@ TOKENS = 41
 _CHUNKS = (16, 8, 1, 16)
 _FIRST, _LAST = 24, 8
 """Tokens of a free run that are held: the first and the last ones."""
-RUN = "the free run"
 INPUTS = {"conv": ("input",), "ssm": ("u", "dt", "B", "C", "z")}
 _PARTS = {"conv": "conv1d", "ssm": "scan"}
 
@@ -75,17 +75,9 @@ def served_traces(quantized: Quantized, base: Model) -> Iterator[list[StateTrace
         }
         yield [
             trace
-            for way, chunks in ways(requests.shape[1]).items()
+            for way, chunks in ways(requests.shape[1], _CHUNKS).items()
             for trace in _served(quantized, at, mixer, inputs, way, chunks)
         ]
-
-
-def ways(length: int) -> dict[str, list[int]]:
-    """Return the numbers of tokens that each way of serving reads at once."""
-    chunks: list[int] = []
-    while sum(chunks) < length:
-        chunks.append(min(_CHUNKS[len(chunks) % len(_CHUNKS)], length - sum(chunks)))
-    return {"decode": [1] * length, "prefill": [length], "chunked_prefill": chunks}
 
 
 def _served(

@@ -8,8 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from qgate.activation_stats.plan import plan_of
+from qgate.activation_stats.settings import ActivationSettings, with_values
 from qgate.capture.next_tokens import predicts_next_tokens
-from qgate.gate.measuring.activation_layers import layers_with_activations
+from qgate.errors import QgateError
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.compared_sites import backward_sites
 from qgate.gate.measuring.format_rows import format_sites
@@ -22,6 +24,16 @@ _NO_WEIGHTS = "has no linear layers and no convolutions"
 _NO_ACTIVATIONS = "has no activations to measure"
 NEEDY = ("task", "gradients", "scaling", "overflow")
 """Gates that not every model has something for."""
+
+
+ANALYSES = with_values(ActivationSettings(), {
+    "visualization.enabled.magnitude_input": True,
+    "visualization.enabled.magnitude_output": True,
+    "visualization.enabled.outlier_layer_wise": True,
+    "smoothing.enabled": False,
+    "formats": ["fp8_e4m3"],
+})  # fmt: skip
+"""Analyses that gates of activations are made from."""
 
 
 class Lack(NamedTuple):
@@ -76,7 +88,13 @@ class SuiteNeeds:
 
     @cached_property
     def _layers_with_activations(self) -> frozenset[str]:
-        return layers_with_activations(self.bench)
+        """List the layers that a run would measure activations in, without running the model."""
+        model, layer_of = self.bench.model, self.bench.layer_of
+        try:
+            plan = plan_of(model.module, ANALYSES, model.part)
+        except QgateError:
+            return frozenset()
+        return frozenset(layer_of(name) for name, role in plan.requests if role != "weight")
 
     @cached_property
     def _no_gradients(self) -> str:

@@ -44,10 +44,7 @@ def task_row(bench: Bench, mode: Mode) -> tuple[Measured, Notes, TaskSummary]:
         return _metric_row(bench, mode, metric)
     values, notes, figures = task_values(bench, mode)
     nonfinite = sum(not math.isfinite(v) for v in values.values())
-    summary = TaskSummary(
-        model=bench.model.name, mode=mode.name, reference=bench.reference_mode, metric="",
-        samples=len(bench.model.inputs), tokens=0,
-    )  # fmt: skip
+    summary = _summary(bench, mode)
     if figures is not None:
         _summarize(summary, figures)
     row = Measured(
@@ -74,10 +71,7 @@ def _metric_row(
     figures = task_figures(metric, model.name, mode.name, arguments)
     arguments["outputs"] = reference
     expected = task_figures(metric, model.name, bench.reference_mode, arguments)
-    summary = TaskSummary(
-        model=model.name, mode=mode.name, reference=bench.reference_mode, metric=name,
-        samples=len(model.inputs), tokens=0,
-    )  # fmt: skip
+    summary = _summary(bench, mode, name)
     _summarize_metric(summary, figures, expected)
     values = {TASK_METRIC: figures.figure} | _limited(summary)
     row = Measured(
@@ -92,6 +86,13 @@ def _metric_row(
         "metric_reference": expected.figure,
     }
     return row, notes, summary
+
+
+def _summary(bench: Bench, mode: Mode, metric: str = "") -> TaskSummary:
+    return TaskSummary(
+        model=bench.model.name, mode=mode.name, reference=bench.reference_mode, metric=metric,
+        samples=len(bench.model.inputs), tokens=0,
+    )  # fmt: skip
 
 
 def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], Notes, TokenFigures | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 _LEAST = 1e-5
 
 
-def cache_ranges(
-    model: Model,
-    batches: Iterator[Tensor],
-    progress: Callable[[int], None] = lambda _count: None,
-) -> dict[str, float]:
+def cache_ranges(model: Model, batches: Iterator[Tensor]) -> dict[str, float]:
     """Run the FP32 model and return the largest magnitudes of what its caches would store."""
     attentions = dict(named_attentions(model))
     ranges: dict[str, Tensor] = {}
@@ -48,7 +44,6 @@ def cache_ranges(
     with torch.no_grad(), tap_sites(model.module, sites, take):
         for batch in batches:
             model(batch)
-            progress(len(batch))
     return dict(_named(ranges))
 
 

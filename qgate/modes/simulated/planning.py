@@ -19,7 +19,7 @@ def mamba_entries(choices: MambaChoices, model: Model, calibration: Calibration)
     arithmetic = calibration.settings.arithmetic
     entries: list[PlanEntry] = []
     for at, mixer in named_mixers(network):
-        for leaf, tensor in _weights(mixer):
+        for leaf, tensor in mixer_parameters(mixer):
             weight = IntWeight(
                 tensor, "fp32" if leaf in ("A_log", "D", "dt_proj:bias") else arithmetic
             )
@@ -38,7 +38,8 @@ def _origin(does: str) -> str:
     return "amax of the tensor / 127" if "own scale" in does else "no scale"
 
 
-def _weights(mixer: MambaMixer) -> list[tuple[str, Tensor]]:
+def mixer_parameters(mixer: MambaMixer) -> list[tuple[str, Tensor]]:
+    """List the parameters that a quantized mixer has codes of, by the name of their site."""
     weights = [
         ("in_proj:weight", mixer.in_proj.weight),
         ("conv1d:weight", mixer.conv1d.weight),

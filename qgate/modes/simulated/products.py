@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils import parametrize
 
-from qgate.models.fingerprints import fingerprint
+from qgate.models.fingerprints import WeightCache
 from qgate.models.mamba.network import StepProjection, causal_conv
 from qgate.modes.simulated.casts import Cast, codes_on_grid, half, straight_through
 
@@ -32,16 +32,11 @@ class IntWeight:
         self.weight = weight
         self.arithmetic = arithmetic
         self.low, self.high = (-128.0, 127.0) if clamped else (-torch.inf, torch.inf)
-        self._cached: tuple[object, Tensor, Tensor] | None = None
+        self._codes = WeightCache(self._quantized)
 
     def quantized(self) -> tuple[Tensor, Tensor]:
         """Return the codes (float32, whole numbers) and the scale."""
-        if torch.is_grad_enabled() and self.weight.requires_grad:
-            return self._quantized(self.weight)
-        state = fingerprint(self.weight)
-        if self._cached is None or self._cached[0] != state:
-            self._cached = (state, *self._quantized(self.weight.detach()))
-        return self._cached[1:]
+        return self._codes(self.weight)
 
     def _quantized(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         values = weight.detach()

@@ -1,0 +1,88 @@
+"""Rows of the sites of one model, and values of several ways to serve that were held there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from qgate.gate.measured import Conformance, Measured, Scope
+from qgate.gate.measuring.conformance import METRIC
+from qgate.gate.measuring.site_errors import Pairs, site_errors
+
+_NO_VALUES: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class ModelSites:
+    """Sites of a model: their places in the order of execution, and their layers."""
+
+    order: Mapping[str, int]
+    layer_of: Callable[[str], str]
+
+    def place(self, site: str) -> int:
+        """Return the place of a site in the order of execution; 0 for what is none."""
+        return self.order.get(site, 0)
+
+    def row(
+        self,
+        site: str,
+        scope: Scope,
+        order: int,
+        values: Mapping[str, float] = _NO_VALUES,
+        **details: Any,
+    ) -> Measured:
+        """Return a row whose values need no accepted ones, unless `details` say so."""
+        plain = {"nonfinite": 0, "gated": (), **details}
+        return Measured(
+            site=site, layer=self.layer_of(site), scope=scope, order=order, values=values, **plain
+        )
+
+    def local(self, site: str, order: int, pairs: Pairs, **details: Any) -> Measured:
+        """Return the row of an error that is made at a site, with its ideal among `details`."""
+        return site_errors(site, self.layer_of(site), "local", order, pairs, **details)
+
+    def isolated(
+        self,
+        site: str,
+        order: int,
+        error: float,
+        worst: float,
+        limit: float,
+        reason: str = "",
+        **details: Any,
+    ) -> Measured:
+        """Return the row of an error that float noise limits: in the mean, and of a token."""
+        details |= {"floor": limit, "parts": {"worst_token": {"relative_mse": worst}}}
+        why = {"isolated": reason} if reason else None
+        return self.row(site, "isolated", order, {"relative_mse": error}, why=why, **details)
+
+
+@dataclass
+class HeldWays:
+    """Values that were held bit for bit in several ways to serve, and the first fault in words."""
+
+    ways: int = 0
+    wrong_ways: list[str] = field(default_factory=list)
+    values: int = 0
+    differing: int = 0
+    words: str = ""
+
+    def add(self, way: str, values: int, differing: int, fault: Callable[[], str]) -> None:
+        """Add what one way gave; `fault` is asked where it is the first that differs."""
+        self.ways += 1
+        self.values += values
+        self.differing += differing
+        if differing:
+            self.words = self.words or fault()
+            self.wrong_ways.append(way.replace("_", " "))
+
+    def conformance(self) -> Conformance:
+        """Return the figures of all ways, with the fault and the ways that have it in words."""
+        about = f"{self.values:,} values of {self.ways} ways to serve"
+        if self.wrong_ways:
+            are_some = len(self.wrong_ways) < self.ways
+            only = f"; only in {' and '.join(self.wrong_ways)}" if are_some else ""
+            about = f"{self.words}{only}"
+        return Conformance(METRIC, self.values, self.differing, about)
