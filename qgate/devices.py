@@ -32,9 +32,9 @@ def resolve(name: str | torch.device) -> torch.device:
     text = str(name).strip().lower()
     if text == "auto":
         text = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = text.partition(":")
-    if kind not in ("cpu", "cuda") or (number and not re.fullmatch("[0-9]{1,4}", number)):
+    if not re.fullmatch("cpu(:0)?|cuda(:(0|[1-9][0-9]{0,3}))?", text):
         raise QgateError(f"unknown device {str(name)!r}. Allowed: auto, cpu, cuda, cuda:N.")
+    kind, _, number = text.partition(":")
     if kind == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if int(number or 0) >= count:

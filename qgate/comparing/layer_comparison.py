@@ -118,7 +118,7 @@ def _check_pair(actual: LayerCapture, true: LayerCapture, folder: Path) -> None:
     a, r = actual.of, true.of
     fields = [*_PAIRED, *(["calibration"] if a.calibration and r.calibration else [])]
     clashes = [
-        f"{name} {_brief(getattr(a, name))} and {_brief(getattr(r, name))}"
+        f"{name} {_value_beginning(getattr(a, name))} and {_value_beginning(getattr(r, name))}"
         for name in fields
         if getattr(a, name) != getattr(r, name)
     ]
@@ -141,7 +141,7 @@ def _check_pair(actual: LayerCapture, true: LayerCapture, folder: Path) -> None:
         )
 
 
-def _brief(value: object) -> str:
+def _value_beginning(value: object) -> str:
     text = str(value)
     return repr(value) if len(text) < 40 else f"{text[:12]}…"
 

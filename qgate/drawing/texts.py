@@ -137,7 +137,7 @@ def _table(
     return [*lines, *([f"and {len(rows) - most} more"] if most and len(rows) > most else [])]
 
 
-def _brief(value: float) -> str:
+def _brief_or_dash(value: float) -> str:
     return brief(value) if math.isfinite(value) else "-"
 
 
@@ -228,8 +228,8 @@ def _distributions(analysis: DumpAnalysis) -> list[str]:
                         f"{mine.tensors:,}",
                         f"{mine.elements:,}",
                         percent(mine.elements / total),
-                        _brief(mine.amax),
-                        _brief(mine.pooled()[1]),
+                        _brief_or_dash(mine.amax),
+                        _brief_or_dash(mine.pooled()[1]),
                     ]
                     for name, mine in sorted(sizes.items(), key=lambda item: -item[1].elements)
                 ],
@@ -304,7 +304,7 @@ def _ranks(analysis: DumpAnalysis) -> list[str]:
             f"{row['rank']}{' (stands out)' if row['rank'] == out else ''}",
             f"{row['tensors']:,}",
             f"{row['nonfinite']:,}",
-            *(_brief(figure_of(row, name)) for name in ("rms", "amax", "distance", "score")),
+            *(_brief_or_dash(figure_of(row, name)) for name in ("rms", "amax", "distance", "score")),
         ]
         for row in sorted(ranks["rows"], key=order)
     ]

@@ -82,7 +82,7 @@ class QuantizerSettings(CastOptions):
                 )
             return given
         if self.scale is None:
-            raise QgateError(f"zero_point={_brief(given)} needs scale=…, one for each zero point.")
+            raise QgateError(f"zero_point={_shape_or_value(given)} needs scale=…, one for each zero point.")
         is_tensor = hasattr(given, "dim")
         return given if is_tensor else _whole("zero_point", given, *self._codes())
 
@@ -167,7 +167,7 @@ class QuantizerSettings(CastOptions):
         return int(axis % dims)
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{k}={_brief(v)}" for k, v in self.options.items())
+        options = ", ".join(f"{k}={_shape_or_value(v)}" for k, v in self.options.items())
         return f"Quantizer({self.format.name}{', ' if options else ''}{options})"
 
 
@@ -216,7 +216,7 @@ def _checked_rotation(signs: Any) -> tuple[int, ...] | None:
         return None
     listed = signs.tolist() if hasattr(signs, "tolist") else signs
     if not isinstance(listed, list | tuple) or not all(sign in (1, -1) for sign in listed):
-        raise QgateError(f"rotation={_brief(signs)} is not allowed; it lists signs, 1 or -1.")
+        raise QgateError(f"rotation={_shape_or_value(signs)} is not allowed; it lists signs, 1 or -1.")
     if len(listed) < 2 or len(listed) & (len(listed) - 1):
         raise QgateError(f"a rotation of {len(listed)} signs is not allowed; take a power of two.")
     return tuple(int(sign) for sign in listed)
@@ -234,6 +234,6 @@ def _checked_scale(scale: Any) -> float | Tensor | None:
     return float(scale)
 
 
-def _brief(value: object) -> str:
+def _shape_or_value(value: object) -> str:
     shape = getattr(value, "shape", None)
     return repr(value) if shape is None else f"<{'x'.join(map(str, shape)) or 'scalar'}>"

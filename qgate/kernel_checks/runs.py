@@ -129,7 +129,7 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
     try:
         shape = subject.unquantized(variant.arguments).shape
     except Exception as error:
-        report.left_out[variant.name] = f"the reference refused: {_brief(error)}"
+        report.left_out[variant.name] = f"the reference refused: {_first_line(error)}"
         return None
     try:
         return run_kernel(subject, variant.arguments, shape, variant.name, report)
@@ -138,11 +138,11 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
     except REFUSALS as error:
         if any(words in str(error) for words in CRASHES):
             raise
-        report.left_out[variant.name] = f"the kernel refused: {_brief(error)}"
+        report.left_out[variant.name] = f"the kernel refused: {_first_line(error)}"
         return None
 
 
-def _brief(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:100]}" if lines else type(error).__name__
 

@@ -165,8 +165,8 @@ def calibrated(
         for label, (old, new) in origins.items():
             if old != new:
                 raise QgateError(
-                    f"the calibration in {str(path)!r} was made with other {label} ({_brief(old)}) "
-                    f"than those of {model.name} now ({_brief(new)}). Delete the file to calibrate "
+                    f"the calibration in {str(path)!r} was made with other {label} ({_origin_text(old)}) "
+                    f"than those of {model.name} now ({_origin_text(new)}). Delete the file to calibrate "
                     "again, or name another one."
                 )
         return stored
@@ -178,7 +178,7 @@ def calibrated(
     return calibration
 
 
-def _brief(origin: object) -> str:
+def _origin_text(origin: object) -> str:
     """Shorten a hash to its beginning; write settings in full."""
     if isinstance(origin, CalibrationSettings):
         return ", ".join(f"{name} {value}" for name, value in asdict(origin).items())

@@ -99,7 +99,7 @@ def _text(level: SweptLevel, name: str) -> str:
     return METRICS.get(name).text(metric(level, name))
 
 
-def _brief(name: str) -> str:
+def _list_name(name: str) -> str:
     """Name a metric within a list: `MSE`, `Cosine`."""
     definition = METRICS.get(name)
     return definition.short.capitalize() if definition.bounded else definition.label
@@ -113,7 +113,7 @@ def _optima(view: SweepView, names: Sequence[str]) -> list[str]:
         label = METRICS.get(name).label
         body.append(f"Best {label}: {view.level_text(level)}{pointer}")
         beside = dict.fromkeys([*_SHOWN, name])
-        body.append("    " + ", ".join(f"{_brief(key)}: {_text(level, key)}" for key in beside))
+        body.append("    " + ", ".join(f"{_list_name(key)}: {_text(level, key)}" for key in beside))
     return body
 
 
@@ -169,14 +169,14 @@ def _spread(view: SweepView) -> list[str]:
     for name in ("mse", "cosine"):
         std = number(view.advice["stability"][name]["std"])
         if not math.isnan(std):
-            body.append(f"{_brief(name)} Stability (std): {METRICS.get(name).text(std)}")
+            body.append(f"{_list_name(name)} Stability (std): {METRICS.get(name).text(std)}")
     return body
 
 
 def _range(view: SweepView, name: str) -> str:
     """Write one metric's range; exact levels, at which a ratio is infinite, are counted."""
     low, high = (number(view.advice["stability"][name][end]) for end in ("min", "max"))
-    definition, label = METRICS.get(name), _brief(name)
+    definition, label = METRICS.get(name), _list_name(name)
     if math.isnan(low) or math.isnan(high):
         return f"{label} Range: undefined"
     spec = ".2f" if definition.logarithm else ".6f" if definition.bounded else ".6e"

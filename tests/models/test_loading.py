@@ -217,6 +217,14 @@ def test_devices() -> None:
     assert load("tiny-llama", device="auto", sampling=few).device.type == expected
 
 
+@pytest.mark.parametrize(
+    "name", ["", "cpu:", "cpu:1", "cpu:00", "cuda:", "cuda:-1", "cuda:01", "cuda:0:1", "cuda:99999"]
+)
+def test_a_number_that_no_device_has_is_an_unknown_device(name: str) -> None:
+    with pytest.raises(QgateError, match=f"unknown device '{name}'"):
+        load("tiny-llama", device=name)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_cuda_where_there_is_none() -> None:
     with pytest.raises(

@@ -184,12 +184,12 @@ def _misfits(folder: Path, of: CaptureSettings, sites: Mapping[str, str]) -> dic
         ]
         for name, old, new in pairs:
             if old != new:
-                misfits[stem] = f"{stem} is of {name} {_brief(old)}, and this is of {_brief(new)}"
+                misfits[stem] = f"{stem} is of {name} {_short_digest(old)}, and this is of {_short_digest(new)}"
                 break
     return misfits
 
 
-def _brief(text: str) -> str:
+def _short_digest(text: str) -> str:
     return f"{text[:12]}…" if re.fullmatch(r"[0-9a-f]{40,}", text) else repr(text)
 
 

@@ -52,6 +52,7 @@ FOUND = (
     ("checkpoint .npz", "003d970000003e005500eb5ce678"),
     ("accepted values of a kernel", "0000cacdd367"),
     ("accepted values of a kernel", "00003dd39371"),
+    ("device", "ff3affffff0a"),
     ("device", "1f5bee004a003e0032005900cb58000000009200b140"),
 )
 
