@@ -304,7 +304,10 @@ def _ranks(analysis: DumpAnalysis) -> list[str]:
             f"{row['rank']}{' (stands out)' if row['rank'] == out else ''}",
             f"{row['tensors']:,}",
             f"{row['nonfinite']:,}",
-            *(_brief_or_dash(figure_of(row, name)) for name in ("rms", "amax", "distance", "score")),
+            *(
+                _brief_or_dash(figure_of(row, name))
+                for name in ("rms", "amax", "distance", "score")
+            ),
         ]
         for row in sorted(ranks["rows"], key=order)
     ]

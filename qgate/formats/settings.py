@@ -82,7 +82,9 @@ class QuantizerSettings(CastOptions):
                 )
             return given
         if self.scale is None:
-            raise QgateError(f"zero_point={_shape_or_value(given)} needs scale=…, one for each zero point.")
+            raise QgateError(
+                f"zero_point={_shape_or_value(given)} needs scale=…, one for each zero point."
+            )
         is_tensor = hasattr(given, "dim")
         return given if is_tensor else _whole("zero_point", given, *self._codes())
 
@@ -216,7 +218,9 @@ def _checked_rotation(signs: Any) -> tuple[int, ...] | None:
         return None
     listed = signs.tolist() if hasattr(signs, "tolist") else signs
     if not isinstance(listed, list | tuple) or not all(sign in (1, -1) for sign in listed):
-        raise QgateError(f"rotation={_shape_or_value(signs)} is not allowed; it lists signs, 1 or -1.")
+        raise QgateError(
+            f"rotation={_shape_or_value(signs)} is not allowed; it lists signs, 1 or -1."
+        )
     if len(listed) < 2 or len(listed) & (len(listed) - 1):
         raise QgateError(f"a rotation of {len(listed)} signs is not allowed; take a power of two.")
     return tuple(int(sign) for sign in listed)

@@ -184,7 +184,9 @@ def _misfits(folder: Path, of: CaptureSettings, sites: Mapping[str, str]) -> dic
         ]
         for name, old, new in pairs:
             if old != new:
-                misfits[stem] = f"{stem} is of {name} {_short_digest(old)}, and this is of {_short_digest(new)}"
+                misfits[stem] = (
+                    f"{stem} is of {name} {_short_digest(old)}, and this is of {_short_digest(new)}"
+                )
                 break
     return misfits
 
