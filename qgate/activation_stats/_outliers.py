@@ -15,9 +15,8 @@ import torch
 from qgate.activation_stats._tensor_pass import TensorReading
 from qgate.activation_stats.record import Channel, Outliers, Token
 from qgate.errors import QgateError
+from qgate.stats.summary import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Decode = Callable[[Sequence[int]], list[str]]
 _FEW = 32  # the largest 1 in so many channels are no part of what they are held against
 _TEXTS = 100

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from qgate.activation_stats._tensor_pass import TensorReading, scratch
 from qgate.activation_stats.record import ChannelRanges
+from qgate.stats.summary import Floats
 
-Floats = npt.NDArray[np.float64]
 Table = npt.NDArray[np.uint32]
 PERCENTILES = (0.0, 0.01, 1.0, 25.0, 50.0, 75.0, 99.0, 99.99, 100.0)
 ERROR = 1 / 32 + 2.0**-8

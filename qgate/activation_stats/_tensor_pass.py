@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,9 +17,8 @@ from qgate.activation_stats.record import HeatMap, Magnitude
 from qgate.errors import QgateError
 from qgate.stats import Counts, serial
 from qgate.stats.moments import ExactSum, PowerPass, PowerSums
+from qgate.stats.summary import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Figures = tuple[list[float], float, list[float]]
 ENDS = 3
 """How many of the largest and of the smallest magnitudes of a vector a record has."""

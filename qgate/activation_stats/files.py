@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, cast
 
 from qgate.activation_stats.page import EmbeddedPicture, page
 from qgate.activation_stats.reading import ReportOptions, clean, digest, model_stem, report_options
-from qgate.activation_stats.record import ACTIVATIONS, READABLE, ActivationsRecord
+from qgate.activation_stats.record import READABLE, ActivationsRecord
 from qgate.activation_stats.tables import as_json, csv_files
 from qgate.errors import QgateError
-from qgate.records import validate
 from qgate.storage.access import folder_of, local_files, write_text
 from qgate.storage.folders import Folder, NotRemovedError, files_in
 from qgate.storage.locations import check_writable, location_of, read_bytes
-from qgate.summaries.record import ANALYSES
+from qgate.summaries.reading import check_analysis
 
 if TYPE_CHECKING:
     from qgate.activation_stats.plots.pictures import ActivationPicture
@@ -90,26 +89,11 @@ def read_record(path: Location | str) -> ActivationsRecord:
         raise QgateError(f"there is no record of activations at {str(path)!r}.") from None
     except (ValueError, RecursionError) as error:
         raise QgateError(f"{str(path)!r} is no record of activations: {error}.") from None
-    kind = content.get("kind") if isinstance(content, dict) else None
-    if kind not in READABLE:
-        if isinstance(kind, str) and kind.startswith(ACTIVATIONS.rstrip("0123456789")):
-            raise QgateError(
-                f"{str(path)!r} was written by another version of qgate: it is a {kind!r}, and "
-                f"this one reads {ACTIVATIONS!r}. Use that version, or analyze the model again."
-            )
-        own = " qgate draw draws it." if kind in ANALYSES else ""
-        raise QgateError(
-            f"{str(path)!r} is no record of activations: its kind is {kind!r}, not "
-            f"{ACTIVATIONS!r}.{own}"
-        )
-    missing = sorted(ActivationsRecord.__required_keys__ - content.keys())
-    if missing:
-        raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")
+    check_analysis(
+        content, str(path), ActivationsRecord, READABLE, what="record of activations",
+        subject="model",
+    )  # fmt: skip
     content.pop("tables", None)
-    try:
-        validate(content, ActivationsRecord)
-    except ValueError as error:
-        raise QgateError(f"{str(path)!r} is damaged: {error}.") from None
     return cast(ActivationsRecord, content)
 
 

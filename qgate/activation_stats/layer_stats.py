@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from qgate.activation_stats._outliers import Decode, OutlierRule, OutlierStats, TokenCall, widen
 from qgate.activation_stats._quantizers import table_name
-from qgate.activation_stats._ranges import PERCENTILES, ChannelCounts
+from qgate.activation_stats._ranges import ChannelCounts
 from qgate.activation_stats._rows import RowShare
 from qgate.activation_stats._tensor_pass import (
     ENDS,
@@ -42,6 +41,7 @@ from qgate.activation_stats.record import (
 from qgate.errors import QgateError
 from qgate.stats import Counts, massive_beyond, serial
 from qgate.stats.moments import PowerSums
+from qgate.stats.summary import Floats, Ints
 from qgate.summaries.outcomes import target_of
 from qgate.summaries.pool import Pool, of_counts
 from qgate.summaries.pooling import channels_of, outcome_of
@@ -50,8 +50,6 @@ from qgate.summaries.record import Histogram, ValueSummary
 __all__ = ["LayerRequest", "LayerStats", "OutlierRule", "TensorReading"]
 
 Reduced = Literal["token", "channel", "all"]
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -373,7 +371,7 @@ class LayerStats:
             portrait=self.summary() if summary is None else summary,
             magnitude=magnitude,
         )
-        percentiles, absolute = self.request.percentiles or PERCENTILES, self.request.absolute
+        percentiles, absolute = self.request.percentiles, self.request.absolute
         parts = {
             "massive": self._massive(),
             "rounding": ROUNDING[self.counted_as] if self.wide and self.counted_as else None,

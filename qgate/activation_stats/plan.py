@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qgate.activation_stats._ranges import PERCENTILES
 from qgate.activation_stats.layer_stats import LayerRequest, OutlierRule
 from qgate.activation_stats.reading import spread_evenly
 from qgate.activation_stats.settings import ActivationSettings
@@ -25,7 +26,6 @@ from qgate.text import listed
 Panels = dict[str, list[str]]
 LINEAR, BLOCKS = "linear layers", "blocks"
 BINS = 50
-_PERCENTILES = (0.0, 0.01, 1.0, 25.0, 50.0, 75.0, 99.0, 99.99, 100.0)
 _ROWS = 256
 _ROW_ELEMENTS = 2**19
 _REDUCED: dict[int | None, Any] = {-1: "token", -2: "channel", 0: "all", None: "all"}
@@ -135,7 +135,7 @@ class _Planner:
             for pattern, names in panels.items()
             if len(chosen[pattern]) < len(names)
         ]
-        extra = {"percentiles": _PERCENTILES, "absolute": own.use_abs}
+        extra = {"percentiles": PERCENTILES, "absolute": own.use_abs}
         self._add_panels("percentile_range", chosen, _role(own), **extra)
 
     def _advice(self, magnitude: Panels) -> None:

@@ -74,13 +74,9 @@ REPORT_KEYS = {option.name: option.metadata["key"] for option in fields(ReportOp
 
 def report_options(settings: Mapping[str, Any]) -> ReportOptions:
     """Return the options in the settings of a record."""
-    return ReportOptions(
-        **{n: _frozen(settings[key]) for n, key in REPORT_KEYS.items() if key in settings}
-    )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    given = {name: settings[key] for name, key in REPORT_KEYS.items() if key in settings}
+    own: Mapping[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    return ReportOptions(**own)
 
 
 # Layers ------------------------------------------------------------------------------------------
@@ -291,8 +287,8 @@ def clean(text: str) -> str:
     return re.sub(r"_{2,}", "_", name).strip("_-")[:60] or "all"
 
 
-def digest(text: str, length: int = 6) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:6]
 
 
 def stems(patterns: Iterable[str]) -> dict[str, str]:
@@ -313,7 +309,7 @@ def model_stem(model: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "_", last).strip("._-")[:60] or "model"
 
 
-def visible(text: str, most: int = 24) -> str:
+def visible(text: str) -> str:
     """Write a token with signs for spaces and line ends."""
     signs = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
-    return shortened(one_line(text.translate(signs)), most) or "(empty)"
+    return shortened(one_line(text.translate(signs)), 24) or "(empty)"

@@ -7,16 +7,13 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from qgate import formats
 from qgate.documents import plain_yaml
 from qgate.errors import QgateError, unknown
-
-if TYPE_CHECKING:
-    pass
 
 # A section whose name may be left out: outlier.threshold is visualization.outlier.threshold.
 UNSAID = "visualization."

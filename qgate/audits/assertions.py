@@ -11,8 +11,8 @@ from __future__ import annotations
 import ast
 import inspect
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any
 
@@ -84,6 +84,93 @@ def assertion_on(frame: FrameType, called: str) -> Assertion | None:
         return None
 
 
+@dataclass(frozen=True)
+class Carriers:
+    """Expressions and variables that carry the returned value, with what each makes of it.
+
+    leaves  expressions: the call itself
+    names   variables that took the value
+    scope   the values of all other names
+    """
+
+    leaves: Mapping[ast.expr, Callable[[Any], Any]]
+    names: Mapping[str, Callable[[Any], Any]]
+    scope: Scope
+
+    def occur_in(self, node: ast.AST) -> bool:
+        return any(
+            inner in self.leaves or (isinstance(inner, ast.Name) and inner.id in self.names)
+            for inner in ast.walk(node)
+        )
+
+    def made_by(self, node: ast.expr) -> Callable[[Any], Any]:
+        return lambda value: self.evaluate(node, value)
+
+    def evaluate(self, node: ast.expr, value: Any) -> Any:
+        """Evaluate an expression with another value in place of what the comparison returned."""
+
+        def of(inner: ast.expr) -> Any:
+            return self.evaluate(inner, value)
+
+        if node in self.leaves:
+            return self.leaves[node](value)
+        match node:
+            case ast.Constant(value=constant) if isinstance(constant, bool | int | float):
+                return constant
+            case ast.Name(id=name):
+                return self.names[name](value) if name in self.names else _number(self.scope(name))
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+                return _number(_plain_attribute(self.scope(name), attribute))
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -of(operand)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return not np.all(of(operand))
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                return _ARITHMETIC[type(op)](of(left), of(right))
+            case ast.Compare(left=left, ops=ops, comparators=others) if all(
+                type(op) in _COMPARE for op in ops
+            ):
+                sides = itertools.pairwise(of(side) for side in (left, *others))
+                pairs = zip(ops, sides, strict=True)
+                return np.all([np.all(_COMPARE[type(op)](a, b)) for op, (a, b) in pairs])
+            case ast.BoolOp(op=ast.And(), values=values):
+                return all(np.all(of(operand)) for operand in values if self.occur_in(operand))
+            case ast.Call(func=function, args=[first, second], keywords=keywords) if (
+                last_name(function) == "allclose"
+            ):
+                words = (word for word in keywords if word.arg in ("rtol", "atol"))
+                limits = {str(word.arg): of(word.value) for word in words}
+                return np.allclose(of(first), of(second), **limits)
+            case ast.Call(func=function, args=args):
+                return self._called(function, args, of)
+        raise UnreadableError(ast.dump(node)[:80])
+
+    def _called(
+        self, function: ast.expr, args: list[ast.expr], of: Callable[[ast.expr], Any]
+    ) -> Any:
+        """Evaluate the few methods and functions that keep or reduce a number."""
+        name = last_name(function)
+        if isinstance(function, ast.Attribute) and self.occur_in(function.value):
+            inner = of(function.value)
+        elif len(args) == 1:
+            if isinstance(args[0], ast.GeneratorExp | ast.ListComp):
+                if name != "all":
+                    raise UnreadableError("a comprehension")
+                return of(args[0].elt)
+            inner = of(args[0])
+            if name == "bool":
+                return bool(np.all(inner))
+        else:
+            raise UnreadableError(name)
+        if name in _PASSING:
+            return inner
+        if name == "item":
+            return inner if np.ndim(inner) == 0 else np.reshape(inner, ())
+        if name in _REDUCING:
+            return getattr(np, name)(inner)
+        raise UnreadableError(name)
+
+
 def _followed(
     frame: FrameType, called: str, made: Callable[[Any], Any], depth: int = 0
 ) -> Assertion | None:
@@ -97,24 +184,17 @@ def _followed(
     if function is None or depth > _DEEPEST or frame.f_code.co_name == "<lambda>":
         return None
     statement, call = call_at(function, frame, called, nested)
-    scope = _scope_of(frame)
-    leaves = {call: made}
-    if (assertion := _judged(statement, leaves, {}, scope)) is not None:
-        return Assertion(_source(statement), frame.f_code, assertion)
+    carriers = Carriers({call: made}, {}, _scope_of(frame))
+    if (accepts := _judged(statement, carriers)) is not None:
+        return Assertion(_source(statement), frame.f_code, accepts)
     if isinstance(statement, ast.Return) and statement.value is not None and frame.f_back:
-        value = statement.value
-        outer = lambda v: _evaluated(value, {call: made}, {}, scope, v)  # noqa: E731
+        outer = carriers.made_by(statement.value)
         return _followed(frame.f_back, frame.f_code.co_name, outer, depth + 1)
-    return _followed_names(function, statement, leaves, frame, scope, depth)
+    return _followed_names(function, statement, carriers, frame, depth)
 
 
 def _followed_names(
-    function: ast.AST,
-    statement: ast.stmt,
-    leaves: dict[ast.expr, Callable[[Any], Any]],
-    frame: FrameType,
-    scope: Scope,
-    depth: int,
+    function: ast.AST, statement: ast.stmt, carriers: Carriers, frame: FrameType, depth: int
 ) -> Assertion | None:
     """Follow variables that take the value, up to every assertion on one of them."""
     names: dict[str, Callable[[Any], Any]] = {}
@@ -122,57 +202,40 @@ def _followed_names(
     for following in statements_from(function, statement):
         if isinstance(following, ast.Assign) and len(following.targets) == 1:
             target = following.targets[0]
-            carries = _mentions(following.value, leaves, names)
             if isinstance(target, ast.Name):
-                names.pop(target.id, None) if not carries else None
-                if carries:
-                    names[target.id] = _closed(following.value, dict(leaves), dict(names), scope)
+                before = replace(carriers, names=dict(names))
+                if before.occur_in(following.value):
+                    names[target.id] = before.made_by(following.value)
+                else:
+                    names.pop(target.id, None)
             continue
-        if following is statement or not names or not _mentions(following, {}, names):
+        variables = replace(carriers, leaves={}, names=dict(names))
+        if following is statement or not names or not variables.occur_in(following):
             continue
         if isinstance(following, ast.Return) and following.value is not None and frame.f_back:
             if judgments:
                 break
-            outer = _closed(following.value, {}, dict(names), scope)
+            outer = variables.made_by(following.value)
             return _followed(frame.f_back, frame.f_code.co_name, outer, depth + 1)
-        judged = _judged(following, {}, dict(names), scope)
-        if judged is not None:
-            judgments.append((following, judged))
+        if (accepts := _judged(following, variables)) is not None:
+            judgments.append((following, accepts))
     if not judgments:
         return None
     text = _source(judgments[0][0])
-    accepts = [judged for _, judged in judgments]
-    return Assertion(text, frame.f_code, lambda value: all(accept(value) for accept in accepts))
-
-
-def _closed(
-    node: ast.expr,
-    leaves: dict[ast.expr, Callable[[Any], Any]],
-    names: dict[str, Callable[[Any], Any]],
-    scope: Scope,
-) -> Callable[[Any], Any]:
-    return lambda value: _evaluated(node, leaves, names, scope, value)
+    all_accept = [accepts for _, accepts in judgments]
+    return Assertion(text, frame.f_code, lambda value: all(accept(value) for accept in all_accept))
 
 
 # Statements --------------------------------------------------------------------------------------
 
 
-def _judged(
-    statement: ast.stmt,
-    leaves: dict[ast.expr, Callable[[Any], Any]],
-    names: dict[str, Callable[[Any], Any]],
-    scope: Scope,
-) -> Callable[[Any], bool] | None:
+def _judged(statement: ast.stmt, carriers: Carriers) -> Callable[[Any], bool] | None:
     """Return the condition of a statement that asserts; None of any other statement."""
     condition = _condition(statement)
-    if condition is None or not _mentions(condition[0], leaves, names):
+    if condition is None or not carriers.occur_in(condition[0]):
         return None
     test, truth = condition
-
-    def accepts(value: Any) -> bool:
-        return bool(np.all(_evaluated(test, leaves, names, scope, value))) is truth
-
-    return accepts
+    return lambda value: bool(np.all(carriers.evaluate(test, value))) is truth
 
 
 def _condition(statement: ast.stmt) -> tuple[ast.expr, bool] | None:
@@ -214,98 +277,7 @@ def _source(statement: ast.stmt) -> str:
     return ast.unparse(statement)
 
 
-# Expressions -------------------------------------------------------------------------------------
-
-
-def _evaluated(
-    node: ast.expr,
-    leaves: dict[ast.expr, Callable[[Any], Any]],
-    names: dict[str, Callable[[Any], Any]],
-    scope: Scope,
-    value: Any,
-) -> Any:
-    """Evaluate an expression with another value in place of what the comparison returned."""
-
-    def of(inner: ast.expr) -> Any:
-        return _evaluated(inner, leaves, names, scope, value)
-
-    if node in leaves:
-        return leaves[node](value)
-    match node:
-        case ast.Constant(value=constant) if isinstance(constant, bool | int | float):
-            return constant
-        case ast.Name(id=name):
-            return names[name](value) if name in names else _number(scope(name))
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-            return _number(_plain_attribute(scope(name), attribute))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -of(operand)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return not np.all(of(operand))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            return _ARITHMETIC[type(op)](of(left), of(right))
-        case ast.Compare(left=left, ops=ops, comparators=others) if all(
-            type(op) in _COMPARE for op in ops
-        ):
-            sides = [of(side) for side in (left, *others)]
-            return np.all(
-                [
-                    np.all(_COMPARE[type(op)](a, b))
-                    for op, (a, b) in zip(ops, itertools.pairwise(sides), strict=True)
-                ]
-            )
-        case ast.BoolOp(op=ast.And(), values=values):
-            own = [operand for operand in values if _mentions(operand, leaves, names)]
-            return all(np.all(of(operand)) for operand in own)
-        case ast.Call(func=function, args=[first, second], keywords=keywords) if (
-            last_name(function) == "allclose"
-        ):
-            limits = {word.arg: of(word.value) for word in keywords if word.arg in ("rtol", "atol")}
-            return np.allclose(of(first), of(second), **limits)
-        case ast.Call(func=function, args=args):
-            return _called(function, args, of, leaves, names)
-    raise UnreadableError(ast.dump(node)[:80])
-
-
-def _called(
-    function: ast.expr,
-    args: list[ast.expr],
-    of: Callable[[ast.expr], Any],
-    leaves: dict[ast.expr, Callable[[Any], Any]],
-    names: dict[str, Callable[[Any], Any]],
-) -> Any:
-    """Evaluate the few methods and functions that keep or reduce a number."""
-    name = last_name(function)
-    if isinstance(function, ast.Attribute) and _mentions(function.value, leaves, names):
-        inner = of(function.value)
-    elif len(args) == 1:
-        if isinstance(args[0], ast.GeneratorExp | ast.ListComp):
-            if name != "all":
-                raise UnreadableError("a comprehension")
-            return of(args[0].elt)
-        inner = of(args[0])
-        if name == "bool":
-            return bool(np.all(inner))
-    else:
-        raise UnreadableError(name)
-    if name in _PASSING:
-        return inner
-    if name == "item":
-        return inner if np.ndim(inner) == 0 else np.reshape(inner, ())
-    if name in _REDUCING:
-        return getattr(np, name)(inner)
-    raise UnreadableError(name)
-
-
-def _mentions(
-    node: ast.AST,
-    leaves: dict[ast.expr, Callable[[Any], Any]],
-    names: dict[str, Callable[[Any], Any]],
-) -> bool:
-    return any(
-        inner in leaves or (isinstance(inner, ast.Name) and inner.id in names)
-        for inner in ast.walk(node)
-    )
+# Names -------------------------------------------------------------------------------------------
 
 
 def _number(value: Any) -> Any:

@@ -77,7 +77,9 @@ def caller_of(files: ProjectFiles, test_files: frozenset[str]) -> Caller | None:
                 direct = frame
         if direct is not None:
             if file in test_files:
-                through = "" if helper is None else _spot(files, helper)
+                through = ""
+                if helper is not None:
+                    through = f"{files.shown(helper.f_code.co_filename)}:{helper.f_lineno}"
                 return Caller(direct, library, files.shown(file), frame.f_lineno, through)
             if helper is None and files.contains(file):
                 helper = frame
@@ -90,7 +92,3 @@ def caller_of(files: ProjectFiles, test_files: frozenset[str]) -> Caller | None:
 
 def _compares(file: str) -> bool:
     return any(part in file for part in _COMPARING) and any(name in file for name in _INSTALLED)
-
-
-def _spot(files: ProjectFiles, frame: FrameType) -> str:
-    return f"{files.shown(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -6,7 +6,7 @@ first tensor and also in the second. A sample is tried first, the whole where th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,15 +120,22 @@ def _closeness_distances(
 def _accepted_distances(
     pair: TensorPair, sides: Sides, fault: Fault, criterion: Closeness
 ) -> dict[str, float] | bool | None:
-    smallest: Distances | None = None
+    return _smallest_distances(pair, sides, fault, lambda faulty: criterion.accepts(*faulty))
+
+
+def _smallest_distances(
+    pair: TensorPair, sides: Sides, fault: Fault, accepts: Callable[[Sides], bool]
+) -> dict[str, float] | bool | None:
+    """Return the smaller distances of both readings of a fault, if both are accepted."""
+    distances: list[Distances] = []
     for faulty in _readings(sides, fault):
         if faulty is None:
             return None
-        if not criterion.accepts(*faulty):
+        if not accepts(faulty):
             return False
-        distances = pair.distances(faulty)
-        smallest = distances if smallest is None else smallest.combined(distances, min)
-    return None if smallest is None else smallest._asdict()
+        distances.append(pair.distances(faulty))
+    first, second = distances
+    return first.combined(second, min)._asdict()
 
 
 def _readings(sides: Sides, fault: Fault) -> Iterable[Sides | None]:
@@ -149,11 +156,10 @@ def _similarity_distances(
     if part is None and fault.part != "tensor":
         return None
     sides = part.sides if part else pair.whole
-    smallest: Distances | None = None
     closest = np.inf
-    for faulty in _readings(sides, fault):
-        if faulty is None:
-            return None
+
+    def accepts(faulty: Sides) -> bool:
+        nonlocal closest
         if part is None:
             changed = _sums(faulty, groups)
         else:
@@ -163,12 +169,13 @@ def _similarity_distances(
             removed = _sums_by_owner(sides, owners, max(groups, 1))
             added = _sums_by_owner(faulty, owners, max(groups, 1))
             changed = sums.plus(removed, -weight).plus(added, weight)
-        if not criterion.accepts(changed):
-            return False
         closest = min(closest, criterion.distance(changed))
-        distances = pair.distances(faulty)
-        smallest = distances if smallest is None else smallest.combined(distances, min)
-    return None if smallest is None else smallest._asdict() | {criterion.measure: float(closest)}
+        return criterion.accepts(changed)
+
+    outcome = _smallest_distances(pair, sides, fault, accepts)
+    if not isinstance(outcome, dict):
+        return outcome
+    return outcome | {criterion.measure: float(closest)}
 
 
 def _sums(sides: Sides, groups: int) -> ProductSums:

@@ -28,64 +28,22 @@ _LEAST_SHARE = 0.1
 class Fault:
     """A wrong alternative: the values it makes, None where it would change nothing."""
 
-    name: str
     part: Literal["tensor", "row", "block", "elements"]
     change: Callable[[Values], Values | None]
 
 
-def _zeros(x: Values) -> Values:
-    return np.zeros_like(x)
-
-
-def _constant(x: Values) -> Values | None:
-    return _if_changed(np.full_like(x, x.mean()), x)
-
-
-def _shuffle(x: Values) -> Values | None:
-    return _if_changed(x[_permutation(x.size)], x)
-
-
-def _larger(x: Values) -> Values:
-    return x * 1.1
-
-
-def _noisy(x: Values) -> Values:
-    return x * (1 + 0.05 * np.resize(_signs(), x.size))
-
-
-def _double(x: Values) -> Values:
-    return x * 2
-
-
-def _negative(x: Values) -> Values:
-    return -x
-
-
-def _coarser(x: Values) -> Values | None:
+def _in_coarser_format(x: Values) -> Values | None:
     fmt = coarser_format(x)
     if not fmt:
         return None
-    y = _ROUNDED[fmt](x)
+    y = _COARSER[fmt][1](x)
     return y if np.mean(y != x) >= _LEAST_SHARE else None
-
-
-FAULTS = {
-    "zeros": Fault("zeros", "tensor", _zeros),
-    "constant": Fault("constant", "tensor", _constant),
-    "shuffle": Fault("shuffle", "tensor", _shuffle),
-    "larger": Fault("larger", "tensor", _larger),
-    "noise": Fault("noise", "tensor", _noisy),
-    "row": Fault("row", "row", _zeros),
-    "scale": Fault("scale", "block", _double),
-    "element": Fault("element", "elements", _negative),
-    "coarser": Fault("coarser", "tensor", _coarser),
-}
 
 
 def coarser_format(x: Values) -> str:
     """Name the next coarser format of values by the bits that they need; empty if none is left."""
     bits = significant_bits(x)
-    return next((name for name, least in _NEEDED_BITS.items() if bits > least), "")
+    return next((name for name, (least, _) in _COARSER.items() if bits > least), "")
 
 
 def significant_bits(x: Values) -> int:
@@ -94,10 +52,6 @@ def significant_bits(x: Values) -> int:
     used = int(np.bitwise_or.reduce(mantissas, initial=0))
     trailing = (used & -used).bit_length() - 1 if used else 52
     return 53 - trailing
-
-
-_NEEDED_BITS = {"float32": 24, "bfloat16": 8, "fp8_e4m3": 4, "mxfp4": 2}
-"""The next coarser format of values that need more bits than these: the first that fits."""
 
 
 def _with_bits(x: Values, bits: int) -> Values:
@@ -114,12 +68,14 @@ def _quantized(x: Values, fmt: str) -> Values:
     return np.asarray(importlib.import_module("qgate.audits.rounding").quantized(x, fmt))
 
 
-_ROUNDED: dict[str, Callable[[Values], Values]] = {
-    "float32": lambda x: _with_bits(x, 24),
-    "bfloat16": lambda x: _with_bits(x, 8),
-    "fp8_e4m3": lambda x: _quantized(x, "fp8_e4m3"),
-    "mxfp4": lambda x: _quantized(x, "mxfp4"),
+_COARSER: dict[str, tuple[int, Callable[[Values], Values]]] = {
+    "float32": (24, lambda x: _with_bits(x, 24)),
+    "bfloat16": (8, lambda x: _with_bits(x, 8)),
+    "fp8_e4m3": (4, lambda x: _quantized(x, "fp8_e4m3")),
+    "mxfp4": (2, lambda x: _quantized(x, "mxfp4")),
 }
+"""The next coarser format of values that need more bits than these, the first that fits; and what
+rounds to it."""
 
 
 @functools.cache
@@ -135,3 +91,16 @@ def _permutation(size: int) -> npt.NDArray[np.int64]:
 def _if_changed(y: Values, x: Values) -> Values | None:
     change = np.square(y - x).mean()
     return y if change >= _LEAST_CHANGE**2 * np.square(x).mean() else None
+
+
+FAULTS = {
+    "zeros": Fault("tensor", np.zeros_like),
+    "constant": Fault("tensor", lambda x: _if_changed(np.full_like(x, x.mean()), x)),
+    "shuffle": Fault("tensor", lambda x: _if_changed(x[_permutation(x.size)], x)),
+    "larger": Fault("tensor", lambda x: x * 1.1),
+    "noise": Fault("tensor", lambda x: x * (1 + 0.05 * np.resize(_signs(), x.size))),
+    "row": Fault("row", np.zeros_like),
+    "scale": Fault("block", lambda x: x * 2),
+    "element": Fault("elements", lambda x: -x),
+    "coarser": Fault("tensor", _in_coarser_format),
+}

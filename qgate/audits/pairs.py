@@ -122,7 +122,11 @@ class TensorPair:
 
     def distances(self, sides: Sides) -> Distances:
         """Return the largest differences of some elements."""
-        return _distances(*sides, self._largest)
+        difference = np.abs(sides.x - sides.y)
+        absolute = float(difference.max(initial=0.0))
+        difference /= 1 + np.abs(sides.y)
+        mixed = float(difference.max(initial=0.0))
+        return Distances(absolute, mixed, absolute / (self._largest or 1.0))
 
     def part(self, name: str) -> TypicalPart | None:
         """Return a typical row, block, or element in a thousand; None where there is no such."""
@@ -229,11 +233,3 @@ def _scan_chunk(x: Array, y: Array, start: int) -> _Scan:
     sizes = float(x[peaks[0]]), float(y[peaks[1]])
     difference /= 1 + y
     return _Scan((start + peaks[0], start + peaks[1]), sizes, absolute, float(difference.max()))
-
-
-def _distances(x: Values, y: Values, largest: float) -> Distances:
-    difference = np.abs(x - y)
-    absolute = float(difference.max(initial=0.0))
-    difference /= 1 + np.abs(y)
-    mixed = float(difference.max(initial=0.0))
-    return Distances(absolute, mixed, absolute / (largest or 1.0))

@@ -66,22 +66,25 @@ class _Signature:
 
 
 _CLOSE = {"rtol": 1e-5, "atol": 1e-8}
-_TORCH = {
-    "allclose": _Signature("torch.allclose", ("input", "other", "rtol", "atol"), _CLOSE),
-    "equal": _Signature("torch.equal", ("input", "other"), {"rtol": 0.0, "atol": 0.0}),
-    "cosine_similarity": _Signature("cosine_similarity", ("x1", "x2", "dim"), {"dim": 1}, "cosine"),
-}
-_NUMPY = {"allclose": _Signature("numpy.allclose", ("a", "b", "rtol", "atol"), _CLOSE)}
-_NUMPY_TESTING = {
-    "assert_allclose": _Signature(
-        "assert_allclose", ("actual", "desired", "rtol", "atol"), {"rtol": 1e-7, "atol": 0.0}
-    ),
-    "assert_array_almost_equal": _Signature(
-        "assert_array_almost_equal", ("actual", "desired", "decimal"), {"decimal": 6}
-    ),
-    "assert_almost_equal": _Signature(
-        "assert_almost_equal", ("actual", "desired", "decimal"), {"decimal": 7}
-    ),
+_SIDES = ("actual", "desired")
+# By library and name in it.
+_SIGNATURES = {
+    "torch": {
+        "allclose": _Signature("torch.allclose", ("input", "other", "rtol", "atol"), _CLOSE),
+        "equal": _Signature("torch.equal", ("input", "other"), {"rtol": 0.0, "atol": 0.0}),
+        "cosine_similarity": _Signature(
+            "cosine_similarity", ("x1", "x2", "dim"), {"dim": 1}, "cosine"
+        ),
+    },
+    "numpy": {"allclose": _Signature("numpy.allclose", ("a", "b", "rtol", "atol"), _CLOSE)},
+    "numpy.testing": {
+        name: _Signature(name, (*_SIDES, *limits), limits)
+        for name, limits in {
+            "assert_allclose": {"rtol": 1e-7, "atol": 0.0},
+            "assert_array_almost_equal": {"decimal": 6.0},
+            "assert_almost_equal": {"decimal": 7.0},
+        }.items()
+    },
 }
 # Functions of projects, by the names that they go by. What they return is computed again and left
 # out if it is something else.
@@ -94,7 +97,6 @@ _PROJECTS = {
     }.items()
     for name in names.split()
 }
-_LIBRARIES = ("torch", "numpy", "numpy.testing")
 
 
 class _Inside(threading.local):
@@ -116,7 +118,7 @@ def listening(listener: Listener) -> Iterator[None]:
     finder = _LibraryFinder()
     _listeners.append(listener)
     if len(_listeners) == 1:
-        for name in _LIBRARIES:
+        for name in _SIGNATURES:
             if (module := sys.modules.get(name)) is not None:
                 _watch_library(name, module)
                 _rebind(name)
@@ -241,15 +243,18 @@ def _replace(owner: Any, name: str, replacement: Any) -> None:
 
 
 def _watch_library(name: str, module: ModuleType) -> None:
-    {"torch": _watch_torch, "numpy": _watch_numpy, "numpy.testing": _watch_numpy_testing}[name](
-        module
-    )
+    if name == "torch":
+        _watch_torch(module)
+        return
+    wrap = WatchedFunction if name == "numpy" else _wrapped
+    for function, signature in _SIGNATURES[name].items():
+        _replace(module, function, wrap(getattr(module, function), signature))
 
 
 def _watch_torch(torch: Any) -> None:
     global _is_compiling
     _is_compiling = torch.compiler.is_compiling
-    for name, signature in _TORCH.items():
+    for name, signature in _SIGNATURES["torch"].items():
         watched = WatchedFunction(getattr(torch, name), signature)
         # TorchScript finds built-in functions by identity.
         torch.jit._builtins._register_builtin(watched, f"aten::{name}")
@@ -278,24 +283,13 @@ def _watched_pair(compare: Callable[[Any], None]) -> Callable[[Any], None]:
     return watched
 
 
-def _watch_numpy(numpy: Any) -> None:
-    for name, signature in _NUMPY.items():
-        _replace(numpy, name, WatchedFunction(getattr(numpy, name), signature))
-
-
-def _watch_numpy_testing(testing: Any) -> None:
-    for name, signature in _NUMPY_TESTING.items():
-        _replace(testing, name, _wrapped(getattr(testing, name), signature))
-
-
 def _rebind(library: str) -> None:
     """Replace functions that other files imported by name before they were watched."""
     home = sys.modules[library]
-    signatures = {"torch": _TORCH, "numpy": _NUMPY, "numpy.testing": _NUMPY_TESTING}[library]
     for module in list(sys.modules.values()):
         names = vars(module) if isinstance(module, ModuleType) else {}
         top = (names.get("__name__") or "").partition(".")[0]
-        for name in signatures:
+        for name in _SIGNATURES[library]:
             watched = getattr(home, name)
             original = watched.__wrapped__
             if top not in ("torch", "numpy") and names.get(name) is original:
@@ -308,7 +302,7 @@ class _LibraryFinder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name not in _LIBRARIES:
+        if name not in _SIGNATURES:
             return None
         for finder in sys.meta_path:
             if isinstance(finder, _LibraryFinder) or not hasattr(finder, "find_spec"):

@@ -123,10 +123,9 @@ def shares(high: float, start: float, end: float, label: str, most: int = 5) -> 
     return Axis("linear", 0.0, high, start, end, ticks, label)
 
 
-def logarithmic(
-    values: Sequence[float], start: float, end: float, label: str = "", *, least: float = 1.0
-) -> Axis:
-    """Make an axis of positive values; zeros get a row of their own before the start."""
+def logarithmic(values: Sequence[float], start: float, end: float, label: str = "") -> Axis:
+    """Make an axis of positive values, over a decade at least; zeros get a row of their own before
+    the start."""
     inside = [math.log10(value) for value in values if value > 0]
     zero = None
     if any(value == 0 for value in values):
@@ -136,7 +135,7 @@ def logarithmic(
         ticks: Ticks = () if zero is None else ((0.0, "0"),)
         return Axis("log", 1e-3, 1.0, start, end, ticks, label, zero)
     low, high = min(inside), max(inside)
-    air = max(least - (high - low), 0.0) / 2 + 0.05 * max(high - low, least)
+    air = max(1.0 - (high - low), 0.0) / 2 + 0.05 * max(high - low, 1.0)
     low, high = max(low - air, -307.0), min(high + air, 307.0)
     ticks = _log_ticks(low, high)
     if zero is not None:
@@ -157,7 +156,8 @@ def _log_ticks(low: float, high: float) -> Ticks:
     if decades >= 1.8:
         step = int(max(1.0, round_step(decades, 6)))
         first = math.ceil(low / step - 1e-9) * step
-        return tuple((10.0**p, _decade(p)) for p in range(first, math.floor(high + 1e-9) + 1, step))
+        powers = range(first, math.floor(high + 1e-9) + 1, step)
+        return tuple((10.0**p, f"{10.0**p:g}" if -3 <= p <= 3 else f"1e{p}") for p in powers)
     digits = (1, 2, 5) if decades >= 0.9 else (1, 1.5, 2, 3, 4, 5, 6, 8)
     return tuple(
         (value := digit * 10.0**p, brief(value))
@@ -165,10 +165,6 @@ def _log_ticks(low: float, high: float) -> Ticks:
         for digit in digits
         if low <= math.log10(digit) + p <= high
     )
-
-
-def _decade(exponent: int) -> str:
-    return f"{10.0**exponent:g}" if -3 <= exponent <= 3 else f"1e{exponent}"
 
 
 def octaves(low: float, high: float, start: float, end: float, label: str) -> Axis:
@@ -266,19 +262,18 @@ def legend(entries: Sequence[tuple[str, str]], right: float = RIGHT, y: float = 
     return out
 
 
-def swatch(fill: str, opacity: float = 1.0) -> str:
-    return path("M-5-5h10v10h-10z", fill=color(fill), fill_opacity=opacity)
+def swatch(fill: str) -> str:
+    return path("M-5-5h10v10h-10z", fill=color(fill), fill_opacity=1.0)
 
 
 def stroke_sample(stroke: str, dash: str = "", width: float = 1.8) -> str:
-    dashed = {"stroke_dasharray": dash} if dash else {}
-    return path("M-8 0h16", stroke=color(stroke), stroke_width=width, **dashed)
+    return path("M-8 0h16", stroke=color(stroke), stroke_width=width, stroke_dasharray=dash)
 
 
 def rule(at: float, top: float, stroke: str, dash: str = "") -> str:
     """Draw a line from the base of a plot up to `top`."""
-    dashed = {"stroke_dasharray": dash} if dash else {}
-    return path(f"M{numbers([at, top])}V{number(BOTTOM)}", stroke=color(stroke), **dashed)
+    line = f"M{numbers([at, top])}V{number(BOTTOM)}"
+    return path(line, stroke=color(stroke), stroke_dasharray=dash)
 
 
 def bar(start: float, end: float, count: float, y: Axis) -> str:

@@ -153,8 +153,4 @@ def _text_lines(overview: Overview) -> list[str]:
         lines += [f"  {line}" for line in table.splitlines()]
     more = overview.more(_MOST_ROWS)
     lines += [f"  {more}"] if more else []
-    return [_cut(line) for line in lines]
-
-
-def _cut(line: str) -> str:
-    return line if len(line) <= _LINE and line.isprintable() else shortened(line, _LINE)
+    return [shortened(line, _LINE) for line in lines]

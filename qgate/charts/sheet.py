@@ -288,12 +288,6 @@ def dots(axes: Axes, x: object, y: object, color: str, marker: str, **more: obje
     axes.scatter(x, y, color=color, marker=marker, **style)  # type: ignore[arg-type]
 
 
-def bars(
-    axes: Axes, values: Sequence[float], rows: Sequence[float], colors: object, height: float
-) -> None:
-    axes.barh(rows, values, height=height, color=colors)
-
-
 def quartile_boxes(
     axes: Axes, quartiles: Sequence[dict[str, float]], positions: Sequence[float],
     colors: Sequence[str], *, width: float = 0.6, vertical: bool = False,

@@ -155,7 +155,7 @@ def power(base: int, exponent: float) -> str:
 
 
 def path(d: str, **attributes: object) -> str:
-    """Draw a path; names of attributes have _ for -."""
+    """Draw a path; names of attributes have _ for -, and one with an empty value is left out."""
     return f'<path d="{d}"{_attributes(attributes)}/>' if d else ""
 
 
@@ -164,7 +164,8 @@ def group(body: str, **attributes: object) -> str:
 
 
 def _attributes(values: dict[str, object]) -> str:
-    return "".join(f' {name.replace("_", "-")}="{value}"' for name, value in values.items())
+    present = {name: value for name, value in values.items() if value != ""}
+    return "".join(f' {name.replace("_", "-")}="{value}"' for name, value in present.items())
 
 
 def box(x: float, y: float, width: float, height: float) -> str:

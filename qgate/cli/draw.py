@@ -61,7 +61,7 @@ def add_analysis(parser: argparse.ArgumentParser) -> None:
 
 
 def _request(args: argparse.Namespace, most: int | None, tensors: int | None) -> DrawingRequest:
-    from qgate.drawing.compute import FORMATS, DrawingRequest
+    from qgate.drawing.tensor_pass import FORMATS, DrawingRequest
 
     formats = tuple(name for names in args.format or () for name in names.split(",") if name)
     compare = None

@@ -68,11 +68,13 @@ def compare_dumps(
                 pending.append(pairing)
                 yield from pairing.pairs
 
-    compared = (
-        _compared(actual, reference, pairs())
-        if workers is None
-        else _compared_by_workers(actual, reference, pairs(), workers)
-    )
+    if workers is None:
+        # Several at a time: most of the work runs without Python's lock.
+        threads = max(1, min(8, os.cpu_count() or 1))
+        compare = lambda pair: _compare(actual, reference, *pair)  # noqa: E731
+        compared = in_order(compare, pairs(), threads, _AHEAD)
+    else:
+        compared = _compared_by_workers(actual, reference, pairs(), workers)
     differs: dict[int, bool] = {}
     index = 0
     for pair in compared:
@@ -102,12 +104,6 @@ def _by_rank(
         for _, side, record in of_rank:
             sides[side].append(record)
         yield sides
-
-
-def _compared(actual: Dump, reference: Dump, pairs: Iterable[RecordPair]) -> Iterator[PairErrors]:
-    """Compare pairs in order, several at a time: most of the work runs without Python's lock."""
-    workers = max(1, min(8, os.cpu_count() or 1))
-    return in_order(lambda pair: _compare(actual, reference, *pair), pairs, workers, _AHEAD)
 
 
 def _compared_by_workers(
@@ -165,14 +161,11 @@ def _values(a: Record, r: Record, actual: Tensor, reference: Tensor) -> PairErro
     if not actual.numel():
         return PairErrors.of(a, r, "equal", *_EQUAL)
     bad = 0
-    plain = plain_errors(actual, reference)
-    if plain is not None:
-        numbers = plain.relative_mse, plain.correlation, plain.max_abs
-    else:
+    numbers: Sequence[float] | None = plain_errors(actual, reference)
+    if numbers is None:
         sums = errors(_float(actual), _float(reference), worst=0)
         bad = sums.actual_non_finite.total + sums.reference_non_finite.total
-        relative, correlation, largest = map(sums.metric, _METRICS)
-        numbers = relative, correlation, largest
+        numbers = list(map(sums.metric, _METRICS))
     return PairErrors.of(a, r, "differs" if numbers[-1] != 0 else "equal", *numbers, nonfinite=bad)
 
 

@@ -33,7 +33,6 @@ KIND = "layer outputs"
 VERSION = 1
 REFERENCE = "fp32"
 PLAIN = "plain"
-_HEADER = 128
 _CHUNK = 1 << 17
 _STATS = re.compile(r"mode_(.+)_stats\.json")
 _LAYER = re.compile(r"layer_(0|[1-9][0-9]*)")
@@ -248,12 +247,10 @@ def _exported(dump: Dump, layer: str, site: str, path: Path, of: CaptureSettings
             f"{site} was passed {len(tokens)} times with {sum(tokens)} tokens in {of.samples} "
             "samples; it takes one output with tokens from each."
         )
-    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
-    length = _HEADER - 10
-    head = b"\x93NUMPY\x01\x00" + length.to_bytes(2, "little")
     moments = Moments()
+    head = {"descr": "<f4", "fortran_order": False, "shape": shape}
     with path.open("wb") as file:
-        file.write(head + text.encode("ascii").ljust(length - 1) + b"\n")
+        np.lib.format.write_array_header_1_0(file, head)
         for record in records:
             rows = np.ascontiguousarray(dump.tensor(record, check=False).float(), dtype="<f4")
             moments.add(rows)
@@ -329,17 +326,13 @@ def read_dump(folder: Path, stem: str) -> LayerCapture:
         _check(of.stem == stem, f"it is of mode {of.mode!r} in basis {of.basis!r}")
         layers = {name: _layer(name, entry, of) for name, entry in record["layers"].items()}
         _check(bool(layers), "it has no layer: nothing was captured")
-        layers = dict(sorted(layers.items(), key=lambda item: layer_index(item[0])))
+        layers = dict(sorted(layers.items(), key=lambda item: int(item[0].rpartition("_")[2])))
         return LayerCapture(of, layers, record["casts"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise QgateError(
             f"{str(path)!r} cannot be used: {why}. Capture mode {stem} again."
         ) from None
-
-
-def layer_index(name: str) -> int:
-    return int(name.rpartition("_")[2])
 
 
 def _layer(name: str, entry: dict[str, Any], of: CaptureSettings) -> LayerRecord:

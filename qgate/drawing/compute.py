@@ -17,9 +17,9 @@ from qgate.drawing.tensor_maps import by_channel, row_name, tensor_map
 from qgate.drawing.tensor_pass import (
     Batch,
     BatchSummary,
+    DrawingRequest,
     Group,
     MapCandidates,
-    PassSettings,
     summarize_batch,
     values_of,
 )
@@ -41,38 +41,14 @@ from qgate.summaries.record import (
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
-FORMATS = ("fp8_e4m3", "fp8_e5m2", "hif8", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "fp16", "bf16")
+__all__ = ["DrawingRequest", "analyze_dump"]
+
 _AS_WIDE = ("bf16", "float32", "float64")
 _GROUP = ("quant_type", "layer_type", "operation", "name", "dtype")
 _SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 # If more tensors than these take their workers down, the cause is not in the tensors.
 _MOST_DEATHS = 16
 Step = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DrawingRequest:
-    """The settings of an analysis.
-
-    formats   names of formats and dtypes whose losses are measured
-    compare   two quant types of the dumps, or two formats; the default is two quant types if the
-              dumps have two
-    fields    only records with these fields: `{"layer": 3, "name": "grad_*"}`
-    rows      elements of each tensor that block formats are measured on, whole rows
-    most      elements of each tensor that are read; all by default
-    tensors   how many tensors are read, evenly spaced; all by default
-    seed      chooses the rows
-    workers   processes or another engine that read the tensors
-    """
-
-    formats: Sequence[str] = FORMATS
-    compare: tuple[str, str] | None = None
-    fields: Mapping[str, object] = field(default_factory=dict)
-    rows: int = 2**16
-    most: int | None = None
-    tensors: int | None = None
-    seed: int = 0
-    workers: Workers | int = 1
 
 
 @dataclass
@@ -101,8 +77,7 @@ def analyze_dump(
     names, kind = compared_names(chosen.labels, request.compare)
     format_names = [*request.formats, *(names if kind == "formats" else ())]
     measured = tuple(dict.fromkeys(formats.get(name).name for name in format_names))
-    settings = PassSettings(measured, request.rows, request.most, request.seed)
-    totals = _read_tensors(chosen, settings, request.workers, step)
+    totals = _read_tensors(chosen, replace(request, formats=measured), step)
     tensors = totals.rows.plain()
     pools = {group: pooling.pool for group, pooling in sorted(totals.pools.items())}
     if not tensors:
@@ -147,13 +122,12 @@ def analyze_dump(
     }  # fmt: skip
 
 
-def _read_tensors(
-    chosen: ChosenRecords, settings: PassSettings, workers: Workers | int, step: Step | None
-) -> _Totals:
+def _read_tensors(chosen: ChosenRecords, request: DrawingRequest, step: Step | None) -> _Totals:
     totals, done, deaths = _Totals(), 0, 0
     parts = batches(chosen, lambda located: nbytes(located.record))
-    pending = (Batch(tuple(part), settings) for part in parts)
-    for batch, summary in _batch_summaries(pending, workers):
+    of_batch = replace(request, workers=1)
+    pending = (Batch(tuple(part), of_batch) for part in parts)
+    for batch, summary in _batch_summaries(pending, request.workers):
         done += len(batch.records)
         if step is not None:
             step(done, chosen.count)

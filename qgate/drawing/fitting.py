@@ -27,21 +27,21 @@ _MOST_BITS, _MANY = 11, 64
 _FEW_VALUES, _LEVELS = 8, 1024
 
 
-def coarsened(values: Floats, weights: Ints, most: int = POINTS) -> tuple[Floats, Floats]:
-    """Merge many values into at most `most` points with shares, the means of neighbors.
+def coarsened(values: Floats, weights: Ints) -> tuple[Floats, Floats]:
+    """Merge many values into at most `POINTS` points with shares, the means of neighbors.
 
     Each point merges equally many distinct values, but those at either end stay alone: numbers are
     dense near zero, where nothing is lost, and distributions differ in their tails.
     """
     shares = weights / max(int(weights.sum()), 1)
-    if len(values) <= most:
+    if len(values) <= POINTS:
         return values, shares
-    end = most // 4
+    end = POINTS // 4
     inner = len(values) - 2 * end
     starts = np.concatenate(
         [
             np.arange(end),
-            np.arange(end, end + inner, -(-inner // (most - 2 * end))),
+            np.arange(end, end + inner, -(-inner // (POINTS - 2 * end))),
             np.arange(end + inner, len(values)),
         ]
     )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from qgate.errors import QgateError
-from qgate.records import required_fields, validate
 from qgate.results.rows import StoredRows
 from qgate.results.streaming import UnfitRecordError, read_streaming
 from qgate.storage.locations import location_of
+from qgate.summaries.reading import check_analysis
 from qgate.summaries.record import (
     ANALYSES,
-    ANALYSIS,
     DumpAnalysis,
     Pair,
     RankTensor,
@@ -36,24 +35,11 @@ def read_analysis(path: Location | str) -> DumpAnalysis:
         raise QgateError(f"{str(path)!r} is damaged: {error}.") from None
     except (ValueError, RecursionError) as error:
         raise QgateError(f"{str(path)!r} is no analysis of a dump: {error}.") from None
-    kind = record.get("kind") if isinstance(record, dict) else None
-    if kind in ANALYSES:
-        missing = sorted(set(required_fields(DumpAnalysis)) - record.keys())
-        if missing:
-            raise QgateError(f"{str(path)!r} is damaged: it has no {', '.join(missing)}.")
-        try:
-            validate(_without_rows(record), DumpAnalysis)
-        except ValueError as error:
-            raise QgateError(f"{str(path)!r} is damaged: {error}.") from None
-        return cast(DumpAnalysis, record)
-    if isinstance(kind, str) and kind.startswith(ANALYSIS.rstrip("0123456789")):
-        raise QgateError(
-            f"{str(path)!r} was written by another version of qgate: it is a {kind!r}, and "
-            f"this one reads {ANALYSIS!r}. Use that version, or analyze the dump again."
-        )
-    raise QgateError(
-        f"{str(path)!r} is no analysis of a dump: its kind is {kind!r}, not {ANALYSIS!r}."
+    analyzed = _without_rows(record)
+    check_analysis(
+        analyzed, str(path), DumpAnalysis, ANALYSES, what="analysis of a dump", subject="dump"
     )
+    return cast(DumpAnalysis, record)
 
 
 def _without_rows(value: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
 from typing import Literal, get_args
 
 import numpy as np
@@ -75,7 +75,7 @@ def tensor_map(
         return record
     starts = _starts(columns)
     with serial():
-        for first, last in _runs(rows):
+        for first, last in itertools.pairwise([*_starts(rows).tolist(), rows]):
             if attention is None:
                 line = channel_amax(table[first:last])
             else:
@@ -90,11 +90,6 @@ def tensor_map(
 def _starts(n: int) -> Ints:
     cells = min(n, CELLS)
     return np.arange(cells) * n // cells
-
-
-def _runs(n: int) -> Iterator[tuple[int, int]]:
-    starts = _starts(n).tolist()
-    yield from zip(starts, [*starts[1:], n], strict=True)
 
 
 class _Attention:

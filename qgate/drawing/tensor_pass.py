@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from qgate.drawing.tensor_maps import by_channel
+from qgate.drawing.tensor_maps import Kind, by_channel
 from qgate.dumps.choosing import LocatedRecord, open_cached
+from qgate.engine import Workers
 from qgate.errors import QgateError
 from qgate.results.rows import pack_record, unpack_record
 from qgate.stats import serial
@@ -19,18 +20,33 @@ from qgate.summaries.pooling import channels_of, pool_of, pool_of_counts, pool_o
 from qgate.summaries.record import TensorSummary
 
 Group = tuple[str, str, str, str, str]
-Kind = Literal["tokens", "attention"]
+FORMATS = ("fp8_e4m3", "fp8_e5m2", "hif8", "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "fp16", "bf16")
 _MOST_MAPS = 6
 
 
-@dataclass(frozen=True)
-class PassSettings:
-    """The share of each tensor that is read; see `DrawingRequest`."""
+@dataclass(frozen=True, kw_only=True)
+class DrawingRequest:
+    """The settings of an analysis.
 
-    formats: tuple[str, ...]
-    rows: int
-    most: int | None
-    seed: int
+    formats   names of formats and dtypes whose losses are measured
+    compare   two quant types of the dumps, or two formats; the default is two quant types if the
+              dumps have two
+    fields    only records with these fields: `{"layer": 3, "name": "grad_*"}`
+    rows      elements of each tensor that block formats are measured on, whole rows
+    most      elements of each tensor that are read; all by default
+    tensors   how many tensors are read, evenly spaced; all by default
+    seed      chooses the rows
+    workers   processes or another engine that read the tensors
+    """
+
+    formats: Sequence[str] = FORMATS
+    compare: tuple[str, str] | None = None
+    fields: Mapping[str, object] = field(default_factory=dict)
+    rows: int = 2**16
+    most: int | None = None
+    tensors: int | None = None
+    seed: int = 0
+    workers: Workers | int = 1
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,7 @@ class Batch:
     """Neighboring records that one process reads."""
 
     records: tuple[LocatedRecord, ...]
-    settings: PassSettings
+    request: DrawingRequest
 
 
 class _Candidate(NamedTuple):
@@ -121,7 +137,7 @@ def summarize_batch(batch: Batch) -> BatchSummary:
     with serial():
         for located in batch.records:
             try:
-                pool, channels = _pool(located, batch.settings)
+                pool, channels = _pool(located, batch.request)
             except QgateError as error:
                 result.notes.append(f"left out: {error}")
                 result.lost.append(located.key)
@@ -146,12 +162,12 @@ def summarize_batch(batch: Batch) -> BatchSummary:
     return result
 
 
-def _pool(located: LocatedRecord, settings: PassSettings) -> tuple[Pool, Any]:
+def _pool(located: LocatedRecord, request: DrawingRequest) -> tuple[Pool, Any]:
     """Pool a tensor by its values or, where the dump has none, by its counts or statistics."""
-    record, names = located.record, settings.formats
+    record, names = located.record, request.formats
     if record.tensor is not None:
-        values = values_of(located, settings.most)
-        pool = pool_of(values, formats=names, rows=settings.rows, seed=settings.seed)
+        values = values_of(located, request.most)
+        pool = pool_of(values, formats=names, rows=request.rows, seed=request.seed)
         if values.numel() < record.elements:
             pool = replace(pool, elements=record.elements)
         ordered = by_channel(record, values)

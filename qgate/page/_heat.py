@@ -21,12 +21,13 @@ def heat_view(run: Run, link: Link | None = None) -> dict[str, object] | None:
     """
     if not run.layer_errors:
         return None
+    address = link or (lambda gate: f"#{gate.anchor}")
     maps = []
     for model in dict.fromkeys(error.model for error in run.layer_errors):
         errors = [error for error in run.layer_errors if error.model == model]
         growth = [line for line in run.growth if line.model == model]
         layers = _in_order({error.layer for error in errors}, growth)
-        at = {(error.mode, error.layer): _cell(error, link or _own_address) for error in errors}
+        at = {(error.mode, error.layer): _cell(error, address) for error in errors}
         modes = sorted({error.mode for error in errors}, key=natural)
         rows = [(mode, [at.get((mode, layer)) for layer in layers]) for mode in modes]
         # A number says enough of `layers.12`.
@@ -40,10 +41,6 @@ def heat_view(run: Run, link: Link | None = None) -> dict[str, object] | None:
     return {"legend": margin_legend(), "maps": maps}
 
 
-def _own_address(gate: RecordedGate) -> str:
-    return f"#{gate.anchor}"
-
-
 def _cell(cell: LayerError, link: Link) -> dict[str, str]:
     state = "" if not cell.failed else "open" if cell.gate.is_new else "bad"
     error = ""
@@ -51,19 +48,15 @@ def _cell(cell: LayerError, link: Link) -> dict[str, str]:
     text = "" if state else "✓"
     if cell.error is not None:
         error = f"{cell.scope} relative MSE {cell.error:.1e}"
-        text = "∞" if cell.error == 0 else _signed(-10 * math.log10(cell.error))
+        text = "∞" if cell.error == 0 else f"{round(-10 * math.log10(cell.error))}"
     gates = f"{cell.failed} of {cell.gates} failed" if cell.failed else f"{cell.gates} passed"
     return {
         "kinds": f"{step} {state}".strip(),
         "link": link(cell.gate),
         "title": f"{error or 'no error'}; {nearness_text(cell.gate)}; {gates}",
-        "text": text,
+        "text": text.replace("-", "−"),
         "heard": {"": "", "bad": "failed", "open": "new"}[state],
     }
-
-
-def _signed(value: float) -> str:
-    return f"{round(value)}".replace("-", "−")
 
 
 def _in_order(layers: set[str], growth: Sequence[Growth]) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from qgate.page.comparison_texts import headline
 from qgate.page.comparisons import Row, RunComparison
 from qgate.page.reports import LoadedRun, about
-from qgate.results.ci import verdict_text
+from qgate.results.ci import MarkdownPage, markdown_head, markdown_row, verdict_text
 from qgate.results.extent import partial_text
 from qgate.results.movements import EQUAL, Movement, Movements, movement
 from qgate.results.other_tests import other_test_lines
@@ -28,13 +28,14 @@ def comment(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None
     """Return the comment about the last run, beside its accepted values or the first run."""
     last = loaded[-1]
     header, tally = last.run.header, last.tally
-    lines = [MARK, f"## qgate: {verdict_text(tally, last.broken, header)}"]
+    page = MarkdownPage(_MOST_BYTES)
+    page.add(MARK, f"## qgate: {verdict_text(tally, last.broken, header)}")
     for cause in tally.causes[:1]:
-        lines += ["", f"**cause: {for_markdown(cause.text())}**"]
+        page.add("", f"**cause: {for_markdown(cause.text())}**")
     problems = [partial_text(header), *last.broken, last.run.torn]
     problems += other_test_lines(last.run.other, _LINES)
     bullets = [f"* {for_markdown(text)}" for text in problems if text]
-    lines += [""] * bool(bullets) + bullets[: 2 * _LINES]
+    page.add(*[""] * bool(bullets), *bullets[: 2 * _LINES])
     if comparison is None:
         moved = Movements(read(last.path)[1])
         moves, new = moved.of(*_MOVED), len(moved.of("new"))
@@ -46,36 +47,25 @@ def comment(loaded: Sequence[LoadedRun], comparison: RunComparison | None = None
         moves = sorted((m for m in moves if m.outcome != "equal"), key=lambda move: move.order)
         new, since = comparison.counts["new"], {}
         against = comparison.names[0]
-        lines += ["", for_markdown(headline(comparison))]
-    lines += ["", *_table(moves, since, _since_run(loaded) if comparison else "", lines)]
+        page.add("", for_markdown(headline(comparison)))
+    page.add("", *(markdown_head(*_HEADS) if moves else ["Nothing moved."]))
+    of_all = _since_run(loaded) if comparison else ""
+    rows = [_row(move, of_all or since.get((move.model, move.title), "accepted"))
+            for move in moves[:_ROWS]]  # fmt: skip
+    page.add_list(rows, _ROWS, lambda count: ["", f"+{count} more"], len(moves))
     within = f"within {EQUAL:.0%}".replace("%", " %")
     counts = [f"{counted(equal, 'comparison')} {within} of {for_markdown(against)}"]
     counts += [f"{counted(new, 'comparison')} without an earlier value"] * bool(new)
-    return "\n".join([*lines, "", f"{', '.join(counts)}. {for_markdown(about(last.run))}"]) + "\n"
+    page.add("", f"{', '.join(counts)}. {for_markdown(about(last.run))}")
+    return page.text()
 
 
-def _table(
-    moves: Sequence[Movement], since: _Since, of_all: str, before: Sequence[str]
-) -> list[str]:
-    if not moves:
-        return ["Nothing moved."]
-    lines = [f"| {' | '.join(_HEADS)} |", f"|{'---|' * len(_HEADS)}"]
-    room = _MOST_BYTES - sum(len(line.encode()) + 1 for line in before)
-    written = 0
-    for move in moves[:_ROWS]:
-        when = of_all or since.get((move.model, move.title), "accepted")
-        cells = [
-            f"{move.site} ({move.scope})", f"{move.model} {move.mode}", move.metric,
-            _figure(move.old), _figure(move.new), move.change, move.outcome, when,
-        ]  # fmt: skip
-        line = f"| {' | '.join(map(for_markdown, cells))} |"
-        room -= len(line.encode()) + 1
-        if room < 0:
-            break
-        lines.append(line)
-        written += 1
-    more = len(moves) - written
-    return [*lines, *(["", f"+{more} more"] if more else [])]
+def _row(move: Movement, since: str) -> str:
+    cells = [
+        f"{move.site} ({move.scope})", f"{move.model} {move.mode}", move.metric,
+        _figure(move.old), _figure(move.new), move.change, move.outcome, since,
+    ]  # fmt: skip
+    return markdown_row(cells)
 
 
 def _figure(value: float | None) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from qgate.page.comparisons import Group, Row, RowChange, RunComparison, RunValue
 from qgate.page.tables import cut_middle, fit_table, short, site_text, table
 from qgate.page.terminal import NARROWEST, TerminalLine, wrapped_lines
+from qgate.results.ci import MarkdownPage, markdown_head, markdown_row
 from qgate.results.movements import EQUAL
 from qgate.text import counted, for_markdown, one_line, times_figure
 
@@ -21,7 +22,7 @@ TITLES: dict[Group, str] = {
     "gone": "Gone: in the first run only",
 }
 _ROWS = 10
-_MARKDOWN_ROWS = 15
+_MARKDOWN_ROWS, _MOST_BYTES = 15, 18_000
 _LEAST_SITE = 24
 
 
@@ -164,31 +165,18 @@ def _two_lines(compared: Sequence[Row], names: Sequence[str], site: int) -> list
 # Markdown ----------------------------------------------------------------------------------------
 
 
-def comparison_markdown(
-    comparison: RunComparison, rows: int = _MARKDOWN_ROWS, most: int = 18_000
-) -> str:
-    """Return a section for a summary; tables end before it gets longer than `most` bytes."""
-    lines = [f"## Comparison: {for_markdown(headline(comparison))}", ""]
+def comparison_markdown(comparison: RunComparison, rows: int = _MARKDOWN_ROWS) -> str:
+    """Return a section for a summary; tables end before it gets longer than 18,000 bytes."""
+    page, names = MarkdownPage(_MOST_BYTES), comparison.names
+    page.add(f"## Comparison: {for_markdown(headline(comparison))}", "")
     for difference in comparison.differences:
-        text = for_markdown(difference.text(comparison.names))
-        lines.append(f"* {'**warning**: ' if difference.warning else ''}{text}")
-    lines += ["", counts_text(comparison)]
-    room = most - sum(len(line.encode()) + 1 for line in lines)
+        text = for_markdown(difference.text(names))
+        page.add(f"* {'**warning**: ' if difference.warning else ''}{text}")
+    page.add("", counts_text(comparison))
+    heads = _heads([for_markdown(cut_middle(one_line(name), 24)) for name in names])
     for group, title in TITLES.items():
-        group_rows = comparison.of(group)
-        if not group_rows:
-            continue
-        heads = _heads([for_markdown(cut_middle(one_line(n), 24)) for n in comparison.names])
-        lines += ["", f"**{title}**", "", f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-        written = 0
-        for row in group_rows[:rows]:
-            cells = map(for_markdown, _cells(row, comparison.names))
-            lines.append(f"| {' | '.join(cells)} |")
-            room -= len(lines[-1].encode()) + 1
-            if room < 0:
-                lines.pop()
-                break
-            written += 1
-        if len(group_rows) > written:
-            lines += ["", f"+{len(group_rows) - written} more"]
-    return "\n".join(lines) + "\n"
+        if group_rows := comparison.of(group):
+            page.add("", f"**{title}**", "", *markdown_head(*heads))
+            lines = [markdown_row(_cells(row, names)) for row in group_rows[:rows]]
+            page.add_list(lines, rows, lambda count: ["", f"+{count} more"], len(group_rows))
+    return page.text()

@@ -173,7 +173,6 @@ class RunComparison(Overviewed):
     names: tuple[str, ...]
     differences: tuple[Difference, ...]
     rows: tuple[Row, ...]
-    modes_compared: bool
 
     def of(self, group: Group) -> list[Row]:
         return [row for row in self.rows if row.group == group]
@@ -232,7 +231,7 @@ def compare(runs: Sequence[ComparedRun]) -> RunComparison:
     if all(row.group in ("new", "gone") for row in rows):
         about = "no comparison is in the first run and in all the others"
         differing = [Difference("nothing in common", about, ()), *differing]
-    return RunComparison(names, tuple(differing), tuple(rows), bool(free))
+    return RunComparison(names, tuple(differing), tuple(rows))
 
 
 def _free_suites(runs: Sequence[ComparedRun]) -> set[str]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import msgspec
 
 from qgate.errors import QgateError
 from qgate.page.runs import representative_error
@@ -25,8 +27,6 @@ from qgate.storage.files import lock, naming, replacing
 SCHEMA = 1
 KIND = "qgate history point"
 _TIMEOUT_S = 30.0
-
-P = TypeVar("P", "Point", "ModePoint")
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,6 @@ def _mode_point(mode: ModeSummary) -> ModePoint:
     return ModePoint(mode.model, mode.mode, mode.gates, mode.failed, margin, *error)
 
 
-def add_points(path: Path, points: Iterable[Point], timeout_s: float = _TIMEOUT_S) -> list[Point]:
-    """Add points to a history file and return all points by time."""
-    with extend_history(path, points, timeout_s) as together:
-        return together
-
-
 @contextlib.contextmanager
 def extend_history(
     path: Path, points: Iterable[Point], timeout_s: float = _TIMEOUT_S
@@ -210,11 +204,4 @@ def _point(text: bytes, where: str) -> Point:
         validate(raw, Point)
     except ValueError as error:
         raise QgateError(f"{where} is damaged: {error}. {advice.capitalize()}.") from None
-    modes = tuple(_made_of(mode, ModePoint) for mode in raw["modes"])
-    command = tuple(raw["command"])
-    return _made_of({**raw, "command": command, "modes": modes}, Point)
-
-
-def _made_of(raw: Mapping[str, Any], kind: type[P]) -> P:
-    """Build a record from the fields that this version knows."""
-    return kind(**{field.name: raw[field.name] for field in fields(kind) if field.name in raw})
+    return msgspec.convert(raw, Point)

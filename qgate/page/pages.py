@@ -36,6 +36,10 @@ __all__ = ["Section", "map_fragment", "page", "summary_head"]
 
 _CAUSES, _NOTES, _PLACES = 50, 8, 12
 _NO_LINK = ("", "", 0, False)
+_POWER = (
+    "The smallest defect of each kind that the limits in force see at every site, with the site "
+    "where they see least."
+)
 _TONES = {"failed": "fail", "passed": "good", "open": "warn"}
 _COUNT_TONES = {"failed": "fail", "new": "warn", "no verdict": "warn", "passed": "good"}
 
@@ -306,7 +310,7 @@ def _power(run: Run) -> dict[str, object] | None:
             for kind in kinds
         ]
         rows.append((f"{mode['model']} {mode['mode']}", cells))
-    return {"heads": [HEADS[kind] for kind in kinds], "rows": rows}
+    return {"about": _POWER, "heads": [HEADS[kind] for kind in kinds], "rows": rows}
 
 
 def _tasks(run: Run) -> dict[str, object] | None:
@@ -316,7 +320,10 @@ def _tasks(run: Run) -> dict[str, object] | None:
         return None
     models = dict.fromkeys(task["model"] for task in tasks)
     about = [detectable_text([t for t in tasks if t["model"] == name]) for name in models]
-    rows = [(f"{task['model']} {task['mode']}", task_cells(task)) for task in tasks]
+    rows = [
+        (f"{task['model']} {task['mode']}", [(cell, "") for cell in task_cells(task)])
+        for task in tasks
+    ]
     return {"about": ". ".join([*about, f"{BLIND}."]), "heads": TASK_HEADS, "rows": rows}
 
 

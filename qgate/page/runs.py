@@ -187,10 +187,10 @@ class _GateRecords:
     layers: set[str] = field(default_factory=set)
 
 
-def read_run(path: Path | str, name: str = "") -> Run:
-    """Read a results file; `name` is its name beside other runs."""
+def read_run(path: Path | str) -> Run:
+    """Read a results file; the run has its name."""
     header, records = read(path)
-    run = run_of_records(header, records, name or Path(path).stem)
+    run = run_of_records(header, records, Path(path).stem)
     return replace(run, header=effective_header(header, records), torn=records.torn)
 
 

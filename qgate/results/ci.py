@@ -42,6 +42,11 @@ _ROWS = 20
 # A comment of GitHub takes 65,536 characters; a comparison may follow.
 _MOST_BYTES = 45_000
 _RESERVE = 200
+_MODE_HEAD = (
+    "mode", "gates", "failed", "worst against its limit", "metric", "value", "limit", "× limit",
+    "carries",
+)  # fmt: skip
+_FAILURE_HEAD = ("site", "scope", "mode", "metric", "value", "limit", "how far", "change")
 _FOLD = "<details><summary>All failures</summary>"
 
 
@@ -79,7 +84,7 @@ def markdown_summary(
     """
     tally = records if isinstance(records, Tally) else Tally(records)
     counts = tally.counts
-    page = _Page(most)
+    page = MarkdownPage(most)
     named = f", {for_markdown(about)}" if about else ""
     header = header or {}
     other = other_tests_of(header)
@@ -113,8 +118,7 @@ def markdown_summary(
         page.add_list(texts, rows, lambda count: [f"* and {count} more"], other["failed"])
     modes = tally.modes
     if modes:
-        page.add("", *_head("mode", "gates", "failed", "worst against its limit", "metric", "value",
-                            "limit", "× limit", "carries"))  # fmt: skip
+        page.add("", *markdown_head(*_MODE_HEAD))
         texts = [_mode_row(mode) for mode in modes]
         page.add_list(texts, rows, lambda count: ["", f"+{count} more modes"])
     if len(causes) > 1:
@@ -124,7 +128,7 @@ def markdown_summary(
     failed = [line for line in tally.failures if not line.is_plan_change]
     if failed:
         page.add("", *([_FOLD, ""] if causes else []), "Failures, worst first:", "")
-        page.add(*_head("site", "scope", "mode", "metric", "value", "limit", "how far", "change"))
+        page.add(*markdown_head(*_FAILURE_HEAD))
         page.add_list(
             [_row(line) for line in failed],
             rows,
@@ -150,7 +154,7 @@ def verdict_text(tally: Tally, broken: Sequence[str], header: Mapping[str, Any])
     return ", ".join([*parts, outcome])
 
 
-class _Page:
+class MarkdownPage:
     """Lines of Markdown, up to a size that GitHub accepts."""
 
     def __init__(self, most: int) -> None:
@@ -184,7 +188,7 @@ class _Page:
         return "\n".join(self._lines) + "\n"
 
 
-def _head(*names: str) -> tuple[str, str]:
+def markdown_head(*names: str) -> tuple[str, str]:
     return f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"
 
 
@@ -192,7 +196,7 @@ def _mode_row(mode: ModeSummary) -> str:
     cells: list[object] = [f"{mode.model} {mode.mode}", mode.gates, mode.failed]
     cells += ["", *_figures(None)] if mode.worst is None else _worst_cells(mode.worst)
     cells.append("; ".join(filter(None, [mode.carried_text(), mode.long_text])))
-    return _table_row(cells)
+    return markdown_row(cells)
 
 
 def _worst_cells(worst: ComparisonSummary) -> list[object]:
@@ -219,10 +223,10 @@ def _row(comparison: ComparisonSummary) -> str:
         comparison.scope,
         f"{comparison.model} {comparison.mode}",
     ]
-    return _table_row([*cells, *_figures(comparison), change_text(comparison)])
+    return markdown_row([*cells, *_figures(comparison), change_text(comparison)])
 
 
-def _table_row(cells: Iterable[object]) -> str:
+def markdown_row(cells: Iterable[object]) -> str:
     return f"| {' | '.join(for_markdown(cell) for cell in cells)} |"
 
 

@@ -10,9 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgate.errors import QgateError
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from qgate.stats.summary import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,10 +12,11 @@ import numpy.typing as npt
 import torch
 
 from qgate.errors import QgateError
+from qgate.records.plain_data import add_fields
 from qgate.stats._axis_errors import AxisCollector
 from qgate.stats._portion import ELEMENTS, Portion, Reader
-from qgate.stats._sums import ErrorSums, Floats, merge_sums, push_sums
-from qgate.stats.summary import Ints, distinct
+from qgate.stats._sums import ErrorSums, merge_sums, push_sums
+from qgate.stats.summary import Floats, Ints, distinct
 
 SHIFT = 45  # of the 64 bits: 11 of exponent and 7 of fraction stay
 KEYS = 2 ** (63 - SHIFT)
@@ -140,11 +141,7 @@ class NonFinite:
         return self.nan + self.positive_infinity + self.negative_infinity
 
     def __add__(self, other: NonFinite) -> NonFinite:
-        return NonFinite(
-            self.nan + other.nan,
-            self.positive_infinity + other.positive_infinity,
-            self.negative_infinity + other.negative_infinity,
-        )
+        return add_fields(NonFinite, self, other)
 
 
 class PairTotals:

@@ -10,8 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qgate.stats._sums import ErrorSums, Floats, scale_for
+from qgate.stats._sums import ErrorSums, scale_for
 from qgate.stats.bits import slabs
+from qgate.stats.summary import Floats
 from qgate.tensor_inputs import plain_tensor
 
 _FROM_DEVICE = 2**22

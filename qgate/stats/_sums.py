@@ -7,11 +7,6 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-Floats = npt.NDArray[np.float64]
-
 _SAFE = 2.0**400  # squares between 2^-800 and 2^800 leave room for 2^63 of them, and lose none
 _LAST = 1000  # the exponent of the largest scale, and of the smallest: both have a reciprocal
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
+from qgate.stats.summary import Floats
 from qgate.tensor_inputs import plain_tensor
 
 # The dtypes that are counted by value, with the integer type of the same width.
@@ -26,7 +27,6 @@ DIRECT = (torch.float32, torch.float64)
 VIA = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BY_NAME = {str(dtype).removeprefix("torch."): dtype for dtype in (*COUNTABLE, *DIRECT)}
 CHUNK = 2**18
-Floats = npt.NDArray[np.float64]
 _PIECE = 2**13
 
 

@@ -30,10 +30,6 @@ class _Survey(NamedTuple):
     high: float = -math.inf
     least: float = math.inf
 
-    @property
-    def extremes(self) -> tuple[float, float, float, int]:
-        return self.low, self.high, self.least, self.zeros
-
     def merged(self, other: _Survey) -> _Survey:
         return _Survey(
             self.nan + other.nan,
@@ -124,7 +120,7 @@ class Values(SummaryOfKinds):
 
     @property
     def _extremes(self) -> tuple[float, float, float, int]:
-        low, high, least, zeros = self._survey.extremes
+        zeros, low, high, least = self._survey[3:]
         if low > high:
             return math.nan, math.nan, math.nan, 0
         return low, high, least if least < math.inf else math.nan, zeros

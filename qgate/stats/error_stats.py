@@ -96,7 +96,8 @@ class ErrorStats(Overviewed):
         title = f"Errors of {counted(self.elements, 'value')}"
         title += f", {unfit:,} of them not finite: no metric" if unfit else ""
         figures = [*self.metrics().items(), *self.percentiles().items()]
-        return Overview(title, figures, _figure_row, "figure")
+        names = ("figure", "value")
+        return Overview(title, figures, lambda row: dict(zip(names, row, strict=True)), "figure")
 
     def _draw(self) -> Sheet | None:
         octaves = self.differences.octaves()
@@ -232,10 +233,6 @@ def errors(
         first_non_finite=None if first is None else first.located(shape),
         **{name: collector.result() for name, collector in axes.items()},
     )
-
-
-def _figure_row(figure: tuple[str, float]) -> dict[str, object]:
-    return {"figure": figure[0], "value": figure[1]}
 
 
 def _collector(shape: tuple[int, ...] | None, axis: int) -> AxisCollector:

@@ -9,7 +9,7 @@ not finite, too large, too small, or far from zero.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +21,7 @@ _LEAST, _MOST = 1e-20, 1e30
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@dataclass(frozen=True)
-class PlainErrors:
+class PlainErrors(NamedTuple):
     relative_mse: float
     correlation: float
     max_abs: float

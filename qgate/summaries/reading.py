@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from qgate.errors import QgateError
+from qgate.records import required_fields, validate
 from qgate.summaries.record import (
+    ANALYSES,
     DumpAnalysis,
     FormatOutcome,
     PeerCell,
@@ -25,6 +28,29 @@ Floats = npt.NDArray[np.float64]
 Kind = tuple[str, str, str]
 Key = TypeVar("Key")
 Item = TypeVar("Item")
+
+
+def check_analysis(
+    record: Any, place: str, hint: type, kinds: Sequence[str], *, what: str, subject: str
+) -> None:
+    """Refuse a record of none of `kinds`, of which the newest is the first, or a damaged one."""
+    kind = record.get("kind") if isinstance(record, dict) else None
+    family = kinds[0].rstrip("0123456789")
+    if isinstance(kind, str) and kind not in kinds and kind.startswith(family):
+        raise QgateError(
+            f"{place!r} was written by another version of qgate: it is a {kind!r}, and this one "
+            f"reads {kinds[0]!r}. Use that version, or analyze the {subject} again."
+        )
+    if kind not in kinds:
+        drawn = " qgate draw draws it." if kind in ANALYSES else ""
+        raise QgateError(f"{place!r} is no {what}: its kind is {kind!r}, not {kinds[0]!r}.{drawn}")
+    missing = sorted(set(required_fields(hint)) - record.keys())
+    if missing:
+        raise QgateError(f"{place!r} is damaged: it has no {', '.join(missing)}.")
+    try:
+        validate(record, hint)
+    except ValueError as error:
+        raise QgateError(f"{place!r} is damaged: {error}.") from None
 
 
 def figure_of(record: Mapping[str, Any], name: str) -> float:
@@ -245,11 +271,6 @@ def ratios_db(outcome: Mapping[str, Any]) -> tuple[float, float]:
         if not math.isnan(whole):
             pairs.append((whole, whole if math.isnan(without_massive) else without_massive))
     return max(pairs, key=min, default=(math.nan, math.nan))
-
-
-def sqnr_db(outcome: Mapping[str, Any]) -> float:
-    """Return the SQNR with all elements."""
-    return ratios_db(outcome)[0]
 
 
 def worse_db(outcome: Mapping[str, Any]) -> float:

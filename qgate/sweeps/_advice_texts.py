@@ -7,7 +7,7 @@ two pieces of advice that contradict each other are worse than none.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from qgate.metrics import METRICS
 from qgate.sweeps.record import (
@@ -24,8 +24,7 @@ from qgate.sweeps.record import (
 from qgate.sweeps.tables import THICK, THIN, heading, item, title
 from qgate.text import counted, decibels, one_line
 
-# The metrics whose best level is named.
-_BEST = ("sqnr_db", "mse", "cosine", "psnr_db", "mae", "relative_error")
+# The metrics whose best level is named in a sweep of blocks; in one of tensors it is all of them.
 _BEST_OF_BLOCKS = ("sqnr_db", "mse", "cosine")
 # The metrics that stand beside each of them, and whose spread over the levels is shown.
 _SHOWN = ("sqnr_db", "mse", "cosine", "psnr_db")
@@ -49,7 +48,7 @@ def advice_lines(view: SweepView) -> list[str]:
         *item(f"This sweep speaks about {one_line(view.advice['speaks_about'])}"),
         THIN,
         *heading("INDIVIDUAL METRIC OPTIMA:"),
-        *_optima(view, _BEST),
+        *_optima(view, view.advice["best"]),
         THIN,
         *heading("COMPOSITE RECOMMENDATION:"),
         f"RECOMMENDED Scaling Factor: {factor_text(best)}{unfit}{_cost(view)}",
@@ -105,7 +104,7 @@ def _list_name(name: str) -> str:
     return definition.short.capitalize() if definition.bounded else definition.label
 
 
-def _optima(view: SweepView, names: Sequence[str]) -> list[str]:
+def _optima(view: SweepView, names: Iterable[str]) -> list[str]:
     body = []
     for name in names:
         level = view.levels[view.advice["best"][name]]

@@ -18,11 +18,10 @@ import torch
 
 from qgate.formats import ElementFormat
 from qgate.stats import Counts, Values, serial
+from qgate.stats.summary import Floats, Ints
 from qgate.stats.threads import in_order
 from qgate.sweeps._sums import CellEnds, Folded
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Predicate = Callable[[Floats], npt.NDArray[np.bool_]]
 _FEW = 2**16  # numbers that are rounded one by one sooner than edges are found
 _MOST_EDGES = 2**18  # formats of 16 bits would have a million

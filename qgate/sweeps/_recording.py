@@ -15,10 +15,11 @@ from qgate.formats import ElementFormat
 from qgate.formats.mx import MxFormat
 from qgate.scales.levels import Level
 from qgate.stats import Counts, Values, massive_beyond
+from qgate.stats.summary import Floats
 from qgate.summaries.record import HIDDEN_DB
 from qgate.sweeps import advice as advising
 from qgate.sweeps._cells import CellEdges, are_worth_cells
-from qgate.sweeps._sums import Floats, Folded, LevelSums, without_massive
+from qgate.sweeps._sums import Folded, LevelSums, without_massive
 from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel
 
 _OF_TENSOR = (

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from qgate.formats import ElementFormat
 from qgate.metrics import METRICS
 from qgate.scales.levels import Level
 from qgate.stats import Counts, ErrorSums, Values, serial
+from qgate.stats.summary import Floats
 
-Floats = npt.NDArray[np.float64]
 _ROOM = 2**17
 _PIECE = 2**15
 

@@ -52,6 +52,8 @@ class Swept:
     pictures: Sequence[dict[str, bytes]] = ()
     undrawn: str = ""
     """The reason why some pictures are missing."""
+    lost: bool = False
+    """True for a part of a file that was lost with its process."""
 
     @property
     def failed(self) -> str | None:

@@ -39,14 +39,6 @@ class SweptFile(TypedDict):
 
 
 @dataclass(frozen=True)
-class LostPart:
-    """A part of a file that was lost with its process."""
-
-    part: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class SweepOutcome:
     """A whole run: all tensors, with a reason for those that failed, and the entries of the page.
 
@@ -133,22 +125,20 @@ class SweepRun:
             if not self._lost:
                 journal.finish()
 
-    def _written(self, parts: Iterable[Swept | LostPart]) -> tuple[SweptFile, list[str], bool]:
+    def _written(self, parts: Iterable[Swept]) -> tuple[SweptFile, list[str], bool]:
         """Write the results of a file; return them, lines, and whether a part of it is lost."""
         file: SweptFile = {"results": [], "answers": [], "entries": [], "folders": []}
         texts: list[str] = []
         lost = False
         for swept in parts:
-            if isinstance(swept, LostPart):
-                lost, name, reason = True, swept.part, swept.reason
-            else:
-                name, reason = swept.source, swept.failed or ""
-                if swept.records:
-                    try:
-                        texts += self._write(swept, file)
-                    except OSError as error:
-                        reason = f"cannot write the results: {error}"
-                reason = reason or swept.undrawn
+            lost |= swept.lost
+            name, reason = swept.source, swept.failed or ""
+            if swept.records:
+                try:
+                    texts += self._write(swept, file)
+                except OSError as error:
+                    reason = f"cannot write the results: {error}"
+            reason = reason or swept.undrawn
             failed = f"Failed: {one_line(name)}: {reason}"
             texts.append(failed if reason else f"Successfully processed: {one_line(name)}")
             file["results"].append((name, reason or None))
@@ -209,9 +199,7 @@ def _is_done(journal: Journal, key: str) -> bool:
     return not failed and all(location_of(folder).is_dir() for folder in file["folders"])
 
 
-def _swept(
-    specs: Sequence[str], request: Request, workers: Workers
-) -> Iterator[Iterable[Swept | LostPart]]:
+def _swept(specs: Sequence[str], request: Request, workers: Workers) -> Iterator[Iterable[Swept]]:
     """Yield the results of each file, and the parts of it that were lost with a process."""
     if workers.is_here:
         for spec in specs:
@@ -230,14 +218,12 @@ def _swept(
         yield _joined(pending.popleft(), itertools.chain([first], results))
 
 
-def _joined(
-    parts: list[FilePart], results: Iterator[list[Swept] | Failure]
-) -> Iterator[Swept | LostPart]:
+def _joined(parts: list[FilePart], results: Iterator[list[Swept] | Failure]) -> Iterator[Swept]:
     for part, swept in zip(parts, results, strict=False):
         if isinstance(swept, list):
             yield from swept
         else:
-            yield LostPart(str(part), swept.reason)
+            yield Swept(str(part), str(part), error=swept.reason, lost=True)
 
 
 def _stamp() -> str:

@@ -25,7 +25,7 @@ from qgate.drawing.plots import overflow as dump_overflow
 from qgate.drawing.plots.pictures import PICTURES, DumpPicture
 from qgate.formats import names as format_names
 from qgate.results.rows import StoredRows
-from qgate.summaries.reading import ratio_db, sqnr_db
+from qgate.summaries.reading import ratio_db, ratios_db
 from qgate.summaries.record import DumpAnalysis
 from qgate.text import brief, percent, shortened
 from tests.drawing import dump_records
@@ -276,10 +276,10 @@ def test_a_share_never_reads_as_nothing_or_as_all() -> None:
 
 def test_a_format_without_scales_is_taken_at_its_better_ratio() -> None:
     outcome = {"signal": 100.0, "noise": 1.0, "fitted_signal": 1000.0, "fitted_noise": 1.0}
-    assert sqnr_db(outcome) == pytest.approx(30)
-    assert sqnr_db({**outcome, "noise": 0.0}) == math.inf
-    assert sqnr_db({"signal": 100.0, "noise": 1.0}) == pytest.approx(20)
-    assert math.isnan(sqnr_db({}))
+    assert ratios_db(outcome)[0] == pytest.approx(30)
+    assert ratios_db({**outcome, "noise": 0.0})[0] == math.inf
+    assert ratios_db({"signal": 100.0, "noise": 1.0})[0] == pytest.approx(20)
+    assert math.isnan(ratios_db({})[0])
 
 
 def test_a_ratio_without_noise_is_exact_and_one_of_nothing_is_none() -> None:

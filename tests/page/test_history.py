@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.page._sections import trend_section
-from qgate.page.history import Point, add_points, extend_history, point_of, read_points
+from qgate.page.history import Point, extend_history, point_of, read_points
 from qgate.results import Tally
 from qgate.storage.files import lock
 from tests.results.making import header, record
@@ -23,6 +24,11 @@ def point(day: int, commit: str = "abc", mse: float = 1e-4) -> Point:
     records = [record("a", mse, grades={"mse": "good"}), record("b", mode="int8")]
     head = header(commit=commit, started=f"2026-11-{day:02d}T10:00:00+00:00")
     return point_of("nightly", head, Tally(records))
+
+
+def add_points(path: Path, points: Iterable[Point], **options: float) -> list[Point]:
+    with extend_history(path, points, **options) as together:
+        return together
 
 
 def test_a_point_has_margin_error_and_failures_of_every_mode() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from qgate.stats._sums import ErrorSums, Floats, scale_for
+from qgate.stats._sums import ErrorSums, scale_for
+from qgate.stats.summary import Floats
 
 CONTEXT = decimal.Context(prec=80, Emin=-99999, Emax=99999)
 Number = decimal.Decimal

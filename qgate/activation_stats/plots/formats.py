@@ -34,7 +34,8 @@ from qgate.activation_stats.record import (
     Smoothed,
 )
 from qgate.charts.figure import SMALL, dress
-from qgate.charts.palette import BLACK, COLORS, GRAY, MAP, PALE, WARN, WHITE
+from qgate.charts.palette import BLACK, COLORS, GRAY, PALE, WARN, WHITE
+from qgate.charts.shapes import cell_map
 from qgate.charts.sheet import (
     MARKERS,
     Sheet,
@@ -91,10 +92,8 @@ def draw_losses(record: ActivationsRecord, role: str, options: ReportOptions) ->
     high = max(float(finite.max(initial=30.0)), low + 10.0)
     for panel, (axes, format_name) in enumerate(zip(all_axes, names, strict=True)):
         cells = values[format_name]
-        image = axes.imshow(
-            np.where(np.isfinite(cells), cells, np.where(np.isposinf(cells), high, np.nan)),
-            aspect="auto", interpolation="nearest", cmap=MAP, vmin=low, vmax=high,
-        )  # fmt: skip
+        drawn = np.where(np.isfinite(cells), cells, np.where(np.isposinf(cells), high, np.nan))
+        image = cell_map(axes, drawn, vmin=low, vmax=high)
         if len(columns) * wide <= 30:
             _write(axes, maps[format_name], low + 0.6 * (high - low))
         dress(axes, title=plain(format_name, 40), x="layer" if len(columns) > 1 else "", grid="")

@@ -11,6 +11,7 @@ from qgate.activation_stats.reading import Layers, ReportOptions, in_panel, name
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.charts.figure import LABEL, PANEL, SMALL, dress
 from qgate.charts.palette import BLACK, MAP, WARN
+from qgate.charts.shapes import cell_map
 from qgate.charts.sheet import Sheet, color_bar, plain, sheet, whole_numbers
 from qgate.summaries.reading import figure_of
 from qgate.text import brief
@@ -82,10 +83,8 @@ def draw_flat(layer: LayerActivations, options: ReportOptions) -> Sheet | None: 
     heat, cells = layer["heat_map"], _cells(layer)
     page = sheet(12, 5.4, _title(layer))
     axes, text = page.figure.subplots(1, 2, width_ratios=[5, 1])
-    image = axes.imshow(
-        cells, aspect="auto", interpolation="nearest", cmap=MAP, origin="upper",
-        extent=(-0.5, heat["channels"] - 0.5, heat["tokens"] - 0.5, -0.5),
-    )  # fmt: skip
+    extent = (-0.5, heat["channels"] - 0.5, heat["tokens"] - 0.5, -0.5)
+    image = cell_map(axes, cells, origin="upper", extent=extent)
     pooled = cells.shape != (heat["tokens"], heat["channels"])
     about = f"sample {heat['sample']}, {heat['tokens']} tokens × {heat['channels']} channels"
     about += "; a cell is the largest of what it covers" if pooled else ""

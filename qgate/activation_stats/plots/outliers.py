@@ -23,7 +23,6 @@ from qgate.charts.figure import LABEL, TICK, dress
 from qgate.charts.palette import COLORS, GRAY, PALE, WARN
 from qgate.charts.sheet import (
     Sheet,
-    bars,
     height_for,
     line,
     log_axis,
@@ -120,7 +119,7 @@ def _count_bars(
     if uncommon:
         rows.append((f"{len(counts) - len(common)} {other_values}", uncommon, GRAY))
     values = [count for _, count, _ in rows]
-    bars(axes, values, range(len(rows)), [color for *_, color in rows], 0.72)
+    axes.barh(range(len(rows)), values, height=0.72, color=[color for *_, color in rows])
     name_rows(axes, [words for words, *_ in rows])
     for row, count in enumerate(values):
         part = f" ({percent(count / counts.total())})" if share else ""

@@ -42,11 +42,7 @@ class Trend:
 
 
 def trend_lines(
-    trends: Sequence[Trend],
-    *,
-    measure: str = "relative MSE",
-    width: float = axes.WIDTH,
-    counts: bool = False,
+    trends: Sequence[Trend], *, measure: str = "relative MSE", counts: bool = False
 ) -> str:
     """Draw values over runs, oldest first, failed runs crossed.
 
@@ -59,7 +55,7 @@ def trend_lines(
             (_line(trend, runs) for trend in trends), key=lambda line: (-_change(line), line.name)
         )
     )
-    x = position_axis(len(runs), chosen.colored, width)
+    x = position_axis(len(runs), chosen.colored, axes.WIDTH)
     texts = [f"{(commit or name)[:7]}\n{when[:10]}" for when, commit, name in runs]
     last = len(runs) - 1
     order = [last, 0, *range(last, -1, -1)] if runs else []
@@ -84,12 +80,12 @@ def trend_lines(
         entries.append((markers("cross", [(0, 0)], "red"), words))
     over = markers("cross", crosses, "red")
     nothing = "" if runs else "no runs"
-    body = line_chart(chosen, x, y, entries, width=width, over=over, nothing=nothing)
+    body = line_chart(chosen, x, y, entries, width=axes.WIDTH, over=over, nothing=nothing)
     limited = "" if len(every) == len(runs) else f", the latest {len(runs)} drawn"
     description = (
         f"{len(trends)} series over {len(every)} runs{limited}, {len(failed)} with failures."
     )
-    return document(width, HEIGHT, trend_finding(trends, measure, counts), description, body)
+    return document(axes.WIDTH, HEIGHT, trend_finding(trends, measure, counts), description, body)
 
 
 def runs_of(trends: Sequence[Trend]) -> list[tuple[str, str, str]]:

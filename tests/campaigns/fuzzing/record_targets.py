@@ -16,7 +16,7 @@ from qgate.drawing.files import _earlier_files, draw_analysis
 from qgate.drawing.reading import read_analysis
 from qgate.engine.journal import Journal
 from qgate.page._sections import trend_section
-from qgate.page.history import add_points, point_of, read_points
+from qgate.page.history import extend_history, point_of, read_points
 from qgate.results.merging import merge
 from qgate.results.summary import Tally
 from qgate.storage.access import folder_of
@@ -75,7 +75,10 @@ def _merged(folder: Path) -> None:
 
 def _history(folder: Path) -> None:
     tally = Tally(made_records(8))
-    add_points(folder / "h.jsonl", [point_of(name, made_header(), tally) for name in ("a", "b")])
+    with extend_history(
+        folder / "h.jsonl", [point_of(name, made_header(), tally) for name in ("a", "b")]
+    ):
+        pass
 
 
 def _trend(folder: Path) -> None:
