@@ -9,7 +9,36 @@ const key = (row, column) => {
   return !cell ? '' : cell.dataset.key === undefined ? cell.textContent : cell.dataset.key;
 };
 const rowsOf = table => table.tBodies.length ? [...table.tBodies[0].rows] : [];
+// Of a long table the page has the first rows, and the text of the others, where browsers without
+// scripts read them: they are appended when the page is idle, or all when somebody asks for them.
+const later = new Map();
+for (const rest of document.querySelectorAll('.scroll > table + noscript')) {
+  const [, text] = rest.textContent.split('<tbody>');
+  later.set(rest.previousElementSibling,
+    text.slice(0, text.lastIndexOf('</tbody>')).split('<tr').slice(1));
+}
+function read(table, count) {
+  const rest = later.get(table);
+  if (!rest) return;
+  const html = rest.splice(0, count).map(row => `<tr${row}`).join('');
+  table.tBodies[0].insertAdjacentHTML('beforeend', html);
+  if (!rest.length) later.delete(table);
+}
+const idle = self.requestIdleCallback || (task => setTimeout(task, 50));
+function readOn() {
+  const [table] = later.keys();
+  if (!table) return;
+  read(table, 500);
+  idle(readOn);
+}
 const original = new Map();
+function rowsInOrder(table) {
+  if (!original.has(table)) {
+    read(table, Infinity);
+    original.set(table, rowsOf(table));
+  }
+  return original.get(table);
+}
 // To lay out ten thousand rows takes seconds: the first are there at once, the others follow.
 const coming = new Map();
 function follow(table, count) {
@@ -20,7 +49,10 @@ function follow(table, count) {
   if (rows.length) rows.timer = setTimeout(follow, 30, table, count);
   else coming.delete(table);
 }
-const followAll = () => [...coming.keys()].forEach(table => follow(table, Infinity));
+function followAll() {
+  [...later.keys()].forEach(table => read(table, Infinity));
+  [...coming.keys()].forEach(table => follow(table, Infinity));
+}
 function reorder(table, rows) {
   const waiting = coming.get(table);
   if (waiting) clearTimeout(waiting.timer);
@@ -41,10 +73,9 @@ function sortBy(table, column, down) {
   if (!head) return;
   heads.forEach(other => other.removeAttribute('aria-sort'));
   head.setAttribute('aria-sort', down ? 'descending' : 'ascending');
-  if (!original.has(table)) original.set(table, rowsOf(table));
   const number = head.classList.contains('number');
   const order = new Intl.Collator(undefined, { numeric: true }).compare;
-  const keyed = original.get(table).map(row => {
+  const keyed = rowsInOrder(table).map(row => {
     const text = key(row, column);
     return [number ? value(text) : text, row];
   });
@@ -77,8 +108,7 @@ for (const form of forms) {
   const count = form.querySelector('output');
   const heads = [...list.tHead.rows[0].cells];
   const names = heads.map(head => head.textContent.trim());
-  const all = rowsOf(list), first = [...all];
-  original.set(list, first);
+  const all = () => rowsInOrder(list);
   const texts = new Map();
   const text = row => {
     if (!texts.has(row)) {
@@ -89,8 +119,10 @@ for (const form of forms) {
     return texts.get(row);
   };
   const shown = () => {
-    const left = all.reduce((sum, row) => sum + !row.hidden, 0);
-    const said = `${left.toLocaleString('en')} of ${all.length.toLocaleString('en')} shown`;
+    const rows = original.get(list) || rowsOf(list), unread = (later.get(list) || []).length;
+    const left = rows.reduce((sum, row) => sum + !row.hidden, unread);
+    const total = rows.length + unread;
+    const said = `${left.toLocaleString('en')} of ${total.toLocaleString('en')} shown`;
     if (count.textContent !== said) count.textContent = said;
   };
   // Another run to compare with: the change and the ratio of each row are in its data.
@@ -100,7 +132,7 @@ for (const form of forms) {
     shownBase = base;
     texts.clear();
     const last = names.indexOf('ratio');
-    for (const row of all) {
+    for (const row of all()) {
       const [group, ratio, moved] = row.dataset.changes.split(';')[base].split('|');
       row.cells[0].textContent = group;
       row.cells[last].textContent = ratio;
@@ -115,7 +147,7 @@ for (const form of forms) {
       .flatMap(f => f.value.toLowerCase().trim().split(/\s+/));
     const exact = wanted.filter(f => f.dataset.column !== undefined)
       .map(f => [Number(f.dataset.column), f.value]);
-    for (const row of all) {
+    for (const row of all()) {
       const hide = exact.some(([column, value]) => row.cells[column].textContent !== value)
         || (words.length > 0 && !words.every(word => text(row).includes(word)));
       if (row.hidden !== hide) row.hidden = hide;
@@ -141,7 +173,7 @@ for (const form of forms) {
   const reset = () => {
     fields.forEach(field => { field.value = ''; });
     heads.forEach(head => head.removeAttribute('aria-sort'));
-    reorder(list, first);
+    reorder(list, all());
     apply();
   };
   const load = () => {
@@ -163,7 +195,7 @@ for (const form of forms) {
   let waiting = 0;
   form.addEventListener('input', () => {
     clearTimeout(waiting);
-    waiting = setTimeout(() => { apply(); save(); }, all.length > 3000 ? 200 : 60);
+    waiting = setTimeout(() => { apply(); save(); }, all().length > 3000 ? 200 : 60);
   });
   form.addEventListener('submit', event => event.preventDefault());
   form.addEventListener('reset', event => { event.preventDefault(); reset(); save(); });
@@ -177,10 +209,15 @@ for (const form of forms) {
 function jump() {
   const hash = location.hash.slice(1);
   if (!hash || hash.startsWith('show')) return;
-  followAll();
-  let target = null;
-  try { target = document.getElementById(decodeURIComponent(hash)); } catch { return; }
-  if (!target) return;
+  let name = '';
+  try { name = decodeURIComponent(hash); } catch { return; }
+  let target = document.getElementById(name);
+  if (!target) {
+    followAll();
+    target = document.getElementById(name);
+    if (!target) return;
+    location.replace(location.hash); // for :target
+  }
   if (target.hidden && target.matches('tr')) {
     target.hidden = false;
     target.closest('table').dispatchEvent(new Event('unhidden'));
@@ -296,5 +333,6 @@ addEventListener('beforeprint', () => {
     opened.push(each);
   }
 });
+addEventListener('load', () => idle(readOn));
 addEventListener('afterprint', () => { opened.splice(0).forEach(each => { each.open = false; }); });
 })();

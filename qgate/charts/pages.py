@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+# A browser takes a second for thousands of rows: a longer table begins with the first ones.
+_SHORT_TABLE, _FIRST_ROWS = 250, 100
+
+
 class Cell(NamedTuple):
     """A cell of a table; `key` sorts it where that is not its text, `step` is a class of color."""
 
@@ -96,6 +100,11 @@ def leading(sentence: str, most: int = 160) -> str:
     return f"{text[: clauses[-1]]} …" if clauses else shortened(text, most)
 
 
+def first_rows(count: int) -> int:
+    """Return how many of so many rows a table begins with; a script appends the others."""
+    return count if count <= _SHORT_TABLE else _FIRST_ROWS
+
+
 def render(template: str, /, **values: object) -> str:
     """Render a template by its room and name, such as `sweeps/page`."""
     return _environment().get_template(f"{template}.html.j2").render(values)
@@ -134,5 +143,9 @@ def _environment() -> Environment:
         "printable": printable,
         "shortened": shortened,
     }
-    environment.globals |= {"heat_light": HEAT_LIGHT, "heat_dark": HEAT_DARK}
+    environment.globals |= {
+        "first_rows": first_rows,
+        "heat_light": HEAT_LIGHT,
+        "heat_dark": HEAT_DARK,
+    }
     return environment

@@ -56,6 +56,11 @@ class RepositoryFolder:
     def suites(self) -> Path:
         return self.root / self.into
 
+    @property
+    def has_baselines(self) -> bool:
+        """Tell whether baselines of a model are recorded already."""
+        return any((self.root / BASELINES).glob("*/manifest.json"))
+
     def missing_folders(self) -> list[Path]:
         """List the folders to make; only the last of a path, so that a typo makes no tree."""
         missing: list[Path] = []

@@ -280,10 +280,15 @@ def _next(repository: RepositoryFolder, ci_paths: Sequence[Path]) -> str:
     settings = "pyproject.toml" if repository.has_settings else SETTINGS
     force = " --force" if repository.ignored_baselines else ""
     more = [shlex.quote(os.path.relpath(path.resolve(), root)) for path in ci_paths]
+    if repository.has_baselines:
+        judged, recorded = f"compares with {BASELINES}", "accepts what is new or out of tolerance"
+    else:
+        judged = "red: nothing is recorded yet"
+        recorded = "records what is measured now, and it is green"
     enter = "" if root == Path.cwd() else f"  cd {shlex.quote(str(repository.root))}\n"
     return (
         f"next:\n{enter}"
-        f"  {gates:{len(record)}}  # red: nothing is recorded yet\n"
-        f"  {record}  # records what is measured now, and it is green\n"
+        f"  {gates:{len(record)}}  # {judged}\n"
+        f"  {record}  # {recorded}\n"
         f"  git add {' '.join([into, settings, '.gitignore', *more])} && git add{force} {BASELINES}"
     )

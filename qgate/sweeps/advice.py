@@ -237,7 +237,7 @@ def _reasons(levels: list[SweptLevel], advice: SweepAdvice, *, block: bool) -> l
             f"{level['overflow_energy']:.2%} of the tensor's energy."
         )
     elif not block:
-        reasons.append("Nothing overflows.")
+        reasons.append("Nothing overflows at this scale.")
     if level["flush"]:
         reasons.append(
             f"{level['flush']} elements ({level['flush_share']:.2%}) become zero, "

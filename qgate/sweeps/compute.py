@@ -51,9 +51,10 @@ class Sweep(Overviewed):
     def overview(self) -> Overview:
         """Describe the sweep: the recommended level, its reasons, and the levels by SQNR."""
         level, record = self.recommended, self.record
+        scale = "offset " if record["kind"] == "block" else "2^"
         title = (
             f"Sweep of {record['tensor']['name']} in {record['format']['name']}, "
-            f"{len(record['levels'])} levels: {level['exponent']:g} recommended, "
+            f"{len(record['levels'])} levels: {scale}{level['exponent']:g} recommended, "
             f"SQNR {level['metrics']['sqnr_db']:.2f} dB"
         )
         best = sorted(self.levels, key=lambda each: -_rank(each["metrics"]["sqnr_db"]))

@@ -109,6 +109,19 @@ def test_it_writes_everything_and_says_what_is_next(repository: Path, capsys: Ca
     ]
 
 
+def test_the_next_step_beside_baselines_does_not_call_them_missing(
+    repository: Path, capsys: Capsys
+) -> None:
+    assert init() == 0
+    assert "# red: nothing is recorded yet" in capsys.readouterr().out
+    (repository / "baselines" / "mine").mkdir(parents=True)
+    (repository / "baselines" / "mine" / "manifest.json").write_text("{}")
+    assert init() == 0
+    out = capsys.readouterr().out
+    assert "  pytest suites                     # compares with baselines\n" in out
+    assert "--update-baselines  # accepts what is new or out of tolerance\n" in out
+
+
 def test_a_second_time_nothing_is_touched(repository: Path, capsys: Capsys) -> None:
     init()
     before = {path: path.stat().st_mtime_ns for path in repository.rglob("*")}

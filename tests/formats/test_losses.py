@@ -15,6 +15,7 @@ import torch
 
 import qgate
 from qgate.formats import FORMATS, ElementFormat, definition
+from qgate.formats.engine.effects import Effects
 from qgate.formats.losses import Losses, losses_of_values
 from tests.formats import rational
 
@@ -264,6 +265,33 @@ def test_counts_of_parts_add_up() -> None:
     parts = [qgate.formats.report(part, "fp8_e5m2") for part in x.split(10_000)]
     assert sum(parts, Losses()) == qgate.formats.report(x, "fp8_e5m2") + Losses()
     assert (parts[0] + qgate.formats.report(x, "mxfp8")).beyond_range is None
+
+
+@pytest.mark.parametrize("name", ["fp8_e5m2", "mxfp4", "int8"])
+def test_reports_of_one_format_add_up_to_a_report(name: str) -> None:
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(0)) * 30
+    x[3, 5], x[40] = 1e6, 1e-9
+    options = {"scale": 1.0} if name == "int8" else {}
+    whole = qgate.formats.report(x, name, **options)  # type: ignore[arg-type]
+    total = sum(
+        (qgate.formats.report(part, name, **options) for part in x.split(16)[1:]),  # type: ignore[arg-type]
+        qgate.formats.report(x[:16], name, **options),  # type: ignore[arg-type]
+    )
+    assert isinstance(total, Effects)
+    assert 0 < total.saturated_error_share < 1
+    share = pytest.approx(whole.saturated_error_share, rel=1e-12)
+    assert total.saturated_error_share == share
+    same_share = {"saturated_error_share": whole.saturated_error_share}
+    assert dataclasses.replace(total, **same_share) == whole
+    assert str(total) == str(whole)
+    assert total.blocks == {}
+
+
+def test_reports_of_two_formats_add_up_to_counts() -> None:
+    x = torch.ones(32)
+    both = qgate.formats.report(x, "fp8_e4m3") + qgate.formats.report(x, "fp8_e5m2")
+    assert type(both) is Losses
+    assert both.nonzero == 64
 
 
 def test_nothing_has_shares_of_zero() -> None:

@@ -24,6 +24,7 @@ from qgate.tensor_inputs import plain_tensor
 from qgate.text import counted
 
 _TOTALS = ("elements", "finite", "saturated", "inf")
+_LEFT_OUT = ("squared_error", "blocks")
 _SHOWN = ("saturated", "flushed", "underflow", "subnormal", "poisoned")
 
 
@@ -33,16 +34,35 @@ class Effects(Overviewed, Losses):
 
     subnormal              kept with less than full precision, below the smallest normal number
     saturated_error_share  the part of the squared error that saturated elements have
+    squared_error          the sum of squared errors; reports are added with it
     """
 
     format: str = ""
     subnormal: int = 0
     saturated_error_share: float = 0.0
+    squared_error: float = field(default=0.0, repr=False, compare=False)
     blocks: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def __add__(self, other: Losses) -> Losses:
+        """Add reports of one format, without their blocks; other sums are bare `Losses`."""
+        counts = super().__add__(other)
+        if not isinstance(other, Effects) or other.format != self.format:
+            return counts
+        noise = self.squared_error + other.squared_error
+        of_saturated = sum(
+            each.saturated_error_share * each.squared_error for each in (self, other)
+        )
+        return Effects(
+            **vars(counts),
+            format=self.format,
+            subnormal=self.subnormal + other.subnormal,
+            saturated_error_share=_share(of_saturated, noise),
+            squared_error=noise,
+        )
 
     def to_dict(self) -> dict[str, object]:
         """Return the totals as plain data."""
-        counts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "blocks"}
+        counts = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _LEFT_OUT}
         return counts | {name: getattr(self, name) for name in _TOTALS}
 
     def overview(self) -> Overview:
@@ -100,9 +120,14 @@ def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options])
         beyond_range=totals.pop("beyond_range", None),
         **totals,
         format=q.format.name,
-        saturated_error_share=of_saturated / noise if 0 < noise < math.inf else 0.0,
+        saturated_error_share=_share(of_saturated, noise),
+        squared_error=noise,
         blocks={kind: job.shaped(counts) for kind, counts in rows.items()},
     )
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if 0 < whole < math.inf else 0.0
 
 
 def counted_of(q: Quantizer) -> list[str]:
