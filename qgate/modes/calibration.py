@@ -165,9 +165,9 @@ def calibrated(
         for label, (old, new) in origins.items():
             if old != new:
                 raise QgateError(
-                    f"the calibration in {str(path)!r} was made with other {label} ({_origin_text(old)}) "
-                    f"than those of {model.name} now ({_origin_text(new)}). Delete the file to calibrate "
-                    "again, or name another one."
+                    f"the calibration in {str(path)!r} was made with other {label} "
+                    f"({_origin_text(old)}) than those of {model.name} now ({_origin_text(new)}). "
+                    "Delete the file to calibrate again, or name another one."
                 )
         return stored
     if path is not None:
