@@ -149,7 +149,7 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         compute, "_right_tokens", lambda right: lambda a, r, *more: right(r, a, *more),
     ),
     "tokens taken for independent": (
-        compute, "_groups", lambda _: lambda sample, _position: np.arange(len(sample)),
+        compute, "groups_of", lambda _: lambda sample, _position: np.arange(len(sample)),
     ),
     "perplexity the wrong way round": (compute, "_exp", lambda _: lambda value: math.exp(-value)),
     "kept of all tokens": (
