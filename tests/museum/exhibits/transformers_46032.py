@@ -39,7 +39,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "huggingface/transformers#46032",
     "caches",
-    "Of several tokens after a cached prefix, only the first one changed the state.",
+    "Only the first of several tokens after a cached prefix changed the state.",
     "wrong results without an error",
     "the result depends on row 0 of argument 1, the reference.s on rows 0 to 7",
     arguments, by_blocks, one_step, scanned, options={"relations": ["permuted"]},
