@@ -34,7 +34,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add `--model` and the other options that `setup_of` reads."""
     about = "defaults are those of qgate.toml, if it has any"
     add = parser.add_argument_group("model", about).add_argument
-    add("--model", metavar="NAME", help="tiny-mamba, tiny-llama, mamba:PATH, "
+    add("--model", metavar="NAME", help="tiny-mamba, tiny-llama, tiny-moe, mamba:PATH, "
         "hf:PATH or package.module:build; hf:PATH=NAME and mamba:PATH=NAME are called NAME "
         "(default tiny-mamba)")  # fmt: skip
     add("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default cpu)")

@@ -1,8 +1,9 @@
-"""Measure the static scales of a Mamba model and keep them in a file.
+"""Measure the static scales of a model and keep them in a file.
 
   qgate calibrate --model mamba:checkpoint --calibration scales.json
   qgate calibrate --calib-samples 128 --percentile-alpha 0.9999
 
+They are those of activations in modes of Mamba models, and of keys and values in modes of caches.
 The file records the weights, samples and settings that it was made with; runs with others refuse
 it.
 """

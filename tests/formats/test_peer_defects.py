@@ -1,7 +1,7 @@
 """Inputs that published quantizers get wrong, one test or more per defect found in them.
 
-`specs/formats.md` lists the defects and who has them. The expected numbers are worked out by hand
-or in fractions from the definition of the format; no quantizer is asked, qgate's least of all.
+The expected numbers are worked out by hand or in fractions from the definition of the format; no
+quantizer is asked, qgate's least of all.
 """
 
 from __future__ import annotations
