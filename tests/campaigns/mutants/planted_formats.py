@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -116,7 +117,8 @@ def _element(**facts: float) -> Sow:
 
     def sow(bed: Bed) -> None:
         for fact, value in facts.items():
-            plain = getattr(FloatFormat, fact).fget
+            kept = getattr(FloatFormat, fact)
+            plain = kept.func if isinstance(kept, cached_property) else kept.fget
 
             def other(self: Any, plain: Any = plain, value: float = value) -> float:
                 return value if self.name == "fp8_e4m3" else plain(self)
