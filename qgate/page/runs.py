@@ -273,8 +273,6 @@ def _add(gate: _GateRecords, record: Record) -> None:
         if len(gate.failed) > 2 * MOST_FAILED:
             gate.failed = sorted(gate.failed, key=badness)[:MOST_FAILED]
     error, scope = record["values"].get("relative_mse"), record["scope"]
-    if error is not None and not math.isfinite(error):
-        error = None  # as in a results file
     if error is not None:
         gate.errors[scope] = max(gate.errors.get(scope, 0.0), error)
     if scope in ("carried", "local"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,11 +160,15 @@ def with_finding(record: Record) -> Record:
     return {**record, "finding": finding(Check(**check))}
 
 
+def read_back(records: Iterable[Record]) -> list[Record]:
+    """Return records as a results file gives them, which has no number for NaN."""
+    return [json.loads(line(record)) for record in records]
+
+
 def made_run(gates: int = 120, *, header: Record | None = None, **more: Any) -> Run:
     """The run of such records, as it is read back from its file."""
     head = header or made_header(more.get("models", ("tiny-mamba",)))
-    records = [json.loads(line(record)) for record in made_records(gates, **more)]
-    return run_of_records(head, records, "made")
+    return run_of_records(head, read_back(made_records(gates, **more)), "made")
 
 
 def hostile_run() -> Run:

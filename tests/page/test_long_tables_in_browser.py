@@ -11,7 +11,7 @@ from qgate.page.comparisons import ComparedRun, compare
 from qgate.page.reports import write_page
 from qgate.page.runs import run_of_records
 from tests.browser import opened
-from tests.page.gate_records import made_header, made_records
+from tests.page.gate_records import made_header, made_records, read_back
 
 COUNT = 600
 # A page whose idle moments never come shows what is there before them.
@@ -23,7 +23,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs with a gate in each row, the second with more failures."""
     runs, sides = [], []
     for name, failing in (("base", 1), ("change", 9)):
-        header, records = made_header(), [*made_records(COUNT, failing=failing, layers=50)]
+        header = made_header()
+        records = read_back(made_records(COUNT, failing=failing, layers=50))
         runs.append(run_of_records(header, records, name))
         sides.append(ComparedRun(name, header, records))
     file = tmp_path_factory.mktemp("long") / "long.html"
