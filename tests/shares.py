@@ -3,6 +3,7 @@
 A test of many slow cases carries `@share(one_in=N, by=(...))`. A run then does one in N of them,
 and of every value of what `by` names at least one, so that each format, kind or suite is entered.
 Slow tests of a file that carry `@share(one_in=N, group=NAME)` are drawn as the cases of one test.
+A test of seconds that carries `@proof` is one of the proofs, of which a run does one in three.
 
     python -m pytest tests                    a share, another one for each commit
     python -m pytest tests --case-seed 9e97   the share of that seed
@@ -40,6 +41,10 @@ def share(
         one_in, by=tuple(by), unit=unit, group=group
     )
     return mark
+
+
+_PROOFS = "proofs of all files"
+proof = share(3, group=_PROOFS)
 
 
 def drawn(
@@ -122,7 +127,8 @@ class Shares:
             if mark is None or _is_named(config, item.nodeid.partition("[")[0]):
                 continue
             if group := mark.kwargs["group"]:
-                tables[f"{item.nodeid.partition('::')[0]}: {group}"].append(item)
+                path = "" if group == _PROOFS else f"{item.nodeid.partition('::')[0]}: "
+                tables[path + group].append(item)
             elif hasattr(item, "callspec"):
                 tables[item.nodeid.partition("[")[0]].append(item)
         left_out: set[pytest.Item] = set()

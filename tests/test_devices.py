@@ -13,6 +13,7 @@ from qgate.baselines.origin import is_device, kind_of
 from qgate.devices import arithmetic_of
 from qgate.gate import Policy
 from qgate.metrics import METRICS
+from tests.shares import proof
 
 PLAIN = {
     "ATEN_CPU_CAPABILITY": "default",
@@ -33,6 +34,7 @@ def asked(**environment: str) -> str:
     return done.stdout.strip()
 
 
+@proof
 def test_threads_are_the_same_arithmetic_and_other_instructions_another() -> None:
     here = arithmetic_of(torch.device("cpu"))
     assert is_device(here)

@@ -140,6 +140,17 @@ def test_tests_of_a_group_are_drawn_as_cases_of_one(project: pytest.Pytester) ->
     named.assert_outcomes(passed=1)
 
 
+def test_proofs_are_drawn_from_all_files_together(project: pytest.Pytester) -> None:
+    proofs = "from tests.shares import proof\n@proof\ndef test_proof(): pass"
+    project.makepyfile(**{f"test_{name}": proofs for name in "abcdef"})
+    names = [f"test_{name}.py" for name in "abcdef"]
+    for options, count in ((["--case-seed", "a"], 2), (["--every-case"], 6)):
+        result = project.runpytest_inprocess(*names, *options)
+        result.assert_outcomes(passed=count, deselected=6 - count)
+    named = project.runpytest_inprocess("test_c.py::test_proof", "--case-seed", "a")
+    named.assert_outcomes(passed=1)
+
+
 def test_the_seed_is_the_commit() -> None:
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False

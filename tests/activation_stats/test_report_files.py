@@ -18,7 +18,7 @@ from qgate.activation_stats.tables import csv_files, tables
 from qgate.activation_stats.texts import activation_text, keep_lines
 from qgate.text import decibels
 from tests.activation_stats.activation_records import RECORDS, broken, hostile, little, usual
-from tests.shares import share
+from tests.shares import proof, share
 
 QUICK = ReportOptions(dpi=40, formats=("html", "csv", "json"))
 
@@ -76,6 +76,7 @@ def test_the_page_is_one_file_that_escapes_everything(written: tuple[str, Path])
         assert "no sample reached" in page.words
 
 
+@proof
 def test_tables_are_sorted_by_a_script_and_there_without_it(written: tuple[str, Path]) -> None:
     page = Reader((written[1] / "analysis_report.html").read_text(encoding="utf-8"))
     tags = [tag for tag, _ in page.tags]

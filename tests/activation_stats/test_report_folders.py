@@ -23,6 +23,7 @@ from qgate.errors import QgateError
 from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.activation_stats.activation_records import little
+from tests.shares import proof
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 ALL = ReportOptions(dpi=20, formats=("png", "html", "csv", "json"))
@@ -77,6 +78,7 @@ def put(url: str, name: str, data: bytes = b"mine") -> None:
 # What is written ---------------------------------------------------------------------------------
 
 
+@proof
 @in_stores
 def test_a_store_gets_what_a_folder_gets(url: str, contents: Contents, tmp_path: Path) -> None:
     options = replace(ALL, formats=(*ALL.formats, "svg"))

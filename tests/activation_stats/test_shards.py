@@ -22,6 +22,7 @@ from qgate.activation_stats.subjects import Sample, subject_of
 from qgate.cli import main
 from qgate.engine import PackedValue, Workers
 from qgate.errors import QgateError
+from tests.shares import proof
 
 ALL: dict[str, Any] = {
     "enabled.magnitude_weight": True,
@@ -115,6 +116,7 @@ def same(model: Any, data: Any, workers: Workers | int = 2, **more: Any) -> Any:
     return one
 
 
+@proof
 def test_two_processes_give_the_bits_of_one() -> None:
     record = same(Small(), rows(21), **ALL, **SENSITIVE)
     assert len(record["sensitivity"]) == 2 * 4
@@ -154,6 +156,7 @@ def test_a_width_that_changes_with_the_sample_is_the_same_everywhere() -> None:
     same(TinyAttention(), rows(19), **{**ALL, **patterns, "smoothing.enabled": False})
 
 
+@proof
 def test_a_model_by_name_is_loaded_by_each_process(tmp_path: Path) -> None:
     few = {"data.num_samples": 9, "data.seq_len": 24, "smoothing.enabled": False}
     same("tiny-llama", None, **few)
@@ -255,6 +258,7 @@ def test_a_process_has_one_network_at_a_time() -> None:
         networks._loaded.clear()
 
 
+@proof
 @pytest.mark.usefixtures("ray_cluster")
 def test_the_command_line_writes_the_same_record_with_any_engine(tmp_path: Path) -> None:
     engines = {"one": (), "two": ("--jobs", "2"), "ray": ("--engine", "ray", "--jobs", "2")}

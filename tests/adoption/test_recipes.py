@@ -29,7 +29,7 @@ from qgate import models, modes
 from qgate.errors import QgateError
 from qgate.modes import Kernel
 from tests.gate.test_any_model import failures, gates
-from tests.shares import share
+from tests.shares import proof, share
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "docs" / "recipes"
@@ -158,6 +158,7 @@ def test_a_scale_of_torchao_that_is_off_is_over_the_budget(mode: str, tmp_path: 
     assert any("up_proj:output" in line and "over the ideal" in line for line in lines), lines
 
 
+@proof
 def test_a_scale_of_bitsandbytes_that_is_off_is_over_the_budget(tmp_path: Path) -> None:
     model = build("bitsandbytes_int8")
     kernel = model.modes["bnb_int8"]

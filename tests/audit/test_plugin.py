@@ -18,7 +18,7 @@ from qgate.audits.watching import listening
 from qgate.records.schemas import json_schema
 from tests.audit.conftest import Audit
 from tests.plugin.conftest import run_alone
-from tests.shares import share
+from tests.shares import proof, share
 
 WEAK = """
 def test_weak():
@@ -218,6 +218,7 @@ def test_through():
     assert f"test_it.py:{first} (through helpers.py:4): assert_close" in run.summary[1]
 
 
+@proof
 def test_names_that_a_conftest_bound_are_watched(audit: Audit, pytester: pytest.Pytester) -> None:
     """In a process of its own, where nothing has imported torch or numpy before."""
     pytester.makeconftest(
@@ -266,6 +267,7 @@ def test_a_project_without_torch_stays_without_it(audit: Audit) -> None:
     assert "float32" in run.places[0]["coarser"]
 
 
+@proof
 def test_workers_of_xdist_send_their_places(audit: Audit) -> None:
     alone = audit(NUMPY_ONLY, alone=True, head="")
     spread = audit(NUMPY_ONLY, "-n", "2", "--audit-strict", alone=True, head="")

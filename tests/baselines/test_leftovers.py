@@ -14,7 +14,7 @@ from qgate.storage.updates import LOCK, UPDATE
 from tests.baselines.building import ORIGIN, accepting, contents, key, marks, recorded
 from tests.baselines.conftest import Clock
 from tests.baselines.faults import dying_at, failing_from
-from tests.shares import share
+from tests.shares import proof, share
 
 MOST_STEPS = 60
 
@@ -71,6 +71,7 @@ def test_without_leftovers_nothing_is_written(tmp_path: Path) -> None:
     assert marks(store.folder) == before
 
 
+@proof
 def test_what_cannot_be_finished_counts_where_it_is(promised: Store, clock: Clock) -> None:
     """Nothing is to be changed: a folder without room, or another writer, is no reason to fail."""
     before = contents(promised.folder)

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from tests.campaigns import clean_runs
 from tests.campaigns.clean_runs import ARITHMETIC, ROOT, Way, earlier, made, nearest
+from tests.shares import proof
 
 MODES = {0: {"tiny-llama": ["mxfp4", "int8"], "tiny-mamba": ["2-1"]}}
 
@@ -32,6 +33,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> object:
     return other_arithmetic
 
 
+@proof
 def test_a_clean_run_is_green(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     log = tmp_path / "clean.jsonl"
     number = random.Random(pytestconfig.option.case_seed).randrange(1, 1000)

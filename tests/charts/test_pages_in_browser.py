@@ -24,7 +24,7 @@ from tests.browser import opened, serious_findings
 from tests.checkpoints import checkpoint_records
 from tests.drawing import dump_records
 from tests.engines import engine_records
-from tests.shares import share
+from tests.shares import proof, share
 from tests.sweeps import sweep_records
 
 NAME = "<script>alert(1)</script>'\"&.pt"
@@ -116,6 +116,7 @@ def test_nobody_is_kept_out(browser: Browser, path: Path, options: dict[str, obj
         assert it.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@proof
 def test_links_of_the_contents_lead_to_sections(browser: Browser, path: Path) -> None:
     with opened(browser, path) as it:
         links = it.page.locator("nav a").evaluate_all("all => all.map(a => a.hash.slice(1))")
@@ -135,6 +136,7 @@ def _one_local_site(folder: Path) -> Path:
     return Path(write_engine_files(folder, record, []))
 
 
+@proof
 @pytest.mark.parametrize(
     ("write", "table", "choice", "count", "columns"),
     [
@@ -179,6 +181,7 @@ def test_filters_are_in_the_address_and_a_phone_shows_value_and_limit(
         assert it.complaints == []
 
 
+@proof
 def test_tabs_show_one_section_at_a_time(browser: Browser, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -210,6 +213,7 @@ def test_all_is_there_with_scripts_blocked(browser: Browser, path: Path) -> None
         expect(it.page.locator("ul.findings li, table.evidence td").first).to_be_visible()
 
 
+@proof
 def test_sweeps_are_sorted_by_a_click_and_by_keyboard(browser: Browser, tmp_path: Path) -> None:
     with opened(browser, _sweep(tmp_path)) as it:
         cells = it.page.locator("tbody td:nth-child(5)")

@@ -15,6 +15,7 @@ import pytest
 from qgate.activation_stats.settings import read_settings
 from qgate.cli import main
 from tests import bucket as stores
+from tests.shares import proof
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 Capsys = pytest.CaptureFixture[str]
@@ -62,6 +63,7 @@ def said(data: bytes) -> Any:
     return record
 
 
+@proof
 def test_a_run_into_a_bucket_is_that_into_a_folder(bucket: Any, here: Path, capsys: Capsys) -> None:
     assert small("--save_dir", "figures") == 0
     assert small("--save_dir", "s3://dumps/run/out", "--dry-run") == 0

@@ -20,7 +20,7 @@ from qgate.cli import main
 from qgate.errors import QgateError
 from tests.activation_stats.test_settings import KNOWN_FILE
 from tests.activation_stats.tiny_transformers import llama, save
-from tests.shares import share
+from tests.shares import proof, share
 
 Capsys = pytest.CaptureFixture[str]
 WORDS = [
@@ -107,6 +107,7 @@ def test_the_built_in_model_needs_nothing(here: Path, capsys: Capsys) -> None:
     assert not list((here / "figures").glob("*.png"))
 
 
+@proof
 def test_a_configuration_of_quant_smooth_ana_runs(
     folder: Path, text: Path, here: Path, capsys: Capsys
 ) -> None:

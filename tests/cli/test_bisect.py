@@ -22,6 +22,7 @@ from qgate.bisecting.record import CommitName, CommitRun
 from qgate.cli import main
 from tests.adoption.repository import clean, run
 from tests.campaigns.forked import ran
+from tests.shares import proof
 
 Capsys = pytest.CaptureFixture[str]
 FEW = ("--layers", "first")
@@ -121,6 +122,7 @@ def state(folder: Path) -> list[str]:
     return [*said, *sorted(map(str, folder.glob("[!.]*/**/*")))]
 
 
+@proof
 def test_the_commit_and_the_site_are_found(clone: Path, capsys: Capsys) -> None:
     before = state(clone)
     assert main(["bisect", "main~5", "main", "--", *FEW]) == 0

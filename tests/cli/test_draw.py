@@ -19,6 +19,7 @@ from qgate.drawing.plots.pictures import PICTURES
 from qgate.dumps import DumpWriter
 from tests import bucket as stores
 from tests.dumps.making import known, record
+from tests.shares import proof
 
 Capsys = pytest.CaptureFixture[str]
 memory = stores.memory
@@ -77,6 +78,7 @@ def drawn(dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@proof
 def test_draw_writes_every_topic(drawn: Path) -> None:
     # Nothing overflows in it.
     folders = {path.parent.name for path in drawn.rglob("*.png")}
@@ -250,6 +252,7 @@ def test_a_foreign_page_in_a_bucket_is_left_alone(dump: Path, memory: Any, capsy
     assert memory.cat("/a/index.html") == b"mine"
 
 
+@proof
 @pytest.mark.usefixtures("here")
 def test_quick_draws_into_a_bucket(dump: Path, memory: Any, capsys: Capsys) -> None:
     assert run("quick", dump, "--output-dir", "memory://c/d") == 0

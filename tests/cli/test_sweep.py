@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 import qgate
 from qgate.cli import main
 from qgate.sweeps import running
+from tests.shares import proof
 
 ROOT = Path("draw") / "scaling_analysis"
 
@@ -272,6 +273,7 @@ def test_bad_options_stop_before_any_work(
     assert not Path("draw").exists()
 
 
+@proof
 def test_several_jobs_give_the_same_files(capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"t{i}.pt" for i in range(3)]
     for i, name in enumerate(names):
@@ -288,6 +290,7 @@ def test_several_jobs_give_the_same_files(capsys: pytest.CaptureFixture[str]) ->
         assert path.read_bytes() == Path("two", *path.parts[1:]).read_bytes()
 
 
+@proof
 def test_an_ascii_terminal_gets_ascii() -> None:
     torch.save(activation(2), "act.pt")
     run = subprocess.run(
@@ -454,6 +457,7 @@ def test_other_files_are_one_part(make: Callable[[], None], what: str) -> None:
     assert parts_of(name) == [FilePart(name)]
 
 
+@proof
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_gives_the_same_files(capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"t{i}.pt" for i in range(2)]

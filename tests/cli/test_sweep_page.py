@@ -12,6 +12,7 @@ import torch
 
 from qgate.cli import main
 from qgate.sweeps import running
+from tests.shares import proof
 
 HOSTILE = "<script>alert(1)<script> %20 'x' & \"y\" #1.pt"
 
@@ -44,6 +45,7 @@ def swept(*argv: str) -> int:
     return main(["sweep", *argv, "--quiet", "--output-dir", "out"])
 
 
+@proof
 def test_every_tensor_and_format_has_a_row_and_its_links_lead_somewhere(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -76,6 +78,7 @@ def test_what_failed_comes_first_and_is_named(capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
 
 
+@proof
 def test_hostile_names_stay_text_and_their_links_lead_somewhere() -> None:
     torch.save(tensor(), HOSTILE)
     assert swept(HOSTILE) == 0
@@ -101,6 +104,7 @@ def test_a_second_run_shows_its_own_and_links_to_the_others() -> None:
     assert all(Path("out", link).exists() for link in links(text))
 
 
+@proof
 def test_a_resumed_run_shows_what_was_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"t{i}.pt" for i in range(3)]
     for i, name in enumerate(names):

@@ -14,6 +14,7 @@ import torch
 
 from qgate.cli import main
 from tests.ray_cluster import joined_node
+from tests.shares import proof
 
 FILES = 60
 SWEEP = ["sweep", "*.pt", "--no-plots", "--quiet", "--num-levels", "5"]
@@ -49,6 +50,7 @@ def contents(folder):
     }
 
 
+@proof
 def test_a_node_killed_in_the_middle_changes_nothing(ray_cluster, capsys):
     node = joined_node(ray_cluster, "qgate.sweeps.running")
     done = []
@@ -68,6 +70,7 @@ def test_a_node_killed_in_the_middle_changes_nothing(ray_cluster, capsys):
     assert contents("nodes") == contents("local")
 
 
+@proof
 def test_a_driver_killed_in_the_middle_goes_on_with_the_rest(ray_cluster, capsys):
     words = [*SWEEP, "--output-dir", "driver", "--engine", "ray"]
     driver = subprocess.Popen(

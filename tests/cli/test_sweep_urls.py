@@ -10,6 +10,7 @@ from safetensors.torch import save, save_file
 
 from qgate.cli import main
 from tests import bucket as stores
+from tests.shares import proof
 
 bucket, server = stores.bucket, stores.server
 
@@ -21,6 +22,7 @@ def shard():
     }
 
 
+@proof
 def test_a_sweep_from_bucket_to_bucket_is_that_of_files(bucket, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save_file(shard(), "w.safetensors")
@@ -48,6 +50,7 @@ def test_a_sweep_from_bucket_to_bucket_is_that_of_files(bucket, tmp_path, monkey
     assert not list(tmp_path.glob(".unfinished*"))
 
 
+@proof
 def test_patterns_and_processes_work_on_buckets(bucket, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for i in range(3):

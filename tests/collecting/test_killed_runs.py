@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qgate.dumps import Dump, problems
+from tests.shares import proof
 from tests.warm import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +101,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@proof
 def test_a_killed_run_leaves_what_it_had_finished(home: Path) -> None:
     finished = []
     for number in range(KILLED):

@@ -12,6 +12,7 @@ import qgate
 from qgate import QgateError
 from qgate.dumps import Dump
 from tests.collecting.collected import network, records, train
+from tests.shares import proof
 from tests.warm import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,6 +187,7 @@ def test_what_cannot_be_is_one_line_and_exit_2(
     assert not (script.parent / "enhanced_tensor_logs").exists()
 
 
+@proof
 def test_under_torchrun(tmp_path: Path, script: Path) -> None:
     program = ("-m", "qgate", "collect", "--dir", "dump", "--", str(script), "--steps", "2")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

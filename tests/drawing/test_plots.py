@@ -29,7 +29,7 @@ from qgate.summaries.reading import ratio_db, ratios_db
 from qgate.summaries.record import DumpAnalysis
 from qgate.text import brief, percent, shortened
 from tests.drawing import dump_records
-from tests.shares import share
+from tests.shares import proof, share
 
 BY_PATH = {picture.path: picture for picture in PICTURES}
 COLORED = ("fp8_e4m3", "fp16", "mxfp4_e2m1", "hif8", "nvfp4")
@@ -121,6 +121,7 @@ def test_a_record_without_tensors_draws_nothing() -> None:
     assert [picture.path for picture in PICTURES if built(picture, empty) is not None] == []
 
 
+@proof
 def test_a_missing_field_is_no_error(normal: DumpAnalysis) -> None:
     """Whatever optional figure is missing, the others are still drawn."""
     for names in (("binades", "channels", "std"), ("quantiles", "rms"), ("formats", "amax")):
@@ -289,6 +290,7 @@ def test_a_ratio_without_noise_is_exact_and_one_of_nothing_is_none() -> None:
     assert math.isnan(ratio_db(math.nan, 1.0))
 
 
+@proof
 def test_records_on_disk_are_drawn_as_those_in_memory(normal: DumpAnalysis) -> None:
     few: Any = {**normal, "tensors": normal["tensors"][::7]}
     told, ranks = few["comparison"], few["ranks"]

@@ -29,6 +29,7 @@ from qgate.text import for_csv
 from tests import bucket as stores
 from tests.charts.page_reader import PageReader
 from tests.drawing import dump_records
+from tests.shares import proof
 
 memory = stores.memory
 FEW = tuple(picture for picture in PICTURES if picture.folder in ("", "rank_analysis"))
@@ -42,6 +43,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 # The folder -----------------------------------------------------------------------------------------
 
 
+@proof
 @pytest.mark.usefixtures("few")
 def test_a_drawing_writes_and_lists_all_files(normal: DumpAnalysis, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
@@ -91,6 +93,7 @@ def test_listed_paths_outside_the_folder_are_ignored(tmp_path: Path) -> None:
     assert dump_drawing._earlier_files(tmp_path) == ["ok.png", "a/ok.png"]
 
 
+@proof
 @pytest.mark.usefixtures("few")
 def test_processes_draw_the_same(normal: DumpAnalysis, tmp_path: Path) -> None:
     one = draw_analysis(normal, tmp_path / "one", dpi=16)
@@ -102,6 +105,7 @@ def test_processes_draw_the_same(normal: DumpAnalysis, tmp_path: Path) -> None:
         assert a.read_bytes() == b.read_bytes()
 
 
+@proof
 @pytest.mark.usefixtures("few")
 def test_a_drawing_in_a_bucket_equals_one_in_a_folder(
     normal: DumpAnalysis, tmp_path: Path, memory: Any

@@ -23,6 +23,7 @@ from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps import merging_work
 from tests.dumps.making import known, record, write
+from tests.shares import proof
 from tests.warm import run_python
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
@@ -63,6 +64,7 @@ def hosts(tmp_path: Path) -> list[Path]:
     return [tmp_path / "a", tmp_path / "b"]
 
 
+@proof
 @pytest.mark.usefixtures("memory")
 def test_anyone_makes_the_same_dump_anywhere(
     hosts: list[Path], tmp_path: Path, bucket: Any

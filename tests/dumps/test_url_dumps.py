@@ -22,6 +22,7 @@ from qgate.errors import QgateError
 from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps.making import GENERATIONS, known, record
+from tests.shares import proof
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 Capsys = pytest.CaptureFixture[str]
@@ -210,6 +211,7 @@ def test_folders_of_the_known_collector(tmp_path: Path) -> None:
         assert torch.equal(there.tensor(each), here.tensor(each))
 
 
+@proof
 def test_every_verb_says_of_a_url_what_it_says_of_a_folder(
     url: str, folder: Path, tmp_path: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:

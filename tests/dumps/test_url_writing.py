@@ -25,6 +25,7 @@ from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.collecting.collected import network, train
 from tests.dumps.making import record, write
+from tests.shares import proof
 from tests.warm import run_python
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
@@ -300,6 +301,7 @@ train(model, 1)
 """
 
 
+@proof
 @pytest.mark.usefixtures("bucket")
 def test_a_program_that_only_ends_leaves_a_dump_that_is_closed() -> None:
     """Addresses cannot be looked up any more when `atexit` comes: here each request needs one."""
@@ -339,6 +341,7 @@ with qgate.collect(model, sys.argv[1], iterations=9):
 """
 
 
+@proof
 @pytest.mark.usefixtures("bucket")
 def test_a_killed_run_leaves_what_had_been_put() -> None:
     url = f"s3://{stores.BUCKET}/run"

@@ -14,6 +14,7 @@ from tests.dumps import merging_work
 from tests.dumps.making import write
 from tests.engine import work
 from tests.ray_cluster import joined_node
+from tests.shares import proof
 
 RAY = Workers("ray")
 
@@ -60,11 +61,13 @@ class TestRay:
         items = [(x, marker) for x in range(8)]
         assert list(map_items(work.dies_once, items, RAY)) == list(range(8))
 
+    @proof
     def test_an_item_that_kills_its_worker_fails_alone_after_its_retries(self):
         found = list(map_items(work.poisonous, range(12), RAY))
         assert found[5] == Failure("its worker ended, tried 3 times")
         assert found[:5] + found[6:] == [x for x in range(12) if x != 5]
 
+    @proof
     def test_what_a_lost_node_held_is_computed_again(self, ray_cluster, tmp_path):
         """The node held the results of three items when it was lost, and ran others."""
         node = joined_node(ray_cluster, "tests.engine.work")

@@ -8,6 +8,7 @@ import pytest
 from qgate.engine import Workers, map_items
 from qgate.errors import QgateError
 from tests.engine import work
+from tests.shares import proof
 
 pytestmark = pytest.mark.usefixtures("no_ray")
 
@@ -37,6 +38,7 @@ print(ray.is_initialized())
 """
 
 
+@proof
 def test_without_a_cluster_one_is_made_and_taken_down_again():
     done = subprocess.run(
         [sys.executable, "-c", _ALONE], capture_output=True, text=True, timeout=120, check=False

@@ -7,6 +7,7 @@ import ray
 
 from qgate.engine import Failure, Workers, _ray, map_items
 from tests.engine import work
+from tests.shares import proof
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def small_machine(no_ray):  # noqa: ARG001  before this cluster starts, which it
     ray.shutdown()
 
 
+@proof
 @pytest.mark.usefixtures("small_machine")
 def test_an_item_too_large_for_the_machine_fails_alone(monkeypatch):
     """Ray alone would start it again without end."""

@@ -31,6 +31,7 @@ from qgate.modes.setups import ModelSetup
 from qgate.results.across_weights import across_weights_texts, add_across_weights
 from tests.gate.benches import LLAMA, SHORT, Stack, mode_of, session
 from tests.gate.making import carried, measured
+from tests.shares import proof
 
 Cast = Callable[[Tensor], Tensor]
 
@@ -304,6 +305,7 @@ def test_a_recommended_exponent_is_left_out() -> None:
     assert left_out == [EXPONENT]
 
 
+@proof
 def test_all_gates_of_a_language_model_pass_across_weights(tmp_path: Path) -> None:
     def judged(of: ModelGates) -> list[Outcome]:
         mode = mode_of(of.bench, "int8")

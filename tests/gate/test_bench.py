@@ -16,7 +16,7 @@ from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.passes import outer_tensors
 from qgate.models import Sampling
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
-from tests.shares import share
+from tests.shares import proof, share
 
 Array = np.ndarray[Any, Any]
 UP = "model.layers.1.mlp.up_proj"
@@ -104,6 +104,7 @@ def test_every_essential_mode_is_at_its_ideal(shared: Bench) -> None:
             assert row.nonfinite == row.nonfinite_reference == 0
 
 
+@proof
 def test_carried_is_local_in_the_first_block_and_grows(shared: Bench) -> None:
     for mode in shared.setup.select("essential", shared.model):
         blocks: dict[str, list[float]] = {"carried": [], "local": []}

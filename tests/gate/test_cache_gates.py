@@ -16,7 +16,7 @@ from qgate.models import Sampling
 from qgate.modes.attention import core
 from qgate.modes.attention.casting import StoredSide
 from tests.gate.benches import mode_of, session
-from tests.shares import share
+from tests.shares import proof, share
 
 SAMPLING = Sampling(samples=3, seqlen=96, calib_samples=2, calib_seqlen=64)
 MODES = ("kv-fp8-head", "kv-mxfp4", "attn-fp8")
@@ -53,6 +53,7 @@ def test_healthy_modes_pass_and_cover_every_cache(name: str, recorded: Path) -> 
     assert not scope.idle
 
 
+@proof
 def test_another_calibration_is_another_baseline(recorded: Path) -> None:
     other = replace(SAMPLING, calib_samples=1)
     with pytest.raises(Exception, match="calibration"):

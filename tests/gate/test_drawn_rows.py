@@ -18,6 +18,7 @@ from qgate.gate.records import MOST_DRAWN, record_rows
 from qgate.results.pictures import PLOTS, Plots
 from tests.dumps.gated import write_dump
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of, session
+from tests.shares import proof
 
 PICTURE = {"kind": "magnitudes", "low": 0, "counts": [1]}
 
@@ -100,6 +101,7 @@ def without_pictures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "pictures"} for row in rows]
 
 
+@proof
 def test_no_verdict_depends_on_what_is_drawn(tmp_path: Path) -> None:
     made = {plots: session(tmp_path, plots=plots) for plots in ("none", "all")}
     gates: list[Any] = []

@@ -23,6 +23,7 @@ from qgate.gate.sessions import Outcome
 from tests.campaigns.mutants.bed import with_markers
 from tests.dumps.gated import at, tensors, with_nan, with_outliers, write_dump
 from tests.dumps.making import known
+from tests.shares import proof
 
 OVERFLOW, DISTRIBUTIONS = "dump_overflow", "dump_distributions"
 FORMATS = ("fp8_e4m3", "hif8", "mxfp8_e4m3", "mxfp4_e2m1")
@@ -320,6 +321,7 @@ def trained(folder: Path, seed: int) -> Path:
     return folder
 
 
+@proof
 def test_another_batch_of_a_real_training_is_within_the_limits(tmp_path: Path) -> None:
     made = gates_over(trained(tmp_path / "a", 0), tmp_path, updating="all")
     assert texts(made, layers=TWO) == []

@@ -16,6 +16,7 @@ from qgate.gate.sessions import Outcome
 from qgate.metrics import METRICS
 from qgate.models import Sampling
 from tests.gate.benches import LLAMA, mode_of, session
+from tests.shares import proof
 
 SHORT = Sampling(samples=2, seqlen=32, calib_samples=2, calib_seqlen=32)
 
@@ -52,6 +53,7 @@ def worse(row: Measured, metric: str) -> Measured:
     return replace(row, accepted={**row.accepted, metric: better})
 
 
+@proof
 def test_every_line_can_fail_alone(gated: tuple[Path, list[Outcome]]) -> None:
     folder, outcomes = gated
     rows = {

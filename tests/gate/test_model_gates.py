@@ -17,6 +17,7 @@ from qgate.gate.measuring.model_gates import ModelGates, Outcome
 from qgate.gate.measuring.tasks import task_values
 from qgate.models import Sampling
 from tests.gate.benches import LLAMA, MAMBA, SHORT, bench, mode_of, session
+from tests.shares import proof
 
 SUITE = "layer_outputs"
 UP = "model.layers.1.mlp.up_proj:output"
@@ -232,6 +233,7 @@ def test_other_weights_are_named_and_updated_on_purpose(own: Path) -> None:
         assert np.array_equal(tensor.values, live[site].values)
 
 
+@proof
 def test_another_calibration_is_named(tmp_path: Path) -> None:
     made = session(tmp_path, MAMBA, updating="all", shared=True)
     gates(made, "2-1")

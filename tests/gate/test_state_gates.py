@@ -33,6 +33,7 @@ from qgate.page.terminal import mode_table
 from qgate.results.long_texts import predicted_tokens
 from qgate.results.summary import Tally
 from tests.gate.state_models import small_mamba
+from tests.shares import proof
 
 NAMES = ("state-bf16", "state-fp8-channel", "state-int8-stochastic")
 
@@ -60,6 +61,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@proof
 @pytest.mark.parametrize("name", NAMES)
 def test_healthy_modes_pass_and_cover_every_state(name: str, recorded: Path) -> None:
     healthy = session(recorded, plots="worst")

@@ -31,6 +31,7 @@ from tests.models.checkpoints import (
     text,
     unlink,
 )
+from tests.shares import proof
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -219,6 +220,7 @@ def test_a_folder_may_have_any_name(
     assert load("hf:meta llama: 8B [é]", sampling=TWO).layers[0] == "model.layers.0"
 
 
+@proof
 def test_loading_writes_nothing_in_a_fresh_process(folders: dict[str, Path]) -> None:
     code = (
         "import sys; from qgate.models import Sampling, load; "

@@ -12,6 +12,7 @@ import pytest
 from qgate.cli import main
 from qgate.errors import QgateError
 from qgate.modes.selection import GROUPS, find_mode, names, own_mode, select
+from tests.shares import proof
 
 FAMILIES = ("mamba", "other")
 EVERY = [(family, name) for family in FAMILIES for name in names(family)]
@@ -220,6 +221,7 @@ def test_what_a_mode_equals_exists_in_its_family(name: str) -> None:
             assert not re.search(r"[.!]$|\n", mode.about)
 
 
+@proof
 def test_choosing_modes_loads_no_torch() -> None:
     code = (
         "import sys; from qgate import modes; from qgate.modes.selection import select;"

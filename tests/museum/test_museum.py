@@ -24,7 +24,7 @@ from tests.museum.tour import (
     replace_made,
     visit,
 )
-from tests.shares import share
+from tests.shares import proof, share
 
 EXHIBITS = load_exhibits()
 EVERY_EXHIBIT = pytest.mark.parametrize("exhibit", EXHIBITS, ids=lambda exhibit: exhibit.name)
@@ -72,6 +72,7 @@ def outcomes() -> list[Outcome]:
     return [visit(exhibit, seeds=1) for exhibit in EXHIBITS]
 
 
+@proof
 def test_the_page_is_what_a_run_makes(outcomes: list[Outcome]) -> None:
     page = PAGE.read_text(encoding="utf-8")
     made = replace_made(page, make_page(outcomes))

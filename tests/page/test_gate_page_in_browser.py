@@ -20,7 +20,7 @@ from tests import browser as browsers
 from tests.browser import Opened, opened, serious_findings
 from tests.drawing import dump_records
 from tests.page.gate_records import hostile_run, made_header, made_records, made_run
-from tests.shares import share
+from tests.shares import proof, share
 
 BROKEN = {"suites/test_task.py::test_task[tiny-mamba-2-4]": "QgateError: no calibration"}
 ROWS = "#all-gates tbody tr"
@@ -72,6 +72,7 @@ def test_it_opens_without_a_complaint_and_without_a_request(opened_page: Opened)
     )
 
 
+@proof
 def test_plots_are_drawn_with_the_colors_of_the_page(browser: Browser, path: Path) -> None:
     inks = []
     for scheme in ("light", "dark"):
@@ -195,6 +196,7 @@ def test_numbers_are_sorted_by_size(opened_page: Opened, name: str) -> None:
     assert len(rising) == len(falling) > 100
 
 
+@proof
 def test_every_column_sorts_and_the_worst_come_back(opened_page: Opened) -> None:
     page = opened_page.page
     before = visible(page)
@@ -280,6 +282,7 @@ def test_runs_are_compared_with_any_of_them_and_the_view_is_in_the_address(
         assert it.complaints == []
 
 
+@proof
 @pytest.mark.parametrize("width", [400, 1280])
 def test_the_page_of_several_runs_keeps_nobody_out(
     browser: Browser, compared_path: Path, width: int
@@ -393,6 +396,7 @@ def test_it_prints_with_details_open_and_without_what_paper_cannot_do(
     assert 3 < len(re.findall(rb"/Type\s*/Page\b", printed)) < 40
 
 
+@proof
 def test_two_thousand_gates_are_small_and_work(browser: Browser, tmp_path: Path) -> None:
     html = gate_page(made_run(2000, failing=60, layers=50), plots="all")
     assert len(html.encode()) < 10_000_000

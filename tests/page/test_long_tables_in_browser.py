@@ -12,6 +12,7 @@ from qgate.page.reports import write_page
 from qgate.page.runs import run_of_records
 from tests.browser import opened
 from tests.page.gate_records import made_header, made_records, read_back
+from tests.shares import proof
 
 COUNT = 600
 # A page whose idle moments never come shows what is there before them.
@@ -39,6 +40,7 @@ def sites(page: Page, table: str) -> list[str]:
     return rows
 
 
+@proof
 @pytest.mark.parametrize(("table", "kind"), [("#compared", ".compared"), ("#all-gates", ".gates")])
 def test_rows_follow_in_order_and_are_all_there_without_scripts(
     browser: Browser, path: Path, table: str, kind: str
@@ -54,6 +56,7 @@ def test_rows_follow_in_order_and_are_all_there_without_scripts(
         assert it.complaints == []
 
 
+@proof
 def test_filters_sorting_links_and_paper_take_the_rows_that_are_not_there_yet(
     browser: Browser, path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from tests.browser import Opened, opened
 from tests.page.gate_records import HOSTILE, made_header, made_records, made_run
 from tests.page.test_gate_page import first_line
 from tests.results.making import record, write
+from tests.shares import proof
 
 CASES = {f"suites/test_formats.py::test_it[{n}]": f"AssertionError: {n} of 9" for n in range(30)}
 
@@ -309,6 +310,7 @@ def test_on_paper_all_gates_are_open_without_scripts_and_heads_can_repeat(
         assert button.evaluate("b => getComputedStyle(b).display") == "contents"
 
 
+@proof
 def test_a_large_table_is_sorted_in_parts_and_comes_whole(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "r.html"
     html = page(made_run(2600, failing=6, layers=50, pictures=False), plots="none")

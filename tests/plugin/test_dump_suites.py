@@ -21,6 +21,7 @@ from tests.dumps.gated import at, with_nan, write_dump
 from tests.dumps.making import known
 from tests.plugin.conftest import SUITES, Run
 from tests.plugin.test_outcomes import files, records
+from tests.shares import proof
 
 memory = stores.memory
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
@@ -75,6 +76,7 @@ def test_a_dump_by_url_is_the_dump(house: Path, gates: Gates) -> None:
     gates().assert_outcomes(passed=ALL)
 
 
+@proof
 @pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "two workers"])
 def test_a_second_run_at_once_writes_to_a_folder_of_its_own(
     house: Path, gates: Gates, more: tuple[str, ...]

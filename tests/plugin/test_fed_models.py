@@ -14,7 +14,7 @@ from qgate.errors import QgateError
 from qgate.models import Sampling, load
 from tests.models.fed_folders import save_network
 from tests.plugin.conftest import SUITES, run_alone
-from tests.shares import share
+from tests.shares import proof, share
 
 pytest.importorskip("transformers")
 
@@ -80,6 +80,7 @@ def test_a_folder_is_gated_from_end_to_end(
     assert any(row["values"] for row in rows)
 
 
+@proof
 def test_a_name_is_the_same_wherever_the_folder_is(home: Path, pytester: pytest.Pytester) -> None:
     """Recorded in one place, compared in another: same baselines, tests and records."""
     shutil.copytree(home / "ViTForImageClassification", home / "here")
@@ -98,6 +99,7 @@ def test_a_name_is_the_same_wherever_the_folder_is(home: Path, pytester: pytest.
     assert "elsewhere" not in "".join(records.splitlines()[1:])
 
 
+@proof
 def test_a_length_that_cuts_no_sample_is_in_no_manifest(
     home: Path, pytester: pytest.Pytester
 ) -> None:

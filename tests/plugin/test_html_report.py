@@ -13,6 +13,7 @@ import pytest
 
 from qgate.plugin.html_columns import _key
 from tests.plugin.conftest import Run, run_alone
+from tests.shares import proof
 
 COLUMNS = ["mode", "layer", "metric", "value", "limit", "margin", "change"]
 EVIL = "<script>alert(1)</script>"
@@ -193,6 +194,7 @@ def test_hidden_keys_sort_as_the_numbers_do() -> None:
 # In a browser -----------------------------------------------------------------------------------
 
 
+@proof
 @pytest.mark.parametrize("whole", [True, False])
 def test_in_a_browser_it_sorts_and_shows_its_plots(page: Page, browser: Any, whole: bool) -> None:
     file = page(whole=whole)

@@ -14,6 +14,7 @@ from qgate.results import read
 from qgate.results.coverage import coverage_texts
 from tests.gate.benches import MAMBA
 from tests.plugin.conftest import Run
+from tests.shares import proof
 
 FIRST = "suites/test_layer_outputs.py::test_layer_outputs[tiny-llama-int8-layers.0]"
 TASK = "suites/test_task.py::test_task[tiny-llama-int8]"
@@ -146,6 +147,7 @@ def test_a_whole_run_holds_all_gates(
         assert [coverage_texts(fields.pop("coverage")), fields] == [[f"int8: {ALL}"], whole]
 
 
+@proof
 @pytest.mark.parametrize(
     "options", [["--mode", "int8,2-1"], ["--mode", "2-1,int8", "--model", "tiny-mamba"]]
 )
@@ -172,6 +174,7 @@ def test_workers_name_the_same_gates_as_one_process(project: Path, suites: Run) 
     assert [group["cause"] for group in alone["omitted"]] == ["deselected", "skipped"]
 
 
+@proof
 def test_gates_of_a_crashed_worker_are_named(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

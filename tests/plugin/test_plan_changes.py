@@ -10,6 +10,7 @@ from qgate.baselines import Store
 from qgate.cli import main
 from tests.plugin.conftest import Run
 from tests.plugin.test_outcomes import files
+from tests.shares import proof
 
 FIRST_LAYER = ("--mode", "mine", "--layers", "first")
 TWO_LAYERS = ("--mode", "mine", "--layers", "first,last")
@@ -39,6 +40,7 @@ def quantizers(project: Path) -> set[str]:
     return {str(v) for key, v in accepted.values.items() if key.metric == "quantizer"}
 
 
+@proof
 def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run) -> None:
     before = files(changed)
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1"}
@@ -66,6 +68,7 @@ def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run
     assert suites(*TWO_LAYERS, alone=True).ret == pytest.ExitCode.OK
 
 
+@proof
 def test_candidates_of_another_plan_are_refused_without_the_option(
     changed: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,6 +13,7 @@ from qgate.baselines import Key
 from tests.baselines.building import rewrite
 from tests.plugin.conftest import SUITES, Run
 from tests.plugin.test_outcomes import SITE, accepted, files, gist, records, tightened
+from tests.shares import proof
 
 
 def test_the_marker_selects_gates(project: Path, suites: Run) -> None:
@@ -88,6 +89,7 @@ def test_a_line_edited_by_hand_is_an_error_with_the_command_that_measures_it_aga
     assert files(project) == before
 
 
+@proof
 def test_another_reference_has_accepted_errors_of_its_own(project: Path, suites: Run) -> None:
     shutil.copy(SUITES / "test_reference.py", project / "suites")
     before = files(project)
@@ -170,6 +172,7 @@ def test_an_interrupted_run_is_not_called_skipped(project: Path, suites: Run) ->
     assert "no gate ran" not in result.stdout.str()
 
 
+@proof
 def test_a_crashed_worker_is_red_and_the_others_are_recorded(project: Path, suites: Run) -> None:
     (project / "suites" / "test_crash.py").write_text(
         "import os\ndef test_crash(gate, mode): os._exit(1)\n"

@@ -12,6 +12,7 @@ from qgate.modes import Mode
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, SHORT, mode_of
 from tests.plugin.shared_bench import SharedBench
+from tests.shares import proof
 
 SETUP = ModelSetup(LLAMA, sampling=SHORT)
 
@@ -24,6 +25,7 @@ def refused(*_: Any, **__: Any) -> Any:
     raise MeasuredAnewError
 
 
+@proof
 def test_a_second_bench_measures_nothing_and_has_the_same_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ from qgate.cli import main
 from qgate.results import Tally
 from tests.plugin.conftest import Run
 from tests.plugin.test_outcomes import SITE, accepted, files, records, tightened
+from tests.shares import proof
 
 OWN = "import pytest\nfrom qgate.gate import Measured\n"
 
@@ -24,6 +25,7 @@ def own(project: Path, text: str, name: str = "test_own.py") -> None:
     (project / "suites" / name).write_text(OWN + text)
 
 
+@proof
 def test_the_reference_alone_is_nothing_to_compare(suites: Run) -> None:
     for workers in ([], ["-n", "1"]):
         result = suites("--mode", "fp32", *workers, alone=bool(workers))
@@ -66,6 +68,7 @@ def test_sites_that_are_gone_are_in_records_and_candidates(
     suites("--layers", "first").assert_outcomes(passed=2)
 
 
+@proof
 def test_a_plan_that_covers_less_is_no_improvement(project: Path, suites: Run) -> None:
     def plan(rules: str) -> None:
         (project / "conftest.py").write_text(
@@ -199,6 +202,7 @@ def test_what_a_failing_test_measured_is_not_recorded(project: Path, suites: Run
     assert files(project) == before
 
 
+@proof
 def test_an_update_with_a_crashed_worker_writes_nothing(project: Path, suites: Run) -> None:
     tightened(project)
     (project / "suites" / "test_z.py").write_text(
@@ -313,6 +317,7 @@ def test_their_own_fixture_of_that_name_is_told(project: Path, suites: Run) -> N
     result.stdout.fnmatch_lines(["*a gate needs qgate's fixture `model`*"])
 
 
+@proof
 @pytest.mark.usefixtures("measured_anew")
 def test_an_update_of_new_entries_leaves_the_reference(project: Path, suites: Run) -> None:
     import shutil

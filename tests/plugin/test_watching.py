@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugin.conftest import Run, run_alone
+from tests.shares import proof
 
 LOSES = """
 import torch
@@ -91,6 +92,7 @@ def test_nobody_looks_unless_asked(pytester: pytest.Pytester) -> None:
     assert pytester.runpytest_inprocess().ret == pytest.ExitCode.OK
 
 
+@proof
 @pytest.mark.usefixtures("measured_anew")
 def test_gates_are_watched_and_the_records_keep_it(project: Path, suites: Run) -> None:
     (project / "qgate.toml").write_text("watch_underflow = true\n")

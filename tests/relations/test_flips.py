@@ -13,6 +13,7 @@ from qgate.modes.attention.core import Attend
 from qgate.relations import compute
 from qgate.relations.compute import ModelRelations
 from qgate.relations.noise import FloatNoise
+from tests.shares import proof
 
 Change = Callable[[Tensor, int, int], Tensor]
 Plant = Callable[[Change], None]
@@ -71,6 +72,7 @@ def at_border(weights: Tensor, count: int, length: int) -> Tensor:
     return moved
 
 
+@proof
 def test_a_turned_code_is_no_fault(
     quantized: Quantized, float_noise: FloatNoise, plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:

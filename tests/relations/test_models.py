@@ -19,7 +19,7 @@ from qgate.relations.record import RELATIONS
 from qgate.testing import RelationFailure, RelationReport, check_relations
 from tests.gate.state_models import small_mamba
 from tests.relations.decoders import VOCABULARY, WINDOW, small_model
-from tests.shares import share
+from tests.shares import proof, share
 
 
 def broken(fault: str, *relations: str, mode: str = "int8") -> RelationFailure:
@@ -245,6 +245,7 @@ def test_what_cannot_go_to_another_process_is_said() -> None:
     assert "pickle" in report.left_out["process"]
 
 
+@proof
 def test_a_dynamic_cast_of_a_mixer_is_named() -> None:
     model = qgate.models.load("tiny-mamba", sampling=Sampling(calib_samples=2, calib_seqlen=64))
     words = r"alone: backbone\.layers\.0\.mixer\.conv_cast:output .* a dynamic scale per tensor"

@@ -19,6 +19,7 @@ import torch
 
 import qgate
 from qgate.cli import main
+from tests.shares import proof
 
 OUT = Path("draw") / "scaling_analysis"
 
@@ -292,6 +293,7 @@ def test_error_24_nothing_importable_looks_like_a_test() -> None:
     assert not [name for name in names if name.lower().startswith("test")]
 
 
+@proof
 def test_error_25_ascii_terminals_get_through() -> None:
     torch.save(activation(10), "x.pt")
     run = subprocess.run(

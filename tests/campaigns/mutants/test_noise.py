@@ -20,6 +20,7 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.models.llama import Llama, LlamaConfig
 from qgate.modes.setups import ModelSetup
 from tests.campaigns.mutants.bed import SAMPLING, all_layers, examine, mode_of
+from tests.shares import proof
 
 NOISY = "model.layers.3.mlp.up_proj.weight"
 GRADES = ("excellent", "good", "fair", "poor")
@@ -84,6 +85,7 @@ def test_noise_on_one_weight_is_named_at_that_layer(recorded: Path, share: float
     assert all("no local error is out" in outcome.text for outcome in later)
 
 
+@proof
 def test_bf16_and_mxfp8_are_within_budget_and_mxfp4_is_graded_worse(tmp_path: Path) -> None:
     made = session(tmp_path, updating="all")
     worst = {}
