@@ -34,7 +34,7 @@ FLOORS = {
         2.5: "charts",
         2: "hooks storage devices kernels metrics",
         1: "registry archives hashing records text documents tensor_inputs",
-        0: "errors exports loading _version",
+        0: "errors exports interruptions loading _version",
     }.items()
     for room in rooms.split()
 }

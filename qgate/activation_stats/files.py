@@ -19,6 +19,7 @@ from qgate.activation_stats.reading import ReportOptions, clean, digest, model_s
 from qgate.activation_stats.record import READABLE, ActivationsRecord
 from qgate.activation_stats.tables import as_json, csv_files
 from qgate.errors import QgateError
+from qgate.interruptions import raise_interruption
 from qgate.storage.access import folder_of, local_files, write_text
 from qgate.storage.folders import Folder, NotRemovedError, files_in
 from qgate.storage.locations import check_writable, location_of, read_bytes
@@ -199,6 +200,7 @@ class _Writer:
             except OSError:
                 raise
             except Exception as error:
+                raise_interruption()
                 failed[picture.name] = f"{type(error).__name__}: {error}"
             if self.progress is not None:
                 self.progress(done, len(self.pictures))

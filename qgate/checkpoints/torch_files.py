@@ -19,6 +19,7 @@ from qgate.checkpoints.wrong_files import (
     reading,
 )
 from qgate.errors import QgateError, first_line
+from qgate.interruptions import raise_interruption
 from qgate.storage.tensor_reading import torch_source
 from qgate.text import one_line
 
@@ -85,6 +86,7 @@ def _tensors(folder: Folder, file: str) -> dict[str, Tensor]:
         except (QgateError, PermissionError):
             raise
         except Exception as error:
+            raise_interruption()
             raise _unreadable(path, error) from None
     listed = flatten(_state(loaded), repr(path))
     tensors = {str(name): value for name, value in listed if isinstance(value, Tensor)}

@@ -16,16 +16,15 @@ import errno
 import importlib
 import os
 import pkgutil
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from qgate._version import __version__
 from qgate.cli._console import add_console_options, console
 from qgate.devices import wait_calmly
 from qgate.errors import QgateError, unknown
+from qgate.interruptions import ended_by_signals
 from qgate.text import for_terminal, one_line
 from qgate.text.printing import print_line, print_text
 
@@ -159,28 +158,6 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
 
 
-@contextlib.contextmanager
-def _ended_by_sigterm(command: str) -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does, with its temporary files removed.
-
-    A program that is collected has its own way to end.
-    """
-
-    def end(number: int, _frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    is_main = threading.current_thread() is threading.main_thread()
-    usual = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if not usual or command == "collect":
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it did its work, 2 if its arguments cannot be used."""
     try:
@@ -213,7 +190,9 @@ def run_call(args: argparse.Namespace) -> int:
         if args.command is None:
             args.top.print_help()
             return 0
-        with _ended_by_sigterm(args.command), console(args):
+        # A program that is collected or tested has its own ways to end.
+        own = args.command in ("collect", "run")
+        with contextlib.nullcontext() if own else ended_by_signals(), console(args):
             args.status = int(args.run(args))
             sys.stdout.flush()
     except KeyboardInterrupt:

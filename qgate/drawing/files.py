@@ -20,6 +20,7 @@ from qgate.drawing.tables import TABLES
 from qgate.drawing.texts import tensor_stats
 from qgate.engine import Failure, Workers, map_items, workers_of
 from qgate.errors import QgateError
+from qgate.interruptions import raise_interruption
 from qgate.results.rows import as_json, is_on_disk
 from qgate.storage.access import (
     folder_of,
@@ -199,6 +200,7 @@ def _draw(analysis: DumpAnalysis, file: Path, path: str, dpi: float | None) -> P
     except OSError:
         raise
     except Exception as error:
+        raise_interruption()
         return PictureOutcome(path, failure=f"{type(error).__name__}: {error}")
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from qgate.dumps.layout import SHARD, unfinished_name
 from qgate.dumps.record import Record, StoredValues
 from qgate.errors import QgateError, first_line
+from qgate.interruptions import raise_interruption
 from qgate.storage import locations
 from qgate.storage.files import write_all
 from qgate.storage.folders import Folder, links_outside
@@ -253,6 +254,7 @@ class ShardReader:
                 except QgateError:  # of a store that cannot be reached
                     raise
                 except Exception as error:
+                    raise_interruption()
                     raise QgateError(
                         f"{str(path)!r} is truncated or damaged ({error}); {_REMEDY}."
                     ) from None
@@ -283,6 +285,7 @@ def _reading(path: locations.Location, record: Record) -> Iterator[None]:
     except QgateError:
         raise
     except Exception as error:
+        raise_interruption()
         why = first_line(error, 120)
         raise QgateError(
             f"{str(path)!r}: {record.title} cannot be read ({why}); {_REMEDY}."

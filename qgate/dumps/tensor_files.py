@@ -19,6 +19,7 @@ from torch import Tensor
 
 from qgate.archives import check_archive, flatten, is_dense, not_dense
 from qgate.errors import QgateError, first_line
+from qgate.interruptions import raise_interruption
 from qgate.storage import locations
 from qgate.storage.tensor_reading import open_safetensors, read_npy, read_torch, safetensors_entries
 
@@ -107,6 +108,7 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
     except (QgateError, GeneratorExit, PermissionError):
         raise
     except Exception as error:
+        raise_interruption()
         if type(error).__name__ == "UnpicklingError":
             raise QgateError(
                 f"{spec!r} holds more than tensors, or is no .pt file, and would have to run code "

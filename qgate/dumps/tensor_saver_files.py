@@ -29,6 +29,7 @@ from qgate.dumps.record import (
 )
 from qgate.dumps.tensor_saver_names import TensorFileName, parse
 from qgate.errors import QgateError
+from qgate.interruptions import raise_interruption
 from qgate.records.plain_data import plain
 from qgate.storage import locations
 from qgate.storage.folders import Folder, Stamp, files_in, read_parts
@@ -99,6 +100,7 @@ def _content(
     try:
         content = read_torch(source, repr(name))
     except Exception as error:
+        raise_interruption()
         if type(error).__name__ == "UnpicklingError" and "Unsupported operand" not in str(error):
             raise UnreadableFileError(
                 "it holds more than tensors, or is no .pt file: it would have to run code"

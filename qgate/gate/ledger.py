@@ -89,6 +89,7 @@ class Ledger:
         self.store = Store(root, subject.name)
         self._update: Update | None = None
         self._sources: dict[tuple[str, Key], tuple[float | str, str]] = {}
+        self._files: dict[str, Accepted | None] = {}
         self._accepted: dict[str, AcceptedErrors] = {}
         self._records_anew = False
         self.stale_titles: list[str] = []
@@ -203,9 +204,11 @@ class Ledger:
         return errors
 
     def _stored(self, title: str) -> Accepted | None:
-        refresh = "" if self.refresh is None else self.refresh(title)
-        replaced = self.updating in ("failed", "all")
-        return self.store.accepted(title, refresh=refresh, replaced=replaced)
+        if title not in self._files:
+            refresh = "" if self.refresh is None else self.refresh(title)
+            replaced = self.updating in ("failed", "all")
+            self._files[title] = self.store.accepted(title, refresh=refresh, replaced=replaced)
+        return self._files[title]
 
     def _stale(self, accepted: Accepted | None, calibrated: bool) -> list[str]:
         """Say why accepted errors are not those of this run; across weights these may differ."""

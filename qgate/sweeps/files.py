@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.interruptions import raise_interruption
 from qgate.storage.access import write_text
 from qgate.storage.files import scratch_folder
 from qgate.sweeps.plots import PICTURES
@@ -75,6 +76,7 @@ def draw_pictures(records: Sequence[SweepRecord]) -> tuple[list[dict[str, bytes]
                     try:
                         picture.draw(path, record)
                     except Exception as error:
+                        raise_interruption()
                         return pictures_of, f"cannot draw the results: {error}"
                     pictures[path.name] = path.read_bytes()
             pictures_of[index] = pictures

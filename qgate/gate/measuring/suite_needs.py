@@ -51,6 +51,7 @@ class SuiteNeeds:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
+        self._graphs: dict[str, bool] = {}
 
     def lack(self, gate: str, layer: str = "", phase: str = "") -> Lack | None:
         """Say what a model lacks for a gate; None where it lacks nothing."""
@@ -68,11 +69,13 @@ class SuiteNeeds:
 
     def is_graph(self, name: str) -> bool:
         """Tell if a mode of the model's own is a graph that calls none of its modules."""
-        try:
-            mode = self.bench.mode(name)
-            return mode.own and not self.bench.quantized(mode).model.layers
-        except Exception:
-            return False
+        if name not in self._graphs:
+            try:
+                mode = self.bench.mode(name)
+                self._graphs[name] = mode.own and not self.bench.quantized(mode).model.layers
+            except Exception:
+                self._graphs[name] = False
+        return self._graphs[name]
 
     @cached_property
     def _has_task(self) -> bool:
