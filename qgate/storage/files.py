@@ -90,10 +90,14 @@ def scratch_folder() -> Iterator[Path]:
         _remove_abandoned(leftover, folder=True)
     while True:
         path = Path(tempfile.mkdtemp(prefix=_SCRATCH))
-        handle = open_handle(path, os.O_RDONLY) if MOVES_OPEN_FILES else None
+        # Another process may take it for one that was left until it is locked.
+        try:
+            handle = open_handle(path, os.O_RDONLY) if MOVES_OPEN_FILES else None
+        except FileNotFoundError:
+            continue
         if handle is None or (try_lock(handle) is not False and _is_still(path, handle)):
             break
-        os.close(handle)  # another process has taken it for one that was left
+        os.close(handle)
     try:
         yield path
     finally:
@@ -127,6 +131,10 @@ def _reserve(path: Path, folder: bool) -> tuple[Path, int | None]:
         except FileExistsError:
             number += 1
             continue
+        except FileNotFoundError:
+            if not folder or not written.parent.is_dir():
+                raise
+            continue  # removed before it was locked, as one that was left
         if handle is None:
             return written, None
         if try_lock(handle) is not False and _is_still(written, handle):

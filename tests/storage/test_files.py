@@ -6,12 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from qgate.storage.files import neighbor, remove_with_leftovers, replacing, scratch_folder
+from qgate.storage import files
+from qgate.storage.files import (
+    neighbor,
+    open_handle,
+    remove_with_leftovers,
+    replacing,
+    scratch_folder,
+)
 from tests.baselines.faults import ended, in_child, started
 
 
@@ -163,3 +171,30 @@ def test_the_next_run_removes_the_scratch_folder_of_a_killed_one(
     with scratch_folder() as first, scratch_folder() as second:
         assert set(tmp_path.iterdir()) == {first, second}, "those of living processes stay"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["scratch folder", "neighbor"])
+def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its lock is held it looks like one that a killed process has left."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    removed: list[Path] = []
+
+    def opened(path: Path, flags: int) -> int:
+        if not removed and path.is_dir():
+            removed.append(path)
+            path.rmdir()
+        return open_handle(path, flags)
+
+    monkeypatch.setattr(files, "open_handle", opened)
+    making = scratch_folder() if kind == "scratch folder" else neighbor(tmp_path / "d", folder=True)
+    with making as folder:
+        assert folder.is_dir()
+    assert len(removed) == 1
+    assert names(tmp_path) == []
+
+
+def test_a_neighbor_folder_where_there_is_no_parent_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), neighbor(tmp_path / "none" / "d", folder=True):
+        pass
