@@ -89,12 +89,12 @@ def network() -> nn.Module:
     return made
 
 
-def noisy(made: nn.Module) -> nn.Module:
+def noisy(made: nn.Module, share: float = 0.01) -> nn.Module:
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in made.parameters():
             size = weight.square().mean(-1, keepdim=True).sqrt()
-            weight += 0.01 * size * torch.randn(weight.shape, generator=draw)
+            weight += share * size * torch.randn(weight.shape, generator=draw)
     return made
 
 
@@ -325,7 +325,9 @@ def test_all_gates_of_a_language_model_pass_across_weights(tmp_path: Path) -> No
     assert all(outcome.passed for outcome in judged(first))
     first.commit()
     made = session(tmp_path, LLAMA, across_weights=True)
-    noisy(made.bench.model.module)
+    noisy(
+        made.bench.model.module, share=0.001
+    )  # of few tokens, whose errors change by a third at 0.01
     made.check_baseline()
     assert [outcome.text for outcome in judged(made) if outcome.text] == []
     across = made.across_weights()
