@@ -208,15 +208,15 @@ def _model_steps(model: str, modes: tuple[str, str], calibrated: str) -> tuple[S
     )
 
 
-MODELS = Group(
+MAMBA_MODEL = Group(
     (
         *_model_steps("tiny-mamba", ("2-1", "fp16"), CALIBRATED),
         step("calibrate", f"qgate calibrate --model tiny-mamba {CALIBRATED} --calibration scales.json"),
         step("activations-layers", "qgate activations --model tiny-mamba --list-layers in_proj"),
         step("activations-config", "qgate activations --write-config"),
-        *_model_steps("tiny-llama", ("mxfp4", "hif8"), SHORT),
     )
 )  # fmt: skip
+LLAMA_MODEL = Group(_model_steps("tiny-llama", ("mxfp4", "hif8"), SHORT))
 
 
 def suites(case: str, more: str, keep: Sequence[str] = ("*/results.jsonl",)) -> Step:
@@ -239,7 +239,7 @@ OF_MODES = " ".join(f"suites/test_{name}.py" for name in ("layer_outputs", "grad
 OF_FORMATS = " ".join(
     f"suites/test_{name}.py" for name in ("scaling", "overflow", "activations", "reference")
 )
-SUITES = Group(
+MAMBA_SUITES = Group(
     (
         suites(
             "suites-mamba-new",
@@ -253,13 +253,18 @@ SUITES = Group(
         step("baselines-unlock", "qgate baselines unlock --baselines accepted"),
         step("baselines-migrate", "qgate baselines migrate --baselines accepted"),
         step("baselines-prune", "qgate baselines prune --baselines accepted --mode 2-4 --dry-run"),
+        suites("suites-formats", "suites/test_formats.py --format hif8,mxfp4,nvfp4", keep=()),
+    ),
+    _prepare_suites,
+)
+LLAMA_SUITES = Group(
+    (
         suites(
             "suites-llama-new",
             f"{OF_MODES} {OF_FORMATS} --mode mxfp4 {LLAMA} --format mxfp4,hif8 --update-baselines --no-report",
             keep=(),
         ),
         suites("suites-llama", f"{OF_MODES} {OF_FORMATS} --mode mxfp4 {LLAMA} --format mxfp4,hif8"),
-        suites("suites-formats", "suites/test_formats.py --format hif8,mxfp4,nvfp4", keep=()),
     ),
     _prepare_suites,
 )
@@ -313,8 +318,10 @@ GROUPS = {
     "engines": ENGINES,
     "sweeps": SWEEPS,
     "dumps": DUMPS,
-    "models": MODELS,
-    "suites": SUITES,
-    "dump-suites": DUMP_SUITES,
+    "mamba": MAMBA_MODEL,
+    "llama": LLAMA_MODEL,
+    "suites of mamba": MAMBA_SUITES,
+    "suites of llama": LLAMA_SUITES,
+    "suites of dumps": DUMP_SUITES,
     "reports": REPORTS,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -10,32 +11,44 @@ from qgate.cli import parser
 from tests.golden import running
 from tests.golden.cases import GROUPS, STORED
 from tests.golden.helping import commands_of
+from tests.shares import share
 
-CASES = [(group, step.case) for group, its in GROUPS.items() for step in its.steps]
+
+class Case(NamedTuple):
+    group: str
+    name: str
+
+
+CASES = [Case(group, step.case) for group, its in GROUPS.items() for step in its.steps]
 
 
 @pytest.fixture(scope="module")
 def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the groups of all cases that are asked for, once."""
-    asked = {of[0] for item in request.session.items for of in CASES if f"[{of[1]}]" in item.name}
+    asked = {
+        item.callspec.params["case"].group
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and "outputs" in item.fixturenames
+    }
     folder: Path = tmp_path_factory.mktemp("golden")
     running.run_groups(sorted(asked), folder)
     return folder
 
 
-@pytest.mark.parametrize("case", [case for _, case in CASES])
-def test_the_outputs_are_those_stored(outputs: Path, case: str) -> None:
-    found = running.case_differences(case, outputs)
+@share(2, unit="case.group")
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_the_outputs_are_those_stored(outputs: Path, case: Case) -> None:
+    found = running.case_differences(case.name, outputs)
     if found:
         pytest.fail(
-            f"{running.shown(case, found)}\n"
-            f"if this is intended: python -m tests.golden --write {case}",
+            f"{running.shown(case.name, found)}\n"
+            f"if this is intended: python -m tests.golden --write {case.name}",
             pytrace=False,
         )
 
 
 def test_each_stored_case_is_run() -> None:
-    assert sorted(path.name for path in STORED.iterdir()) == sorted(case for _, case in CASES)
+    assert sorted(path.name for path in STORED.iterdir()) == sorted(case.name for case in CASES)
 
 
 # What they print names this machine, or is pytest's; `--help` of all is a case.
