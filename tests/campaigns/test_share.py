@@ -50,6 +50,7 @@ def test_nothing_is_torn_and_nothing_stays(share: dict[str, Any]) -> None:
     assert [text for each in share.values() for text in each["failures"]] == []
 
 
+@proof
 def test_it_hits(share: dict[str, Any]) -> None:
     """Kills come before the change, in the middle of it and after it; disks are seen to be full."""
     kills = [each for name, each in share.items() if name.startswith("kills: ")]

@@ -207,6 +207,7 @@ def test_tabs_show_one_section_at_a_time(browser: Browser, tmp_path: Path) -> No
         assert it.page.locator("section:visible").count() > 10
 
 
+@share(3)
 def test_all_is_there_with_scripts_blocked(browser: Browser, path: Path) -> None:
     with opened(browser, path, java_script_enabled=False) as it:
         expect(it.page.locator("table.sortable tbody tr").first).to_be_visible()
