@@ -9,7 +9,7 @@ import pytest
 from qgate.baselines import Store
 from qgate.cli import main
 from tests.plugin.conftest import Run
-from tests.plugin.test_outcomes import files
+from tests.plugin.projects import files
 from tests.shares import proof
 
 FIRST_LAYER = ("--mode", "mine", "--layers", "first")

@@ -12,7 +12,7 @@ import pytest
 from qgate.baselines import Key
 from tests.baselines.building import rewrite
 from tests.plugin.conftest import SUITES, Run
-from tests.plugin.test_outcomes import SITE, accepted, files, gist, records, tightened
+from tests.plugin.projects import SITE, accepted, files, gist, records, tightened
 from tests.shares import proof
 
 

@@ -12,7 +12,7 @@ from qgate.baselines import Key, Store
 from qgate.cli import main
 from qgate.results import Tally
 from tests.plugin.conftest import Run
-from tests.plugin.test_outcomes import SITE, accepted, files, records, tightened
+from tests.plugin.projects import SITE, accepted, files, records, tightened
 from tests.shares import proof
 
 OWN = "import pytest\nfrom qgate.gate import Measured\n"
