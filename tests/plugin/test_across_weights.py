@@ -186,18 +186,6 @@ def test_across_weights_a_planted_fault_is_red(net: Path, suites: Run) -> None:
     assert not list((net / "qgate-out").glob("candidates/**/*.txt"))
 
 
-@pytest.mark.parametrize("update", ["--update-baselines", "--update-dry-run"])
-def test_an_update_across_weights_is_refused(update: str, suites: Run) -> None:
-    result = suites("--across-weights", update)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--across-weights holds errors against a baseline of other*"])
-
-
-def test_across_weights_is_no_setting_of_a_project(project: Path, suites: Run) -> None:
-    (project / "qgate.toml").write_text("across_weights = true\n")
-    assert suites().ret == pytest.ExitCode.USAGE_ERROR
-
-
 def test_across_weights_takes_no_value(suites: Run) -> None:
     """The path after it is a path."""
     result = suites("--layers", "first", "--across-weights", "suites/test_task.py", paths=())

@@ -89,25 +89,6 @@ def test_what_cannot_be_reached_is_one_usage_error(workers: tuple[str, ...], sui
     assert result.parseoutcomes().keys().isdisjoint({"passed", "failed", "errors"})
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--baselines", "http://127.0.0.1:1/b", "--update-baselines"), "may leave half a file"),
-        (("--baselines", "nonsense://b"), "nonsense:// is not known"),
-        (("--baselines", "gs://b/base"), "gs:// needs gcsfs"),
-    ],
-)
-def test_what_is_refused_is_one_usage_error(
-    options: tuple[str, ...], words: str, suites: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    result = suites(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert str(result.stderr).count(words) == 1
-
-
 def test_tests_without_gates_ask_no_store(pytester: pytest.Pytester, project: Path) -> None:
     (project / "qgate.toml").write_text('baselines = "s3://nobucket/base"\n')
     pytester.makepyfile("def test_it(): pass")

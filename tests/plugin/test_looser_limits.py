@@ -50,11 +50,3 @@ def test_looser_limits_are_in_summary_header_and_page(project: Path, suites: Run
     page = (project / "qgate-out" / "report.html").read_text(encoding="utf-8")
     assert page.index("Set by this project") < page.index("Set by the suites of qgate")
     assert "tuning on other text moves it by up to 0.47 octaves" in page
-
-
-def test_a_limit_is_not_switched_off_without_a_reason(project: Path, suites: Run) -> None:
-    (project / "qgate.toml").write_text("[limits]\nregression = 1.0\n")
-    result = suites("--layers", "first")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    text = str(result.stdout) + str(result.stderr)
-    assert "limit regression = 1.0 switches that kind of limit off" in text

@@ -70,13 +70,6 @@ def test_limits_of_names_that_do_not_exist_are_refused(
     assert words in result.stdout.str() + result.stderr.str()
 
 
-@pytest.mark.usefixtures("format_suites")
-def test_an_unknown_name_says_which_there_are(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_inprocess("suites", "--model", LLAMA, "--format", "binary8p9se")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --format binary8p9se: *K from 3 to 8 bits*"])
-
-
 def test_commands_take_them_as_formats(tmp_path: Path) -> None:
     subject = session(tmp_path, LLAMA).subject
     assert subject.selecting("binary8p3se") == [("format", "binary8p3se")]

@@ -215,13 +215,6 @@ def test_listing_tests_is_no_run(suites: Run, monkeypatch: pytest.MonkeyPatch) -
     assert "gates" not in str(result.stdout).partition("collected")[2]
 
 
-def test_a_setting_does_not_allow_it(project: Path, suites: Run) -> None:
-    (project / "qgate.toml").write_text("allow_partial = true\n")
-    result = suites()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*unknown key 'allow_partial'*"])
-
-
 def test_pages_and_annotations_say_it(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

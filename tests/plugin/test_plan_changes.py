@@ -89,11 +89,3 @@ def test_candidates_of_another_plan_are_refused_without_the_option(
     assert main(["baselines", "accept", "--mode", "mine", "--accept-plan"]) == 0
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1", "mxfp8_e4m3"}
     assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.OK
-
-
-def test_the_option_needs_an_update(project: Path, suites: Run) -> None:
-    before = files(project)
-    result = suites("--accept-plan", alone=True)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--accept-plan accepts another plan beside --update-baselines*"])
-    assert files(project) == before

@@ -155,13 +155,6 @@ def test_results_that_cannot_be_written_do_not_look_green(
     ]
 
 
-@pytest.mark.usefixtures("project")
-def test_a_refused_run_prints_its_error_once(suites: Run) -> None:
-    result = suites("--mode", "int7")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert (result.stdout.str() + result.stderr.str()).count("unknown mode 'int7'") == 1
-
-
 def test_an_interrupted_run_is_not_called_skipped(project: Path, suites: Run) -> None:
     (project / "suites" / "test_a_first.py").write_text(
         "import pytest\ndef test_first(gate): pytest.exit('enough')\n"

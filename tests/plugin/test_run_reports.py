@@ -81,24 +81,6 @@ def test_no_page_where_none_is_wanted(
     assert not any(drawn(project))
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "words"),
-    [
-        ("plots = 'some'\n", [], "plots = 'some' is not allowed; it is one of failed, worst, all"),
-        ("plots = 3\n", [], "plots = 3 is not allowed"),
-        ("no_report = 'yes'\n", [], "no_report = 'yes' is not allowed; it is true or false"),
-        ("", ["--plots", "some"], "invalid choice: 'some'"),
-    ],
-)
-def test_what_cannot_be_meant_is_a_usage_error(
-    project: Path, suites: Run, text: str, options: list[str], words: str
-) -> None:
-    (project / "qgate.toml").write_text(text)
-    result = suites(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert words in result.stdout.str() + result.stderr.str()
-
-
 def test_a_conftest_that_owns_the_names_keeps_them(project: Path, suites: Run) -> None:
     (project / "conftest.py").write_text(
         "def pytest_addoption(parser):\n"

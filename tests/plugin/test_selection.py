@@ -11,30 +11,6 @@ import pytest
 from tests.plugin.conftest import SUITES, Run
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--mode", "int9"], "unknown mode 'int9'. Did you mean int8"),
-        (["--mode", "9-*"], "mode pattern '9-*' matches no mode that fits tiny-llama"),
-        (["--layers", "layers.9"], "--layers 'layers.9' matches no layer of tiny-llama: layers.0,"),
-        (["--layers", "("], "--layers '(' is not a regular expression"),
-        (["--model", "tiny-lama"], "unknown model 'tiny-lama'. Did you mean tiny-llama"),
-        (["--format", "mxfp9"], "--format mxfp9: unknown format 'mxfp9'. Did you mean"),
-        (["--reference", "int9"], "unknown mode 'int9'. Did you mean int8"),
-        (["--samples", "0"], "samples"),
-        (["--device", "tpu"], "tpu"),
-        (["--percentile-alpha", "3"], "percentile alpha 3.0 is not allowed"),
-    ],
-    ids=["mode", "pattern", "layers", "expression", "model", "format", "reference", "samples",
-         "device", "percentile"],
-)  # fmt: skip
-def test_what_cannot_be_meant_is_a_usage_error(suites: Run, options: list[str], words: str) -> None:
-    result = suites(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert words in str(result.stderr) + str(result.stdout)
-    assert "Traceback" not in str(result.stderr) + str(result.stdout)
-
-
 @pytest.mark.parametrize("wanted", ["2-1", "2-[12]"])
 def test_a_mode_that_does_not_fit_one_of_the_models_is_deselected(suites: Run, wanted: str) -> None:
     result = suites("--model", "tiny-llama", "--model", "tiny-mamba", "--mode", wanted, "-k", "2-1")

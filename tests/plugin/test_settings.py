@@ -49,39 +49,6 @@ def test_limits_of_the_project_are_kept_and_told(project: Path, suites: Run) -> 
     assert len(list((project / "suites").glob("test_*.py"))) == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("modell = 'x'", "unknown key 'modell'. Did you mean model"),
-        ("samples = 'many'", "samples = 'many' is not allowed; it is a whole number"),
-        ("samples = true", "samples = True is not allowed"),
-        ("mode = [1]", "mode = [1] is not allowed; it is a text or a list of texts"),
-        ("baselines = 3", "baselines = 3 is not allowed; it is a path"),
-        ("limits = 3", "limits = 3 is not allowed; it is a table"),
-        ("mode = ", "qgate.toml: Invalid value"),
-        ("[limits]\nbudgetdb = 3", "unknown key of [tool.qgate.limits] 'budgetdb'"),
-        ("[limits]\nbudget_db = -1", "limit budget_db = -1 is not allowed"),
-        ("[limits]\nabsolute = ['mse>3']", "limit 'mse>3' would pass bad values"),
-        ("[[limits.rules]]\nsites = 'layer\\.'", "'layer\\\\.' matches no site"),
-        ("mode = 'int9'", "unknown mode 'int9'. Did you mean int8"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_cannot_be_meant_is_a_usage_error(
-    pytester: pytest.Pytester, project: Path, text: str, words: str, workers: int
-) -> None:
-    if workers and not text.startswith(("[limits]\nbudget_db", "mode = 'int9'")):
-        return  # told before any worker starts, or by the same code as these two
-    settings(project, text)
-    start = run_alone if workers else type(pytester).runpytest_inprocess
-    options = ["--model", "tiny-llama", *(["-n", str(workers)] if workers else [])]
-    result = start(pytester, "suites", *options)
-    shown = str(result.stderr) + str(result.stdout)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR, shown
-    assert words in shown
-    assert "Traceback" not in shown
-
-
 def test_two_places_for_settings_are_refused(pytester: pytest.Pytester, project: Path) -> None:
     settings(project, "samples = 2\n")
     settings(project, "\n[tool.qgate]\nsamples = 3\n", "pyproject.toml")
@@ -180,12 +147,3 @@ def test_hooks_are_listed_with_a_line_each(pytester: pytest.Pytester) -> None:
     pytester.runpytest_inprocess("--help").stdout.fnmatch_lines(
         ["*pytest_qgate_models: *", "*pytest_qgate_modes: *", "*pytest_qgate_record: *"]
     )
-
-
-def test_an_update_is_needed_to_say_what_it_writes(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_inprocess("--update-which", "new")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        ["*--update-which new says what an update writes, and nothing is updated: give --update-*"]
-    )
-    assert pytester.runpytest_inprocess("--update-which", "new", "--update-dry-run").ret == 5

@@ -75,25 +75,6 @@ def test_shards_run_every_test_once_and_merge_to_the_whole_run(
     assert (out / "results.csv").is_file()
 
 
-@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2", "1/2/3"])
-def test_a_shard_that_cannot_be_is_refused(suites: Run, text: str) -> None:
-    result = suites(f"--shard={text}")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*shard '{text}' is not allowed; 2/8 is the second of eight*"])
-
-
-def test_an_empty_shard_is_refused(suites: Run) -> None:
-    result = suites("--shard", "3/3")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*shard 3/3 is empty: * comes in 1 groups*"])
-
-
-def test_an_update_is_not_divided(suites: Run) -> None:
-    result = suites("--shard", "1/2", "--update-baselines")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--update-baselines is refused with --shard*"])
-
-
 def shard(folder: Path, number: int, of: int = 3, **more: object) -> Path:
     part = {"number": number, "of": of, "complete": True, **more}
     return write(

@@ -104,20 +104,3 @@ def test_gates_are_watched_and_the_records_keep_it(project: Path, suites: Run) -
     assert [note for note in header["notes"] if note in told] == told
     (project / "qgate.toml").unlink()
     assert not lines(suites("--layers", "first"))
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "words"),
-    [
-        ("watch_underflow = 'yes'\n", [], "watch_underflow = 'yes' is not allowed; it is true or"),
-        ("", ["--watch-underflow=yes"], "ignored explicit argument 'yes'"),
-        ("", ["--watch-underflows"], "unrecognized arguments: --watch-underflows"),
-    ],
-)
-def test_what_cannot_be_meant_is_a_usage_error(
-    project: Path, suites: Run, text: str, options: list[str], words: str
-) -> None:
-    (project / "qgate.toml").write_text(text)
-    result = suites(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert words in result.stdout.str() + result.stderr.str()
