@@ -87,7 +87,7 @@ def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Non
 
     def record(name: str, project: Path, run: Callable[[], pytest.RunResult]) -> None:
         if name in kept:
-            shutil.copytree(kept[name], project / "baselines")
+            shutil.copytree(kept[name], project / "baselines", dirs_exist_ok=True)
             return
         result = run()
         assert result.ret == pytest.ExitCode.OK, result.stdout.str()

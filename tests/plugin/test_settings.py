@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.plugin.conftest import Run, run_alone
+from tests.plugin.projects import header, records
+
+OPTIONS = """model = "tiny-llama"
+mode = ["int8"]
+layers = "first"
+samples = 2
+seqlen = 64
+calib_samples = 2
+calib_seqlen = 64
+"""
 
 
 def settings(project: Path, text: str, file: str = "qgate.toml") -> None:
@@ -18,11 +27,7 @@ def settings(project: Path, text: str, file: str = "qgate.toml") -> None:
 def test_options_of_the_project_hold_where_the_command_line_is_silent(
     pytester: pytest.Pytester, project: Path
 ) -> None:
-    settings(
-        project,
-        'model = "tiny-llama"\nmode = ["int8"]\nlayers = "first"\nsamples = 2\nseqlen = 64\n'
-        'calib_samples = 2\ncalib_seqlen = 64\nbaselines = "kept"\n',
-    )
+    settings(project, f'{OPTIONS}baselines = "kept"\n')
     (project / "baselines").rename(project / "kept")
     result = pytester.runpytest_inprocess("suites")
     result.assert_outcomes(passed=2)
@@ -60,13 +65,10 @@ def test_two_places_for_settings_are_refused(pytester: pytest.Pytester, project:
 def test_options_and_limits_may_stand_in_two_files(
     pytester: pytest.Pytester, project: Path
 ) -> None:
-    settings(
-        project, 'model = "tiny-llama"\nmode = "int8"\nlayers = "first"\nsamples = 2\nseqlen = 64\n'
-    )
+    settings(project, OPTIONS)
     settings(project, "\n[tool.qgate.limits]\nbudget_db = 0.25\n", "pyproject.toml")
     pytester.runpytest_inprocess("suites").assert_outcomes(passed=2)
-    header = json.loads((project / "qgate-out" / "results.jsonl").read_text().splitlines()[0])
-    assert [limit["budget_db"] for limit in header["limits"]] == [0.25]
+    assert [limit["budget_db"] for limit in header(project)["limits"]] == [0.25]
 
 
 def test_gates_of_another_project_are_not_run_under_these_settings(
@@ -76,9 +78,7 @@ def test_gates_of_another_project_are_not_run_under_these_settings(
     inner.mkdir()
     (project / "suites").rename(inner / "suites")
     (project / "baselines").rename(inner / "baselines")
-    settings(
-        inner, 'model = "tiny-llama"\nmode = "int8"\nlayers = "first"\nsamples = 2\nseqlen = 64\n'
-    )
+    settings(inner, OPTIONS)
     result = pytester.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*is of the project in *pkg, and this run has the settings of *"])
@@ -133,8 +133,7 @@ def pytest_qgate_record(item, record): record["ticket"] = item.name
     assert suites(*options, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
     result = suites(*options, alone=True)
     result.assert_outcomes(passed=2)
-    lines = (project / "qgate-out" / "results.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines[1:]]
+    rows = records(project)[1:]
     assert {row["model"] for row in rows} == {"theirs"}
     assert {row["ticket"] for row in rows} == {
         f"test_layer_outputs[mine-w4_row-layers.{k}]" for k in (0, 1)
