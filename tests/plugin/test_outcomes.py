@@ -33,7 +33,7 @@ def test_a_green_run_and_its_records(
     header, *rows = records(project)
     assert "site" not in header
     assert set(header["models"]) == {"tiny-llama", "tiny-mamba"}
-    assert header["modes"] == ["int8"]
+    assert (header["modes"], header["reference"]) == (["int8"], "fp32")
     assert set(header["plans"]) == {"tiny-llama int8", "tiny-mamba int8"}
     assert (
         "int8 per token" in header["plans"]["tiny-llama int8"]["model.layers.0.mlp.up_proj:input"]

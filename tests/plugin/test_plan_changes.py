@@ -16,8 +16,8 @@ FIRST_LAYER = ("--mode", "mine", "--layers", "first")
 TWO_LAYERS = ("--mode", "mine", "--layers", "first,last")
 
 
-def plan(project: Path, *rules: tuple[str, str]) -> None:
-    listed = ", ".join(f"Rule({pattern!r}, {fmt!r})" for pattern, fmt in rules)
+def plan(project: Path, *rules: str) -> None:
+    listed = ", ".join(f"Rule({rule})" for rule in rules)
     (project / "conftest.py").write_text(
         "from qgate.modes import Mode, Rule\ndef pytest_qgate_modes(config):\n"
         f"    return [Mode('mine', 'x', rules=({listed},))]\n"
@@ -27,10 +27,10 @@ def plan(project: Path, *rules: tuple[str, str]) -> None:
 @pytest.fixture
 def changed(project: Path, suites: Run) -> Path:
     """A project whose mode was recorded in one format and has another one now."""
-    plan(project, (":weight$", "mxfp4_e2m1"))
+    plan(project, "':weight$', 'mxfp4_e2m1'")
     assert suites(*TWO_LAYERS, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
     assert suites(*TWO_LAYERS, alone=True).ret == pytest.ExitCode.OK
-    plan(project, (":weight$", "mxfp8_e4m3"))
+    plan(project, "':weight$', 'mxfp8_e4m3'")
     return project
 
 
@@ -89,3 +89,23 @@ def test_candidates_of_another_plan_are_refused_without_the_option(
     assert main(["baselines", "accept", "--mode", "mine", "--accept-plan"]) == 0
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1", "mxfp8_e4m3"}
     assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.OK
+
+
+@proof
+def test_a_plan_that_covers_less_is_no_improvement(project: Path, suites: Run) -> None:
+    weights, inputs = "':weight$', 'int8', per='row'", "'mlp.*:input$', 'int8', per='row'"
+    plan(project, weights, inputs)
+    assert suites(*FIRST_LAYER, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
+    assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.OK
+    plan(project, weights)
+    result = suites(*FIRST_LAYER, alone=True)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    change = "int8 per token accepted, nothing found, at 3 of 10 sites"
+    result.stdout.fnmatch_lines(
+        [
+            f"{change}, first *mlp.*:input (mode mine)*",
+            f"cause: the plan changed: {change} of tiny-llama, mode mine, first *mlp.*:input*",
+        ]
+    )
+    plan(project, weights, "'mlp.*:input$', 'bf16'")
+    assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.TESTS_FAILED

@@ -140,9 +140,3 @@ def pytest_qgate_record(item, record): record["ticket"] = item.name
     }
     shown = suites("--mode", "essential", "--layers", "first", "-q", "--collect-only", alone=True)
     assert shown.stdout.str().count("tiny-llama-w4_row-layers.0") == 1
-
-
-def test_hooks_are_listed_with_a_line_each(pytester: pytest.Pytester) -> None:
-    pytester.runpytest_inprocess("--help").stdout.fnmatch_lines(
-        ["*pytest_qgate_models: *", "*pytest_qgate_modes: *", "*pytest_qgate_record: *"]
-    )
