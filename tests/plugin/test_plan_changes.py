@@ -28,8 +28,8 @@ def plan(project: Path, *rules: str) -> None:
 def changed(project: Path, suites: Run) -> Path:
     """A project whose mode was recorded in one format and has another one now."""
     plan(project, "':weight$', 'mxfp4_e2m1'")
-    assert suites(*TWO_LAYERS, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
-    assert suites(*TWO_LAYERS, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS, "--update-baselines").ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS).ret == pytest.ExitCode.OK
     plan(project, "':weight$', 'mxfp8_e4m3'")
     return project
 
@@ -44,7 +44,7 @@ def quantizers(project: Path) -> set[str]:
 def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run) -> None:
     before = files(changed)
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1"}
-    failed = suites(*TWO_LAYERS, alone=True)
+    failed = suites(*TWO_LAYERS)
     assert failed.ret == pytest.ExitCode.TESTS_FAILED
     lines = [line for line in failed.stdout.lines if line.startswith("cause: the plan changed")]
     (line,) = lines
@@ -52,7 +52,7 @@ def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run
     assert "accepted, mxfp8_e4m3" in line
     assert "sites of tiny-llama, mode mine" in line
     assert not [line for line in failed.stdout.lines if line.startswith("failed: ") and " quantizer" in line]  # fmt: skip
-    refused = suites(*TWO_LAYERS, "--update-baselines", alone=True)
+    refused = suites(*TWO_LAYERS, "--update-baselines")
     assert refused.ret == pytest.ExitCode.TESTS_FAILED
     refused.stdout.fnmatch_lines(["*an update without --accept-plan writes nothing of this gate*"])
     refused.stdout.fnmatch_lines(["*if intended: pytest *--mode mine --update-baselines --accept-plan*"])  # fmt: skip
@@ -63,9 +63,9 @@ def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run
         line for line in old if line.startswith("layer_outputs")
     ]
     both = ("--update-baselines", "--accept-plan")
-    assert suites(*TWO_LAYERS, *both, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS, *both).ret == pytest.ExitCode.OK
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp8_e4m3"}
-    assert suites(*TWO_LAYERS, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS).ret == pytest.ExitCode.OK
 
 
 @proof
@@ -73,7 +73,7 @@ def test_candidates_of_another_plan_are_refused_without_the_option(
     changed: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(changed)
-    assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.TESTS_FAILED
+    assert suites(*FIRST_LAYER).ret == pytest.ExitCode.TESTS_FAILED
     monkeypatch.chdir(changed)
     capsys.readouterr()
     assert main(["baselines", "accept", "--mode", "mine"]) == 1
@@ -88,17 +88,17 @@ def test_candidates_of_another_plan_are_refused_without_the_option(
     ]
     assert main(["baselines", "accept", "--mode", "mine", "--accept-plan"]) == 0
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1", "mxfp8_e4m3"}
-    assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*FIRST_LAYER).ret == pytest.ExitCode.OK
 
 
 @proof
 def test_a_plan_that_covers_less_is_no_improvement(project: Path, suites: Run) -> None:
     weights, inputs = "':weight$', 'int8', per='row'", "'mlp.*:input$', 'int8', per='row'"
     plan(project, weights, inputs)
-    assert suites(*FIRST_LAYER, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
-    assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*FIRST_LAYER, "--update-baselines").ret == pytest.ExitCode.OK
+    assert suites(*FIRST_LAYER).ret == pytest.ExitCode.OK
     plan(project, weights)
-    result = suites(*FIRST_LAYER, alone=True)
+    result = suites(*FIRST_LAYER)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     change = "int8 per token accepted, nothing found, at 3 of 10 sites"
     result.stdout.fnmatch_lines(
@@ -108,4 +108,4 @@ def test_a_plan_that_covers_less_is_no_improvement(project: Path, suites: Run) -
         ]
     )
     plan(project, weights, "'mlp.*:input$', 'bf16'")
-    assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.TESTS_FAILED
+    assert suites(*FIRST_LAYER).ret == pytest.ExitCode.TESTS_FAILED

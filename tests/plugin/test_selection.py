@@ -60,15 +60,15 @@ def test_short_names_that_a_conftest_owns_are_left_to_it(
         "    parser.addoption('--update-baselines', action='store_true')\n"
         "def pytest_report_header(config): return 'theirs: ' + config.getoption('--mode')\n"
     )
-    result = suites("--mode", "yours", "--qgate-mode", "int8", "--layers", "last", alone=True)
+    result = suites("--mode", "yours", "--qgate-mode", "int8", "--layers", "last")
     result.assert_outcomes(passed=2)
     result.stdout.fnmatch_lines(["theirs: yours", "*qgate: tiny-llama*"])
-    result = suites("--qgate-mode", "fp16", "--model", "tiny-mamba", "--layers", "last", "--mode",
-                    "yours", alone=True)  # fmt: skip
+    other = ("--qgate-mode", "fp16", "--baselines", "none", "--layers", "last")
+    result = suites(*other, "--mode", "yours")
     result.stdout.fnmatch_lines(
-        ["*: pytest suites * --model tiny-mamba --qgate-mode fp16 --qgate-update-baselines"]
+        ["*: pytest suites * --model tiny-llama --qgate-mode fp16 --qgate-update-baselines"]
     )
-    help_text = str(pytester.runpytest_subprocess("--help").stdout)
+    help_text = str(pytester.runpytest_inprocess("--help").stdout)
     assert "--qgate-mode" in help_text
     assert "--layers" in help_text
 

@@ -130,13 +130,13 @@ def pytest_qgate_record(item, record): record["ticket"] = item.name
     )
     (project / "suites" / "test_task.py").unlink()
     options = ("--model", "mine", "--mode", "w4_row")
-    assert suites(*options, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
-    result = suites(*options, alone=True)
+    assert suites(*options, "--update-baselines").ret == pytest.ExitCode.OK
+    result = suites(*options)
     result.assert_outcomes(passed=2)
     rows = records(project)[1:]
     assert {row["model"] for row in rows} == {"theirs"}
     assert {row["ticket"] for row in rows} == {
         f"test_layer_outputs[mine-w4_row-layers.{k}]" for k in (0, 1)
     }
-    shown = suites("--mode", "essential", "--layers", "first", "-q", "--collect-only", alone=True)
+    shown = suites("--mode", "essential", "--layers", "first", "-q", "--collect-only")
     assert shown.stdout.str().count("tiny-llama-w4_row-layers.0") == 1

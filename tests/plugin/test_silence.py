@@ -185,7 +185,7 @@ def test_skipped_gates_do_not_make_others_unused(project: Path, suites: Run) -> 
     (project / "conftest.py").write_text(
         "def pytest_collection_modifyitems(items): items[:] = items[:-1]\n"
     )
-    result = suites(alone=True)
+    result = suites()
     assert "unused: " not in str(result.stdout)
     assert records(project)[0]["complete"] is False
 
@@ -224,7 +224,7 @@ def test_a_hook_that_breaks_a_record_is_named(
     project: Path, suites: Run, body: str, words: str
 ) -> None:
     (project / "conftest.py").write_text(f"def pytest_qgate_record(item, record):\n    {body}\n")
-    result = suites("--layers", "first", alone=True)
+    result = suites("--layers", "first")
     result.assert_outcomes(errors=2)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([f"*a hook pytest_qgate_record broke the record of*{words}*"])
@@ -236,7 +236,7 @@ def test_what_no_report_could_read_is_refused_at_its_gate(project: Path, suites:
         MEASURED.replace("gated=", "pictures=({'kind': 'errors'},), gated=")
         + "def test_it(gate, mode): gate(m('mine', 0.5), mode)\n",
     )
-    result = suites("--layers", "first", alone=True)
+    result = suites("--layers", "first")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(
         ["*measured at mine cannot be recorded: pictures[[]0[]].elements is missing*"]
@@ -266,7 +266,7 @@ def test_no_name_of_a_model_gives_orders_to_github(project: Path, suites: Run) -
         "def build(): return qgate.Model(Net(), [torch.ones(1, 4)], 'a\\n::error::x <script>')\n"
         "def pytest_qgate_models(config): return {'mine': build}\n"
     )
-    result = suites("--model", "mine", alone=True)
+    result = suites("--model", "mine")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert not [line for line in result.stdout.lines if line.startswith("::error::x")]
 
@@ -317,7 +317,7 @@ def test_two_modes_of_one_name_are_refused(project: Path, suites: Run) -> None:
             "from qgate.modes import Mode, Rule\ndef pytest_qgate_modes(config):\n"
             f"    return 2 * [Mode('{name}', 'x', rules=(Rule(':weight$', 'int8'),))]\n"
         )
-        result = suites(alone=True)
+        result = suites()
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert f"pytest_qgate_modes brings mode '{name}'" in str(result.stderr)
 

@@ -96,5 +96,3 @@ def test_gates_are_watched_and_the_records_keep_it(project: Path, suites: Run) -
     told = lines(result)
     assert "model.layers.0." in "".join(told)
     assert [note for note in header(project)["notes"] if note in told] == told
-    (project / "qgate.toml").unlink()
-    assert not lines(suites("--layers", "first"))
