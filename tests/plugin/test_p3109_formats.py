@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.gate.benches import LLAMA, MAMBA, session
-from tests.plugin.conftest import SHORT, SUITES
+from tests.plugin.conftest import SHORT
+from tests.plugin.projects import add
 from tests.plugin.test_settings import settings
 
 RULE = """
@@ -23,8 +23,7 @@ reason = "nothing may be flushed"
 
 @pytest.fixture
 def format_suites(project: Path) -> Path:
-    for name in ("test_overflow.py", "test_scaling.py"):
-        shutil.copy(SUITES / name, project / "suites")
+    add(project, "test_overflow.py", "test_scaling.py")
     return project
 
 
