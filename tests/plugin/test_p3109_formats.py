@@ -9,7 +9,6 @@ import pytest
 from tests.gate.benches import LLAMA, MAMBA, session
 from tests.plugin.conftest import SHORT
 from tests.plugin.projects import add
-from tests.plugin.test_settings import settings
 
 RULE = """
 [[limits.rules]]
@@ -33,7 +32,9 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest_inprocess(*paths, *SHORT, *words, *options)
 
 
-def test_suites_record_and_hold_them(pytester: pytest.Pytester, format_suites: Path) -> None:
+def test_suites_record_and_hold_them_and_limits_name_them(
+    pytester: pytest.Pytester, format_suites: Path
+) -> None:
     missing = run(pytester)
     missing.assert_outcomes(failed=3)
     missing.stdout.fnmatch_lines(
@@ -47,22 +48,18 @@ def test_suites_record_and_hold_them(pytester: pytest.Pytester, format_suites: P
     held = run(pytester)
     held.assert_outcomes(passed=3)
     held.stdout.fnmatch_lines(["*passed, 0 failed | * missing: 0"])
-
-
-@pytest.mark.parametrize("pattern", ["binary8p3se", "binary8*"])
-def test_limits_name_them(pytester: pytest.Pytester, format_suites: Path, pattern: str) -> None:
-    run(pytester, "--update-baselines")
-    settings(format_suites, RULE.format(pattern=pattern))
-    result = run(pytester)
-    assert result.parseoutcomes()["failed"] >= 1
-    result.stdout.fnmatch_lines(["flushed_share * (format binary8p3se): absolute limit*"])
+    for pattern in ("binary8p3se", "binary8*"):
+        (format_suites / "qgate.toml").write_text(RULE.format(pattern=pattern))
+        result = run(pytester)
+        assert result.parseoutcomes()["failed"] >= 1
+        result.stdout.fnmatch_lines(["flushed_share * (format binary8p3se): absolute limit*"])
 
 
 @pytest.mark.parametrize("pattern", ["binary8p9se", "binary9*", "bin8*"])
 def test_limits_of_names_that_do_not_exist_are_refused(
     pytester: pytest.Pytester, format_suites: Path, pattern: str
 ) -> None:
-    settings(format_suites, RULE.format(pattern=pattern))
+    (format_suites / "qgate.toml").write_text(RULE.format(pattern=pattern))
     result = run(pytester)
     assert result.ret != pytest.ExitCode.OK
     words = f"unknown mode pattern '{pattern}'"
