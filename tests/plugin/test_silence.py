@@ -39,14 +39,6 @@ def test_gates_that_all_skip_are_no_green_run(project: Path, suites: Run) -> Non
     result.stdout.fnmatch_lines(["no gate ran: all of them were skipped"])
 
 
-def test_a_gate_that_was_never_asked_is_an_error(project: Path, suites: Run) -> None:
-    own(project, "def test_it(gate, mode, layer): pass\n")
-    result = suites("--layers", "first")
-    result.assert_outcomes(errors=1)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["set-up failed, no verdict: *: the gate of this test was never*"])
-
-
 def test_sites_that_are_gone_are_in_records_and_candidates(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +97,36 @@ MEASURED = (
 )
 
 
+ASKED = "def test_it(gate, mode): gate(m('mine', 1.0), mode)\n"
+WITHOUT_VERDICT = {
+    "never asked": ("def test_it(gate, mode): pass\n", "the gate of this test was never"),
+    "accepted errors of its own": (
+        MEASURED.replace("gated=", "accepted={'kl_divergence': 1.0}, gated=") + ASKED,
+        "brings accepted errors of its own",
+    ),
+    "what no report could read": (
+        MEASURED.replace("gated=", "pictures=({'kind': 'errors'},), gated=") + ASKED,
+        "measured at mine cannot be recorded: pictures[[]0[]].elements is missing",
+    ),
+    "their own fixture": (
+        "@pytest.fixture\ndef model(): return 1\ndef test_it(gate): gate.canary()\n",
+        "a gate needs qgate's fixture `model`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), WITHOUT_VERDICT.values(), ids=WITHOUT_VERDICT)
+def test_a_gate_without_a_verdict_is_an_error(
+    project: Path, suites: Run, text: str, words: str
+) -> None:
+    own(project, text)
+    result = suites()
+    result.assert_outcomes(errors=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([f"set-up failed, no verdict: *{words}*"])
+    assert page(project)
+
+
 def test_measurements_of_ones_own_are_recorded_and_held(project: Path, suites: Run) -> None:
     own(
         project,
@@ -134,17 +156,6 @@ def test_two_tests_of_one_name_do_not_overwrite_each_other(project: Path, suites
         assert result.ret == pytest.ExitCode.TESTS_FAILED
         result.stdout.fnmatch_lines(["ERROR: *measured different errors under one name*"])
         assert files(project) == before
-
-
-def test_accepted_errors_of_a_suites_own_are_refused(project: Path, suites: Run) -> None:
-    own(
-        project,
-        MEASURED.replace("gated=", "accepted={'kl_divergence': 1.0}, gated=")
-        + "def test_it(gate, mode): gate(m('s', 1.0), mode)\n",
-    )
-    result = suites()
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*brings accepted errors of its own*"])
 
 
 def test_accepting_a_candidate_makes_the_baseline_of_an_update(
@@ -228,20 +239,6 @@ def test_a_hook_that_breaks_a_record_is_named(
     result.stdout.fnmatch_lines([f"*a hook pytest_qgate_record broke the record of*{words}*"])
 
 
-def test_what_no_report_could_read_is_refused_at_its_gate(project: Path, suites: Run) -> None:
-    own(
-        project,
-        MEASURED.replace("gated=", "pictures=({'kind': 'errors'},), gated=")
-        + "def test_it(gate, mode): gate(m('mine', 0.5), mode)\n",
-    )
-    result = suites("--layers", "first")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(
-        ["*measured at mine cannot be recorded: pictures[[]0[]].elements is missing*"]
-    )
-    assert page(project)
-
-
 def test_broken_gates_are_told_to_github(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,13 +264,6 @@ def test_no_name_of_a_model_gives_orders_to_github(project: Path, suites: Run) -
     result = suites("--model", "mine")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert not [line for line in result.stdout.lines if line.startswith("::error::x")]
-
-
-def test_their_own_fixture_of_that_name_is_told(project: Path, suites: Run) -> None:
-    own(project, "@pytest.fixture\ndef model(): return 1\ndef test_it(gate): gate.canary()\n")
-    result = suites()
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*a gate needs qgate's fixture `model`*"])
 
 
 @proof
