@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from qgate.cli import main
+
 PROGRAMS = Path(sys.executable).parent
 SETTINGS = """model = ["qgate_model:build"]
 mode = ["my_int8"]
@@ -37,10 +39,8 @@ class Product:
         product = cls(folder)
         product.git(folder, "init", "--quiet", "--bare", "--initial-branch=main", "origin.git")
         product.git(folder, "clone", "--quiet", str(product.origin), "work")
-        run(
-            [PROGRAMS / "qgate", "init", "--suites", "layer_outputs,outputs", *options],
-            product.work,
-        )
+        words = ["init", str(product.work), "--suites", "layer_outputs,outputs", *options]
+        assert main(words) == 0
         (product.work / "qgate.toml").write_text(SETTINGS)
         product.publish("Gates")
         return product

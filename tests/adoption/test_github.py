@@ -12,7 +12,8 @@ import yaml
 
 from tests.adoption.checks import schema_complaints, shell_complaints
 from tests.adoption.github import BASH, Job, evaluated
-from tests.adoption.repository import PROGRAMS, Product, clean, program
+from tests.adoption.repository import PROGRAMS, Product, program
+from tests.campaigns.forked import ran
 from tests.results.making import record, write
 from tests.shares import share
 
@@ -22,13 +23,9 @@ STARTER = ROOT / "qgate" / "starter" / "ci"
 WORKFLOW = STARTER / "github.yml"
 COMMENT = STARTER / "github-comment.yml"
 CONTEXT = {
-    "token": "secret",
-    "ref_name": "main",
-    "run_id": "7",
-    "run_attempt": "1",
-    "server_url": "https://github.com",
-    "repository": "them/product",
-}
+    "token": "secret", "ref_name": "main", "run_id": "7", "run_attempt": "1",
+    "server_url": "https://github.com", "repository": "them/product",
+}  # fmt: skip
 
 
 def runs(path: Path) -> list[str]:
@@ -40,10 +37,6 @@ def runs(path: Path) -> list[str]:
     return [step["run"] for steps in lists for step in steps if "run" in step]
 
 
-def examples() -> list[Path]:
-    return [WORKFLOW, COMMENT, *sorted((ROOT / "docs" / "ci").glob("*.yml"))]
-
-
 def test_the_action_that_is_written_is_that_of_the_repository() -> None:
     copy = STARTER / "action.yml"
     assert copy.read_bytes() == ACTION.read_bytes(), "cp action.yml qgate/starter/ci/action.yml"
@@ -51,8 +44,8 @@ def test_the_action_that_is_written_is_that_of_the_repository() -> None:
 
 def test_files_are_what_their_schemas_say(tmp_path: Path) -> None:
     assert schema_complaints("github-actions", ACTION) == ""
-    for path in (*examples(), WORKFLOW):
-        assert schema_complaints("github-workflows", path) == ""
+    examples = sorted((ROOT / "docs" / "ci").glob("*.yml"))
+    assert schema_complaints("github-workflows", WORKFLOW, COMMENT, *examples) == ""
     broken = tmp_path / "action.yml"
     broken.write_text(ACTION.read_text().replace("using: composite", "using: bash"))
     assert "bash" in schema_complaints("github-actions", broken)
@@ -142,9 +135,7 @@ def called(folder: Path, rest: str = "", **inputs: str) -> Job:
         "qgate": 'if [ "$1" = run ]; then printf "%s\\n" "$@" > asked; exit 0; fi\n'
         'echo "$@" > "$2/report.html"; echo killed > "$2/summary.md"\n',
     }.items():
-        path = folder / "shims" / name
-        path.write_text(f"#!/bin/sh\n{script}")
-        path.chmod(0o755)
+        program(folder / "shims" / name, script)
     work = folder / "work"
     work.mkdir()
     (work / "action.yml").write_bytes(ACTION.read_bytes())
@@ -154,6 +145,13 @@ def called(folder: Path, rest: str = "", **inputs: str) -> Job:
         f"jobs:\n  a:\n    steps:\n      - uses: ./\n        with:\n          python-version: ''{given}\n"
     )
     return Job(work, folder / "beside", environment).run(flow, "a")
+
+
+def publish_baselines(product: Product) -> None:
+    words = ["suites", "--update-baselines", "-q", "--no-report", "-p", "no:cacheprovider"]
+    ended = ran(lambda: int(pytest.main(words)), product.work)
+    assert ended.status == 0, ended.said
+    product.publish("Baselines")
 
 
 def asked(job: Job) -> dict[str, object]:
@@ -233,9 +231,7 @@ def test_a_job_that_runs_a_part_says_so(tmp_path: Path, given: str, options: lis
 @share(3, group="whole jobs")
 def test_a_part_is_red_and_green_where_the_job_allows_it(tmp_path: Path) -> None:
     product = Product.begin(tmp_path, "--ci", "github")
-    run = [PROGRAMS / "python", "-m", "pytest", "suites", "--update-baselines", "-q", "--no-report"]
-    subprocess.run(run, cwd=product.work, env=clean(), check=True, capture_output=True)
-    product.publish("Baselines")
+    publish_baselines(product)
     flow = "jobs:\n  part:\n    steps:\n      - uses: ./.github/actions/qgate\n        with:\n"
     for name, allowed in (("red", "false"), ("green", "true")):
         clone = product.clone(name)
@@ -254,14 +250,8 @@ def test_gates_of_another_commit_are_asked_of_qgate(tmp_path: Path) -> None:
     job = called(tmp_path, mode="int8", options="-n 2", **{"gate-from": "origin/$(touch pwned)"})
     assert "'$(touch pwned)'" not in job.log
     words = (job.folder / "asked").read_text().splitlines()
-    assert words == [
-        "run",
-        "suites",
-        "-n",
-        "2",
-        "--qgate-mode=int8",
-        "--gate-from=origin/$(touch pwned)",
-    ]
+    given = ["--qgate-mode=int8", "--gate-from=origin/$(touch pwned)"]
+    assert words == ["run", "suites", "-n", "2", *given]
     assert not list(tmp_path.rglob("pwned"))
 
 
@@ -276,9 +266,7 @@ def test_a_pull_request_cannot_silence_the_gates_of_its_base(tmp_path: Path) -> 
     text = model.read_text().replace("depth: int = 3", "depth: int = DEPTH")
     model.write_text(text.replace("import qgate\n", "import qgate\nfrom product import DEPTH\n", 1))
     (product.work / "product.py").write_text("DEPTH = 3\n")
-    run = [PROGRAMS / "python", "-m", "pytest", "suites", "--update-baselines", "-q", "--no-report"]
-    subprocess.run(run, cwd=product.work, env=clean(), check=True, capture_output=True)
-    product.publish("Baselines")
+    publish_baselines(product)
     for name, changes, held in (
         ("green", {"conftest.py": SILENT}, "4 of 4 held"),
         (

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from tests.adoption.checks import schema_complaints, shell_complaints
-from tests.adoption.repository import Product
+from tests.adoption.repository import Product, program
+from tests.shares import proof
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "qgate" / "starter" / "ci" / "gitlab.yml"
@@ -78,6 +79,7 @@ def test_scripts_are_what_any_shell_takes(name: str) -> None:
     assert shell_complaints("echo $x", "sh") != ""
 
 
+@proof
 def test_refreshed_then_red(tmp_path: Path) -> None:
     """A patch of a clone without baselines, and then a kernel that got worse."""
     product = Product.begin(tmp_path, "--ci", "gitlab")
@@ -122,8 +124,7 @@ def test_with_a_token_a_merge_request_is_opened(tmp_path: Path) -> None:
         "git": f'case "$1" in push) printf "%s\\n" "$@" > "{tmp_path}/pushed";; '
         '*) PATH="${PATH#*:}" exec git "$@";; esac',
     }.items():
-        (shims / name).write_text(f"#!/bin/sh\n{script}\n")
-        (shims / name).chmod(0o755)
+        program(shims / name, f"{script}\n")
     clone = product.clone("clone")
     status, log = perform(clone, "qgate:refresh-baselines", environment)
     assert status == 0, log

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import unittest
-from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,109 +35,54 @@ def renamed() -> float:
 LIMIT = 0.97
 CASE = unittest.TestCase()
 CASE.limit = 0.97  # type: ignore[attr-defined]
+NAMES: dict[str, Any] = {
+    "number": number, "doubled": doubled, "renamed": renamed, "LIMIT": LIMIT, "CASE": CASE, "np": np,
+    "pytest": pytest,
+}  # fmt: skip
 
 
-def direct() -> None:
-    assert number() > 0.97
-
-
-def message() -> None:
-    assert number() > 0.97, f"{1}"
-
-
-def reversed_() -> None:
-    assert 0.97 < number()  # noqa: SIM300
-
-
-def distance() -> None:
-    assert 1 - number() < 0.03
-
-
-def chained() -> None:
-    assert 0.97 < number() <= 1.01
-
-
-def named_limit() -> None:
-    limit = LIMIT
-    assert number() > limit
-
-
-def attribute_limit() -> None:
-    assert number() > CASE.limit  # type: ignore[attr-defined]
-
-
-def variable() -> None:
-    similarity = number()
-    print("similarity", similarity)
-    assert similarity > 0.97
-
-
-def two_steps() -> None:
-    similarity = number()
-    rounded = float(similarity)
-    assert rounded > 0.97
-
-
-def loop() -> None:
-    for _ in range(1):
-        similarity = number()
-        assert similarity > 0.97
-
-
-def raising() -> None:
-    similarity = number()
-    if similarity < 0.97:
-        raise AssertionError(similarity)
-
-
-def failing() -> None:
-    if not number() > 0.97:
-        pytest.fail("small")
-
-
-def of_unittest() -> None:
-    CASE.assertGreater(number(), 0.97)  # noqa: PT009
-    CASE.assertTrue(number() > 0.97)  # noqa: PT009
-
-
-def with_others() -> None:
-    assert CASE is not None and number() > 0.97  # noqa: PT018
-
-
-def in_helper() -> None:
-    assert doubled() > 2 * 0.97
-
-
-def in_second_helper() -> None:
-    similarity = renamed()
-    assert similarity > 0.97
-
-
-def close_to_one() -> None:
-    atol = 0.03
-    similarity = number()
-    if not np.allclose(similarity, np.array(1.0), atol=atol, rtol=0):
-        print("far from 1")
-        raise ValueError(similarity)
-
-
-def generator() -> None:
-    assert all(number() > 0.97 for _ in range(1))
-
-
-FOLLOWED: list[Callable[[], None]] = [
-    direct, message, reversed_, distance, chained, named_limit, attribute_limit, variable,
-    two_steps, loop, raising, failing, of_unittest, with_others, in_helper, in_second_helper,
-    generator, close_to_one,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("test", FOLLOWED, ids=lambda test: test.__name__)
-def test_an_assertion_is_followed(test: Callable[[], None]) -> None:
+def seen_in(folder: Path, body: str) -> list[Assertion | None]:
+    """Run a test of this body from a file of its own; return what is seen of its comparisons."""
+    file = folder / "test_case.py"
+    file.write_text(f"def test_case():\n{textwrap.indent(body, '    ')}\n")
+    scope = {**NAMES}
+    exec(compile(file.read_text(), str(file), "exec"), scope)
     SEEN.clear()
-    test()
-    assert SEEN
-    for assertion in SEEN:
+    scope["test_case"]()
+    return [*SEEN]
+
+
+FOLLOWED = {
+    "direct": "assert number() > 0.97",
+    "message": "assert number() > 0.97, f'{1}'",
+    "reversed": "assert 0.97 < number()",
+    "distance": "assert 1 - number() < 0.03",
+    "chained": "assert 0.97 < number() <= 1.01",
+    "named limit": "limit = LIMIT\nassert number() > limit",
+    "limit of an attribute": "assert number() > CASE.limit",
+    "variable": "similarity = number()\nprint('similarity', similarity)\nassert similarity > 0.97",
+    "two steps": "similarity = number()\nrounded = float(similarity)\nassert rounded > 0.97",
+    "loop": "for _ in range(1):\n    similarity = number()\n    assert similarity > 0.97",
+    "raising": "similarity = number()\nif similarity < 0.97:\n    raise AssertionError(similarity)",
+    "failing": "if not number() > 0.97:\n    pytest.fail('small')",
+    "unittest": "CASE.assertGreater(number(), 0.97)\nCASE.assertTrue(number() > 0.97)",
+    "with others": "assert CASE is not None and number() > 0.97",
+    "in a helper": "assert doubled() > 2 * 0.97",
+    "in a second helper": "similarity = renamed()\nassert similarity > 0.97",
+    "generator": "assert all(number() > 0.97 for _ in range(1))",
+    "close to one": """atol = 0.03
+similarity = number()
+if not np.allclose(similarity, np.array(1.0), atol=atol, rtol=0):
+    print("far from 1")
+    raise ValueError(similarity)""",
+}
+
+
+@pytest.mark.parametrize("body", FOLLOWED.values(), ids=FOLLOWED)
+def test_an_assertion_is_followed(body: str, tmp_path: Path) -> None:
+    seen = seen_in(tmp_path, body)
+    assert seen
+    for assertion in seen:
         assert assertion is not None
         assert assertion.accepts(0.98)
         assert not assertion.accepts(0.96)
@@ -143,60 +90,22 @@ def test_an_assertion_is_followed(test: Callable[[], None]) -> None:
         assert "\n" not in assertion.text
 
 
-def dropped() -> None:
-    number()
+NOT_FOLLOWED = {
+    "dropped": "number()",
+    "only printed": "similarity = number()\nprint(similarity)",
+    "overwritten": "similarity = number()\nsimilarity = 2.0\nassert similarity > 0.97",
+    "either": "assert number() > 0.97 or LIMIT",
+    "branch": "if number() > 0.97:\n    print('large')",
+    "collected": "similarities = [number()]\nassert similarities",
+    "unknown limit": "assert number() > float('0.97')",
+    "later limit": "similarity = number()\nlimit = LIMIT\nassert similarity > limit",
+    "worst of several": "assert max(number() for _ in range(1)) > 0.97",
+}
 
 
-def only_printed() -> None:
-    similarity = number()
-    print(similarity)
-
-
-def overwritten() -> None:
-    similarity = number()
-    similarity = 2.0
-    assert similarity > 0.97
-
-
-def either() -> None:
-    assert number() > 0.97 or LIMIT
-
-
-def branch() -> None:
-    if number() > 0.97:
-        print("large")
-
-
-def collected() -> None:
-    similarities = [number()]
-    assert similarities
-
-
-def unknown_limit() -> None:
-    assert number() > float("0.97")
-
-
-def later_limit() -> None:
-    similarity = number()
-    limit = LIMIT
-    assert similarity > limit
-
-
-def worst_of_several() -> None:
-    assert max(number() for _ in range(1)) > 0.97
-
-
-NOT_FOLLOWED: list[Callable[[], None]] = [
-    dropped, only_printed, overwritten, either, branch, collected, unknown_limit, later_limit,
-    worst_of_several,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("test", NOT_FOLLOWED, ids=lambda test: test.__name__)
-def test_anything_else_is_not_asserted(test: Callable[[], None]) -> None:
-    SEEN.clear()
-    test()
-    (assertion,) = SEEN
+@pytest.mark.parametrize("body", NOT_FOLLOWED.values(), ids=NOT_FOLLOWED)
+def test_anything_else_is_not_asserted(body: str, tmp_path: Path) -> None:
+    (assertion,) = seen_in(tmp_path, body)
     if assertion is not None:
         with pytest.raises(UnreadableError):
             assertion.accepts(0.0)

@@ -29,12 +29,20 @@ from qgate.modes.setups import ModelSetup
 from tests.campaigns.forked import ran
 from tests.gate.benches import LLAMA, MAMBA, mode_of
 from tests.gate.benches import SHORT as SAMPLING
+from tests.plugin.projects import SUITES as SUITES
+from tests.plugin.projects import begin
 from tests.plugin.shared_bench import SharedBench
+from tests.plugin.subjects import Gates, Subject
 from tests.warm_workers import forked_workers
 
 Run = Callable[..., pytest.RunResult]
-SUITES = Path(__file__).parents[2] / "suites"
 SHORT = ("--samples=2", "--seqlen=64", "--calib-samples=2", "--calib-seqlen=64")
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no line of a run be wrapped."""
+    monkeypatch.setenv("COLUMNS", "250")
 
 
 @pytest.fixture(autouse=True)
@@ -66,15 +74,55 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(pytester: pytest.Pytester, recorded: Path) -> Path:
     """A folder with two suites and the recorded baselines, outside any CI."""
-    monkeypatch.setenv("COLUMNS", "250")
     shutil.copytree(recorded, pytester.path / "baselines")
-    (pytester.path / "suites").mkdir()
-    for name in ("test_layer_outputs.py", "test_task.py"):
-        shutil.copy(SUITES / name, pytester.path / "suites")
-    pytester.makepyprojecttoml("[tool.pytest.ini_options]\naddopts = ['-p', 'no:cacheprovider']")
+    return begin(pytester, "test_layer_outputs.py", "test_task.py")
+
+
+@pytest.fixture(scope="session")
+def recorded_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """Give projects of one name the same baselines, which the first of them records."""
+    kept: dict[str, Path] = {}
+
+    def record(name: str, project: Path, run: Callable[[], pytest.RunResult]) -> None:
+        if name in kept:
+            shutil.copytree(kept[name], project / "baselines", dirs_exist_ok=True)
+            return
+        result = run()
+        assert result.ret == pytest.ExitCode.OK, result.stdout.str()
+        kept[name] = tmp_path_factory.mktemp("kept") / "baselines"
+        shutil.copytree(project / "baselines", kept[name])
+
+    return record
+
+
+@pytest.fixture
+def house(pytester: pytest.Pytester, subject: Subject) -> Path:
+    """A project with the suites of a subject, which is beside them."""
+    begin(pytester, *subject.suites)
+    (pytester.path / "qgate.toml").write_text("")
+    subject.write(pytester.path)
     return pytester.path
+
+
+@pytest.fixture
+def gates(pytester: pytest.Pytester, house: Path) -> Gates:  # noqa: ARG001
+    def run(*options: str, at: str = "suites") -> pytest.RunResult:
+        start = run_alone if "-n" in options else type(pytester).runpytest_inprocess
+        return start(pytester, at, *options)
+
+    return run
+
+
+@pytest.fixture
+def accepted(
+    recorded_once: Callable[..., None], house: Path, gates: Gates, subject: Subject
+) -> None:
+    def update() -> pytest.RunResult:
+        return gates(*subject.options, "--update-baselines")
+
+    recorded_once(subject.suites[0], house, update)
 
 
 def run_alone(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:

@@ -1,17 +1,19 @@
 """A bench that takes what an earlier run of this process measured of the same model and mode.
 
 Runs of `pytest suites` in tests differ in options, files and reports, and measure the same few modes
-of the tiny models again and again, which is most of their time. Only what comes with qgate is
-shared: a model, mode, text or scales of a test's own are measured anew, and so is everything in a
-test that asks for the fixture `measured_anew`.
+of the tiny models again and again, which is most of their time. A mode of a project is shared where
+its rules are the same. A model, text or scales of a test's own are measured anew, and so is
+everything in a test that asks for the fixture `measured_anew`. Of what was measured with pictures a
+bench without them takes the numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qgate.capture import Capture
+from qgate.devices import resolve
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.models import Model
@@ -40,7 +42,7 @@ class SharedBench(Bench):
     @property
     def computed(self) -> Computed | None:
         setup = self.setup
-        if setup.model not in TINY_NAMES or setup.build or setup.modes:
+        if setup.model not in TINY_NAMES or setup.build:
             return None
         if setup.calibration is not None or setup.tokens is not None:
             return None
@@ -48,7 +50,15 @@ class SharedBench(Bench):
             return None
         # A test may refuse that a model is loaded at all.
         ways = ModelSetup.load, ModelSetup.calibrate
-        key = (setup.model, setup.device, repr(setup.sampling), setup.settings, *ways)
+        modes = tuple(setup.modes.values())
+        key = (
+            setup.model,
+            resolve(setup.device),
+            repr(setup.sampling),
+            setup.settings,
+            modes,
+            *ways,
+        )
         return _COMPUTED.setdefault((*key, self.reference_mode), Computed())
 
     @property
@@ -75,6 +85,10 @@ class SharedBench(Bench):
         if mode.name in self._measured or computed is None:
             return super().measure(mode)
         key = mode, self.pictures
+        drawn = computed.measured.get((mode, True))
+        if drawn is not None and key not in computed.measured:
+            rows = [replace(row, pictures=()) for row in drawn["_measured"][mode.name]]
+            computed.measured[key] = {**drawn, "_measured": {mode.name: rows}}
         if key in computed.measured:
             self.progress(f"mode {mode.name} of {self.model.name}")
             for name, of in computed.measured[key].items():

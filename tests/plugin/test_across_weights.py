@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from qgate.results import read
-from tests.plugin.conftest import LLAMA, SUITES, Run
+from tests.plugin.conftest import LLAMA, Run
+from tests.plugin.projects import add, header, page, records
 
 MODEL = '''
 from pathlib import Path
@@ -61,23 +61,21 @@ NET = (*MODEL_OF_OURS, "--mode", "mine,int8")
 
 
 @pytest.fixture
-def net(project: Path, suites: Run) -> Path:
+def net(project: Path, suites: Run, recorded_once: Callable[..., None]) -> Path:
     """A project whose own model has a baseline, and was tuned after that."""
     (project / "net.py").write_text(MODEL)
-    for name in ("test_outputs.py", "test_reference.py", "test_canary.py"):
-        shutil.copy(SUITES / name, project / "suites")
+    add(project, "test_outputs.py", "test_reference.py", "test_canary.py")
     (project / "suites" / "test_task.py").unlink()
-    result = suites(*NET, "--update-baselines")
-    assert result.ret == pytest.ExitCode.OK
+    recorded_once("across weights", project, lambda: suites(*NET, "--update-baselines"))
     (project / "tuned").touch()
     return project
 
 
-def header(project: Path) -> dict[str, object]:
-    return dict(read(project / "qgate-out" / "results.jsonl")[0])
-
-
-def test_other_weights_are_one_error_of_the_run(net: Path, suites: Run) -> None:
+def test_other_weights_are_one_error_of_the_run(
+    net: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in CI: the run is red for the baseline, and not for being partial."""
+    monkeypatch.setenv("CI", "true")
     result = suites(*NET)
     result.assert_outcomes(errors=1, deselected=7)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -89,49 +87,38 @@ def test_other_weights_are_one_error_of_the_run(net: Path, suites: Run) -> None:
             "gates held: 0 of 8; 7 not run, as the baseline is of something else (*)",
         ]
     )
-    assert "across_weights" not in header(net)
-
-
-def test_a_partial_run_by_its_baseline_is_red_for_the_baseline(
-    net: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CI", "true")
-    result = suites(*NET)
-    result.assert_outcomes(errors=1, deselected=7)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.no_fnmatch_line("*partial run*")
     assert "across_weights" not in header(net)
 
 
-@pytest.mark.parametrize("options", [("-k", "outputs"), ("suites/test_canary.py",)])
+@pytest.mark.usefixtures("net")
+@pytest.mark.parametrize("words", [("suites", "-k", "outputs"), ("suites/test_canary.py",)])
 def test_what_else_is_deselected_never_takes_the_error_along(
-    options: tuple[str, ...], net: Path, suites: Run
+    words: tuple[str, ...], suites: Run
 ) -> None:
-    paths = [options[0]] if len(options) == 1 else ["suites"]
-    more = options if len(options) > 1 else ()
-    result = suites(*NET, *more, paths=paths)
+    result = suites(*NET, paths=words)
     assert result.parseoutcomes()["errors"] == 1
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert net.exists()
 
 
-def test_gates_of_other_models_run(net: Path, suites: Run) -> None:
+@pytest.mark.usefixtures("net")
+def test_gates_of_other_models_run(suites: Run) -> None:
     both = (*MODEL_OF_OURS, "--model", LLAMA, "--mode", "int8")
     result = suites(*both, "--layers", "first", "-k", "layer_outputs")
     outcomes = result.parseoutcomes()
     assert (outcomes["errors"], outcomes["passed"]) == (1, 1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert net.exists()
 
 
-def test_workers_say_it_once(net: Path, suites: Run) -> None:
+@pytest.mark.usefixtures("net")
+def test_workers_say_it_once(suites: Run) -> None:
     result = suites(*NET, "-n", "2", alone=True)
     result.assert_outcomes(errors=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    assert net.exists()
 
 
-def test_accepted_errors_of_several_modes_are_stale_once(net: Path, suites: Run) -> None:
+@pytest.mark.usefixtures("net")
+def test_accepted_errors_of_several_modes_are_stale_once(suites: Run) -> None:
     suites(*MODEL_OF_OURS, "--mode", "fp16", "--update-baselines")
     result = suites(*MODEL_OF_OURS, "--mode", "mine,int8,fp16")
     outcomes = result.parseoutcomes()
@@ -142,14 +129,13 @@ def test_accepted_errors_of_several_modes_are_stale_once(net: Path, suites: Run)
             "the accepted errors of modes * are stale: *Refresh them with --mode *,* --update-baselines."
         ]
     )
-    assert net.exists()
 
 
 def test_across_weights_right_code_is_green_and_says_so(net: Path, suites: Run) -> None:
     result = suites(*NET, "--across-weights")
     result.assert_outcomes(passed=8)
     extent = header(net)["extent"]
-    assert (extent["judged"], extent["omitted"]) == (8, [])  # type: ignore[index]
+    assert (extent["judged"], extent["omitted"]) == (8, [])
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
         [
@@ -160,15 +146,13 @@ def test_across_weights_right_code_is_green_and_says_so(net: Path, suites: Run) 
             "*compared in mine, int8: 4 of 4 quantized modules*",
         ]
     )
-    (across,) = header(net)["across_weights"]  # type: ignore[misc]
+    (across,) = header(net)["across_weights"]
     manifest = json.loads((net / "baselines" / "net" / "manifest.json").read_text())
     assert across["accepted"] == [manifest["weights"]]
     assert across["room"]["carried"] == [0.25, 0.5]
-    page = (net / "qgate-out" / "report.html").read_text()
-    assert "held across weights" in page
-    assert "not compared across weights" in page
-    records = read(net / "qgate-out" / "results.jsonl")[1]
-    notes = [record["notes"] for record in records if record["suite"] == "reference"]
+    assert "held across weights" in page(net)
+    assert "not compared across weights" in page(net)
+    notes = [record["notes"] for record in records(net)[1:] if record["suite"] == "reference"]
     assert notes[0]["not compared across weights"] == [
         "the stored reference, which is of the other weights"
     ]
@@ -180,22 +164,10 @@ def test_across_weights_a_planted_fault_is_red(net: Path, suites: Run) -> None:
     outcomes = result.parseoutcomes()
     assert outcomes["failed"] == 3, "both layers, and the outputs"
     assert result.ret == pytest.ExitCode.TESTS_FAILED
-    (record, *_) = [r for r in read(net / "qgate-out" / "results.jsonl")[1] if not r["passed"]]
+    record = next(record for record in records(net)[1:] if not record["passed"])
     assert "--across-weights" in record["commands"]["again"]
     assert "--across-weights" not in record["commands"]["accept"]
     assert not list((net / "qgate-out").glob("candidates/**/*.txt"))
-
-
-@pytest.mark.parametrize("update", ["--update-baselines", "--update-dry-run"])
-def test_an_update_across_weights_is_refused(update: str, suites: Run) -> None:
-    result = suites("--across-weights", update)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--across-weights holds errors against a baseline of other*"])
-
-
-def test_across_weights_is_no_setting_of_a_project(project: Path, suites: Run) -> None:
-    (project / "qgate.toml").write_text("across_weights = true\n")
-    assert suites().ret == pytest.ExitCode.USAGE_ERROR
 
 
 def test_across_weights_takes_no_value(suites: Run) -> None:
@@ -207,9 +179,10 @@ def test_across_weights_takes_no_value(suites: Run) -> None:
     )
 
 
+@pytest.mark.usefixtures("net")
 @pytest.mark.parametrize(("most", "times"), [(10, 2), (10_000, 0)])
 def test_an_update_says_which_accepted_files_are_long(
-    most: int, times: int, net: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
+    most: int, times: int, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qgate.plugin.records._LINES", most)
     result = suites(*NET, "--update-baselines")
@@ -217,4 +190,3 @@ def test_an_update_says_which_accepted_files_are_long(
     assert len(lines) == times
     assert all(line.startswith("baselines/net/accepted/") for line in lines)
     assert result.ret == pytest.ExitCode.OK
-    assert net.exists()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import SUITES
+from tests.plugin.projects import begin
 from tests.shares import share
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
@@ -25,12 +23,9 @@ PLANTED = {
 
 
 @pytest.fixture
-def gates(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gates:
+def gates(pytester: pytest.Pytester) -> Gates:
     """The suite on a model of the project's own, whose weights are changed by a line of code."""
-    monkeypatch.setenv("COLUMNS", "250")
-    (pytester.path / "suites").mkdir()
-    shutil.copy(SUITES / "test_activations.py", pytester.path / "suites")
-    pytester.makepyprojecttoml("[tool.pytest.ini_options]\naddopts = ['-p', 'no:cacheprovider']")
+    begin(pytester, "test_activations.py")
 
     def run(*options: str, change: str = "pass") -> pytest.RunResult:
         (pytester.path / "mine.py").write_text(
@@ -53,8 +48,8 @@ def gates(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gates:
 
 
 @pytest.fixture
-def accepted(gates: Gates) -> None:
-    assert gates("--update-baselines").ret == pytest.ExitCode.OK
+def accepted(pytester: pytest.Pytester, gates: Gates, recorded_once: Callable[..., None]) -> None:
+    recorded_once("activations", pytester.path, lambda: gates("--update-baselines"))
 
 
 @pytest.mark.usefixtures("accepted")
@@ -87,13 +82,11 @@ def test_without_a_record_it_says_how_to_make_one(gates: Gates) -> None:
 
 
 @pytest.mark.usefixtures("accepted")
-def test_other_samples_are_refused_and_other_weights_are_not(gates: Gates) -> None:
+def test_other_samples_than_those_of_its_record_are_refused(
+    pytester: pytest.Pytester, gates: Gates
+) -> None:
+    folders = [path.name for path in (pytester.path / "baselines").iterdir()]
+    assert folders == ["activations-mine"], "the record is apart from that of the modes"
     result = gates("--samples=3")
     result.assert_outcomes(errors=1, deselected=4)
     result.stdout.fnmatch_lines(["*was made with 2 samples, and there are 3 now*"])
-
-
-@pytest.mark.usefixtures("accepted")
-def test_the_record_is_apart_from_that_of_the_modes(pytester: pytest.Pytester) -> None:
-    folders = sorted(path.name for path in Path(pytester.path / "baselines").iterdir())
-    assert folders == ["activations-mine"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import pytest
 
 import qgate.gate.measuring.bench
 import qgate.gate.measuring.passes
-from qgate.cli import main
-from qgate.results import read
-from tests.plugin.conftest import SUITES, Run
+from tests.plugin.conftest import Run
+from tests.plugin.projects import add, header, page
 
 CONFTEST = '''
 import copy
@@ -120,12 +118,12 @@ def nets(project: Path) -> Path:
     """A project of the models above, with the suites of layers and of outputs."""
     (project / "conftest.py").write_text(CONFTEST)
     (project / "suites" / "test_task.py").unlink()
-    shutil.copy(SUITES / "test_outputs.py", project / "suites")
+    add(project, "test_outputs.py")
     return project
 
 
-def coverage(folder: Path) -> list[dict[str, Any]]:
-    return list(read(folder / "results.jsonl")[0]["extent"]["coverage"])
+def coverage(project: Path) -> list[dict[str, Any]]:
+    return list(header(project)["extent"]["coverage"])
 
 
 def names(of: dict[str, Any], kind: str) -> list[str]:
@@ -162,8 +160,8 @@ def test_whole_runs_say_how_much_they_compared(
     sentence = f"{mode}: {WHOLE[model, mode]}"
     result.stdout.fnmatch_lines([f"compared in {sentence}"])
     assert f"compared in {sentence}" in (nets / "summary.md").read_text(encoding="utf-8")
-    assert sentence in (nets / "qgate-out" / "report.html").read_text(encoding="utf-8")
-    (whole,) = coverage(nets / "qgate-out")
+    assert sentence in page(nets)
+    (whole,) = coverage(nets)
     assert (whole["model"], whole["mode"], whole["uncovered"]) == (model, mode, [])
 
 
@@ -180,7 +178,7 @@ def test_what_no_suite_of_the_run_is_about_is_named(
         f"outputs that no gate of this run compares: {', '.join(outputs)} ({mode})",
         f"quantized modules that no gate of this run compares: {', '.join(modules)} ({mode})",
     ]
-    (of,) = coverage(nets / "qgate-out")
+    (of,) = coverage(nets)
     assert (names(of, "output"), names(of, "module")) == (outputs, modules)
     assert of["modules"]["held"] == of["modules"]["of"] - len(modules)
     monkeypatch.setenv("CI", "true")
@@ -214,7 +212,7 @@ def test_what_no_sample_passes_is_not_asked_for(nets: Path, suites: Run) -> None
     result = suites("--model", "dense", "--mode", "own", "--update-baselines", "--no-report")
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["compared in own: 5 of 5 quantized modules, 2 of 2 outputs, *"])
-    assert coverage(nets / "qgate-out")[0]["uncovered"] == []
+    assert coverage(nets)[0]["uncovered"] == []
 
 
 def one_batch(batches: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,7 +228,7 @@ def test_samples_and_tokens_that_are_not_compared_are_counted(
     batches, passing = passes.batches, passes.pass_through
     monkeypatch.setattr(passes, "batches", one_batch(batches))
     suites(*options, "--no-report")
-    (of,) = coverage(nets / "qgate-out")
+    (of,) = coverage(nets)
     assert (of["tokens"], of["unit"]) == ({"held": 9, "of": 21}, "tokens")
     monkeypatch.setattr(passes, "batches", batches)
 
@@ -258,7 +256,7 @@ def test_a_module_that_is_left_out_of_the_comparison_is_named(
     monkeypatch.setattr(bench, "measure", less)
     options = ("--model", "words", "--mode", "linears", "--no-report")
     suites(*options, "--update-baselines")
-    (of,) = coverage(nets / "qgate-out")
+    (of,) = coverage(nets)
     assert of["uncovered"] == [
         {"kind": "module", "name": "blocks.1.0", "layer": "blocks.1", "cause": "not compared",
          "reason": "no gate of this run compares"}
@@ -276,7 +274,7 @@ def test_what_gates_that_are_left_out_are_about_has_their_reason(nets: Path, sui
     skip = "\npytestmark = pytest.mark.skip(reason='no time')\n"
     file.write_text(file.read_text(encoding="utf-8") + skip, encoding="utf-8")
     result = suites(*options, "--layers", "first")
-    for of in coverage(nets / "qgate-out"):
+    for of in coverage(nets):
         reasons = {
             (part["kind"], part["layer"], part["cause"], part["reason"]) for part in of["uncovered"]
         }
@@ -296,27 +294,6 @@ def test_what_fails_as_expected_is_not_compared(nets: Path, suites: Run) -> None
     mark = "\npytestmark = pytest.mark.xfail(reason='bug 17')\n"
     file.write_text(file.read_text(encoding="utf-8") + mark, encoding="utf-8")
     assert suites(*options).ret != pytest.ExitCode.OK, "nothing was recorded for outputs"
-    (of,) = coverage(nets / "qgate-out")
+    (of,) = coverage(nets)
     assert of["layers"] == {"held": 0, "of": 2}
     assert {part["cause"] for part in of["uncovered"]} == {"xfailed"}
-
-
-def test_shards_are_counted_together(
-    nets: Path, suites: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    options = ("--model", "words", "--mode", "words8,linears")
-    assert suites(*options, "--update-baselines").ret == pytest.ExitCode.OK
-    monkeypatch.setenv("CI", "true")
-    for number in (1, 2):
-        result = suites(*options, "--shard", f"{number}/2", "--no-report")
-        assert result.ret == pytest.ExitCode.OK
-        assert not [line for line in result.stdout.lines if line.startswith("compared")]
-        shutil.copytree(nets / "qgate-out", tmp_path / f"part{number}")
-    capsys.readouterr()
-    command = ["results", "merge", "--output", str(tmp_path / "all")]
-    assert main([*command, str(tmp_path / "part1"), str(tmp_path / "part2")]) == 0
-    merged = capsys.readouterr().out.splitlines()
-    for mode in ("words8", "linears"):
-        assert f"compared in {mode}: {WHOLE['words', mode]}" in merged
-    assert [of["uncovered"] for of in coverage(tmp_path / "all")] == [[], []]

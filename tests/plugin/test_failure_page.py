@@ -12,7 +12,7 @@ import pytest
 
 from tests import readme
 from tests.baselines.building import rewrite
-from tests.plugin.conftest import SUITES
+from tests.plugin.projects import begin
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
 MODEL = """
@@ -73,7 +73,6 @@ def build(**_):
     }
     return qgate.Model(net, samples, "net", modes=modes)
 """
-MODES = ("ours", "mine", "weights")
 
 
 def on_another_machine(project: Path) -> None:
@@ -133,38 +132,21 @@ def quoted() -> dict[str, list[str]]:
     return quotes
 
 
-@pytest.fixture(scope="module")
-def recorded_baselines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder: Path = tmp_path_factory.mktemp("failures")
-    return folder
-
-
 @pytest.fixture
 def net(
-    pytester: pytest.Pytester, recorded_baselines: Path, monkeypatch: pytest.MonkeyPatch
+    pytester: pytest.Pytester, recorded_once: Callable[..., None]
 ) -> Callable[..., pytest.RunResult]:
     """Run the suite of layers on a model of one layer, which has baselines."""
-    monkeypatch.setenv("COLUMNS", "250")
-    monkeypatch.delenv("CI", raising=False)
-    project = pytester.path
-    (project / "suites").mkdir()
-    shutil.copy(SUITES / "test_layer_outputs.py", project / "suites")
+    project = begin(pytester, "test_layer_outputs.py")
     (project / "net.py").write_text(MODEL)
-
-    def run(*options: str) -> pytest.RunResult:
-        plain = ("-p", "no:cacheprovider", "--no-report", "--model", "net.py:build")
-        return pytester.runpytest_inprocess("suites", *plain, *options)
 
     def with_fault(fault: str, *options: str) -> pytest.RunResult:
         (project / "fault").write_text(fault)
-        return run(*options)
+        plain = ("--no-report", "--model", "net.py:build")
+        return pytester.runpytest_inprocess("suites", *plain, *options)
 
-    stored = recorded_baselines / "baselines"
-    if not stored.exists():
-        result = with_fault("", "--mode", ",".join(MODES), "--update-baselines")
-        assert result.ret == 0, result.stdout.str()
-        shutil.move(project / "baselines", stored)
-    shutil.copytree(stored, project / "baselines")
+    update = ("--mode", "ours,mine,weights", "--update-baselines")
+    recorded_once("failures", project, lambda: with_fault("", *update))
     return with_fault
 
 

@@ -13,7 +13,8 @@ import torch._dynamo  # noqa: F401
 from qgate.errors import QgateError
 from qgate.models import Sampling, load
 from tests.models.fed_folders import save_network
-from tests.plugin.conftest import SUITES, run_alone
+from tests.plugin.conftest import run_alone
+from tests.plugin.projects import begin
 from tests.shares import proof, share
 
 pytest.importorskip("transformers")
@@ -21,12 +22,10 @@ pytest.importorskip("transformers")
 SHORT = (
     "--samples=2",
     "--seqlen=16",
-    "--calib-seqlen=16",
     "--calib-samples=2",
+    "--calib-seqlen=16",
     "--mode=int8",
     "-q",
-    "-p",
-    "no:cacheprovider",
 )
 LAYERS = {
     "BertModel": 2,
@@ -37,35 +36,31 @@ LAYERS = {
     "ViltModel": 2,
     "ClapModel": 4,
 }
-GATED = (*LAYERS,)
 GATES = ("test_layer_outputs.py", "test_outputs.py", "test_reference.py", "test_canary.py")
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save the networks and load them: a test with `pytester` forgets what it imported first."""
-    folder = tmp_path_factory.mktemp("saved")
-    for kind in (*GATED, "T5ForConditionalGeneration"):
-        save_network(kind, folder / kind)
-        with contextlib.suppress(QgateError):
-            load(f"hf:{folder / kind}", sampling=Sampling(samples=1, seqlen=8))
+def saved(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a network and load it: a test with `pytester` forgets what it imported first."""
+    folder = tmp_path_factory.mktemp("saved") / kind
+    save_network(kind, folder)
+    with contextlib.suppress(QgateError):
+        load(f"hf:{folder}", sampling=Sampling(samples=1, seqlen=8))
     return folder
 
 
 @pytest.fixture
-def home(saved: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the suites of layers, outputs, reference and canary, and no baseline."""
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("COLUMNS", "250")
-    shutil.copytree(saved, pytester.path, dirs_exist_ok=True)
-    (pytester.path / "suites").mkdir()
-    for name in GATES:
-        shutil.copy(SUITES / name, pytester.path / "suites")
-    return pytester.path
+def home(saved: Path, pytester: pytest.Pytester) -> Path:
+    """A folder with a network, the suites of layers, outputs, reference and canary, no baseline."""
+    shutil.copytree(saved, pytester.path / saved.name)
+    return begin(pytester, *GATES)
+
+
+one_network = pytest.mark.parametrize("kind", ["ViTForImageClassification"], scope="module")
 
 
 @share(8)
-@pytest.mark.parametrize("kind", GATED)
+@pytest.mark.parametrize("kind", LAYERS, scope="module")
 def test_a_folder_is_gated_from_end_to_end(
     kind: str, home: Path, pytester: pytest.Pytester
 ) -> None:
@@ -81,6 +76,7 @@ def test_a_folder_is_gated_from_end_to_end(
 
 
 @proof
+@one_network
 def test_a_name_is_the_same_wherever_the_folder_is(home: Path, pytester: pytest.Pytester) -> None:
     """Recorded in one place, compared in another: same baselines, tests and records."""
     shutil.copytree(home / "ViTForImageClassification", home / "here")
@@ -100,6 +96,7 @@ def test_a_name_is_the_same_wherever_the_folder_is(home: Path, pytester: pytest.
 
 
 @proof
+@one_network
 def test_a_length_that_cuts_no_sample_is_in_no_manifest(
     home: Path, pytester: pytest.Pytester
 ) -> None:
@@ -115,8 +112,8 @@ def test_a_length_that_cuts_no_sample_is_in_no_manifest(
         assert result.ret == pytest.ExitCode.OK, result.stdout.str()
 
 
-def test_a_bad_name_and_two_of_one_name_stop_the_run(home: Path, pytester: pytest.Pytester) -> None:
-    (home / "here").mkdir()
+def test_a_bad_name_and_two_of_one_name_stop_the_run(pytester: pytest.Pytester) -> None:
+    (begin(pytester, *GATES) / "here").mkdir()
     for models, words in (
         (["hf:here=a/b"], "name 'a/b' of model 'hf:here=a/b' is not allowed"),
         (["hf:here=x", "hf:there=x"], "are all called 'x'"),
@@ -127,8 +124,11 @@ def test_a_bad_name_and_two_of_one_name_stop_the_run(home: Path, pytester: pytes
         assert "Traceback" not in result.stderr.str() + result.stdout.str()
 
 
-def test_a_folder_that_cannot_be_fed_stops_the_run(home: Path, pytester: pytest.Pytester) -> None:
-    result = run_alone(pytester, "suites", "--model=hf:T5ForConditionalGeneration", *SHORT)
+@pytest.mark.parametrize("kind", ["T5ForConditionalGeneration"], scope="module")
+def test_a_folder_that_cannot_be_fed_stops_the_run(
+    home: Path, pytester: pytest.Pytester, kind: str
+) -> None:
+    result = run_alone(pytester, "suites", f"--model=hf:{kind}", *SHORT)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     lines = [line for line in result.stderr.str().splitlines() if line]
     assert len(lines) == 1

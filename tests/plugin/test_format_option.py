@@ -65,8 +65,3 @@ def test_an_option_named_format_of_somebody_else_wins(pytester: pytest.Pytester)
     pytester.makepyfile("def test_it(fmt): pass")
     result = pytester.runpytest_subprocess("--qgate-format", "int8")
     result.assert_outcomes(passed=1)
-
-
-def test_help_has_a_line_for_options_and_fixtures(pytester: pytest.Pytester) -> None:
-    pytester.runpytest("--help").stdout.fnmatch_lines(["*--format=NAMES*"])
-    pytester.runpytest("--fixtures").stdout.fnmatch_lines(["fmt -- *", "*name of a number format*"])

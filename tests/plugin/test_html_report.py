@@ -49,24 +49,39 @@ def test_parts(gate, mode, subtests):
 Page = Callable[..., Path]
 
 
+@pytest.fixture(scope="module")
+def plain_page() -> list[str]:
+    return []
+
+
 @pytest.fixture
-def page(project: Path, suites: Run) -> Page:
-    """A page of gates with a baseline, one of them eight times worse by now."""
+def page(project: Path, suites: Run, plain_page: list[str]) -> Page:
+    """A page of gates with a baseline, one of them eight times worse by now.
+
+    That of a run without options is made once.
+    """
     for file in (project / "suites").glob("test_*.py"):
         file.unlink()
     suite = project / "suites" / "test_own.py"
 
     def run(*options: str, whole: bool = True) -> Path:
+        file = project / "page" / "report.html"
+        is_plain = whole and not options
+        if is_plain and plain_page:
+            file.parent.mkdir()
+            file.write_text(plain_page[0], encoding="utf-8")
+            return file
         suite.write_text(SUITE.replace("BAD", "0.5"))
         suites("--update-baselines", "--baselines", "own", "--plots", "none")
         suite.write_text(SUITE.replace("BAD", "4.0"))
-        file = project / "page" / "report.html"
         form = ["--self-contained-html"] if whole else []
         result = suites(
             "--baselines", "own", f"--html={file}", *form, *options, alone="-n" in options
         )
         assert "INTERNALERROR" not in result.stdout.str() + result.stderr.str()
         assert result.ret == pytest.ExitCode.TESTS_FAILED
+        if is_plain:
+            plain_page.append(file.read_text(encoding="utf-8"))
         return file
 
     return run

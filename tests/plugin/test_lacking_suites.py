@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.plugin.conftest import SUITES
+from tests.plugin.projects import begin
 
 MODELS = '''
 import copy
@@ -169,23 +169,26 @@ KINDS = {
 }  # fmt: skip
 
 
+# What is left of a model without layers.
+ALONE = {"outputs": 1, "reference": 1, "canary": 1}
+Ran = Callable[..., pytest.RunResult]
+
+
 @pytest.fixture
-def house(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All suites on models, and models of one's own, outside any CI."""
-    monkeypatch.setenv("COLUMNS", "250")
-    monkeypatch.delenv("CI", raising=False)
+def house(pytester: pytest.Pytester) -> Path:
+    """All suites on models, and models of one's own."""
     (pytester.path / "own.py").write_text(MODELS)
-    (pytester.path / "suites").mkdir()
-    for kind in KINDS:
-        shutil.copy(SUITES / f"test_{kind}.py", pytester.path / "suites")
-    pytester.makepyprojecttoml("[tool.pytest.ini_options]\naddopts = ['-p', 'no:cacheprovider']")
-    return pytester.path
+    return begin(pytester, *(f"test_{kind}.py" for kind in KINDS))
 
 
-def ran(pytester: pytest.Pytester, model: str, *options: str) -> pytest.RunResult:
-    given = ["--model", f"own.py:{model}", "--mode", "int8", *options]
-    paths = [] if any(option.startswith("suites") for option in options) else ["suites"]
-    return pytester.runpytest_inprocess(*paths, *given)
+@pytest.fixture
+def ran(pytester: pytest.Pytester, house: Path) -> Ran:  # noqa: ARG001
+    def run(model: str, *options: str) -> pytest.RunResult:
+        given = ["--model", f"own.py:{model}", "--mode", "int8", *options]
+        paths = [] if any(option.startswith("suites") for option in options) else ["suites"]
+        return pytester.runpytest_inprocess(*paths, *given)
+
+    return run
 
 
 def collected(result: pytest.RunResult) -> dict[str, int]:
@@ -203,92 +206,51 @@ def without(*kinds: str) -> dict[str, int]:
     return {kind: count for kind, count in KINDS.items() if kind not in kinds}
 
 
-@pytest.mark.parametrize(
-    ("model", "left", "expected"),
-    [
-        ("encoder", without("task"), [f"1 test deselected: {TASK}"]),
-        ("both_directions", without("task"), [f"1 test deselected: {TASK}"]),
-        ("with_metric", KINDS, []),
-        ("forward_only", KINDS, []),
-        (
-            "without_weights",
-            {**without("task", "scaling"), "overflow": 8},
-            [
-                "16 tests deselected: own has no linear layers and no convolutions in layers.0, layers.1",
-                f"1 test deselected: {TASK}",
-            ],
-        ),
-        (
-            "recurrent",
-            {
-                "outputs": 1,
-                "layer_outputs": 1,
-                "gradients": 1,
-                "overflow": 4,
-                "reference": 1,
-                "canary": 1,
-            },
-            [
-                "1 test deselected: own has no activations to measure in lstm",
-                "8 tests deselected: own has no linear layers and no convolutions in lstm",
-                f"1 test deselected: {TASK}",
-            ],
-        ),
-        (
-            "without_layers",
-            {"outputs": 1, "reference": 1, "canary": 1},
-            [
-                "15 tests deselected: own has no layers (qgate.Model(layers=…))",
-                f"1 test deselected: {TASK}",
-            ],
-        ),
-        (
-            "frozen",
-            {**without("task", "gradients"), "overflow": 8},
-            [
-                "10 tests deselected: own has no gradient at layers.0.mix:weight, which takes none "
-                "(requires_grad_(True))",
-                f"1 test deselected: {TASK}",
-            ],
-        ),
-        (
-            "detached",
-            {**without("task", "gradients"), "overflow": 8},
-            [
-                "10 tests deselected: own has no gradients: its output depends on no parameter",
-                f"1 test deselected: {TASK}",
-            ],
-        ),
-    ],
-)
-def test_what_a_model_has_nothing_for_is_deselected(
-    pytester: pytest.Pytester, house: Path, model: str, left: dict[str, int], expected: list[str]
-) -> None:
-    del house
-    result = ran(pytester, model, "--co", "-q")
+# The suites that are left of a model, and the notes beside that of the task.
+LEFT: dict[str, tuple[dict[str, int], list[str]]] = {
+    "encoder": (without("task"), []),
+    "both_directions": (without("task"), []),
+    "with_metric": (KINDS, []),
+    "forward_only": (KINDS, []),
+    "without_weights": ({**without("task", "scaling"), "overflow": 8}, [
+        "16 tests deselected: own has no linear layers and no convolutions in layers.0, layers.1"]),
+    "recurrent": ({**ALONE, "layer_outputs": 1, "gradients": 1, "overflow": 4}, [
+        "1 test deselected: own has no activations to measure in lstm",
+        "8 tests deselected: own has no linear layers and no convolutions in lstm"]),
+    "without_layers": (ALONE, ["15 tests deselected: own has no layers (qgate.Model(layers=…))"]),
+    "frozen": ({**without("task", "gradients"), "overflow": 8}, [
+        "10 tests deselected: own has no gradient at layers.0.mix:weight, which takes none "
+        "(requires_grad_(True))"]),
+    "detached": ({**without("task", "gradients"), "overflow": 8}, [
+        "10 tests deselected: own has no gradients: its output depends on no parameter"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", LEFT)
+def test_what_a_model_has_nothing_for_is_deselected(ran: Ran, model: str) -> None:
+    left, expected = LEFT[model]
+    result = ran(model, "--co", "-q")
     assert result.ret == pytest.ExitCode.OK
     assert collected(result) == left
-    assert sorted(notes(result)) == sorted(expected)
+    of_the_task = [] if "task" in left else [f"1 test deselected: {TASK}"]
+    assert sorted(notes(result)) == sorted(expected + of_the_task)
 
 
-def test_a_model_that_cannot_say_runs_its_tests(pytester: pytest.Pytester, house: Path) -> None:
+def test_a_model_that_cannot_say_runs_its_tests(ran: Ran) -> None:
     """What fails while a model is looked at fails in its test, with words."""
-    del house
-    result = ran(pytester, "broken", "--co", "-q")
+    result = ran("broken", "--co", "-q")
     assert collected(result) == without("task")
 
 
-def test_a_model_that_cannot_be_built_fails_in_its_tests(
-    pytester: pytest.Pytester, house: Path
-) -> None:
+def test_a_model_that_cannot_be_built_fails_in_its_tests(ran: Ran, house: Path) -> None:
     (house / "own.py").write_text("def encoder(): raise ValueError('no weights')\n")
     (house / "suites" / "test_words.py").write_text("def test_it(gate): gate.task('int8')\n")
-    result = ran(pytester, "encoder", "suites/test_words.py")
+    result = ran("encoder", "suites/test_words.py")
     result.assert_outcomes(errors=1)
     assert "cannot be built: ValueError: no weights" in str(result.stdout)
 
 
-def test_models_of_others_are_not_looked_at(pytester: pytest.Pytester, house: Path) -> None:
+def test_models_of_others_are_not_looked_at(ran: Ran, house: Path) -> None:
     (house / "suites" / "test_theirs.py").write_text(
         "import pytest\n\n"
         "@pytest.mark.parametrize('model', ['theirs'])\n"
@@ -297,14 +259,13 @@ def test_models_of_others_are_not_looked_at(pytester: pytest.Pytester, house: Pa
         "@pytest.mark.parametrize('model', ['theirs'])\n"
         "def test_gate(gate, model): gate.task('int8')\n"
     )
-    result = ran(pytester, "encoder", "suites/test_theirs.py")
+    result = ran("encoder", "suites/test_theirs.py")
     result.assert_outcomes(passed=2, failed=0, errors=1)
     assert "a gate needs qgate's fixture `model`" in str(result.stdout)
 
 
-def test_a_graph_is_compared_by_its_outputs_alone(pytester: pytest.Pytester, house: Path) -> None:
-    del house
-    result = ran(pytester, "graph", "--mode", "graph", "--co", "-q")
+def test_a_graph_is_compared_by_its_outputs_alone(ran: Ran) -> None:
+    result = ran("graph", "--mode", "graph", "--co", "-q")
     assert collected(result) == {**without("task"), "outputs": 2}  # int8 is asked for, too
     note = (
         "4 tests deselected: own has none of its modules in mode graph: outputs alone are compared"
@@ -312,32 +273,27 @@ def test_a_graph_is_compared_by_its_outputs_alone(pytester: pytest.Pytester, hou
     assert note in notes(result)
 
 
-def test_a_mode_that_has_nothing_to_quantize_fits_no_model(
-    pytester: pytest.Pytester, house: Path
-) -> None:
-    del house
-    result = ran(pytester, "norms", "suites/test_outputs.py")
+def test_a_mode_that_has_nothing_to_quantize_fits_no_model(ran: Ran) -> None:
+    result = ran("norms", "suites/test_outputs.py")
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     result.stdout.fnmatch_lines(["1 test deselected: mode int8 quantizes nothing of own: *"])
 
 
-def test_layers_option_with_a_model_that_has_none(pytester: pytest.Pytester, house: Path) -> None:
-    del house
+def test_layers_option_with_a_model_that_has_none(ran: Ran) -> None:
     for option in ("first", r"layers\.0"):
-        result = ran(pytester, "without_layers", "--layers", option, "--co", "-q")
+        result = ran("without_layers", "--layers", option, "--co", "-q")
         assert result.ret == pytest.ExitCode.OK
-        assert collected(result) == {"outputs": 1, "reference": 1, "canary": 1}
+        assert collected(result) == ALONE
 
 
-def test_each_model_of_a_run_is_asked(pytester: pytest.Pytester, house: Path) -> None:
-    del house
-    result = ran(pytester, "encoder", "--model", "own.py:with_metric", "--co", "-q",
+def test_each_model_of_a_run_is_asked(ran: Ran) -> None:
+    result = ran("encoder", "--model", "own.py:with_metric", "--co", "-q",
                  "suites/test_task.py")  # fmt: skip
     assert collected(result) == {"task": 1}
     assert notes(result) == [f"1 test deselected: {TASK}"]
 
 
-def test_only_gates_that_a_test_calls_are_asked_for(pytester: pytest.Pytester, house: Path) -> None:
+def test_only_gates_that_a_test_calls_are_asked_for(ran: Ran, house: Path) -> None:
     """The name of a file says nothing: a task of one's own stays, a gate by another name goes."""
     (house / "suites" / "test_task.py").write_text(
         "from qgate.gate import Measured\n\n"
@@ -347,26 +303,24 @@ def test_only_gates_that_a_test_calls_are_asked_for(pytester: pytest.Pytester, h
     )
     (house / "suites" / "test_words.py").write_text("def test_it(gate, mode): gate.task(mode)\n")
     (house / "suites" / "test_layer.py").write_text("def test_it(model, layer): assert layer\n")
-    result = ran(pytester, "encoder", "--co", "-q")
+    result = ran("encoder", "--co", "-q")
     assert collected(result) == {**KINDS, "layer": 2}
-    result = ran(pytester, "without_layers", "--co", "-q")
-    assert collected(result) == {"outputs": 1, "reference": 1, "canary": 1, "task": 1}
+    result = ran("without_layers", "--co", "-q")
+    assert collected(result) == {**ALONE, "task": 1}
 
 
-def test_a_layer_that_a_test_names_itself_is_not_looked_at(
-    pytester: pytest.Pytester, house: Path
-) -> None:
+def test_a_layer_that_a_test_names_itself_is_not_looked_at(ran: Ran, house: Path) -> None:
     (house / "suites" / "test_first.py").write_text(
         "def test_it(gate): gate.scaling('int8', 'layers.0')\n\n"
         "def test_activations(activation_gate): activation_gate.layer('layers.0')\n"
     )
-    result = ran(pytester, "encoder", "suites/test_first.py", "--co", "-q")
+    result = ran("encoder", "suites/test_first.py", "--co", "-q")
     assert collected(result) == {"first": 2}
 
 
-def test_a_run_without_a_gate_left_is_not_green(pytester: pytest.Pytester, house: Path) -> None:
+def test_a_run_without_a_gate_left_is_not_green(ran: Ran, house: Path) -> None:
     (house / "suites" / "test_theirs.py").write_text("def test_it(): pass")
-    result = ran(pytester, "encoder", "suites/test_task.py", "suites/test_theirs.py")
+    result = ran("encoder", "suites/test_task.py", "suites/test_theirs.py")
     result.assert_outcomes(passed=1, deselected=1)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     result.stdout.fnmatch_lines(
@@ -375,27 +329,27 @@ def test_a_run_without_a_gate_left_is_not_green(pytester: pytest.Pytester, house
 
 
 def test_nothing_is_missing_from_such_a_run(
-    pytester: pytest.Pytester, house: Path, monkeypatch: pytest.MonkeyPatch
+    ran: Ran, house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is whole, also in CI: what a model has nothing for was not left out."""
-    result = ran(pytester, "encoder", "--update-baselines")
+    result = ran("encoder", "--update-baselines")
     assert result.ret == pytest.ExitCode.OK, str(result.stdout)
     monkeypatch.setenv("CI", "1")
-    result = ran(pytester, "encoder")
+    result = ran("encoder")
     assert result.ret == pytest.ExitCode.OK, str(result.stdout)
     assert "partial" not in str(result.stdout)
-    result = ran(pytester, "encoder", "suites/test_task.py", "suites/test_canary.py")
+    result = ran("encoder", "suites/test_task.py", "suites/test_canary.py")
     assert TASK in str(result.stdout)
     assert house.joinpath("baselines", "own").is_dir()
 
 
 def test_what_was_accepted_once_is_left_out(
-    pytester: pytest.Pytester, house: Path, monkeypatch: pytest.MonkeyPatch
+    ran: Ran, house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gradients that were held, and cannot be held any more, make a run partial."""
     suites = ("suites/test_gradients.py", "suites/test_outputs.py", "suites/test_layer_outputs.py")
-    assert ran(pytester, "encoder", "--update-baselines", *suites).ret == pytest.ExitCode.OK
-    result = ran(pytester, "frozen", *suites)
+    assert ran("encoder", "--update-baselines", *suites).ret == pytest.ExitCode.OK
+    result = ran("frozen", *suites)
     assert result.ret == pytest.ExitCode.OK
     line = (
         "gates held: 3 of 5; 2 deselected by what it lacks now: own has no gradient at "
@@ -403,5 +357,5 @@ def test_what_was_accepted_once_is_left_out(
     )
     assert line in str(result.stdout)
     monkeypatch.setenv("CI", "1")
-    assert ran(pytester, "frozen", *suites).ret == pytest.ExitCode.TESTS_FAILED
+    assert ran("frozen", *suites).ret == pytest.ExitCode.TESTS_FAILED
     assert house.joinpath("baselines", "own").is_dir()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from qgate.plugin.shipped import shipped_markers, standard_of
-from qgate.results import read
-from tests.plugin.conftest import SUITES, Run
+from tests.plugin.conftest import Run
+from tests.plugin.projects import add, header, page
 
 
 def test_shipped_suites_are_those_of_the_checkout() -> None:
@@ -25,7 +24,7 @@ def test_shipped_suites_are_those_of_the_checkout() -> None:
 
 
 def test_looser_limits_are_in_summary_header_and_page(project: Path, suites: Run) -> None:
-    shutil.copy(SUITES / "test_activations.py", project / "suites")
+    add(project, "test_activations.py")
     (project / "qgate.toml").write_text(
         "[limits]\nregression = 1.0\nreason = 'a new compiler'\n"
         "[[limits.rules]]\nsites = 'layers'\nbudget_db = 2.0\n"
@@ -38,7 +37,7 @@ def test_looser_limits_are_in_summary_header_and_page(project: Path, suites: Run
             "compiler); budget_db 2 (4x, rule 1 of [[]tool.qgate.limits]: no reason)"
         ]
     )
-    looser = read(project / "qgate-out" / "results.jsonl")[0]["looser"]
+    looser = header(project)["looser"]
     limits = [limit["limit"] for limit in looser]
     elsewhere = "regression_other_device"
     assert limits == ["regression", "budget_db", "atol", elsewhere, elsewhere]
@@ -47,14 +46,6 @@ def test_looser_limits_are_in_summary_header_and_page(project: Path, suites: Run
     assert [limit["modes"] for limit in looser[3:]] == [
         ["5-4", "5-6", "5-7"], ["state-*-feedback"],
     ]  # fmt: skip
-    page = (project / "qgate-out" / "report.html").read_text(encoding="utf-8")
-    assert page.index("Set by this project") < page.index("Set by the suites of qgate")
-    assert "tuning on other text moves it by up to 0.47 octaves" in page
-
-
-def test_a_limit_is_not_switched_off_without_a_reason(project: Path, suites: Run) -> None:
-    (project / "qgate.toml").write_text("[limits]\nregression = 1.0\n")
-    result = suites("--layers", "first")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    text = str(result.stdout) + str(result.stderr)
-    assert "limit regression = 1.0 switches that kind of limit off" in text
+    text = page(project)
+    assert text.index("Set by this project") < text.index("Set by the suites of qgate")
+    assert "tuning on other text moves it by up to 0.47 octaves" in text

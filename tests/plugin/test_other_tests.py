@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from qgate.cli import main
 from tests.plugin.conftest import Run, run_alone
+from tests.plugin.projects import header, page, records
 
 PLAIN = """
 import pytest
@@ -39,15 +39,6 @@ def test_strict(gate, mode, layer): gate.layer(mode, layer)
 """
 
 
-def header(project: Path) -> dict[str, Any]:
-    with (project / "qgate-out" / "results.jsonl").open(encoding="utf-8") as file:
-        return dict(json.loads(file.readline()))
-
-
-def shown(project: Path) -> str:
-    return (project / "qgate-out" / "report.html").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
 def test_a_test_that_is_no_gate_makes_the_run_red(
     project: Path,
@@ -63,19 +54,13 @@ def test_a_test_that_is_no_gate_makes_the_run_red(
     result = suites("--layers", "first", *workers, alone=bool(workers))
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     other = header(project)["other"]
-    assert {k: other[k] for k in ("passed", "failed", "skipped")} == {
-        "passed": 1,
-        "failed": 3,
-        "skipped": 2,
-    }
+    assert [other[name] for name in ("passed", "failed", "skipped")] == [1, 3, 2]
     told = {node.rpartition("::")[2]: line for node, line in other["failures"].items()}
     assert sorted(told) == ["test_plain", "test_set_up", "test_tear_down"]
     assert told["test_plain"] == "AssertionError: two <b>"
     assert told["test_set_up"] == "ValueError: no kernel"
-    page = shown(project)
-    assert "<h1><span class='fail'>3 other tests failed" in page
-    assert "id='others'" in page
-    assert "two &lt;b&gt;" in page
+    for words in ("<h1><span class='fail'>3 other tests failed", "id='others'", "two &lt;b&gt;"):
+        assert words in page(project)
     result.stdout.fnmatch_lines(
         ["3 other tests failed, 1 passed, 2 skipped", "* passed, 0 failed |*"]
     )
@@ -99,8 +84,8 @@ def test_others_that_pass_are_counted_and_change_nothing(project: Path, suites: 
     result = suites("--layers", "first")
     assert result.ret == pytest.ExitCode.OK
     assert "other test" not in result.stdout.str()
-    assert "<b>1</b> other test passed" in shown(project)
-    assert "<h1><span class='good'>All 2 gates passed" in shown(project)
+    assert "<b>1</b> other test passed" in page(project)
+    assert "<h1><span class='good'>All 2 gates passed" in page(project)
 
 
 def test_a_gate_test_that_fails_by_something_else_is_told(project: Path, suites: Run) -> None:
@@ -114,7 +99,7 @@ def test_a_gate_test_that_fails_by_something_else_is_told(project: Path, suites:
     assert names == {"test_before", "test_after", "test_strict"}
     assert told["broken"] == {}
     assert "no gate ran" not in result.stdout.str()
-    assert "<h1><span class='fail'>3 other tests failed" in shown(project)
+    assert "<h1><span class='fail'>3 other tests failed" in page(project)
 
 
 def test_a_gate_that_fails_as_a_gate_is_told_once(project: Path, suites: Run) -> None:
@@ -130,7 +115,7 @@ def test_a_file_that_cannot_be_collected_is_told(project: Path, suites: Run) -> 
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     (line,) = header(project)["other"]["failures"].values()
     assert "nothing_like_it" in line
-    assert "1 other test failed" in shown(project)
+    assert "1 other test failed" in page(project)
 
 
 def test_without_a_gate_nothing_is_written(pytester: pytest.Pytester) -> None:
@@ -156,13 +141,12 @@ def test_what_to_type_is_the_same_everywhere(
     accept = next(filter(None, said))
     assert accept.startswith("pytest suites --layers first --baselines none --samples 2")
     assert accept.endswith("--model tiny-llama --mode int8 --update-baselines")
-    lines = (project / "qgate-out" / "results.jsonl").read_text().splitlines()[1:]
-    failed = next(record for record in map(json.loads, lines) if not record["passed"])
+    failed = next(record for record in records(project)[1:] if not record["passed"])
     told = failed["commands"]
     assert told["accept"] == accept
     assert told["again"].startswith(f"pytest '{failed['node']}' --layers first")
     assert told["again"].endswith("--model tiny-llama --mode int8")
-    assert f"<code>{accept}</code>" in shown(project)
+    assert f"<code>{accept}</code>" in page(project)
     assert accept in page_of.read_text(encoding="utf-8")
     again = told["again"].split()[1:]
     assert suites(*[each.strip("'") for each in again]).ret == pytest.ExitCode.TESTS_FAILED

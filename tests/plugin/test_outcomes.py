@@ -4,58 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from qgate.baselines import Accepted, Key
-from qgate.baselines.accepted import read_accepted
-from tests.baselines.building import rewrite
 from tests.plugin.conftest import Run
+from tests.plugin.projects import SITE, files, gist, records, tightened
 
-SITE = "model.layers.1.mlp.up_proj:output"
 AGAIN = "--samples 2 --seqlen 64 --calib-samples 2 --calib-seqlen 64"
 FAILING = "test_layer_outputs?tiny-llama-int8-layers.1?"
-
-
-def accepted(project: Path, model: str = "tiny-llama", mode: str = "int8") -> Path:
-    return project / "baselines" / model / "accepted" / f"{mode}.txt"
-
-
-def tightened(project: Path) -> float:
-    """Make one accepted error a tenth of what it is: what is measured is ten times that."""
-    key = Key("layer_outputs", SITE, "local", "relative_mse")
-    before = read_accepted(accepted(project).read_bytes(), "").values[key]
-    assert isinstance(before, float)
-
-    def change(errors: Accepted) -> Accepted:
-        return replace(errors, values=errors.values | {key: before / 10})
-
-    rewrite(accepted(project), change)
-    return before
-
-
-def files(project: Path) -> dict[str, bytes]:
-    root = project / "baselines"
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
-def records(project: Path) -> list[dict[str, Any]]:
-    def refuse(text: str) -> None:
-        raise ValueError(f"{text} is not JSON")
-
-    lines = (project / "qgate-out" / "results.jsonl").read_text().splitlines()
-    return [json.loads(line, parse_constant=refuse) for line in lines]
-
-
-def gist(project: Path) -> list[tuple[Any, ...]]:
-    """What has to be the same however tests are distributed."""
-    rows = [row for row in records(project) if "site" in row]
-    keys = ("suite", "model", "mode", "layer", "site", "scope", "passed", "values", "checks")
-    return sorted([tuple(row[key] for key in keys) for row in rows], key=repr)
 
 
 def test_a_green_run_and_its_records(
@@ -75,7 +33,7 @@ def test_a_green_run_and_its_records(
     header, *rows = records(project)
     assert "site" not in header
     assert set(header["models"]) == {"tiny-llama", "tiny-mamba"}
-    assert header["modes"] == ["int8"]
+    assert (header["modes"], header["reference"]) == (["int8"], "fp32")
     assert set(header["plans"]) == {"tiny-llama int8", "tiny-mamba int8"}
     assert (
         "int8 per token" in header["plans"]["tiny-llama int8"]["model.layers.0.mlp.up_proj:input"]

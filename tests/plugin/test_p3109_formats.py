@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.gate.benches import LLAMA, MAMBA, session
-from tests.plugin.conftest import SHORT, SUITES
-from tests.plugin.test_settings import settings
+from tests.plugin.conftest import SHORT
+from tests.plugin.projects import add
 
 RULE = """
 [[limits.rules]]
@@ -23,8 +22,7 @@ reason = "nothing may be flushed"
 
 @pytest.fixture
 def format_suites(project: Path) -> Path:
-    for name in ("test_overflow.py", "test_scaling.py"):
-        shutil.copy(SUITES / name, project / "suites")
+    add(project, "test_overflow.py", "test_scaling.py")
     return project
 
 
@@ -34,7 +32,9 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest_inprocess(*paths, *SHORT, *words, *options)
 
 
-def test_suites_record_and_hold_them(pytester: pytest.Pytester, format_suites: Path) -> None:
+def test_suites_record_and_hold_them_and_limits_name_them(
+    pytester: pytest.Pytester, format_suites: Path
+) -> None:
     missing = run(pytester)
     missing.assert_outcomes(failed=3)
     missing.stdout.fnmatch_lines(
@@ -48,33 +48,22 @@ def test_suites_record_and_hold_them(pytester: pytest.Pytester, format_suites: P
     held = run(pytester)
     held.assert_outcomes(passed=3)
     held.stdout.fnmatch_lines(["*passed, 0 failed | * missing: 0"])
-
-
-@pytest.mark.parametrize("pattern", ["binary8p3se", "binary8*"])
-def test_limits_name_them(pytester: pytest.Pytester, format_suites: Path, pattern: str) -> None:
-    run(pytester, "--update-baselines")
-    settings(format_suites, RULE.format(pattern=pattern))
-    result = run(pytester)
-    assert result.parseoutcomes()["failed"] >= 1
-    result.stdout.fnmatch_lines(["flushed_share * (format binary8p3se): absolute limit*"])
+    for pattern in ("binary8p3se", "binary8*"):
+        (format_suites / "qgate.toml").write_text(RULE.format(pattern=pattern))
+        result = run(pytester)
+        assert result.parseoutcomes()["failed"] >= 1
+        result.stdout.fnmatch_lines(["flushed_share * (format binary8p3se): absolute limit*"])
 
 
 @pytest.mark.parametrize("pattern", ["binary8p9se", "binary9*", "bin8*"])
 def test_limits_of_names_that_do_not_exist_are_refused(
     pytester: pytest.Pytester, format_suites: Path, pattern: str
 ) -> None:
-    settings(format_suites, RULE.format(pattern=pattern))
+    (format_suites / "qgate.toml").write_text(RULE.format(pattern=pattern))
     result = run(pytester)
     assert result.ret != pytest.ExitCode.OK
     words = f"unknown mode pattern '{pattern}'"
     assert words in result.stdout.str() + result.stderr.str()
-
-
-@pytest.mark.usefixtures("format_suites")
-def test_an_unknown_name_says_which_there_are(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_inprocess("suites", "--model", LLAMA, "--format", "binary8p9se")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: --format binary8p9se: *K from 3 to 8 bits*"])
 
 
 def test_commands_take_them_as_formats(tmp_path: Path) -> None:

@@ -9,15 +9,15 @@ import pytest
 from qgate.baselines import Store
 from qgate.cli import main
 from tests.plugin.conftest import Run
-from tests.plugin.test_outcomes import files
+from tests.plugin.projects import files
 from tests.shares import proof
 
 FIRST_LAYER = ("--mode", "mine", "--layers", "first")
 TWO_LAYERS = ("--mode", "mine", "--layers", "first,last")
 
 
-def plan(project: Path, *rules: tuple[str, str]) -> None:
-    listed = ", ".join(f"Rule({pattern!r}, {fmt!r})" for pattern, fmt in rules)
+def plan(project: Path, *rules: str) -> None:
+    listed = ", ".join(f"Rule({rule})" for rule in rules)
     (project / "conftest.py").write_text(
         "from qgate.modes import Mode, Rule\ndef pytest_qgate_modes(config):\n"
         f"    return [Mode('mine', 'x', rules=({listed},))]\n"
@@ -27,10 +27,10 @@ def plan(project: Path, *rules: tuple[str, str]) -> None:
 @pytest.fixture
 def changed(project: Path, suites: Run) -> Path:
     """A project whose mode was recorded in one format and has another one now."""
-    plan(project, (":weight$", "mxfp4_e2m1"))
-    assert suites(*TWO_LAYERS, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
-    assert suites(*TWO_LAYERS, alone=True).ret == pytest.ExitCode.OK
-    plan(project, (":weight$", "mxfp8_e4m3"))
+    plan(project, "':weight$', 'mxfp4_e2m1'")
+    assert suites(*TWO_LAYERS, "--update-baselines").ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS).ret == pytest.ExitCode.OK
+    plan(project, "':weight$', 'mxfp8_e4m3'")
     return project
 
 
@@ -44,7 +44,7 @@ def quantizers(project: Path) -> set[str]:
 def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run) -> None:
     before = files(changed)
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1"}
-    failed = suites(*TWO_LAYERS, alone=True)
+    failed = suites(*TWO_LAYERS)
     assert failed.ret == pytest.ExitCode.TESTS_FAILED
     lines = [line for line in failed.stdout.lines if line.startswith("cause: the plan changed")]
     (line,) = lines
@@ -52,7 +52,7 @@ def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run
     assert "accepted, mxfp8_e4m3" in line
     assert "sites of tiny-llama, mode mine" in line
     assert not [line for line in failed.stdout.lines if line.startswith("failed: ") and " quantizer" in line]  # fmt: skip
-    refused = suites(*TWO_LAYERS, "--update-baselines", alone=True)
+    refused = suites(*TWO_LAYERS, "--update-baselines")
     assert refused.ret == pytest.ExitCode.TESTS_FAILED
     refused.stdout.fnmatch_lines(["*an update without --accept-plan writes nothing of this gate*"])
     refused.stdout.fnmatch_lines(["*if intended: pytest *--mode mine --update-baselines --accept-plan*"])  # fmt: skip
@@ -63,9 +63,9 @@ def test_it_is_one_sentence_and_an_update_asks_for_it(changed: Path, suites: Run
         line for line in old if line.startswith("layer_outputs")
     ]
     both = ("--update-baselines", "--accept-plan")
-    assert suites(*TWO_LAYERS, *both, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS, *both).ret == pytest.ExitCode.OK
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp8_e4m3"}
-    assert suites(*TWO_LAYERS, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*TWO_LAYERS).ret == pytest.ExitCode.OK
 
 
 @proof
@@ -73,7 +73,7 @@ def test_candidates_of_another_plan_are_refused_without_the_option(
     changed: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files(changed)
-    assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.TESTS_FAILED
+    assert suites(*FIRST_LAYER).ret == pytest.ExitCode.TESTS_FAILED
     monkeypatch.chdir(changed)
     capsys.readouterr()
     assert main(["baselines", "accept", "--mode", "mine"]) == 1
@@ -88,12 +88,24 @@ def test_candidates_of_another_plan_are_refused_without_the_option(
     ]
     assert main(["baselines", "accept", "--mode", "mine", "--accept-plan"]) == 0
     assert {text.split()[0] for text in quantizers(changed)} == {"mxfp4_e2m1", "mxfp8_e4m3"}
-    assert suites(*FIRST_LAYER, alone=True).ret == pytest.ExitCode.OK
+    assert suites(*FIRST_LAYER).ret == pytest.ExitCode.OK
 
 
-def test_the_option_needs_an_update(project: Path, suites: Run) -> None:
-    before = files(project)
-    result = suites("--accept-plan", alone=True)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*--accept-plan accepts another plan beside --update-baselines*"])
-    assert files(project) == before
+@proof
+def test_a_plan_that_covers_less_is_no_improvement(project: Path, suites: Run) -> None:
+    weights, inputs = "':weight$', 'int8', per='row'", "'mlp.*:input$', 'int8', per='row'"
+    plan(project, weights, inputs)
+    assert suites(*FIRST_LAYER, "--update-baselines").ret == pytest.ExitCode.OK
+    assert suites(*FIRST_LAYER).ret == pytest.ExitCode.OK
+    plan(project, weights)
+    result = suites(*FIRST_LAYER)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    change = "int8 per token accepted, nothing found, at 3 of 10 sites"
+    result.stdout.fnmatch_lines(
+        [
+            f"{change}, first *mlp.*:input (mode mine)*",
+            f"cause: the plan changed: {change} of tiny-llama, mode mine, first *mlp.*:input*",
+        ]
+    )
+    plan(project, weights, "'mlp.*:input$', 'bf16'")
+    assert suites(*FIRST_LAYER).ret == pytest.ExitCode.TESTS_FAILED

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from qgate.relations import compute
-from tests.plugin.conftest import SUITES
+from tests.plugin.projects import begin
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
 Gates = Callable[..., pytest.RunResult]
@@ -41,14 +40,9 @@ def leaking():
 @pytest.fixture
 def gates(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gates:
     """The suite of relations beside another one, in a project without baselines."""
-    monkeypatch.setenv("COLUMNS", "250")
-    monkeypatch.delenv("CI", raising=False)
     # A process that imports torch takes seconds: tests/relations has those.
     monkeypatch.setattr(compute, "LARGEST", 0)
-    (pytester.path / "suites").mkdir()
-    for name in ("test_relations.py", "test_canary.py"):
-        shutil.copy(SUITES / name, pytester.path / "suites")
-    pytester.makepyprojecttoml("[tool.pytest.ini_options]\naddopts = ['-p', 'no:cacheprovider']")
+    begin(pytester, "test_relations.py", "test_canary.py")
     (pytester.path / "mine.py").write_text(MODEL)
 
     def run(*options: str, build: str = "build") -> pytest.RunResult:
@@ -85,11 +79,17 @@ def test_a_failure_names_relation_site_and_rows(gates: Gates) -> None:
     result.stdout.no_fnmatch_line("*baseline  *")
 
 
-def test_it_needs_no_baseline_and_writes_none(gates: Gates, pytester: pytest.Pytester) -> None:
+def test_it_needs_no_baseline_and_writes_none(
+    gates: Gates, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gates("suites/test_relations.py", "--mode=int8", "--update-baselines").assert_outcomes(passed=1)
     assert not list(Path(pytester.path).glob("baselines/**/*.txt"))
     (pytester.path / "baselines").mkdir(exist_ok=True)
-    gates("suites/test_relations.py", "--mode=int8").assert_outcomes(passed=1)
+    monkeypatch.setenv("CI", "true")
+    result = gates("suites/test_relations.py", "--mode=int8")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.OK, "a run of it alone is whole"
+    result.stdout.fnmatch_lines(["gates held: 1 of 1"])
 
 
 def test_it_holds_beside_a_baseline_of_other_weights(
@@ -106,10 +106,3 @@ def test_bits_can_be_asked_for(gates: Gates) -> None:
     result = gates("suites", "--mode=int8", "--bitwise", build="leaking")
     assert result.parseoutcomes()["failed"] == 1
     result.stdout.fnmatch_lines(["*breaks 'alone': other bits*"])
-
-
-def test_a_run_of_it_alone_is_whole_in_ci(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CI", "true")
-    result = gates("suites/test_relations.py", "--mode=int8")
-    assert result.ret == pytest.ExitCode.OK
-    result.stdout.fnmatch_lines(["gates held: 1 of 1"])

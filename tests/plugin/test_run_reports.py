@@ -9,21 +9,17 @@ from typing import Any
 
 import pytest
 
+from qgate.page.reports import write_page
+from qgate.page.runs import read_run
 from qgate.project.options import OPTIONS
 from qgate.results.pictures import PLOTS
 from tests.plugin.conftest import Run
-
-
-def header(project: Path) -> dict[str, Any]:
-    with (project / "qgate-out" / "results.jsonl").open(encoding="utf-8") as file:
-        return dict(json.loads(file.readline()))
+from tests.plugin.projects import header, page, records
 
 
 def drawn(project: Path) -> list[list[str]]:
     """The kinds of pictures of every record."""
-    lines = (project / "qgate-out" / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines[1:]]
-    return [[each["kind"] for each in record.get("pictures", ())] for record in records]
+    return [[each["kind"] for each in row.get("pictures", ())] for row in records(project)[1:]]
 
 
 def test_the_choices_are_those_of_the_contract() -> None:
@@ -34,8 +30,7 @@ def test_a_run_leaves_a_page_and_names_it(project: Path, suites: Run) -> None:
     result = suites("--layers", "first")
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(["records in qgate-out/*", "report in qgate-out/report.html"])
-    page = (project / "qgate-out" / "report.html").read_text(encoding="utf-8")
-    assert "tiny-llama" in page
+    assert "tiny-llama" in page(project)
     told = header(project)
     about = ("exit", "broken", "errors", "notes", "baselines", "update", "complete")
     assert [told[name] for name in about] == [0, {}, [], [], "baselines", None, False]
@@ -81,24 +76,6 @@ def test_no_page_where_none_is_wanted(
     assert not any(drawn(project))
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "words"),
-    [
-        ("plots = 'some'\n", [], "plots = 'some' is not allowed; it is one of failed, worst, all"),
-        ("plots = 3\n", [], "plots = 3 is not allowed"),
-        ("no_report = 'yes'\n", [], "no_report = 'yes' is not allowed; it is true or false"),
-        ("", ["--plots", "some"], "invalid choice: 'some'"),
-    ],
-)
-def test_what_cannot_be_meant_is_a_usage_error(
-    project: Path, suites: Run, text: str, options: list[str], words: str
-) -> None:
-    (project / "qgate.toml").write_text(text)
-    result = suites(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert words in result.stdout.str() + result.stderr.str()
-
-
 def test_a_conftest_that_owns_the_names_keeps_them(project: Path, suites: Run) -> None:
     (project / "conftest.py").write_text(
         "def pytest_addoption(parser):\n"
@@ -107,7 +84,7 @@ def test_a_conftest_that_owns_the_names_keeps_them(project: Path, suites: Run) -
     )
     result = suites("--layers", "first", "--plots", "--no-report=x", "--qgate-plots=none")
     assert result.ret == pytest.ExitCode.OK
-    assert (project / "qgate-out" / "report.html").exists()
+    assert page(project)
     assert not any(drawn(project))
 
 
@@ -122,8 +99,7 @@ def test_a_run_where_every_set_up_failed_has_a_page_that_says_so(
     assert len(told["broken"]) == result.parseoutcomes()["errors"]
     (first, *_) = told["broken"].values()
     assert "\n" not in first
-    page = (project / "qgate-out" / "report.html").read_text(encoding="utf-8")
-    assert first.split("'")[0][:30] in unescape(page)
+    assert first.split("'")[0][:30] in unescape(page(project))
 
 
 def test_a_fixture_that_is_not_there_is_told_in_one_line(project: Path, suites: Run) -> None:
@@ -157,9 +133,6 @@ def test_a_killed_run_leaves_records_that_a_page_can_be_made_of(project: Path, s
     assert told["exit"] is None
     assert list(told["models"]) == ["tiny-llama"]
     assert not (project / "qgate-out" / "report.html").exists()
-    from qgate.page.reports import write_page
-    from qgate.page.runs import read_run
-
     write_page(project / "late.html", [read_run(project / "qgate-out" / "results.jsonl")])
     assert "tiny-llama" in (project / "late.html").read_text(encoding="utf-8")
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.plugin.conftest import Run, run_alone
+from tests.plugin.projects import header, records
+
+OPTIONS = """model = "tiny-llama"
+mode = ["int8"]
+layers = "first"
+samples = 2
+seqlen = 64
+calib_samples = 2
+calib_seqlen = 64
+"""
 
 
 def settings(project: Path, text: str, file: str = "qgate.toml") -> None:
@@ -18,11 +27,7 @@ def settings(project: Path, text: str, file: str = "qgate.toml") -> None:
 def test_options_of_the_project_hold_where_the_command_line_is_silent(
     pytester: pytest.Pytester, project: Path
 ) -> None:
-    settings(
-        project,
-        'model = "tiny-llama"\nmode = ["int8"]\nlayers = "first"\nsamples = 2\nseqlen = 64\n'
-        'calib_samples = 2\ncalib_seqlen = 64\nbaselines = "kept"\n',
-    )
+    settings(project, f'{OPTIONS}baselines = "kept"\n')
     (project / "baselines").rename(project / "kept")
     result = pytester.runpytest_inprocess("suites")
     result.assert_outcomes(passed=2)
@@ -49,39 +54,6 @@ def test_limits_of_the_project_are_kept_and_told(project: Path, suites: Run) -> 
     assert len(list((project / "suites").glob("test_*.py"))) == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("modell = 'x'", "unknown key 'modell'. Did you mean model"),
-        ("samples = 'many'", "samples = 'many' is not allowed; it is a whole number"),
-        ("samples = true", "samples = True is not allowed"),
-        ("mode = [1]", "mode = [1] is not allowed; it is a text or a list of texts"),
-        ("baselines = 3", "baselines = 3 is not allowed; it is a path"),
-        ("limits = 3", "limits = 3 is not allowed; it is a table"),
-        ("mode = ", "qgate.toml: Invalid value"),
-        ("[limits]\nbudgetdb = 3", "unknown key of [tool.qgate.limits] 'budgetdb'"),
-        ("[limits]\nbudget_db = -1", "limit budget_db = -1 is not allowed"),
-        ("[limits]\nabsolute = ['mse>3']", "limit 'mse>3' would pass bad values"),
-        ("[[limits.rules]]\nsites = 'layer\\.'", "'layer\\\\.' matches no site"),
-        ("mode = 'int9'", "unknown mode 'int9'. Did you mean int8"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_cannot_be_meant_is_a_usage_error(
-    pytester: pytest.Pytester, project: Path, text: str, words: str, workers: int
-) -> None:
-    if workers and not text.startswith(("[limits]\nbudget_db", "mode = 'int9'")):
-        return  # told before any worker starts, or by the same code as these two
-    settings(project, text)
-    start = run_alone if workers else type(pytester).runpytest_inprocess
-    options = ["--model", "tiny-llama", *(["-n", str(workers)] if workers else [])]
-    result = start(pytester, "suites", *options)
-    shown = str(result.stderr) + str(result.stdout)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR, shown
-    assert words in shown
-    assert "Traceback" not in shown
-
-
 def test_two_places_for_settings_are_refused(pytester: pytest.Pytester, project: Path) -> None:
     settings(project, "samples = 2\n")
     settings(project, "\n[tool.qgate]\nsamples = 3\n", "pyproject.toml")
@@ -93,13 +65,10 @@ def test_two_places_for_settings_are_refused(pytester: pytest.Pytester, project:
 def test_options_and_limits_may_stand_in_two_files(
     pytester: pytest.Pytester, project: Path
 ) -> None:
-    settings(
-        project, 'model = "tiny-llama"\nmode = "int8"\nlayers = "first"\nsamples = 2\nseqlen = 64\n'
-    )
+    settings(project, OPTIONS)
     settings(project, "\n[tool.qgate.limits]\nbudget_db = 0.25\n", "pyproject.toml")
     pytester.runpytest_inprocess("suites").assert_outcomes(passed=2)
-    header = json.loads((project / "qgate-out" / "results.jsonl").read_text().splitlines()[0])
-    assert [limit["budget_db"] for limit in header["limits"]] == [0.25]
+    assert [limit["budget_db"] for limit in header(project)["limits"]] == [0.25]
 
 
 def test_gates_of_another_project_are_not_run_under_these_settings(
@@ -109,9 +78,7 @@ def test_gates_of_another_project_are_not_run_under_these_settings(
     inner.mkdir()
     (project / "suites").rename(inner / "suites")
     (project / "baselines").rename(inner / "baselines")
-    settings(
-        inner, 'model = "tiny-llama"\nmode = "int8"\nlayers = "first"\nsamples = 2\nseqlen = 64\n'
-    )
+    settings(inner, OPTIONS)
     result = pytester.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*is of the project in *pkg, and this run has the settings of *"])
@@ -163,29 +130,13 @@ def pytest_qgate_record(item, record): record["ticket"] = item.name
     )
     (project / "suites" / "test_task.py").unlink()
     options = ("--model", "mine", "--mode", "w4_row")
-    assert suites(*options, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
-    result = suites(*options, alone=True)
+    assert suites(*options, "--update-baselines").ret == pytest.ExitCode.OK
+    result = suites(*options)
     result.assert_outcomes(passed=2)
-    lines = (project / "qgate-out" / "results.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines[1:]]
+    rows = records(project)[1:]
     assert {row["model"] for row in rows} == {"theirs"}
     assert {row["ticket"] for row in rows} == {
         f"test_layer_outputs[mine-w4_row-layers.{k}]" for k in (0, 1)
     }
-    shown = suites("--mode", "essential", "--layers", "first", "-q", "--collect-only", alone=True)
+    shown = suites("--mode", "essential", "--layers", "first", "-q", "--collect-only")
     assert shown.stdout.str().count("tiny-llama-w4_row-layers.0") == 1
-
-
-def test_hooks_are_listed_with_a_line_each(pytester: pytest.Pytester) -> None:
-    pytester.runpytest_inprocess("--help").stdout.fnmatch_lines(
-        ["*pytest_qgate_models: *", "*pytest_qgate_modes: *", "*pytest_qgate_record: *"]
-    )
-
-
-def test_an_update_is_needed_to_say_what_it_writes(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_inprocess("--update-which", "new")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(
-        ["*--update-which new says what an update writes, and nothing is updated: give --update-*"]
-    )
-    assert pytester.runpytest_inprocess("--update-which", "new", "--update-dry-run").ret == 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from qgate.baselines import Key, Store
 from qgate.cli import main
 from qgate.results import Tally
 from tests.plugin.conftest import Run
-from tests.plugin.test_outcomes import SITE, accepted, files, records, tightened
+from tests.plugin.projects import SITE, accepted, add, files, page, records, tightened
 from tests.shares import proof
 
 OWN = "import pytest\nfrom qgate.gate import Measured\n"
@@ -40,14 +39,6 @@ def test_gates_that_all_skip_are_no_green_run(project: Path, suites: Run) -> Non
     result.stdout.fnmatch_lines(["no gate ran: all of them were skipped"])
 
 
-def test_a_gate_that_was_never_asked_is_an_error(project: Path, suites: Run) -> None:
-    own(project, "def test_it(gate, mode, layer): pass\n")
-    result = suites("--layers", "first")
-    result.assert_outcomes(errors=1)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.stdout.fnmatch_lines(["set-up failed, no verdict: *: the gate of this test was never*"])
-
-
 def test_sites_that_are_gone_are_in_records_and_candidates(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,37 +57,6 @@ def test_sites_that_are_gone_are_in_records_and_candidates(
     monkeypatch.chdir(project)
     assert main(["baselines", "accept"]) == 0
     suites("--layers", "first").assert_outcomes(passed=2)
-
-
-@proof
-def test_a_plan_that_covers_less_is_no_improvement(project: Path, suites: Run) -> None:
-    def plan(rules: str) -> None:
-        (project / "conftest.py").write_text(
-            "from qgate.modes import Mode, Rule\ndef pytest_qgate_modes(config):\n"
-            f"    return [Mode('mine', 'x', rules=({rules},))]\n"
-        )
-
-    both = "Rule(':weight$', 'int8', per='row'), Rule('mlp.*:input$', 'int8', per='row')"
-    options = ("--mode", "mine", "--layers", "first")
-    plan(both)
-    assert suites(*options, "--update-baselines", alone=True).ret == pytest.ExitCode.OK
-    assert suites(*options, alone=True).ret == pytest.ExitCode.OK
-    plan("Rule(':weight$', 'int8', per='row')")
-    result = suites(*options, alone=True)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    change = "int8 per token accepted, nothing found, at 3 of 10 sites"
-    result.stdout.fnmatch_lines(
-        [
-            f"{change}, first *mlp.*:input (mode mine)*",
-            f"cause: the plan changed: {change} of tiny-llama, mode mine, first *mlp.*:input*",
-        ]
-    )
-    plan(
-        both.replace("'mlp.*:input$', 'int8'", "'mlp.*:input$', 'bf16'").replace(
-            ", per='row'))", "))"
-        )
-    )
-    assert suites(*options, alone=True).ret == pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.mark.parametrize(
@@ -124,9 +84,8 @@ def test_a_dry_run_is_no_free_green(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", "1")
-    result = suites(
-        "--update-dry-run", "--baselines", "none", "--layers", "first", "--allow-partial"
-    )
+    which = ("--update-dry-run", "--update-which", "new")
+    result = suites(*which, "--baselines", "none", "--layers", "first", "--allow-partial")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["baselines: * entries would change"])
     assert not (project / "none").exists()
@@ -136,6 +95,36 @@ MEASURED = (
     "def m(site, value): return [Measured(site=site, layer='', scope='task', order=0, nonfinite=0,\n"
     "    values={'kl_divergence': value}, gated=('kl_divergence',))]\n"
 )
+
+
+ASKED = "def test_it(gate, mode): gate(m('mine', 1.0), mode)\n"
+WITHOUT_VERDICT = {
+    "never asked": ("def test_it(gate, mode): pass\n", "the gate of this test was never"),
+    "accepted errors of its own": (
+        MEASURED.replace("gated=", "accepted={'kl_divergence': 1.0}, gated=") + ASKED,
+        "brings accepted errors of its own",
+    ),
+    "what no report could read": (
+        MEASURED.replace("gated=", "pictures=({'kind': 'errors'},), gated=") + ASKED,
+        "measured at mine cannot be recorded: pictures[[]0[]].elements is missing",
+    ),
+    "their own fixture": (
+        "@pytest.fixture\ndef model(): return 1\ndef test_it(gate): gate.canary()\n",
+        "a gate needs qgate's fixture `model`",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "words"), WITHOUT_VERDICT.values(), ids=WITHOUT_VERDICT)
+def test_a_gate_without_a_verdict_is_an_error(
+    project: Path, suites: Run, text: str, words: str
+) -> None:
+    own(project, text)
+    result = suites()
+    result.assert_outcomes(errors=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines([f"set-up failed, no verdict: *{words}*"])
+    assert page(project)
 
 
 def test_measurements_of_ones_own_are_recorded_and_held(project: Path, suites: Run) -> None:
@@ -169,28 +158,17 @@ def test_two_tests_of_one_name_do_not_overwrite_each_other(project: Path, suites
         assert files(project) == before
 
 
-def test_accepted_errors_of_a_suites_own_are_refused(project: Path, suites: Run) -> None:
-    own(
-        project,
-        "def test_it(gate, mode):\n"
-        "    gate([Measured(site='s', layer='', scope='task', order=0, nonfinite=0,\n"
-        "        values={'kl_divergence': 1.0}, accepted={'kl_divergence': 1.0})], mode)\n",
-    )
-    result = suites()
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*brings accepted errors of its own*"])
-
-
 def test_accepting_a_candidate_makes_the_baseline_of_an_update(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    suites("--mode", "mxfp8", "--layers", "first")
+    accepted(project).unlink()
+    suites("--layers", "first")
     monkeypatch.chdir(project)
     assert main(["baselines", "accept"]) == 0
-    by_accept = accepted(project, mode="mxfp8").read_bytes()
-    accepted(project, mode="mxfp8").unlink()
-    suites("--mode", "mxfp8", "--layers", "first", "--update-baselines")
-    assert by_accept == accepted(project, mode="mxfp8").read_bytes()
+    by_accept = accepted(project).read_bytes()
+    accepted(project).unlink()
+    suites("--layers", "first", "--update-baselines")
+    assert by_accept == accepted(project).read_bytes()
     assert b"@worst_channel" in by_accept
 
 
@@ -219,22 +197,18 @@ def test_skipped_gates_do_not_make_others_unused(project: Path, suites: Run) -> 
     (project / "conftest.py").write_text(
         "def pytest_collection_modifyitems(items): items[:] = items[:-1]\n"
     )
-    result = suites(alone=True)
+    result = suites()
     assert "unused: " not in str(result.stdout)
     assert records(project)[0]["complete"] is False
 
 
-def test_an_expected_failure_proposes_nothing(project: Path, suites: Run) -> None:
-    own(project, "@pytest.mark.xfail\ndef test_it(gate, mode, layer): gate.layer(mode, layer)\n")
-    suites("--layers", "first").assert_outcomes(xfailed=1)
-    assert not list((project / "qgate-out").glob("candidates/*.json"))
-
-
-def test_an_expected_failure_is_not_recorded_as_passed(project: Path, suites: Run) -> None:
+def test_an_expected_failure_is_not_recorded_as_passed_and_proposes_nothing(
+    project: Path, suites: Run
+) -> None:
     tightened(project)
     mark = "\nimport pytest\npytestmark = pytest.mark.xfail(reason='bug 17')\n"
-    file = project / "suites" / "test_layer_outputs.py"
-    file.write_text(file.read_text() + mark)
+    with (project / "suites" / "test_layer_outputs.py").open("a") as file:
+        file.write(mark)
     assert suites().ret == pytest.ExitCode.OK
     rows = records(project)[1:]
     (failed,) = (row for row in rows if not row["passed"])
@@ -242,6 +216,7 @@ def test_an_expected_failure_is_not_recorded_as_passed(project: Path, suites: Ru
     assert "commands" not in failed
     assert not any("xfailed" in row for row in rows if row["layer"] != "layers.1")
     assert Tally(rows).counts.failed == 0
+    assert not (project / "qgate-out" / "candidates").exists()
     assert not any(row["layer"] == "layers.1" for row in rows if "xfailed" not in row)
 
 
@@ -258,29 +233,10 @@ def test_a_hook_that_breaks_a_record_is_named(
     project: Path, suites: Run, body: str, words: str
 ) -> None:
     (project / "conftest.py").write_text(f"def pytest_qgate_record(item, record):\n    {body}\n")
-    result = suites("--layers", "first", alone=True)
+    result = suites("--layers", "first")
     result.assert_outcomes(errors=2)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines([f"*a hook pytest_qgate_record broke the record of*{words}*"])
-
-
-def test_what_no_report_could_read_is_refused_at_its_gate(project: Path, suites: Run) -> None:
-    own(
-        project,
-        """
-from qgate.gate import Measured
-def test_it(gate, mode):
-    pictures = ({"kind": "errors"},)
-    gate([Measured(site="mine", layer="", scope="task", order=0, nonfinite=0, values={"kl_divergence": 0.5},
-                   gated=("kl_divergence",), pictures=pictures)], mode)
-""",
-    )
-    result = suites("--layers", "first", alone=True)
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(
-        ["*measured at mine cannot be recorded: pictures[[]0[]].elements is missing*"]
-    )
-    assert (project / "qgate-out" / "report.html").exists()
 
 
 def test_broken_gates_are_told_to_github(
@@ -305,26 +261,15 @@ def test_no_name_of_a_model_gives_orders_to_github(project: Path, suites: Run) -
         "def build(): return qgate.Model(Net(), [torch.ones(1, 4)], 'a\\n::error::x <script>')\n"
         "def pytest_qgate_models(config): return {'mine': build}\n"
     )
-    result = suites("--model", "mine", alone=True)
+    result = suites("--model", "mine")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert not [line for line in result.stdout.lines if line.startswith("::error::x")]
-
-
-def test_their_own_fixture_of_that_name_is_told(project: Path, suites: Run) -> None:
-    own(project, "@pytest.fixture\ndef model(): return 1\ndef test_it(gate): gate.canary()\n")
-    result = suites()
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*a gate needs qgate's fixture `model`*"])
 
 
 @proof
 @pytest.mark.usefixtures("measured_anew")
 def test_an_update_of_new_entries_leaves_the_reference(project: Path, suites: Run) -> None:
-    import shutil
-
-    from tests.plugin.conftest import SUITES
-
-    shutil.copy(SUITES / "test_reference.py", project / "suites")
+    add(project, "test_reference.py")
     (project / "conftest.py").write_text(
         "import torch.nn.functional as F\nplain = F.silu\nF.silu = lambda x, *a: plain(x, *a) * 1.02\n"
         "import qgate.models.llama as llama\n"
@@ -360,17 +305,9 @@ def test_two_modes_of_one_name_are_refused(project: Path, suites: Run) -> None:
             "from qgate.modes import Mode, Rule\ndef pytest_qgate_modes(config):\n"
             f"    return 2 * [Mode('{name}', 'x', rules=(Rule(':weight$', 'int8'),))]\n"
         )
-        result = suites(alone=True)
+        result = suites()
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         assert f"pytest_qgate_modes brings mode '{name}'" in str(result.stderr)
-
-
-def test_the_header_of_a_finished_run_is_plain_json(project: Path, suites: Run) -> None:
-    suites("--layers", "first")
-    header = json.loads((project / "qgate-out" / "results.jsonl").read_text().splitlines()[0])
-    assert header["plans"]
-    assert header["limits"] is not None
-    assert header["reference"] == "fp32"
 
 
 def test_a_module_called_qgate_is_no_gate(pytester: pytest.Pytester) -> None:

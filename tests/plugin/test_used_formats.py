@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,8 @@ from qgate.modes import names as mode_names
 from qgate.modes.resolving import modes_of
 from qgate.modes.selection import own_mode
 from tests.gate.benches import LLAMA, MAMBA
-from tests.plugin.conftest import SUITES, Run, run_alone
+from tests.plugin.conftest import Run
+from tests.plugin.projects import SUITES, add
 
 ONE_EACH = """
 import pytest
@@ -51,10 +51,10 @@ def formats_of(result: pytest.RunResult) -> list[str]:
     ],
     ids=["one", "three", "mamba", "format", "format-all", "mode-all"],
 )
+@pytest.mark.usefixtures("conformance")
 def test_formats_that_the_gates_use_are_held(
-    conformance: Path, suites: Run, options: list[str], expected: list[str]
+    suites: Run, options: list[str], expected: list[str]
 ) -> None:
-    assert conformance.is_dir()
     result = suites(*options, "-v", "-k", "test_it")
     lines = str(result.stdout)
     assert sorted(formats_of(result)) == sorted(expected)
@@ -68,13 +68,13 @@ def test_formats_that_the_gates_use_are_held(
 
 
 def test_formats_of_other_gates_count(conformance: Path, suites: Run) -> None:
-    shutil.copy(SUITES / "test_overflow.py", conformance / "suites")
+    add(conformance, "test_overflow.py")
     result = suites("--mode", "int8", "--layers", "first", "-v", "-k", "test_it")
     assert sorted(formats_of(result)) == ["fp8_e4m3", "hif8", "int8", "mxfp4_e2m1", "mxfp8_e4m3"]
 
 
-def test_a_run_of_the_formats_alone_holds_all(conformance: Path, suites: Run) -> None:
-    assert conformance.is_dir()
+@pytest.mark.usefixtures("conformance")
+def test_a_run_of_the_formats_alone_holds_all(suites: Run) -> None:
     result = suites("-v", paths=["suites/test_formats.py"])
     assert sorted(formats_of(result)) == sorted(names())
     assert "deselected" not in str(result.stdout)
@@ -92,7 +92,7 @@ def test_modes_of_a_project_count_by_the_names_that_formats_have(
     conformance: Path, suites: Run
 ) -> None:
     (conformance / "conftest.py").write_text(OWN_MODE)
-    result = suites("--mode", "mine", "-v", "-k", "test_it", alone=True)
+    result = suites("--mode", "mine", "-v", "-k", "test_it")
     assert formats_of(result) == ["mxfp8_e4m3"]
 
 
@@ -100,7 +100,8 @@ def test_a_mode_with_an_unknown_format_leaves_the_error_to_its_gates(
     conformance: Path, suites: Run
 ) -> None:
     (conformance / "conftest.py").write_text(OWN_MODE.replace("MXFP8", "mxfp9"))
-    result = suites("--mode", "mine,hif8", "--layers", "first", "-v", alone=True)
+    (conformance / "suites" / "test_layer_outputs.py").unlink()
+    result = suites("--mode", "mine,hif8", "-v")
     assert formats_of(result) == ["hif8"]
     assert "unknown format 'mxfp9'" in str(result.stdout) + str(result.stderr)
     assert "INTERNALERROR" not in str(result.stdout) + str(result.stderr)
@@ -137,8 +138,3 @@ def test_the_suite_of_formats_is_marked() -> None:
     assert (
         "pytestmark = pytest.mark.qgate_used_formats\n" in (SUITES / "test_formats.py").read_text()
     )
-
-
-def test_the_marker_is_listed(pytester: pytest.Pytester) -> None:
-    result = run_alone(pytester, "--markers")
-    result.stdout.fnmatch_lines(["@pytest.mark.qgate_used_formats: *"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.plugin.conftest import Run, run_alone
+from tests.plugin.projects import header
 from tests.shares import proof
 
 LOSES = """
@@ -41,11 +41,6 @@ def lines(result: pytest.RunResult) -> list[str]:
     start = next((i for i, line in enumerate(every) if line.startswith("underflow: ")), len(every))
     end = next((i for i in range(start + 1, len(every)) if every[i][:1] != " "), len(every))
     return every[start:end]
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
@@ -100,24 +95,4 @@ def test_gates_are_watched_and_the_records_keep_it(project: Path, suites: Run) -
     assert result.ret == pytest.ExitCode.OK
     told = lines(result)
     assert "model.layers.0." in "".join(told)
-    header = json.loads((project / "qgate-out" / "results.jsonl").read_text().splitlines()[0])
-    assert [note for note in header["notes"] if note in told] == told
-    (project / "qgate.toml").unlink()
-    assert not lines(suites("--layers", "first"))
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "words"),
-    [
-        ("watch_underflow = 'yes'\n", [], "watch_underflow = 'yes' is not allowed; it is true or"),
-        ("", ["--watch-underflow=yes"], "ignored explicit argument 'yes'"),
-        ("", ["--watch-underflows"], "unrecognized arguments: --watch-underflows"),
-    ],
-)
-def test_what_cannot_be_meant_is_a_usage_error(
-    project: Path, suites: Run, text: str, options: list[str], words: str
-) -> None:
-    (project / "qgate.toml").write_text(text)
-    result = suites(*options)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert words in result.stdout.str() + result.stderr.str()
+    assert [note for note in header(project)["notes"] if note in told] == told
