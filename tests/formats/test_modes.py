@@ -86,7 +86,7 @@ def test_a_mode_leaves_nothing_behind(name: str, mode: object) -> None:
 
 
 def test_threads_have_buffers_of_their_own() -> None:
-    xs = [torch.randn(300, 700, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    xs = [torch.randn(150, 700, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     expected = {name: [qgate.quantize(x, name) for x in xs] for name in ALL}
     wrong: list[str] = []
 

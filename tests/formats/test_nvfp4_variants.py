@@ -150,7 +150,7 @@ def tied(seed: int, columns: int = 512, rows: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["nvfp4_4over6", "mse", "256"])
 def test_errors_that_nearly_agree_are_added_in_their_order(name: str, tile: int) -> None:
     near = 0
-    for seed in range(8):
+    for seed in range(4):
         x = tied(seed, rows=tile)
         theirs = reference(x.numpy(), name, tile)
         block = 16 if tile == 1 else (16, 16)
