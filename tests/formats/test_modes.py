@@ -149,16 +149,6 @@ def test_a_number_as_scale_is_not_rounded_on_its_way() -> None:
     assert qgate.quantize(x * 1e60, "int8", scale=1e60).isfinite().all()
 
 
-def test_negative_views_are_read_as_what_they_show() -> None:
-    z = torch.randn(64, dtype=torch.complex64, generator=torch.Generator().manual_seed(4))
-    view = z.conj().imag
-    assert view.is_neg()
-    for name in ALL:
-        assert torch.equal(
-            qgate.quantize(view, name), qgate.quantize(view.clone().contiguous(), name)
-        )
-
-
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8_e4m3", "fp6_e2m3", "fp4_e2m1", "hif8"])
 def test_the_largest_element_defines_its_scale_and_is_not_beyond_it(name: str) -> None:
     """amax / max is rounded to float32, half of the time down."""
