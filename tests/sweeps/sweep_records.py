@@ -63,6 +63,7 @@ def undefined() -> Record:
     record["levels"][2]["metrics"] |= {"mse": "inf", "sqnr_db": "-inf"}
     record["advice"]["stability"]["sqnr_db"]["max"] = "inf"
     record["tensor"]["min"] = "-inf"
+    record["advice"]["usual_gap_db"] = 0.0
     return record
 
 
