@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -33,16 +32,23 @@ class Planted(torch.nn.Module):
         return x
 
 
-def planted(**overrides: Any) -> ActivationsRecord:
+@pytest.fixture(scope="module")
+def measured() -> ActivationsRecord:
     g = torch.Generator().manual_seed(1)
     xs = [torch.randn(32, 64, generator=g) for _ in range(3)]
-    return qgate.activations(Planted(), xs, **overrides).record
+    return qgate.activations(Planted(), xs).record
+
+
+@pytest.fixture
+def planted(measured: ActivationsRecord) -> ActivationsRecord:
+    """The record of the planted elements, to be changed."""
+    return copy.deepcopy(measured)
 
 
 @pytest.fixture(scope="module", params=["tiny-llama", "tiny-mamba", "planted"])
-def record(request: pytest.FixtureRequest) -> ActivationsRecord:
+def record(request: pytest.FixtureRequest, measured: ActivationsRecord) -> ActivationsRecord:
     if request.param == "planted":
-        return planted()
+        return measured
     return qgate.activations(request.param, data__num_samples=1, data__seq_len=128).record
 
 
@@ -63,8 +69,8 @@ def test_no_two_pictures_of_formats_have_one_title(record: ActivationsRecord) ->
     assert len(set(titles)) == len(titles)
 
 
-def test_a_layer_that_one_element_flatters_is_named() -> None:
-    record = planted()
+def test_a_layer_that_one_element_flatters_is_named(planted: ActivationsRecord) -> None:
+    record = planted
     (finding,) = [f for f in findings(record) if f.text.startswith("int8 per tensor looks better")]
     assert finding.level == "warn"
     assert "layers.2 (input)" in finding.text
@@ -80,8 +86,8 @@ def test_a_layer_that_one_element_flatters_is_named() -> None:
     assert "breaks 1 input of 4" in broken.text
 
 
-def test_a_difference_of_less_than_six_decibels_is_no_finding() -> None:
-    record = copy.deepcopy(planted(formats=["int8"]))
+def test_a_difference_of_less_than_six_decibels_is_no_finding(planted: ActivationsRecord) -> None:
+    record = planted
     for layer in record["layers"]:
         for outcome in layer["portrait"]["formats"].values():
             outcome["rest_signal"], outcome["rest_noise"] = (
@@ -96,9 +102,9 @@ def test_a_difference_of_less_than_six_decibels_is_no_finding() -> None:
     assert all(losses(layer)["int8 per tensor"].flattered for layer in record["layers"])
 
 
-def test_the_heaviest_tails_need_others_and_must_be_heavy() -> None:
+def test_the_heaviest_tails_need_others_and_must_be_heavy(planted: ActivationsRecord) -> None:
     """A single layer has nothing to be compared with, and flat values have no tails."""
-    record = planted()
+    record = planted
     assert [f for f in findings(record) if f.text.startswith("heaviest tails")]
     single = copy.deepcopy(record)
     single["layers"] = [e for e in single["layers"] if e["module"] == "layers.2"][:1]

@@ -339,7 +339,7 @@ def test_percentiles_merge_and_grow_with_the_largest_value() -> None:
         assert len(pickle.dumps(counted)) / 8 < 4 * 2 * 16 * 34
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_how_much_is_counted_at_once_changes_nothing(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,13 +374,6 @@ def test_zeros_before_the_first_value_are_zeros_and_take_no_room() -> None:
     assert ranges["percentiles"]["1"] == [pytest.approx(-3, rel=ERROR)] * 4
     assert stats.ranges is not None
     assert len(pickle.dumps(stats.ranges)) / 4 < 4 * 2 * 16 * 24
-
-
-def test_widths_of_layers_are_their_own() -> None:
-    """Of modules of one pattern, each reports all of its channels."""
-    up, down = record_of(samples(2, width=24), ALL), record_of(samples(2, width=96), ALL)
-    assert (up["width"], down["width"]) == (24, 96)
-    assert len(down["ranges"]["percentiles"]["50"]) == 96
 
 
 def test_a_weight_is_reduced_by_its_axis() -> None:

@@ -136,11 +136,11 @@ def test_axes_say_what_was_reduced_over(reduced: int | None, words: str) -> None
 
 def test_titles_state_the_finding() -> None:
     record = usual()
-    titles = {
-        picture.name: sheet.title
-        for picture in pictures(record, LOOK)
-        if (sheet := picture.sheet())
+    names = ["count", "position", "token", "channel"]
+    drawn = {
+        n: named(record, n) for n in (*(f"outlier-{n}" for n in names), "sensitivity-mxfp4_e2m1")
     }
+    titles = {n: sheet.title for n, picture in drawn.items() if (sheet := picture.sheet())}
     assert "model.layers.1: 0.75 per sample" in titles["outlier-count"]
     assert "at position 37" in titles["outlier-position"]
     assert "“␣niz”" in titles["outlier-token"]
@@ -198,8 +198,11 @@ def test_names_are_safe_and_never_the_same() -> None:
 
 
 def test_kinds_are_told_apart_shortly() -> None:
-    names = ["model.layers.*.mlp.down_proj", "model.layers.*.self_attn.q_proj"]
-    assert list(short_kinds(names).values()) == ["mlp.down_proj", "self_attn.q_proj"]
+    names = ["model.layers.*.mlp.down_proj", "model.layers.*.self_attn.q_proj", "model.layers.*"]
+    assert list(short_kinds(names[:2]).values()) == ["mlp.down_proj", "self_attn.q_proj"]
+    assert list(short_kinds(names).values()) == ["mlp.down_proj", "self_attn.q_proj", "whole block"]
+    assert list(short_kinds(names[2:]).values()) == ["model.layers.*"]
+    assert list(short_kinds(["h.*", "other"]).values()) == ["h.*", "other"]
     assert kind_name("model.layers.12.mlp.experts.7.w1") == "model.layers.*.mlp.experts.*.w1"
     assert kind_name("h.3") == "h.*"
     assert kind_name("conv2d") == "conv2d"
@@ -231,10 +234,3 @@ def test_a_model_with_all_layers_kept_does_not_flatten_the_curve_of_a_proposal()
     assert np.asarray(line.get_ydata()).tolist() == [11.0, 21.0]
     assert "21.0 dB" in sheet.title
     assert "11.0 dB" in sheet.title
-
-
-def test_a_whole_block_does_not_lengthen_the_names_of_its_parts() -> None:
-    names = ["model.layers.*.mlp.down_proj", "model.layers.*.self_attn.q_proj", "model.layers.*"]
-    assert list(short_kinds(names).values()) == ["mlp.down_proj", "self_attn.q_proj", "whole block"]
-    assert list(short_kinds(["model.layers.*"]).values()) == ["model.layers.*"]
-    assert list(short_kinds(["h.*", "other"]).values()) == ["h.*", "other"]

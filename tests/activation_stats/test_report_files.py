@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +17,19 @@ from qgate.activation_stats.tables import csv_files, tables
 from qgate.activation_stats.texts import activation_text, keep_lines
 from qgate.text import decibels
 from tests.activation_stats.activation_records import RECORDS, broken, hostile, little, usual
+from tests.charts.page_reader import PageReader
 from tests.shares import proof, share
 
-QUICK = ReportOptions(dpi=40, formats=("html", "csv", "json"))
+QUICK = ReportOptions(dpi=20, formats=("html", "csv", "json"))
 
 
-class Reader(HTMLParser):
+class Reader(PageReader):
     """Tags with their attributes, and all text outside of scripts."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.words = ""
-        self._inside = ""
-        self.feed(text)
+    words = _inside = ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
+        super().handle_starttag(tag, attrs)
         self._inside = tag
 
     def handle_endtag(self, tag: str) -> None:  # noqa: ARG002

@@ -387,6 +387,7 @@ def test_two_names_of_one_key_on_a_command_line(tmp_path: Path) -> None:
 # Properties --------------------------------------------------------------------------------------
 
 
+@settings(max_examples=50)
 @given(
     st.lists(
         st.from_regex(r"(\\d|[a-z.0-9|]){1,8}(\{1,2\}|\(a,b\)|\[x,y\])?", fullmatch=True),

@@ -16,3 +16,8 @@ def normal() -> DumpAnalysis:
 @pytest.fixture(scope="session")
 def hostile() -> DumpAnalysis:
     return dump_records.quiet(dump_records.hostile_names)
+
+
+@pytest.fixture(scope="session", params=dump_records.EXTREMES)
+def extreme(request: pytest.FixtureRequest) -> DumpAnalysis:
+    return dump_records.quiet(dump_records.EXTREMES[request.param])

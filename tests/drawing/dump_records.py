@@ -521,7 +521,7 @@ EXTREMES: dict[str, Callable[[], DumpAnalysis]] = {
     "no tensor": no_tensor,
     "one tensor": one_tensor,
     "statistics only": statistics_only,
-    "many tensors": many_tensors,
+    "many tensors": lambda: many_tensors(layers=30),
     "hostile names": hostile_names,
     "constants": constants,
     "nothing finite": nothing_finite,

@@ -84,6 +84,16 @@ def plant(told: Any, x: Tensor) -> Tensor:
     return x
 
 
+def times(factor: float, **where: int) -> Change:
+    """Return a fault: all but the weights of some ranks, layers or samples times a factor."""
+
+    def fault(told: Any, x: Tensor) -> Tensor:
+        is_meant = all(getattr(told, name) == value for name, value in where.items())
+        return x * factor if is_meant and told.name != "weight" else x
+
+    return fault
+
+
 def analyzed(folder: Path, formats: tuple[str, ...] = FORMATS) -> DumpAnalysis:
     return analyze_dump(folder, request=DrawingRequest(formats=formats))
 
@@ -208,10 +218,7 @@ def test_a_format_that_looks_good_because_of_one_element_is_named(tmp_path: Path
 
 
 def test_a_fault_in_one_layer_of_one_rank_is_a_finding(tmp_path: Path) -> None:
-    def fault(told: Any, x: Tensor) -> Tensor:
-        return x * 2 if (told.rank, told.layer) == (2, 1) and told.name != "weight" else x
-
-    analysis = analyzed(write(tmp_path / "d", fault), ("fp8_e4m3",))
+    analysis = analyzed(write(tmp_path / "d", times(2, rank=2, layer=1)), ("fp8_e4m3",))
     findings = findings_of(analysis).findings
     (finding,) = [item for item in findings if item.text.startswith("Rank 2 of 3 stands")]
     assert finding.level == "warn"
@@ -223,10 +230,7 @@ def test_a_fault_in_one_layer_of_one_rank_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_a_rank_of_zeros_has_no_factor_in_digits(tmp_path: Path) -> None:
-    def fault(told: Any, x: Tensor) -> Tensor:
-        return x * 0 if (told.rank, told.layer) == (2, 1) and told.name != "weight" else x
-
-    analysis = analyzed(write(tmp_path / "d", fault), ("fp8_e4m3",))
+    analysis = analyzed(write(tmp_path / "d", times(0, rank=2, layer=1)), ("fp8_e4m3",))
     said = " ".join(
         f.text for f in findings_of(analysis).findings if f.text.startswith("Rank 2 of 3 stands")
     )
@@ -235,10 +239,8 @@ def test_a_rank_of_zeros_has_no_factor_in_digits(tmp_path: Path) -> None:
 
 
 def test_a_fault_in_one_sample_is_a_finding(tmp_path: Path) -> None:
-    def fault(told: Any, x: Tensor) -> Tensor:
-        return x * 2 if told.sample == 1 and told.name != "weight" else x
-
-    analysis = analyzed(write(tmp_path / "d", fault, ranks=1, samples=4), ("fp8_e4m3",))
+    dump = write(tmp_path / "d", times(2, sample=1), ranks=1, samples=4)
+    analysis = analyzed(dump, ("fp8_e4m3",))
     (finding,) = [f for f in findings_of(analysis).findings if f.text.startswith("Sample")]
     assert finding.text.startswith("Sample 1 of 4 stands out in layers 0 and 1: ")
     assert sheet_of("layer_analysis/samples", analysis).title.startswith("Sample 1 of 4 stands out")
@@ -281,27 +283,24 @@ def test_a_trend_needs_enough_tensors_that_are_not_quantized(healthy: DumpAnalys
 # Names -------------------------------------------------------------------------------------------
 
 
-def _known(folder: Path) -> Path:
+@pytest.fixture
+def known_dump(tmp_path: Path) -> DumpAnalysis:
     for place, parts in enumerate(GENERATIONS.values()):
-        known(folder, torch.randn(8, 64).bfloat16(), layer=place, **parts)
-    return folder
+        known(tmp_path / "d", torch.randn(8, 64).bfloat16(), layer=place, **parts)
+    return analyzed(tmp_path / "d")
 
 
-MADE: dict[str, Callable[[Path], DumpAnalysis]] = {
-    "healthy": lambda folder: analyzed(write(folder)),
-    "planted": lambda folder: analyzed(write(folder, plant)),
-    "known": lambda folder: analyzed(_known(folder)),
-    "two quant types": lambda _: dump_records.normal_record(layers=2, ranks=2),
-    "hostile": lambda _: dump_records.hostile_names(),
-}
+@pytest.fixture
+def two_quant_types() -> DumpAnalysis:
+    return dump_records.normal_record(layers=2, ranks=2)
 
 
 @share(6)
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", MADE)
-def test_no_two_lines_of_a_list_are_the_same(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["healthy", "planted", "known_dump", "two_quant_types", "hostile"])
+def test_no_two_lines_of_a_list_are_the_same(name: str, request: pytest.FixtureRequest) -> None:
     """`L2 linear backward grad_input, rank 0, iteration 7` stood for six tensors."""
-    analysis = MADE[name](tmp_path / "d")
+    analysis = request.getfixturevalue(name)
     lists = {
         "findings": [finding.text for finding in findings_of(analysis).findings],
         "worst tensors": [

@@ -79,7 +79,7 @@ def test_jensen_shannon_agrees_with_scipy(seed):
     assert jensen_shannon(apart[0], apart[1]) == 1.0
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 8])
+@pytest.mark.parametrize("ranks", [3, 8])
 @pytest.mark.parametrize("kind", ["normal", "laplace", "student_t"])
 def test_healthy_ranks_do_not_stand_out(kind, ranks):
     for seed in range(12):
@@ -88,7 +88,7 @@ def test_healthy_ranks_do_not_stand_out(kind, ranks):
         assert max(row["score"] for row in got["rows"]) < LIMIT
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 8])
+@pytest.mark.parametrize("ranks", [3, 8])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rank_that_is_ten_percent_larger_stands_out(seed, ranks):
     data = run(seed, ranks, elements=16384)
@@ -99,7 +99,7 @@ def test_a_rank_that_is_ten_percent_larger_stands_out(seed, ranks):
     assert got["tensors"][0]["factor"] == pytest.approx(1.1, rel=0.05)
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 8])
+@pytest.mark.parametrize("ranks", [3, 8])
 @pytest.mark.parametrize("kind", ["normal", "laplace", "student_t"])
 def test_a_rank_with_outliers_stands_out(kind, ranks):
     data = run(5, ranks, kind=kind)

@@ -119,6 +119,7 @@ def explore() -> None:
         {"zero_point": "minmax"},
         {"axis": 0},
     ]
+    large_options: list[dict[str, Any]] = [{}, {"granularity": "tensor"}, {"granularity": "block"}]
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         small = torch.randn(15, 70, generator=generator)
@@ -127,6 +128,8 @@ def explore() -> None:
         large = torch.randn(36, 1030, generator=generator).repeat(29, 1)
         numbers = [small, rough] if dtype == torch.float64 else [small, rough, large]
         for fmt, chosen, x in itertools.product(families.values(), options, numbers):
+            if len(x) > len(small) and chosen not in large_options:
+                continue
             try:
                 quantizer = qgate.Quantizer(fmt, **chosen)
             except qgate.QgateError:

@@ -248,16 +248,6 @@ def test_nvfp4_on_hard_tensors() -> None:
         assert float(encoded.tensor_scale) == float(rational.to_fp32(1 / s_enc))
 
 
-def test_nvfp4_uses_subnormal_and_zero_block_scales() -> None:
-    rows = [[1000.0] * 16, [1000.0 * 2.0**-17] * 16, [1000.0 * 2.0**-22] * 16]
-    encoded = qgate.encode(torch.tensor(rows), "nvfp4")
-    scales = qgate.formats.get("e4m3").code_values()[encoded.scales.flatten().numpy()]
-    assert scales[0] == 448
-    assert 0 < scales[1] < 2.0**-6
-    assert scales[2] == 0
-    assert (encoded.decode()[2] == 0).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_nvfp4_16_bit_results_are_rounded_once(dtype: torch.dtype) -> None:
     """Tensor scales for which a value lies so near a tie that float32 would round onto it."""
@@ -266,7 +256,6 @@ def test_nvfp4_16_bit_results_are_rounded_once(dtype: torch.dtype) -> None:
     met = 0
     for _ in range(300):
         x = torch.from_numpy(rng.standard_normal((8, 16)) * np.exp(rng.uniform(-3, 3))).to(dtype)
-        exact = qgate.quantize(x, "nvfp4", dtype=torch.float64)
         rows = x.double().tolist()
         s_enc = rational.nvfp4_scale(max(abs(Fraction(v)) for row in rows for v in row))
         exact = np.array([as_floats(rational.nvfp4_block(row, s_enc)[0]) for row in rows])

@@ -25,6 +25,7 @@ from tests.shares import share
 PARTS = {fmt.name: fmt for fmt in (S1P2, E8M0, E6M2, MXINT8_ELEMENT)}
 ELEMENTS = oracles.ELEMENTS
 SIXTEEN_BITS = [torch.bfloat16, torch.float16]
+INF, NAN = float("inf"), float("nan")
 TABLES_FROM = 2**14
 EXACT_FOR = 4000
 
@@ -157,29 +158,29 @@ def quantized(case: Case, x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor |
 # ---------------------------------------------------------------- facts
 
 
-# name: bits, largest, smallest normal, smallest subnormal, exponent of the largest, rounding
-FACTS: dict[str, tuple[int, float, float, float, int, str]] = {
-    "fp8_e4m3": (8, 448.0, 2.0**-6, 2.0**-9, 8, "even"),
-    "fp8_e5m2": (8, 57344.0, 2.0**-14, 2.0**-16, 15, "even"),
-    "fp8_e4m3fnuz": (8, 240.0, 2.0**-7, 2.0**-10, 7, "even"),
-    "fp8_e5m2fnuz": (8, 57344.0, 2.0**-15, 2.0**-17, 15, "even"),
-    "fp8_e4m3b11fnuz": (8, 30.0, 2.0**-10, 2.0**-13, 4, "even"),
-    "fp6_e3m2": (6, 28.0, 0.25, 0.0625, 4, "even"),
-    "fp6_e2m3": (6, 7.5, 1.0, 0.125, 2, "even"),
-    "fp4_e2m1": (4, 6.0, 1.0, 0.5, 2, "even"),
-    "S1P2": (4, 1.75, 1.0, 0.25, 0, "even"),
-    "mxint8 element": (8, 127 / 64, 1 / 64, 1 / 64, 0, "even"),
-    "E8M0": (8, 2.0**127, 2.0**-127, 2.0**-127, 127, "even"),
-    "E6M2": (8, 1.5 * 2.0**15, 2.0**-48, 2.0**-48, 15, "even"),
-    "fp16": (16, 65504.0, 2.0**-14, 2.0**-24, 15, "even"),
-    "bf16": (16, 255 * 2.0**120, 2.0**-126, 2.0**-133, 127, "even"),
-    "hif8": (8, 32768.0, 2.0**-15, 2.0**-22, 15, "away"),
-    "int8": (8, 127.0, 1.0, 1.0, 6, "even"),
-    "int4": (4, 7.0, 1.0, 1.0, 2, "even"),
-    "int2": (2, 1.0, 1.0, 1.0, 0, "even"),
-    "uint8": (8, 255.0, 1.0, 1.0, 7, "even"),
-    "uint4": (4, 15.0, 1.0, 1.0, 3, "even"),
-    "uint2": (2, 3.0, 1.0, 1.0, 1, "even"),
+# name: bits, largest, smallest normal, smallest subnormal, exponent of the largest, rounding, bias
+FACTS: dict[str, tuple[int, float, float, float, int, str, int | None]] = {
+    "fp8_e4m3": (8, 448.0, 2.0**-6, 2.0**-9, 8, "even", 7),
+    "fp8_e5m2": (8, 57344.0, 2.0**-14, 2.0**-16, 15, "even", 15),
+    "fp8_e4m3fnuz": (8, 240.0, 2.0**-7, 2.0**-10, 7, "even", 8),
+    "fp8_e5m2fnuz": (8, 57344.0, 2.0**-15, 2.0**-17, 15, "even", 16),
+    "fp8_e4m3b11fnuz": (8, 30.0, 2.0**-10, 2.0**-13, 4, "even", 11),
+    "fp6_e3m2": (6, 28.0, 0.25, 0.0625, 4, "even", 3),
+    "fp6_e2m3": (6, 7.5, 1.0, 0.125, 2, "even", 1),
+    "fp4_e2m1": (4, 6.0, 1.0, 0.5, 2, "even", 1),
+    "S1P2": (4, 1.75, 1.0, 0.25, 0, "even", 1),
+    "mxint8 element": (8, 127 / 64, 1 / 64, 1 / 64, 0, "even", None),
+    "E8M0": (8, 2.0**127, 2.0**-127, 2.0**-127, 127, "even", 127),
+    "E6M2": (8, 1.5 * 2.0**15, 2.0**-48, 2.0**-48, 15, "even", 48),
+    "fp16": (16, 65504.0, 2.0**-14, 2.0**-24, 15, "even", 15),
+    "bf16": (16, 255 * 2.0**120, 2.0**-126, 2.0**-133, 127, "even", 127),
+    "hif8": (8, 32768.0, 2.0**-15, 2.0**-22, 15, "away", None),
+    "int8": (8, 127.0, 1.0, 1.0, 6, "even", None),
+    "int4": (4, 7.0, 1.0, 1.0, 2, "even", None),
+    "int2": (2, 1.0, 1.0, 1.0, 0, "even", None),
+    "uint8": (8, 255.0, 1.0, 1.0, 7, "even", None),
+    "uint4": (4, 15.0, 1.0, 1.0, 3, "even", None),
+    "uint2": (2, 3.0, 1.0, 1.0, 1, "even", None),
 }
 
 
@@ -193,30 +194,9 @@ def test_facts_are_those_of_the_specifications(name: str) -> None:
         fmt.min_subnormal,
         fmt.max_exponent,
         fmt.rounding,
+        getattr(fmt, "bias", None),
     )
     assert found == FACTS[name]
-
-
-@pytest.mark.parametrize(
-    ("name", "bias"),
-    [
-        ("fp8_e4m3", 7),
-        ("fp8_e5m2", 15),
-        ("fp8_e4m3fnuz", 8),
-        ("fp8_e5m2fnuz", 16),
-        ("fp8_e4m3b11fnuz", 11),
-        ("fp6_e3m2", 3),
-        ("fp6_e2m3", 1),
-        ("fp4_e2m1", 1),
-        ("S1P2", 1),
-        ("E8M0", 127),
-        ("E6M2", 48),
-        ("fp16", 15),
-        ("bf16", 127),
-    ],
-)
-def test_bias(name: str, bias: int) -> None:
-    assert fmt_of(name).bias == bias
 
 
 @pytest.mark.parametrize(
@@ -248,36 +228,6 @@ def test_codes_of_infinities_and_nans(name: str, infinities: list[int], nans: li
     assert np.flatnonzero(np.isnan(values)).tolist() == nans
     assert fmt.has_inf is bool(infinities)
     assert (fmt.nan_code in nans) if nans else fmt.nan_code is None
-
-
-@pytest.mark.parametrize(
-    ("name", "code", "value"),
-    [
-        ("fp8_e4m3", 0x7E, 448.0),
-        ("fp8_e5m2", 0x7B, 57344.0),
-        ("fp8_e4m3fnuz", 0x7F, 240.0),
-        ("fp8_e5m2fnuz", 0x7F, 57344.0),
-        ("fp8_e4m3b11fnuz", 0x7F, 30.0),
-        ("hif8", 0x6E, 32768.0),
-        ("hif8", 0x7E, 2.0**-15),
-        ("hif8", 0x7F, 1.5 * 2.0**-15),
-        ("hif8", 0x07, 2.0**-16),
-        ("hif8", 0x01, 2.0**-22),
-        ("E8M0", 254, 2.0**127),
-        ("E8M0", 0, 2.0**-127),
-        ("E6M2", 0xFE, 1.5 * 2.0**15),
-        ("E6M2", 0x00, 2.0**-48),
-        ("int8", 0x80, -128.0),
-        ("int4", 0x8, -8.0),
-        ("int2", 0x2, -2.0),
-        ("uint8", 0x80, 128.0),
-        ("uint4", 0x8, 8.0),
-        ("uint2", 0x2, 2.0),
-        ("mxint8 element", 0x80, -2.0),
-    ],
-)
-def test_value_of_a_code_the_specifications_name(name: str, code: int, value: float) -> None:
-    assert fmt_of(name).code_values()[code] == value
 
 
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1"])
@@ -401,9 +351,10 @@ def test_every_sixteen_bit_number(case: Case, dtype: torch.dtype) -> None:
 
 @EVERY_CASE
 def test_midpoints_and_their_neighbors(case: Case) -> None:
+    """Float64 is rounded once, and not through float32, which has no number beside a midpoint."""
     centers = oracles.midpoints(case.name, narrow=case.narrow)
     for number in (np.float32, np.float64):
-        wide = around(centers, number)
+        wide = np.concatenate([around(centers, number), [0.0, -0.0, INF, -INF, NAN]])
         expected = case.agreed(wide, double=number is np.float64)
         check(case, torch.from_numpy(wide.astype(number)), expected)
 
@@ -421,151 +372,6 @@ def test_random_float64_numbers_with_ties_and_their_neighbors(case: Case) -> Non
     expected = case.exactly(x)
     assert_same_bits(case.agreed(x, double=True), expected, "the exact definition", x)
     check(case, torch.from_numpy(x), expected)
-
-
-def next_to(x: float, steps: int, number: type = np.float32) -> float:
-    """x moved by one number of a dtype: up for 1, down for -1."""
-    return float(np.nextafter(number(x), number(steps * np.inf)))
-
-
-Threshold = tuple[str, dict[str, Any], float, float]
-OVERFLOWS = {"saturate": False}
-FULL = {"scale": 1.0, "narrow": False}
-NARROW = {"scale": 1.0}
-INF, NAN = float("inf"), float("nan")
-THRESHOLDS: list[Threshold] = [
-    ("fp8_e4m3", {}, 464.0, 448.0),
-    ("fp8_e4m3", {}, next_to(464, 1), 448.0),
-    ("fp8_e4m3", {}, 464.1, 448.0),
-    ("fp8_e4m3", {}, 1e30, 448.0),
-    ("fp8_e4m3", {}, INF, 448.0),
-    ("fp8_e4m3", {}, -INF, -448.0),
-    ("fp8_e4m3", OVERFLOWS, 464.0, 448.0),
-    ("fp8_e4m3", OVERFLOWS, -464.0, -448.0),
-    ("fp8_e4m3", OVERFLOWS, next_to(464, 1), NAN),
-    ("fp8_e4m3", OVERFLOWS, -next_to(464, 1), NAN),
-    ("fp8_e4m3", OVERFLOWS, next_to(464, 1, np.float64), NAN),
-    ("fp8_e4m3", OVERFLOWS, next_to(464, -1, np.float64), 448.0),
-    ("fp8_e4m3", OVERFLOWS, INF, NAN),
-    ("fp8_e4m3", {}, 2.0**-10, 0.0),
-    ("fp8_e4m3", {}, -(2.0**-10), -0.0),
-    ("fp8_e4m3", {}, next_to(2**-10, 1), 2.0**-9),
-    ("fp8_e4m3", {}, next_to(2**-10, -1), 0.0),
-    ("fp8_e4m3", {}, next_to(2**-10, 1, np.float64), 2.0**-9),
-    ("fp8_e5m2", {}, 61440.0, 57344.0),
-    ("fp8_e5m2", {}, 1e30, 57344.0),
-    ("fp8_e5m2", {}, INF, 57344.0),
-    ("fp8_e5m2", {}, -INF, -57344.0),
-    ("fp8_e5m2", OVERFLOWS, 1e30, INF),
-    ("fp8_e5m2", OVERFLOWS, INF, INF),
-    ("fp8_e5m2", OVERFLOWS, -INF, -INF),
-    ("fp8_e5m2", OVERFLOWS, 61440.0, INF),
-    ("fp8_e5m2", OVERFLOWS, -61440.0, -INF),
-    ("fp8_e5m2", OVERFLOWS, next_to(61440, -1), 57344.0),
-    ("fp8_e5m2", OVERFLOWS, next_to(61440, -1, np.float64), 57344.0),
-    ("fp8_e5m2", {}, 2.0**-17, 0.0),
-    ("fp8_e5m2", {}, next_to(2**-17, 1), 2.0**-16),
-    ("fp8_e4m3fnuz", {}, 248.0, 240.0),
-    ("fp8_e4m3fnuz", OVERFLOWS, 248.0, NAN),
-    ("fp8_e4m3fnuz", OVERFLOWS, next_to(248, -1), 240.0),
-    ("fp8_e4m3fnuz", OVERFLOWS, -INF, NAN),
-    ("fp8_e4m3fnuz", {}, -(2.0**-11), 0.0),
-    ("fp8_e5m2fnuz", OVERFLOWS, 61440.0, NAN),
-    ("fp8_e5m2fnuz", {}, -INF, -57344.0),
-    ("fp8_e4m3b11fnuz", OVERFLOWS, 31.0, NAN),
-    ("fp16", {}, 65520.0, 65504.0),
-    ("fp16", OVERFLOWS, 65520.0, INF),
-    ("fp16", OVERFLOWS, next_to(65520, -1), 65504.0),
-    ("fp16", OVERFLOWS, next_to(65520, -1, np.float64), 65504.0),
-    ("fp16", {}, 2.0**-25, 0.0),
-    ("fp16", {}, next_to(2**-25, 1, np.float64), 2.0**-24),
-    ("bf16", {}, 2.0**128 * (1 - 2.0**-9), 255 * 2.0**120),
-    ("bf16", OVERFLOWS, 2.0**128 * (1 - 2.0**-9), INF),
-    ("bf16", OVERFLOWS, 2.0**1000, INF),
-    ("bf16", {}, 2.0**-134, 0.0),
-    ("bf16", {}, next_to(2**-134, 1), 2.0**-133),
-    ("fp6_e3m2", {}, 30.0, 28.0),
-    ("fp6_e3m2", {}, -(2.0**100), -28.0),
-    ("fp6_e3m2", {}, INF, 28.0),
-    ("fp6_e3m2", {}, 2.0**-5, 0.0),
-    ("fp6_e3m2", {}, next_to(2**-5, 1), 0.0625),
-    ("fp6_e2m3", {}, -INF, -7.5),
-    ("fp6_e2m3", {}, 2.0**-4, 0.0),
-    ("fp6_e2m3", {}, next_to(2**-4, 1), 0.125),
-    ("fp4_e2m1", {}, INF, 6.0),
-    ("fp4_e2m1", {}, 5.0, 4.0),
-    ("fp4_e2m1", {}, next_to(5, 1, np.float64), 6.0),
-    ("fp4_e2m1", {}, 2.5, 2.0),
-    ("fp4_e2m1", {}, 3.5, 4.0),
-    ("fp4_e2m1", {}, -0.25, -0.0),
-    ("fp4_e2m1", {}, -0.75, -1.0),
-    ("hif8", {}, next_to(2**-23, -1, np.float64), 0.0),
-    ("hif8", {}, -0.0, 0.0),
-    ("hif8", OVERFLOWS, next_to(40960, -1, np.float64), 32768.0),
-    ("int8", NARROW, 0.5, 0.0),
-    ("int8", NARROW, -0.5, 0.0),
-    ("int8", NARROW, 1.5, 2.0),
-    ("int8", NARROW, -127.5, -127.0),
-    ("int8", FULL, -127.5, -128.0),
-    ("int8", FULL, next_to(-127.5, 1, np.float64), -127.0),
-    ("int8", FULL, -(2.0**100), -128.0),
-    ("int8", FULL, 127.5, 127.0),
-    ("int8", NARROW, -INF, -127.0),
-    ("int4", NARROW, -7.5, -7.0),
-    ("int4", FULL, -7.5, -8.0),
-    ("int4", FULL, 7.5, 7.0),
-    ("int2", NARROW, -1.5, -1.0),
-    ("int2", FULL, -1.5, -2.0),
-    ("uint4", NARROW, 15.5, 15.0),
-    ("uint4", NARROW, -0.5, 0.0),
-    ("uint4", NARROW, -3.0, 0.0),
-    ("uint8", NARROW, -INF, 0.0),
-]
-
-
-def threshold_id(row: Threshold) -> str:
-    name, options, x, _ = row
-    words = "-".join(f"{key}={value}" for key, value in options.items())
-    return "-".join(filter(None, (name, words, x.hex())))
-
-
-@pytest.mark.parametrize("row", THRESHOLDS, ids=threshold_id)
-def test_threshold(row: Threshold) -> None:
-    name, options, x, expected = row
-    q = qgate.Quantizer(name, **options)
-    assert_same_bits(definition.quantize(np.array([x]), q), np.array([expected]), "definition")
-    with np.errstate(over="ignore"):
-        fits_float32 = float(np.float32(x)) == x
-    dtypes = [torch.float64, torch.float32] if fits_float32 else [torch.float64]
-    for dtype in dtypes:
-        for values in (q(torch.tensor([x], dtype=dtype)), q.encode(torch.tensor([x], dtype=dtype))):
-            values = values if isinstance(values, torch.Tensor) else values.decode(torch.float64)
-            assert_same_bits(values, np.array([expected]), str(dtype))
-
-
-@pytest.mark.parametrize(
-    ("name", "x", "expected"),
-    [
-        ("fp8_e4m3", 1.0625 + 2.0**-40, 1.125),
-        ("fp8_e4m3", 1.1875 - 2.0**-40, 1.125),
-        ("fp8_e5m2", 1.125 + 2.0**-40, 1.25),
-        ("fp6_e2m3", 1.0625 + 2.0**-40, 1.125),
-        ("fp4_e2m1", 1.25 + 2.0**-40, 1.5),
-        ("fp16", 1 + 2.0**-11 + 2.0**-40, 1 + 2.0**-10),
-        ("bf16", 1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-7),
-        ("hif8", 1.0625 - 2.0**-40, 1.0),
-    ],
-)
-def test_float64_is_rounded_once_and_not_through_float32(
-    name: str, x: float, expected: float
-) -> None:
-    for dtype in (torch.float64, torch.float32):
-        y = qgate.quantize(torch.tensor([x, -x], dtype=torch.float64), name, dtype=dtype)
-        assert y.tolist() == [expected, -expected]
-    y = definition.quantize(np.array([x, -x]), qgate.Quantizer(name))
-    assert y.tolist() == [expected, -expected]
-    through_float32 = torch.tensor([x], dtype=torch.float64).float()
-    assert qgate.quantize(through_float32, name).item() != expected
 
 
 # ---------------------------------------------------------------- stochastic rounding

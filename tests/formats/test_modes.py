@@ -86,7 +86,7 @@ def test_a_mode_leaves_nothing_behind(name: str, mode: object) -> None:
 
 
 def test_threads_have_buffers_of_their_own() -> None:
-    xs = [torch.randn(300, 700, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    xs = [torch.randn(150, 700, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     expected = {name: [qgate.quantize(x, name) for x in xs] for name in ALL}
     wrong: list[str] = []
 
@@ -147,16 +147,6 @@ def test_a_number_as_scale_is_not_rounded_on_its_way() -> None:
     assert torch.equal(qgate.quantize(x, "int8", scale=0.1), torch.from_numpy(wanted))
     assert qgate.quantize(x * 1e-60, "int8", scale=1e-60).abs().max() > 0
     assert qgate.quantize(x * 1e60, "int8", scale=1e60).isfinite().all()
-
-
-def test_negative_views_are_read_as_what_they_show() -> None:
-    z = torch.randn(64, dtype=torch.complex64, generator=torch.Generator().manual_seed(4))
-    view = z.conj().imag
-    assert view.is_neg()
-    for name in ALL:
-        assert torch.equal(
-            qgate.quantize(view, name), qgate.quantize(view.clone().contiguous(), name)
-        )
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "fp8_e4m3", "fp6_e2m3", "fp4_e2m1", "hif8"])

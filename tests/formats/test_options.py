@@ -164,14 +164,6 @@ def test_codes_have_the_promised_dtypes(name: str) -> None:
     assert name in repr(encoded)
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16"])
-def test_16_bit_codes_are_torchs_bits(name: str) -> None:
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}[name]
-    x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-    codes = qgate.encode(x, name).codes
-    assert torch.equal(codes.view(torch.int16), x.to(dtype).view(torch.int16))
-
-
 def test_decode_to_another_dtype_rounds_once() -> None:
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     encoded = qgate.encode(x, "int8", granularity="channel", axis=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import qgate
 from qgate.testing import CheckFailure, check, tiles
-from tests.kernel_checks.right_kernels import CASTS
+from tests.kernel_checks.right_kernels import CASTS, searched
 
 X = torch.randn(24, 96, generator=torch.Generator().manual_seed(3)) * 3
 BY_ROW = {"granularity": "channel", "axis": 0}
@@ -106,21 +106,9 @@ def test_a_convention_that_was_asked_for_is_the_only_one() -> None:
         check(values, X, format=declared, convention="amax/126")
 
 
-def _searched(x: Tensor, fmt: str) -> Tensor:
-    """Quantize each row with the best of thirty scales."""
-    largest = qgate.formats.get(fmt).max
-    best, error = x, torch.full((len(x), 1), torch.inf)
-    for share in torch.linspace(0.5, 1.05, 30):
-        scale = x.abs().amax(-1, keepdim=True) * share / largest
-        y = qgate.quantize(x / scale, fmt, **({"scale": 1.0} if fmt == "int4" else {})) * scale
-        mine = (y - x).square().sum(-1, keepdim=True)
-        best, error = torch.where(mine < error, y, best), torch.minimum(mine, error)
-    return best
-
-
 def test_searched_scales_pass_where_they_are_declared() -> None:
     options: Any = {"granularity": "channel", "axis": 0}
-    values = _searched(X, "int4")
+    values = searched(X, "int4")
     assert (
         "our search"
         in check(values, X, format="int4", convention="mse", **options).conventions["values"]

@@ -29,8 +29,8 @@ FORMATS: dict[str, Any] = {
 Kernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def example(sizes: tuple[int, ...], seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(seed)
+def example(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(0)
     x = torch.randn(sum(sizes), 64, generator=draw)
     w = torch.randn(len(sizes), 24, 64, generator=draw) * torch.tensor([1.0, 3.0, 0.5, 2.0]).view(
         4, 1, 1
@@ -65,11 +65,10 @@ def kernel_of(fmt: Any, **wrong: Any) -> Kernel:
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_a_right_kernel_passes_for_every_division_of_rows(sizes: tuple[int, ...], fmt: Any) -> None:
-    for seed in (0, 1):
-        report = check_kernel(
-            kernel_of(fmt), *example(sizes, seed), like=grouped_product, inputs={0: fmt, 1: fmt}
-        )
-        assert report.held[0] == "the example"
+    report = check_kernel(
+        kernel_of(fmt), *example(sizes), like=grouped_product, inputs={0: fmt, 1: fmt}
+    )
+    assert report.held[0] == "the example"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from qgate.expected.derived import RELATIONS
 from qgate.kernel_checks.accepted import UPDATING
 from qgate.kernel_checks.subject import make_subject
 from qgate.testing import CheckFailure, check_kernel, tiles
+from tests.kernel_checks.right_kernels import searched
 
 GENERATOR = torch.Generator().manual_seed(5)
 X = torch.randn(24, 64, generator=GENERATOR)
@@ -310,20 +311,11 @@ def test_a_limit_below_the_error_of_the_format_is_refused() -> None:
 
 
 def test_searched_scales_have_a_band_of_errors() -> None:
-    def searched(x: Tensor) -> Tensor:
-        best, error = x, torch.full((len(x), 1), torch.inf)
-        for share in torch.linspace(0.5, 1.05, 30):
-            scale = x.abs().amax(-1, keepdim=True) * share / 7
-            y = (x / scale).round().clamp(-7, 7) * scale
-            mine = (y - x).square().sum(-1, keepdim=True)
-            best, error = torch.where(mine < error, y, best), torch.minimum(mine, error)
-        return best
-
     fmt = qgate.Quantizer("int4", granularity="channel", axis=0)
     options: dict[str, Any] = {"like": linear, "inputs": {0: fmt}, "convention": "mse"}
-    report = check_kernel(lambda x, w: linear(searched(x), w), X, W, **options)
+    report = check_kernel(lambda x, w: linear(searched(x, "int4"), w), X, W, **options)
     assert "searched scales" in report.conventions["argument 0"]
-    for wrong in (lambda x, w: linear(searched(x) * 1.1, w), linear):
+    for wrong in (lambda x, w: linear(searched(x, "int4") * 1.1, w), linear):
         with pytest.raises(CheckFailure, match="searched scales give"):
             check_kernel(wrong, X, W, **options)
 
@@ -331,7 +323,7 @@ def test_searched_scales_have_a_band_of_errors() -> None:
 def test_searched_scales_are_held_at_limits_and_accepted_values(tmp_path: Path) -> None:
     fmt = qgate.Quantizer("int4", granularity="channel", axis=0)
 
-    def searched(x: Tensor, w: Tensor) -> Tensor:
+    def our_search(x: Tensor, w: Tensor) -> Tensor:
         values = search_scales(x.double().numpy(), fmt)
         return linear(torch.from_numpy(values).float(), w)
 
@@ -341,12 +333,12 @@ def test_searched_scales_are_held_at_limits_and_accepted_values(tmp_path: Path) 
     options: dict[str, Any] = {"like": linear, "inputs": {0: fmt}, "convention": "mse"}
     accepted = tmp_path / "gemm.json"
     with pytest.raises(CheckFailure, match=r"has no accepted values in .*gemm\.json"):
-        check_kernel(searched, X, W, **options, accept=accepted)
+        check_kernel(our_search, X, W, **options, accept=accepted)
     before = UPDATING.set(True)
-    best = check_kernel(searched, X, W, **options, accept=accepted)
+    best = check_kernel(our_search, X, W, **options, accept=accepted)
     UPDATING.reset(before)
     assert json.loads(accepted.read_text())["error"] == best.error
-    check_kernel(searched, X, W, **options, accept=accepted, limit=2 * best.format_error)
+    check_kernel(our_search, X, W, **options, accept=accepted, limit=2 * best.format_error)
     limit = 1.001 * best.format_error
     with pytest.raises(CheckFailure, match=f"against unquantized values, limit {limit:g}; an"):
         check_kernel(lambda x, w: definition(x * 1.02, w), X, W, **options, limit=limit)
@@ -461,13 +453,6 @@ def test_attention_over_a_quantized_cache() -> None:
         relations=[relation for relation in RELATIONS if relation != "nan"],
     )  # fmt: skip
     assert any("dimension 2 of argument 1, dimension 2 of argument 2" in n for n in report.held)
-
-
-def test_paths_of_accepted_values_may_be_given(tmp_path: Path) -> None:
-    with pytest.raises(CheckFailure, match=r"has no accepted values in .*mine\.json"):
-        check_kernel(
-            right, X, W, like=linear, inputs=MX, relations=["one"], accept=tmp_path / "mine.json"
-        )
 
 
 # Batch invariance --------------------------------------------------------------------------------

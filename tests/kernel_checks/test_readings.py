@@ -134,7 +134,7 @@ def test_a_state_without_its_residual_is_named_at_rounding_boundaries() -> None:
     def like(x: Tensor, residual: Tensor) -> Tensor:
         return x + residual
 
-    for seed in range(4):
+    for seed in range(2):
         x = torch.randn(16, 64, generator=torch.Generator().manual_seed(seed))
         with pytest.raises(CheckFailure, match="argument 1 is not used: read as zeros"):
             check_kernel(

@@ -22,14 +22,7 @@ def minmax_scale(prompts: Sequence[Array], arithmetic: Arithmetic = "fp32") -> f
 
 
 def quantile(values: Array, alpha: float) -> np.float32:
-    """torch.quantile on float32: the rank itself is float32, then a lerp from the nearer end."""
-    ordered = np.sort(values.astype(F32), axis=None)
-    rank = F32(alpha) * F32(ordered.size - 1)
-    below, above = ordered[int(np.floor(rank))], ordered[int(np.ceil(rank))]
-    weight = rank - np.floor(rank)
-    if weight < 0.5:
-        return F32(below + weight * (above - below))
-    return F32(above - (above - below) * (F32(1) - weight))
+    return np.float32(np.quantile(values.astype(np.float64), alpha))
 
 
 def percentile_scale(prompts: Sequence[Array], alpha: float) -> float:

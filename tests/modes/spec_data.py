@@ -18,8 +18,6 @@ def hadamard_matrix(n: int) -> Array:
         matrix = np.block([[core + one, core - one], [core - one, -core - one]])
     while matrix.shape[0] < n:
         matrix = np.kron(matrix, np.array([[1, 1], [1, -1]]))
-    if matrix.shape[0] != n:
-        raise ValueError(f"no matrix of order {n}")
     return np.asarray(matrix / np.sqrt(n), np.float32)
 
 

@@ -14,6 +14,7 @@ from qgate.gate.measuring.cache_traces import RunTraces
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.models import Model
 from tests.gate.test_cache_faults import findings
+from tests.shares import share
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
@@ -43,6 +44,7 @@ def load(path: Path) -> Model:
     return models.load(f"hf:{path}", name="decoder", sampling=sampling)
 
 
+@share(3)
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2"])
 def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
     more = {"sliding_window": None} if kind == "Mistral" else {}

@@ -32,7 +32,7 @@ Local = Callable[[str], Capture]
 
 @pytest.fixture(scope="module")
 def mamba() -> Model:
-    sampling = models.Sampling(samples=2, seqlen=256, calib_samples=16, calib_seqlen=256)
+    sampling = models.Sampling(samples=2, seqlen=160, calib_samples=8, calib_seqlen=160)
     return models.load("tiny-mamba", sampling=sampling)
 
 
@@ -132,59 +132,6 @@ def test_path_a_reads_the_same_codes(mode: str, local: Local, scales: modes.Cali
     assert all(step_of(scales, site) > 0 for site in local(mode) if site.endswith("scan:u"))
 
 
-@pytest.mark.parametrize(
-    ("mode", "part", "code"),
-    [("0", 0.5, 127), ("2-0", 0.5, 127), ("2-3", 0.5, 127), ("4", 0.5, 1e9), ("5-2", 0.5, 1e9),
-     ("2-4", 0, 1e9), ("5-1", 0, 1e9), ("5-4", 0.125, 31), ("6-3", 0.25, 63)],
-)  # fmt: skip
-def test_u_is_as_far_from_y_as_its_grid_allows(
-    mode: str, part: float, code: float, local: Local, scales: modes.Calibration
-) -> None:
-    run = local(mode)
-    for site in (s for s in run if s.endswith("scan:u")):
-        step = step_of(scales, site)
-        y = torch.cat(run[site.replace("scan:u", "act:output")], 1)
-        u = torch.cat(run[site], 1)
-        inside = y.abs() <= (code + 0.49) * step
-        bound = part * step * (1 + 1e-5)
-        assert float((u - y).abs()[inside].max()) <= bound, site
-        if part:
-            assert float((u - y).abs()[inside].max()) > 0.4 * bound, site
-
-
-@pytest.mark.parametrize("mode", ["0", "2-0", "2-1", "2-2", "2-3", "5-0", "6-0"])
-def test_u_has_at_most_256_values_all_on_the_grid(
-    mode: str, local: Local, scales: modes.Calibration
-) -> None:
-    for site in (s for s in local(mode) if s.endswith("scan:u")):
-        values = torch.cat(local(mode)[site], 1).unique()
-        k = values / step_of(scales, site)
-        assert len(values) <= 256
-        assert float((k - k.round()).abs().max()) < 1e-4
-
-
-def test_without_clipping_all_ways_to_keep_outliers_are_the_grid(
-    mamba: Model, scales: modes.Calibration, reference: Capture
-) -> None:
-    wide = {
-        site: replace(entry, scale=entry.scale * 8, wide=(entry.wide or 0) * 8)
-        if site.endswith("x_proj:input") else entry
-        for site, entry in scales.scales.items()
-    }  # fmt: skip
-    generous = replace(scales, scales=wide)
-
-    def u_of(name: str) -> list[Tensor]:
-        run = capture.run(
-            modes.apply(modes.find_mode(name, "mamba"), mamba, generous).model, r"scan:u$",
-            forced=reference,
-        )  # fmt: skip
-        return [tensor for site in run for tensor in run[site]]
-
-    for names in (("4", "2-3"), ("5-2", "5-0"), ("5-3", "5-0"), ("6-4", "6-2")):
-        one, other = map(u_of, names)
-        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), names
-
-
 def run_ids(mamba: Model, scales: modes.Calibration, mode: str, ids: Tensor) -> Tensor:
     with torch.no_grad():
         return modes.apply(modes.find_mode(mode, "mamba"), mamba, scales).model(ids)
@@ -245,21 +192,6 @@ def test_the_order_of_the_errors(local: Local, reference: Capture) -> None:
     for name, others in near.items():
         for other in others:
             assert error(other) == pytest.approx(order[name], rel=0.06), (name, other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [("2-4", "2-2"), ("4", "2-2"), ("3", "2-4"), ("5-4", "5-0"), ("6-1", "6-0"), ("6-4", "6-2")],
-)
-def test_modes_that_must_differ_do(one: str, other: str, local: Local) -> None:
-    assert any(
-        relative_mse(a, b) > 1e-4 for _, a, b in pairs(local(one), local(other), "scan:output")
-    )
-
-
-@pytest.mark.parametrize("mode", [m.name for m in MAMBA_MODES])
-def test_no_mode_is_the_reference(mode: str, local: Local, reference: Capture) -> None:
-    assert all(relative_mse(a, b) > 1e-9 for _, a, b in pairs(local(mode), reference, OUT))
 
 
 @pytest.mark.parametrize("mode", ["0", "2-1", "3", "5-3", "6-1", "fp16"])

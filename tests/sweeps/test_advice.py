@@ -282,8 +282,3 @@ def test_names_of_formats_that_cannot_be_swept_are_not_offered() -> None:
     with pytest.raises(QgateError, match="Allowed: ") as caught:
         qgate.sweep(torch.ones(3), "fp9")
     assert not {"nvfp4", "hif4", "uint8"} & set(str(caught.value).replace(".", ",").split(", "))
-
-
-def test_a_format_without_negative_values_cannot_be_swept() -> None:
-    with pytest.raises(QgateError, match=r"uint4 has no negative values.*signed format"):
-        qgate.sweep(torch.ones(3), "uint4")

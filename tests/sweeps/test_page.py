@@ -78,7 +78,7 @@ def test_gaps_without_a_number_are_no_finding(gap: float, shown: str) -> None:
 
 
 def test_of_many_tensors_the_worst_are_pictured() -> None:
-    many = [entry(i, sqnr_db=float(i)) for i in range(100)]
+    many = [entry(i, sqnr_db=float(i), rest_db=float(i)) for i in range(100)]
     text = page(many[::-1], [(each["tensor"], None) for each in many], "", {})
     assert len(re.findall("<svg ", text)) == 60
     assert "t000/summary.png" in text

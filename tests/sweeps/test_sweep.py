@@ -183,16 +183,6 @@ def test_levels_hold_even_steps_all_integers_and_the_usual_scale() -> None:
         assert level["integer"] == level["e8m0"] == float(level["exponent"]).is_integer()
 
 
-def test_an_explicit_end_is_used_as_given() -> None:
-    for high, low in ((10, None), (None, -10), (0, 0), (10, -10)):
-        record = qgate.sweep(activation(), "e4m3", max_exp=high, min_exp=low).record
-        if high is not None:
-            assert record["parameters"]["max_exp"] == high
-        if low is not None:
-            assert record["parameters"]["min_exp"] == low
-    assert qgate.sweep(activation(), "e4m3", max_exp=10, min_exp=-10).levels[0]["exponent"] == 10
-
-
 def test_scale_bits_limit_what_can_be_recommended() -> None:
     x = activation() * 2.0**18
     assert qgate.sweep(x, "e4m3").exponent > 15
@@ -204,14 +194,22 @@ def test_scale_bits_limit_what_can_be_recommended() -> None:
     assert "a scale of 5 bits" in " ".join(qgate.sweep(x * 2.0**30, "e4m3", scale_bits=5).reasons)
 
 
-def test_a_format_of_scales_or_without_mx_is_refused() -> None:
-    with pytest.raises(QgateError, match="nvfp4 has scales of its own"):
-        qgate.sweep(activation(), "nvfp4")
-    with pytest.raises(QgateError, match=r"hif8 has no MX format.*mxint8"):
-        qgate.sweep(activation(), "hif8", granularity="block")
-    assert (
-        qgate.sweep(activation(), "int8", granularity="block").record["format"]["name"] == "mxint8"
-    )
+@pytest.mark.parametrize(
+    ("fmt", "granularity", "words"),
+    [
+        ("nvfp4", "tensor", "nvfp4 has scales of its own .*; sweep its elements, fp4_e2m1"),
+        ("hif8", "block", "hif8 has no MX format.*mxint8"),
+        ("uint4", "tensor", "uint4 has no negative values.*signed format"),
+    ],
+)
+def test_a_format_that_cannot_be_swept_is_refused(fmt: str, granularity: str, words: str) -> None:
+    with pytest.raises(QgateError, match=words):
+        qgate.sweep(activation(), fmt, granularity=granularity)
+
+
+def test_the_format_that_is_swept_is_the_one_of_the_granularity() -> None:
+    swept = qgate.sweep(activation(), "int8", granularity="block")
+    assert swept.record["format"]["name"] == "mxint8"
     assert qgate.sweep(activation(), "mxfp8").record["format"]["name"] == "fp8_e4m3"
 
 
@@ -328,17 +326,6 @@ def test_parameters_that_require_gradients_are_swept_like_their_values() -> None
     assert next(level for level in swept.levels if level["exponent"] == -5)["overflow"] > 0
 
 
-def test_an_outlier_gets_one_verdict() -> None:
-    x = torch.randn(2**16, generator=torch.Generator().manual_seed(0)).bfloat16()
-    x[5] = 3e4
-    swept = qgate.sweep(x, "e4m3")
-    # The one element holds nearly all the energy: 7 is the first exponent that keeps it.
-    assert swept.exponent == 7
-    assert swept.recommended["overflow"] == 0
-    text = " ".join(swept.reasons)
-    assert "Nothing overflows" in text
-
-
 # --- advice --------------------------------------------------------------------------------------
 
 
@@ -351,7 +338,7 @@ def test_normalization_of_constant_and_infinite_metrics() -> None:
     assert advice.normalized([math.nan, 1.0], lower=False)[0] == 0.0
 
 
-def test_the_score_is_the_documented_sum_and_scale_free() -> None:
+def test_the_score_is_the_documented_sum() -> None:
     x = activation(dtype=torch.float64)
     swept = qgate.sweep(x, "e4m3", levels=6)
     part = {name: [level["metrics"][name] for level in swept.levels] for name in advice.WEIGHTS}
@@ -363,9 +350,7 @@ def test_the_score_is_the_documented_sum_and_scale_free() -> None:
     total += 0.2 * (v - v.min()) / (v.max() - v.min())
     scores = [level["score"] for level in swept.levels]
     assert scores == pytest.approx(total.tolist(), rel=1e-12)
-    small = qgate.sweep(x * 2.0**-30, "e4m3", levels=6)
-    assert [level["score"] for level in small.levels] == pytest.approx(scores, rel=1e-9)
-    assert small.exponent == swept.exponent - 30
+    assert qgate.sweep(x * 2.0**-30, "e4m3", levels=6).exponent == swept.exponent - 30
 
 
 def test_severity_has_the_documented_edges() -> None:
@@ -558,8 +543,6 @@ def test_one_given_end_moves_the_other_only_where_it_has_to() -> None:
 def test_what_is_no_format_or_tensor_is_named() -> None:
     with pytest.raises(TypeError, match="not NoneType"):
         qgate.sweep(activation(), None)  # type: ignore[arg-type]
-    with pytest.raises(QgateError, match="sweep its elements, fp4_e2m1"):
-        qgate.sweep(activation(), "nvfp4")
     with pytest.raises(QgateError, match="an iterator does not allow"):
         qgate.stats.counts(iter([torch.zeros(3)]))
     assert "recommended" in repr(qgate.sweep(activation(), "e4m3"))
