@@ -22,3 +22,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write(tmp_path_factory.mktemp("parent"), parent_tensors(), {}))
+
+
+@pytest.fixture(scope="session")
+def wide_parent(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the parent of GGUF files, whose rows are whole blocks."""
+    from tests.checkpoints import gguf_exports
+
+    return str(write(tmp_path_factory.mktemp("parent"), gguf_exports.parent_tensors(), {}))

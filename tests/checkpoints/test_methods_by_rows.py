@@ -89,7 +89,7 @@ def test_gates_accept_what_a_method_changes_and_find_a_fault_on_top(
     assert accept(child, parent, tmp_path / "baselines") == []
     assert failures(gates_of(child, parent, tmp_path / "baselines")) == []
     fault = next(fault for fault in FAULTS if "zero points" in fault.words)
-    broken = fault.export(0)
+    broken = fault.scheme(0)
     fault.plant(broken)
     broken.write(tmp_path / "broken")
     texts = failures(gates_of(tmp_path / "broken", parent, tmp_path / "baselines"))

@@ -22,6 +22,7 @@ from qgate.checkpoints.texts import first_line, result_lines
 from qgate.errors import QgateError
 from qgate.storage.locations import location_of
 from tests.checkpoints import onnx_exports
+from tests.checkpoints.faults import ExportFault
 from tests.checkpoints.onnx_exports import (
     HAND_EXPORTS,
     QUANTIZED,
@@ -31,7 +32,7 @@ from tests.checkpoints.onnx_exports import (
     float_model,
     write_parent,
 )
-from tests.checkpoints.onnx_faults import FAULTS, OnnxFault
+from tests.checkpoints.onnx_faults import FAULTS
 from tests.checkpoints.work import decoded
 
 
@@ -262,9 +263,9 @@ def test_a_published_export_without_names_is_matched_by_content(tmp_path: Path) 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_named_by_tensor_and_cause(
-    fault: OnnxFault, exports: dict[str, Path], parent: str, tmp_path: Path
+    fault: ExportFault, exports: dict[str, Path], parent: str, tmp_path: Path
 ) -> None:
-    model = onnx.load(exports[fault.export])
+    model = onnx.load(exports[fault.scheme])
     fault.plant(model)
     onnx.save(model, tmp_path / "model.onnx")
     line = first_line(compare(str(tmp_path), parent))
