@@ -1,4 +1,4 @@
-"""Right exports of one network, made once."""
+"""Right exports of one network and its parents, made once."""
 
 from __future__ import annotations
 
@@ -17,3 +17,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in SCHEMES:
         export(root / name, name)
     return root
+
+
+@pytest.fixture(scope="session")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write(tmp_path_factory.mktemp("parent"), parent_tensors(), {}))
+
+
+@pytest.fixture(scope="session")
+def wide_parent(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the parent of GGUF files, whose rows are whole blocks."""
+    from tests.checkpoints import gguf_exports
+
+    return str(write(tmp_path_factory.mktemp("parent"), gguf_exports.parent_tensors(), {}))

@@ -17,13 +17,13 @@ Q = "model.layers.0.self_attn.q_proj"
 
 @dataclass(frozen=True)
 class ExportFault:
-    """A fault: the scheme it is planted in, where, and words of its finding."""
+    """A fault: what the export is made by, the tensor, and words of its finding."""
 
     name: str
-    scheme: str
+    scheme: Any
     subject: str
     words: str
-    plant: Callable[[Tensors, dict[str, Any]], None]
+    plant: Callable[..., object]
 
 
 def _change(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 
+from tests.checkpoints.faults import ExportFault
 from tests.checkpoints.gguf_exports import (
     Array,
     GgufExport,
@@ -19,17 +19,6 @@ from tests.checkpoints.gguf_exports import (
 )
 
 Q, UP, DOWN = "blk.0.attn_q.weight", "blk.1.ffn_up.weight", "blk.0.ffn_down.weight"
-
-
-@dataclass(frozen=True)
-class GgufFault:
-    """A fault: the type it is planted in, the tensor, and words of its finding."""
-
-    name: str
-    kind: Kind
-    subject: str
-    words: str
-    plant: Callable[[GgufExport], None]
 
 
 def _change(name: str, change: Callable[[Array], Array]) -> Callable[[GgufExport], None]:
@@ -139,36 +128,36 @@ INFINITY = b"\x00\x7c"
 UP_PARENT = "model.layers.0.mlp.up_proj.weight"
 Q_PARENT = "model.layers.0.self_attn.q_proj.weight"
 FAULTS = (
-    GgufFault("nibbles swapped", Kind.Q4_0, UP, "halves of each byte are swapped", _change(UP, _nibbles_swapped(2))),
-    GgufFault("nibbles of Q5_1 swapped", Kind.Q5_1, UP, "halves of each byte are swapped", _change(UP, _nibbles_swapped(8))),
-    GgufFault("nibbles of Q4_K swapped", Kind.Q4_K, UP, "halves of each byte are swapped", _change(UP, _nibbles_swapped(16))),
-    GgufFault("neighbors in a byte", Kind.Q4_0, UP, "bytes hold neighboring codes", _change(UP, _in_neighbors(2, 16))),
-    GgufFault("neighbors in a byte of Q4_K", Kind.Q4_K, UP, "bytes hold neighboring codes", _change(UP, _in_neighbors(16, 32))),
-    GgufFault("q not reordered", Kind.Q8_0, Q, "reorders the rows of each head of q and k for the rope of llama", _put(Q, Q_PARENT)),
-    GgufFault("q of qwen2 reordered", Kind.Q4_K, Q, "reordered as for llama's rope", _with(architecture="qwen2")),
-    GgufFault("scales beyond float16", Kind.Q8_0, UP, "3 of .* scales are NaN or infinite", _change(UP, _set(slice(0, 2), INFINITY))),
-    GgufFault("minima beyond float16", Kind.Q4_K, UP, "values are NaN or infinite", _change(UP, _set(slice(2, 4), INFINITY))),
-    GgufFault("blocks never written", Kind.Q4_0, DOWN, "3 blocks were never written", _change(DOWN, _set(slice(None), b"\x00\x00" + b"\x88" * 16))),
-    GgufFault("super-blocks never written", Kind.Q4_K, DOWN, "3 blocks were never written", _change(DOWN, _set(slice(None), 0))),
-    GgufFault("tensor never written", Kind.Q6_K, DOWN, "all values are zero", _change(DOWN, np.zeros_like)),
-    GgufFault("another layer's tensor", Kind.Q4_0, UP, "was made from model.layers.0.mlp.up_proj.weight, not from", _put(UP, UP_PARENT)),
-    GgufFault("another tensor of the shape", Kind.Q4_K, UP, "was made from model.layers.0.mlp.gate_proj.weight, not from",
-              _put(UP, "model.layers.0.mlp.gate_proj.weight")),
-    GgufFault("scales for minima", Kind.Q4_K, UP, "scales and minima of blocks are swapped", _change(UP, _swap(slice(0, 2), slice(2, 4)))),
-    GgufFault("scales for minima of Q4_1", Kind.Q4_1, UP, "scales and minima of blocks are swapped", _change(UP, _swap(slice(0, 2), slice(2, 4)))),
-    GgufFault("sub-block scales for minima", Kind.Q4_K, UP, "scales and minima of sub-blocks are swapped",
-              lambda made: (_change(UP, _swap(slice(4, 8), slice(8, 12)))(made), _change(UP, _last_swapped)(made))[0]),
-    GgufFault("sub-block scales for minima of Q2_K", Kind.Q2_K, UP, "scales and minima of sub-blocks are swapped", _change(UP, lambda b: _q2_swapped(b))),
-    GgufFault("scales of the block before", Kind.Q4_0, UP, "every scale belongs to the group before it", _change(UP, _roll_scales)),
-    GgufFault("scales twice too high", Kind.Q8_0, UP, "all scales are 2 times too high", _change(UP, _double_scales)),
-    GgufFault("blocks moved by one", Kind.Q4_K, UP, "every block is that", _change(UP, lambda b: np.roll(b, 1, 0))),
-    GgufFault("rows moved", Kind.Q8_0, UP, "rows stand in another order: moved by one", _roll_rows),
-    GgufFault("Q4_0 declared IQ4_NL", Kind.Q4_0, UP, "its blocks are Q4_0, and it is declared IQ4_NL", _declare(Kind.IQ4_NL)),
-    GgufFault("Q4_K declared Q4_0", Kind.Q4_K, UP, "its blocks are Q4_K, and it is declared Q4_0", _declare(Kind.Q4_0)),
-    GgufFault("another mix", Kind.Q8_0, "general.file_type", "it says Q4_K_M, which is mostly Q4_K, and the layers are 100 % Q8_0", _with(file_type=15)),
-    GgufFault("1 added to a norm", Kind.Q8_0, "output_norm.weight", "1 is added to it", _norm_plus_one),
-    GgufFault("a norm is lost", Kind.Q8_0, "model.norm.weight", "it is in the parent alone", _lose("output_norm.weight")),
-    GgufFault("a tensor too many", Kind.Q8_0, "blk.7.extra.weight", "it is in the child alone", _extra),
+    ExportFault("nibbles swapped", Kind.Q4_0, UP, "halves of each byte are swapped", _change(UP, _nibbles_swapped(2))),
+    ExportFault("nibbles of Q5_1 swapped", Kind.Q5_1, UP, "halves of each byte are swapped", _change(UP, _nibbles_swapped(8))),
+    ExportFault("nibbles of Q4_K swapped", Kind.Q4_K, UP, "halves of each byte are swapped", _change(UP, _nibbles_swapped(16))),
+    ExportFault("neighbors in a byte", Kind.Q4_0, UP, "bytes hold neighboring codes", _change(UP, _in_neighbors(2, 16))),
+    ExportFault("neighbors in a byte of Q4_K", Kind.Q4_K, UP, "bytes hold neighboring codes", _change(UP, _in_neighbors(16, 32))),
+    ExportFault("q not reordered", Kind.Q8_0, Q, "reorders the rows of each head of q and k for the rope of llama", _put(Q, Q_PARENT)),
+    ExportFault("q of qwen2 reordered", Kind.Q4_K, Q, "reordered as for llama's rope", _with(architecture="qwen2")),
+    ExportFault("scales beyond float16", Kind.Q8_0, UP, "3 of .* scales are NaN or infinite", _change(UP, _set(slice(0, 2), INFINITY))),
+    ExportFault("minima beyond float16", Kind.Q4_K, UP, "values are NaN or infinite", _change(UP, _set(slice(2, 4), INFINITY))),
+    ExportFault("blocks never written", Kind.Q4_0, DOWN, "3 blocks were never written", _change(DOWN, _set(slice(None), b"\x00\x00" + b"\x88" * 16))),
+    ExportFault("super-blocks never written", Kind.Q4_K, DOWN, "3 blocks were never written", _change(DOWN, _set(slice(None), 0))),
+    ExportFault("tensor never written", Kind.Q6_K, DOWN, "all values are zero", _change(DOWN, np.zeros_like)),
+    ExportFault("another layer's tensor", Kind.Q4_0, UP, "was made from model.layers.0.mlp.up_proj.weight, not from", _put(UP, UP_PARENT)),
+    ExportFault("another tensor of the shape", Kind.Q4_K, UP, "was made from model.layers.0.mlp.gate_proj.weight, not from",
+                _put(UP, "model.layers.0.mlp.gate_proj.weight")),
+    ExportFault("scales for minima", Kind.Q4_K, UP, "scales and minima of blocks are swapped", _change(UP, _swap(slice(0, 2), slice(2, 4)))),
+    ExportFault("scales for minima of Q4_1", Kind.Q4_1, UP, "scales and minima of blocks are swapped", _change(UP, _swap(slice(0, 2), slice(2, 4)))),
+    ExportFault("sub-block scales for minima", Kind.Q4_K, UP, "scales and minima of sub-blocks are swapped",
+                lambda made: (_change(UP, _swap(slice(4, 8), slice(8, 12)))(made), _change(UP, _last_swapped)(made))[0]),
+    ExportFault("sub-block scales for minima of Q2_K", Kind.Q2_K, UP, "scales and minima of sub-blocks are swapped", _change(UP, lambda b: _q2_swapped(b))),
+    ExportFault("scales of the block before", Kind.Q4_0, UP, "every scale belongs to the group before it", _change(UP, _roll_scales)),
+    ExportFault("scales twice too high", Kind.Q8_0, UP, "all scales are 2 times too high", _change(UP, _double_scales)),
+    ExportFault("blocks moved by one", Kind.Q4_K, UP, "every block is that", _change(UP, lambda b: np.roll(b, 1, 0))),
+    ExportFault("rows moved", Kind.Q8_0, UP, "rows stand in another order: moved by one", _roll_rows),
+    ExportFault("Q4_0 declared IQ4_NL", Kind.Q4_0, UP, "its blocks are Q4_0, and it is declared IQ4_NL", _declare(Kind.IQ4_NL)),
+    ExportFault("Q4_K declared Q4_0", Kind.Q4_K, UP, "its blocks are Q4_K, and it is declared Q4_0", _declare(Kind.Q4_0)),
+    ExportFault("another mix", Kind.Q8_0, "general.file_type", "it says Q4_K_M, which is mostly Q4_K, and the layers are 100 % Q8_0", _with(file_type=15)),
+    ExportFault("1 added to a norm", Kind.Q8_0, "output_norm.weight", "1 is added to it", _norm_plus_one),
+    ExportFault("a norm is lost", Kind.Q8_0, "model.norm.weight", "it is in the parent alone", _lose("output_norm.weight")),
+    ExportFault("a tensor too many", Kind.Q8_0, "blk.7.extra.weight", "it is in the child alone", _extra),
 )  # fmt: skip
 
 
@@ -182,7 +171,7 @@ def _q2_swapped(blocks: Array) -> Array:
     return blocks
 
 
-def planted(fault: GgufFault) -> GgufExport:
-    made = export(fault.kind)
+def planted(fault: ExportFault) -> GgufExport:
+    made = export(fault.scheme)
     fault.plant(made)
     return made

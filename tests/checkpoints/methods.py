@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.checkpoints.exports import LAYERS, WIDTH, parent_tensors, write
+from tests.checkpoints.faults import ExportFault
 from tests.checkpoints.references import (
     IntegerWeight,
     activations,
@@ -150,17 +151,6 @@ Q, K, V = (f"model.layers.0.self_attn.{part}_proj" for part in "qkv")
 NORM = "model.layers.1.post_attention_layernorm.weight"
 
 
-@dataclass(frozen=True)
-class MethodFault:
-    """A fault of an export by a method: where, and words of the finding."""
-
-    name: str
-    export: Callable[[int], Export]
-    subject: str
-    words: str
-    plant: Callable[[Export], None]
-
-
 def _weight(
     name: str, change: Callable[[IntegerWeight], IntegerWeight]
 ) -> Callable[[Export], None]:
@@ -218,45 +208,45 @@ def _unscaled(seed: int, name: str) -> IntegerWeight:
 
 
 FAULTS = (
-    MethodFault("zero points stored without less one", export_gptq, UP, "zero points are 1 too high",
+    ExportFault("zero points stored without less one", export_gptq, UP, "zero points are 1 too high",
                 _weight(UP, lambda w: replace(w, zeros=w.zeros + 1))),
-    MethodFault("zero points stored less one twice", export_gptq, DOWN, "zero points are 1 too low",
+    ExportFault("zero points stored less one twice", export_gptq, DOWN, "zero points are 1 too low",
                 _weight(DOWN, lambda w: replace(w, zeros=w.zeros - 1))),
-    MethodFault("group index left out", by_activation, DOWN, "g_idx", _weight(DOWN, _in_order)),
-    MethodFault("group index of another order", by_activation, DOWN, "g_idx", _weight(DOWN, _inverse)),
-    MethodFault("nibbles swapped", export_gptq, UP, "the order of nibbles", _weight(UP, _nibbles)),
-    MethodFault("words reversed", export_gptq, UP, "codes of each word are in reversed", _weight(UP, _words)),
-    MethodFault("groups moved", export_gptq, DOWN, "every scale belongs to the group",
+    ExportFault("group index left out", by_activation, DOWN, "g_idx", _weight(DOWN, _in_order)),
+    ExportFault("group index of another order", by_activation, DOWN, "g_idx", _weight(DOWN, _inverse)),
+    ExportFault("nibbles swapped", export_gptq, UP, "the order of nibbles", _weight(UP, _nibbles)),
+    ExportFault("words reversed", export_gptq, UP, "codes of each word are in reversed", _weight(UP, _words)),
+    ExportFault("groups moved", export_gptq, DOWN, "every scale belongs to the group",
                 _weight(DOWN, lambda w: replace(w, scales=w.scales.reshape(-1).roll(1).reshape(w.scales.shape),
                                                 zeros=w.zeros.reshape(-1).roll(1).reshape(w.zeros.shape)))),
-    MethodFault("scales doubled", export_gptq, UP, "all scales are 2 times too high",
+    ExportFault("scales doubled", export_gptq, UP, "all scales are 2 times too high",
                 _weight(UP, lambda w: replace(w, scales=w.scales * 2))),
-    MethodFault("rows moved", export_gptq, UP, "rows stand in another order",
+    ExportFault("rows moved", export_gptq, UP, "rows stand in another order",
                 _weight(UP, lambda w: replace(w, codes=w.codes.roll(1, 0), scales=w.scales.roll(1, 0),
                                               zeros=w.zeros.roll(1, 0)))),
-    MethodFault("codes with noise", export_gptq, UP, "codes are not the nearest", _weight(UP, _noisy)),
-    MethodFault("codes never written", export_gptq, UP, "codes are not the nearest", _weight(UP, _end_unwritten)),
-    MethodFault("AWQ's norm not divided", export_awq, UP, "which nothing undoes",
+    ExportFault("codes with noise", export_gptq, UP, "codes are not the nearest", _weight(UP, _noisy)),
+    ExportFault("codes never written", export_gptq, UP, "codes are not the nearest", _weight(UP, _end_unwritten)),
+    ExportFault("AWQ's norm not divided", export_awq, UP, "which nothing undoes",
                 _other(NORM, lambda _: parent_tensors(0)[NORM])),
-    MethodFault("AWQ's norm divided twice", export_awq, UP, "which nothing undoes",
+    ExportFault("AWQ's norm divided twice", export_awq, UP, "which nothing undoes",
                 _other(NORM, lambda x: x * x / parent_tensors(0)[NORM])),
-    MethodFault("AWQ left one reader of a norm out", export_awq, V, "undoes what was done to",
+    ExportFault("AWQ left one reader of a norm out", export_awq, V, "undoes what was done to",
                 lambda export: export.weights.update({V: _unscaled(0, V)})),
-    MethodFault("AWQ's nibbles swapped", export_awq, Q, "the order of nibbles", _weight(Q, _nibbles)),
-    MethodFault("AWQ left the weight before out", export_awq, DOWN, "which nothing undoes",
+    ExportFault("AWQ's nibbles swapped", export_awq, Q, "the order of nibbles", _weight(Q, _nibbles)),
+    ExportFault("AWQ left the weight before out", export_awq, DOWN, "which nothing undoes",
                 lambda export: export.weights.update({
                     DOWN.replace("down", "up"): _unscaled(0, DOWN.replace("down", "up"))})),
-    MethodFault("a norm divided for nothing", export_gptq, "model.layers.0.input_layernorm", "not the parent's",
+    ExportFault("a norm divided for nothing", export_gptq, "model.layers.0.input_layernorm", "not the parent's",
                 _other("model.layers.0.input_layernorm.weight", lambda x: (x / 1.3).bfloat16())),
-    MethodFault("one weight not rotated", export_rotated, Q, "not to this",
+    ExportFault("one weight not rotated", export_rotated, Q, "not to this",
                 lambda export: export.weights.update({Q: _unscaled(0, Q)})),
-    MethodFault("another rotation", export_rotated, UP, "rotated otherwise than model.embed_tokens",
+    ExportFault("another rotation", export_rotated, UP, "rotated otherwise than model.embed_tokens",
                 lambda export: export.weights.update({UP: with_stored_scales(nearest(
                     (parent_tensors(0)[f"{UP}.weight"].float() * parent_tensors(0)[NORM].float())
                     @ hadamard(WIDTH, 99), 4, GROUP))})),
-    MethodFault("nibbles of a rotated weight", export_rotated, Q, "rotated otherwise than", _weight(Q, _nibbles)),
-    MethodFault("a norm not folded", export_rotated, NORM, "all values are 1.5, the parent's are not",
+    ExportFault("nibbles of a rotated weight", export_rotated, Q, "rotated otherwise than", _weight(Q, _nibbles)),
+    ExportFault("a norm not folded", export_rotated, NORM, "all values are 1.5, the parent's are not",
                 _other(NORM, lambda _: torch.ones(WIDTH).bfloat16() * 1.5)),
-    MethodFault("scales of a rotated weight", export_rotated, K, "scales are 1.5. times the ideal",
+    ExportFault("scales of a rotated weight", export_rotated, K, "scales are 1.5. times the ideal",
                 _weight(K, lambda w: replace(w, scales=w.scales * 1.5))),
 )  # fmt: skip

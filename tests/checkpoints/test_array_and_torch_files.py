@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from qgate.checkpoints import array_files, grids
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.opening import open_checkpoint
+from qgate.checkpoints.stored import Checkpoint
 from qgate.errors import QgateError
-from tests.checkpoints.exports import export, parent_tensors, write
+from tests.checkpoints.exports import WIDTH, export, parent_tensors, write
 from tests.checkpoints.faults import UP
 
 
@@ -92,6 +95,55 @@ def test_a_child_and_a_parent_may_be_of_any_kind(name: str, tmp_path: Path) -> N
     key = next(n for n in read.entries if n.endswith(f"{UP}.weight"))
     assert torch.equal(read.read(key), tensors[f"{UP}.weight"])
     assert read.entries[key].dtype == "I8"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "spans"),
+    [(".npz", "npz", 2), (".npz, compressed", "npz", 0), (".pt", "pt", 2)],
+)
+def test_spans_of_a_file_are_its_elements(
+    name: str, kind: str, spans: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(array_files, "LARGE", 256)
+    tensors = {
+        "a": torch.randn(40, 24),
+        "turned": torch.randn(24, 40).T,
+        "b": torch.randint(0, 100, (3, 5, 64), dtype=torch.int8),
+        "few": torch.randn(3),
+    }
+    WRITERS[name](tmp_path, tensors)
+    checkpoint = open_checkpoint(str(tmp_path / f"model.{kind}"))
+    checkpoint.ahead = 1 << 9
+    assert sum(checkpoint.has_spans(n) for n in ("a", "b")) == spans
+    assert not checkpoint.has_spans("turned")
+    for key, x in tensors.items():
+        row = x.reshape(-1)
+        assert torch.equal(checkpoint.read(key), x)
+        for first in range(0, len(row), 37):
+            last = min(first + 37, len(row))
+            assert torch.equal(checkpoint.read_span(key, first, last), row[first:last])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_array_is_unpacked_a_few_times(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grids, "CHUNK", 8 * WIDTH)
+    monkeypatch.setattr(Checkpoint, "ahead", 1 << 9)
+    monkeypatch.setattr(array_files, "LARGE", 256)
+    write(tmp_path / "parent", parent_tensors(), {})
+    child = tmp_path / "child"
+    WRITERS[name](child, _child(child))
+    reads: Counter[str] = Counter()
+    original = Checkpoint.read
+
+    def count(checkpoint: Checkpoint, key: str) -> Tensor:
+        reads[key] += 1
+        return original(checkpoint, key)
+
+    monkeypatch.setattr(Checkpoint, "read", count)
+    assert compare(str(child), str(tmp_path / "parent")).findings == []
+    assert max(reads.values(), default=0) <= 1
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -172,12 +224,13 @@ def test_a_file_that_cannot_be_read_is_one_clear_error(name: str, tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model.npz"])
+@pytest.mark.parametrize("name", ["model.pt", "model.npz", "model.onnx"])
 def test_no_permission_is_an_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _plain(tmp_path, parent_tensors())
     _npz(tmp_path, parent_tensors())
+    (tmp_path / "model.onnx").write_bytes(b"any")
 
     def refuse(*_arguments: object) -> bytes:
         raise PermissionError(13, "Permission denied")

@@ -12,19 +12,13 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.comparison import compare
-from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.texts import first_line
 from tests.checkpoints.bnb_exports import RIGHT, configuration, export, stored, tensors_of
 from tests.checkpoints.exports import parent_tensors, write
+from tests.checkpoints.work import decoded
 
 UP = "model.layers.1.mlp.up_proj"
 Tensors = dict[str, Tensor]
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write(tmp_path_factory.mktemp("parent"), parent_tensors(), {}))
 
 
 @pytest.mark.parametrize("scheme", RIGHT)
@@ -46,13 +40,11 @@ def test_a_weight_is_decoded_to_the_bits_of_the_library(
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     parts, values = stored(weight, scheme)
     write(tmp_path, {f"up.{ending}": x for ending, x in parts.items()}, {})
-    checkpoint = open_checkpoint(str(tmp_path))
-    (found,) = find_weights(checkpoint)
-    decoded = decode(checkpoint, found).values().reshape(shape)
+    ours = decoded(tmp_path).reshape(shape)
     if scheme == "int8":  # it multiplies by 1 / 127
-        assert torch.allclose(decoded, values, rtol=1e-6, atol=0)
+        assert torch.allclose(ours, values, rtol=1e-6, atol=0)
     else:
-        assert torch.equal(decoded, values)
+        assert torch.equal(ours, values)
 
 
 @dataclass(frozen=True)

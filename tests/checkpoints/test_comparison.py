@@ -8,11 +8,10 @@ import pytest
 from safetensors.torch import load_file
 
 from qgate.checkpoints.comparison import compare
-from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import decode, find_weights
 from qgate.checkpoints.texts import first_line
 from tests.checkpoints.exports import SCHEMES, compress, export, parent_tensors, write
 from tests.checkpoints.faults import FAULTS, ExportFault
+from tests.checkpoints.work import decoded
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -31,11 +30,9 @@ def test_a_weight_is_decoded_as_by_the_library(name: str, tmp_path: Path) -> Non
     weight = parent_tensors()["model.layers.0.mlp.down_proj.weight"]
     parts, values = compress(SCHEMES[name], weight)
     write(tmp_path, {f"down_proj.{ending}": part for ending, part in parts.items()}, {})
-    checkpoint = open_checkpoint(str(tmp_path))
-    (stored,) = find_weights(checkpoint)
-    decoded = decode(checkpoint, stored).values()
-    assert float((decoded - values).abs().max()) <= 2e-3 * float(values.abs().max())
-    assert (decoded.bfloat16() == values.bfloat16()).float().mean() > 0.99
+    ours = decoded(tmp_path)
+    assert float((ours - values).abs().max()) <= 2e-3 * float(values.abs().max())
+    assert (ours.bfloat16() == values.bfloat16()).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

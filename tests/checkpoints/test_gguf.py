@@ -13,19 +13,14 @@ from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.compute import measure
 from qgate.checkpoints.gguf.weights import KINDS, decode_blocks
 from qgate.checkpoints.texts import first_line
-from tests.checkpoints.exports import write
-from tests.checkpoints.gguf_exports import RIGHT, export, parent_tensors
-from tests.checkpoints.gguf_faults import FAULTS, GgufFault, planted
+from tests.checkpoints.faults import ExportFault
+from tests.checkpoints.gguf_exports import RIGHT, export
+from tests.checkpoints.gguf_faults import FAULTS, planted
 
 BLOCKS = np.load(Path(__file__).parent / "files" / "ggml_blocks.npz")
 """Blocks that ggml's own quantizers wrote of one weight, some for weights of importance."""
 NOT_DECODED = ("Q8_K", "Q1_0", "Q2_0")
 """Types that gguf does not dequantize, or does not have."""
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write(tmp_path_factory.mktemp("parent"), parent_tensors(), {}))
 
 
 # Blocks -------------------------------------------------------------------------------------------
@@ -78,9 +73,9 @@ def test_blocks_of_ggml_are_near_the_estimate_of_an_ideal_quantizer(name: str) -
 
 
 @pytest.mark.parametrize("kind", RIGHT, ids=lambda kind: kind.name)
-def test_a_right_export_is_as_declared(kind: Kind, parent: str, tmp_path: Path) -> None:
+def test_a_right_export_is_as_declared(kind: Kind, wide_parent: str, tmp_path: Path) -> None:
     path = export(kind).write(tmp_path / "child.gguf")
-    record = compare(str(path), parent)
+    record = compare(str(path), wide_parent)
     assert record.findings == []
     assert [weight.outcome for weight in record.weights].count("quantized") == 16
     assert {w.outcome for w in record.weights} == {"quantized", "cast"}
@@ -92,9 +87,9 @@ def test_a_right_export_is_as_declared(kind: Kind, parent: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_by_tensor_and_cause(
-    fault: GgufFault, parent: str, tmp_path: Path
+    fault: ExportFault, wide_parent: str, tmp_path: Path
 ) -> None:
-    record = compare(str(planted(fault).write(tmp_path / "child.gguf")), parent)
+    record = compare(str(planted(fault).write(tmp_path / "child.gguf")), wide_parent)
     causes = [finding.cause for finding in record.findings if finding.subject == fault.subject]
     assert any(re.search(fault.words, cause) for cause in causes), record.findings
     assert fault.subject in first_line(record) or fault.name == "q of qwen2 reordered"

@@ -129,13 +129,12 @@ def test_an_unknown_type_is_named_and_the_others_are_judged(tmp_path: Path) -> N
 # Files of one checkpoint --------------------------------------------------------------------------
 
 
-def test_parts_are_one_checkpoint_named_by_any_of_them(tmp_path: Path) -> None:
-    parent = write(tmp_path / "parent", parent_tensors(), {})
+def test_parts_are_one_checkpoint_named_by_any_of_them(wide_parent: str, tmp_path: Path) -> None:
     export(Kind.Q8_0).write(tmp_path / "child" / "m.gguf", split=6)
     parts = sorted((tmp_path / "child").iterdir())
     assert [part.name for part in parts] == [f"m-0000{i}-of-00004.gguf" for i in range(1, 5)]
     for spec in (tmp_path / "child", parts[0], parts[2]):
-        record = compare(str(spec), str(parent))
+        record = compare(str(spec), wide_parent)
         assert record.findings == []
         assert len(record.weights) == 21
     parts[1].unlink()
@@ -214,22 +213,22 @@ def _norm_of_gemma(plus: float) -> GgufExport:
     return made
 
 
-def test_norms_of_gemma_have_1_added(tmp_path: Path) -> None:
-    parent = str(write(tmp_path / "parent", parent_tensors(), {}))
-    right = compare(str(_norm_of_gemma(1).write(tmp_path / "a.gguf")), parent)
+def test_norms_of_gemma_have_1_added(wide_parent: str, tmp_path: Path) -> None:
+    right = compare(str(_norm_of_gemma(1).write(tmp_path / "a.gguf")), wide_parent)
     assert right.findings == []
     assert "norms are compared with the parent's plus 1" in "\n".join(result_lines(right))
-    record = compare(str(_norm_of_gemma(0).write(tmp_path / "b.gguf")), parent)
+    record = compare(str(_norm_of_gemma(0).write(tmp_path / "b.gguf")), wide_parent)
     assert len(record.findings) == 5
     assert all("adds 1 to norms of gemma" in finding.cause for finding in record.findings)
 
 
-def test_rows_of_an_architecture_in_no_list_may_be_in_either_order(tmp_path: Path) -> None:
-    parent = str(write(tmp_path / "parent", parent_tensors(), {}))
+def test_rows_of_an_architecture_in_no_list_may_be_in_either_order(
+    wide_parent: str, tmp_path: Path
+) -> None:
     for reorders in (True, False):
         made = export(Kind.Q8_0, reorders=reorders)
         made.architecture = "exaone4"
-        record = compare(str(made.write(tmp_path / f"{reorders}.gguf")), parent)
+        record = compare(str(made.write(tmp_path / f"{reorders}.gguf")), wide_parent)
         assert [f for f in record.findings if "attn_q" in f.subject] == []
         assert [f for f in record.findings if "attn_k" in f.subject] == []
 

@@ -10,10 +10,10 @@ import torch
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.record import CheckpointRecord
 from tests.checkpoints.exports import INNER, parent_tensors, write
+from tests.checkpoints.faults import ExportFault
 from tests.checkpoints.methods import (
     FAULTS,
     Export,
-    MethodFault,
     by_activation,
     export_awq,
     export_gptq,
@@ -53,8 +53,8 @@ def test_what_a_method_changes_on_purpose_is_no_finding(seed: int, tmp_path: Pat
 
 @share(6)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_on_top_of_a_method_is_found(fault: MethodFault, tmp_path: Path) -> None:
-    export = fault.export(0)
+def test_a_fault_on_top_of_a_method_is_found(fault: ExportFault, tmp_path: Path) -> None:
+    export = fault.scheme(0)
     fault.plant(export)
     findings = _compared(export, tmp_path, 0).findings
     causes = [finding.cause for finding in findings if fault.subject in finding.subject]

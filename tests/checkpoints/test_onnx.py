@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import re
 import sys
@@ -23,6 +22,7 @@ from qgate.checkpoints.texts import first_line, result_lines
 from qgate.errors import QgateError
 from qgate.storage.locations import location_of
 from tests.checkpoints import onnx_exports
+from tests.checkpoints.faults import ExportFault
 from tests.checkpoints.onnx_exports import (
     HAND_EXPORTS,
     QUANTIZED,
@@ -32,7 +32,8 @@ from tests.checkpoints.onnx_exports import (
     float_model,
     write_parent,
 )
-from tests.checkpoints.onnx_faults import FAULTS, OnnxFault
+from tests.checkpoints.onnx_faults import FAULTS
+from tests.checkpoints.work import decoded
 
 
 @pytest.fixture(scope="module")
@@ -262,9 +263,9 @@ def test_a_published_export_without_names_is_matched_by_content(tmp_path: Path) 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_named_by_tensor_and_cause(
-    fault: OnnxFault, exports: dict[str, Path], parent: str, tmp_path: Path
+    fault: ExportFault, exports: dict[str, Path], parent: str, tmp_path: Path
 ) -> None:
-    model = onnx.load(exports[fault.export])
+    model = onnx.load(exports[fault.scheme])
     fault.plant(model)
     onnx.save(model, tmp_path / "model.onnx")
     line = first_line(compare(str(tmp_path), parent))
@@ -441,16 +442,14 @@ AS_STORED: dict[str, Nodes] = {
 def test_values_and_their_order_follow_the_graph(name: str, tmp_path: Path) -> None:
     nodes = SINGLE.get(name) or AS_STORED[name]
     model = onnx_exports.model_of(nodes, PARTS, {"x": (None, 32)}, {"y": (None, 48)})
-    decoded = _only_weight(model, tmp_path)
+    values = _only_weight(model, tmp_path)
     expected = VALUES.T if name in SINGLE else VALUES
-    assert np.array_equal(decoded, expected)
+    assert np.array_equal(values, expected)
 
 
 def _only_weight(model: onnx.ModelProto, folder: Path) -> Array:
     onnx.save(model, folder / "model.onnx")
-    checkpoint = open_checkpoint(str(folder))
-    (weight,) = [w for w in find_weights(checkpoint) if w.packing]
-    return decode(checkpoint, weight).values().numpy()
+    return decoded(folder).numpy()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -469,13 +468,13 @@ def test_gathered_blocks_are_those_of_onnxruntime(bits: int, tmp_path: Path) -> 
     )  # fmt: skip
     parts = {"t": table, "s": scales, "ids": np.arange(24)}
     model = onnx_exports.model_of([node], parts, {}, {"y": (None, None)})
-    decoded = _only_weight(model, tmp_path)
+    values = _only_weight(model, tmp_path)
     (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {})
     offset = 0.0 if bits == 4 else 8.0
     assert np.array_equal(
-        decoded, (codes.astype(np.float32) - offset) * np.repeat(scales, 16, axis=1)
+        values, (codes.astype(np.float32) - offset) * np.repeat(scales, 16, axis=1)
     )
-    assert np.array_equal(decoded, expected)
+    assert np.array_equal(values, expected)
 
 
 def test_experts_are_outputs_by_inputs(tmp_path: Path) -> None:
@@ -489,9 +488,9 @@ def test_experts_are_outputs_by_inputs(tmp_path: Path) -> None:
     ]
     parts = {"q": codes, "s": scales}
     model = onnx_exports.model_of(nodes, parts, {"x": (3, 1, 32)}, {"y": (3, 1, 48)})
-    decoded = _only_weight(model, tmp_path)
+    values = _only_weight(model, tmp_path)
     expected = (codes * scales).swapaxes(1, 2)
-    assert np.array_equal(decoded, expected.reshape(3 * 48, 32))
+    assert np.array_equal(values, expected.reshape(3 * 48, 32))
 
 
 def test_blocks_that_end_early_are_padded(tmp_path: Path) -> None:
@@ -505,8 +504,8 @@ def test_blocks_that_end_early_are_padded(tmp_path: Path) -> None:
     )  # fmt: skip
     parts = {"q": packed, "s": scales.reshape(-1)}
     model = onnx_exports.model_of([node], parts, {"x": (None, 40)}, {"y": (None, 24)})
-    decoded = _only_weight(model, tmp_path)
-    assert np.array_equal(decoded, _multiplied(node, {t.name: t for t in model.graph.initializer}))
+    values = _only_weight(model, tmp_path)
+    assert np.array_equal(values, _multiplied(node, {t.name: t for t in model.graph.initializer}))
 
 
 # Files that are none -----------------------------------------------------------------------------
@@ -621,17 +620,6 @@ def test_a_file_that_cannot_be_read_is_one_clear_error(name: str, tmp_path: Path
     assert str(tmp_path / "child") in str(caught.value)
 
 
-def test_no_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _model(tmp_path)
-
-    def refuse(*_arguments: object) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("qgate.storage.folders.LocalFolder.read", refuse)
-    with pytest.raises(QgateError, match=r"model.onnx' cannot be read: permission denied"):
-        compare(str(tmp_path / "model.onnx"))
-
-
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _model(tmp_path)
     monkeypatch.setitem(sys.modules, "onnx", None)
@@ -657,9 +645,3 @@ def test_a_tied_weight_may_be_in_a_graph_twice(tmp_path: Path) -> None:
     record: CheckpointRecord = compare(str(tmp_path / "model.onnx"), str(tmp_path / "parent"))
     assert record.findings == []
     assert [w.parents for w in record.weights] == [("embed.weight",)] * 2
-
-
-def test_the_record_is_json(exports: dict[str, Path], parent: str) -> None:
-    record = compare(str(exports["4 bits"]), parent).to_dict()
-    assert json.loads(json.dumps(record)) == json.loads(json.dumps(record))
-    assert math.isfinite(record["weights"][0]["figures"]["error"])

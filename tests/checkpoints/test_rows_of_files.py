@@ -1,4 +1,4 @@
-"""Rows of ONNX, .npz and torch files that are read in parts are those of files read whole."""
+"""Rows of ONNX files that are read in parts are those of files read whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from onnx import helper
 from torch import Tensor
 
 from qgate.checkpoints import (
-    array_files,
     comparison,
     compute,
     grids,
@@ -30,17 +29,16 @@ from qgate.checkpoints.onnx import decoding
 from qgate.checkpoints.onnx.files import OnnxReader
 from qgate.checkpoints.onnx.tensors import OnnxTensor
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import decode, find_weights
+from qgate.checkpoints.packings import find_weights
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.plain import judge_plain
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.rows import ParentRows, WeightRows
 from qgate.checkpoints.stored import Checkpoint
-from qgate.checkpoints.weight_parts import StoredWeight
 from tests.checkpoints import gated, onnx_exports
-from tests.checkpoints.exports import export, parent_tensors, write
+from tests.checkpoints.exports import write
 from tests.checkpoints.onnx_exports import HAND_EXPORTS, QUANTIZED, RUNTIME_EXPORTS, WIDTH
-from tests.checkpoints.work import names_judged
+from tests.checkpoints.work import check_spans, names_judged
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +78,6 @@ def _opened(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def _check_rows(checkpoint: Checkpoint, stored: StoredWeight) -> int:
-    """Hold a weight by spans at the whole one, and return the number of spans."""
-    whole = decode(checkpoint, stored)
-    weight = WeightRows(checkpoint, stored)
-    assert (weight.shape, weight.tile, weight.element) == (whole.shape, whole.tile, whole.element)
-    assert weight.has_zero_points == whole.has_zero_points
-    parts = [weight.rows(*span) for span in weight.spans()]
-    assert {part.element for part in parts} == {whole.element}
-    assert torch.equal(torch.cat([part.values() for part in parts]), whole.values())
-    elements = [part.float_elements() for part in parts]
-    assert torch.equal(torch.cat(elements), whole.float_elements())
-    return len(parts)
-
-
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("tall", [grids.TALL, 1])
 @pytest.mark.parametrize("name", [*HAND_EXPORTS, *RUNTIME_EXPORTS])
@@ -104,7 +88,7 @@ def test_spans_of_a_graph_are_its_rows(
         monkeypatch.setattr(module, "TALL", tall)
     checkpoint = _opened(exports[name])
     quantized = [weight for weight in find_weights(checkpoint) if weight.packing]
-    counts = {weight.name: _check_rows(checkpoint, weight) for weight in quantized}
+    counts = {weight.name: check_spans(checkpoint, weight) for weight in quantized}
     matrices = [weight for weight in quantized if len(weight.parts["codes"].shape) > 1]
     assert len(matrices) >= len(QUANTIZED)
     assert all(weight.packing and weight.packing.count_rows for weight in matrices)
@@ -173,7 +157,7 @@ def test_rows_may_begin_inside_a_byte(kind: int, tmp_path: Path) -> None:
         read = checkpoint.read_span("q", span.start, span.stop)
         assert read.tolist() == row[span].tolist()
     (stored,) = find_weights(checkpoint)
-    assert _check_rows(checkpoint, stored) > 1
+    assert check_spans(checkpoint, stored) > 1
     values = WeightRows(checkpoint, stored).rows(0, 47).values()
     assert torch.equal(values, torch.from_numpy(codes.T).float())
 
@@ -198,7 +182,7 @@ def test_a_form_is_that_of_all_rows(name: str, tmp_path: Path) -> None:
     (stored,) = find_weights(checkpoint)
     weight = WeightRows(checkpoint, stored)
     assert (weight.element, weight.has_zero_points) == (element, has_zero_points)
-    assert _check_rows(checkpoint, stored) > 1
+    assert check_spans(checkpoint, stored) > 1
 
 
 @pytest.mark.usefixtures("small")
@@ -324,82 +308,3 @@ def test_gates_hold_graphs(faulty: tuple[str, str], tmp_path: Path) -> None:
     onnx.save(HAND_EXPORTS["int8 per input"](), tmp_path / "model.onnx")
     gates = gated.gates_of(tmp_path / "model.onnx", parent, tmp_path / "others")
     assert any("int8 per row accepted, int8 per column" in text for text in gated.failures(gates))
-
-
-# Arrays and torch files --------------------------------------------------------------------------
-
-
-def _archive(folder: Path, tensors: dict[str, Tensor]) -> Path:
-    path = folder / "model.npz"
-    np.savez(path, **{name: x.numpy() for name, x in tensors.items()})
-    return path
-
-
-def _compressed(folder: Path, tensors: dict[str, Tensor]) -> Path:
-    path = folder / "model.npz"
-    np.savez_compressed(path, **{name: x.numpy() for name, x in tensors.items()})
-    return path
-
-
-def _torch(folder: Path, tensors: dict[str, Tensor]) -> Path:
-    torch.save(tensors, folder / "model.pt")
-    return folder / "model.pt"
-
-
-WRITERS = {".npz": (_archive, 2), ".npz, compressed": (_compressed, 0), ".pt": (_torch, 2)}
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("name", WRITERS)
-def test_spans_of_a_file_are_its_elements(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(array_files, "LARGE", 256)
-    write_file, spans = WRITERS[name]
-    tensors = {
-        "a": torch.randn(40, 24),
-        "turned": torch.randn(24, 40).T,
-        "b": torch.randint(0, 100, (3, 5, 64), dtype=torch.int8),
-        "few": torch.randn(3),
-    }
-    checkpoint = _opened(write_file(tmp_path, tensors))
-    assert sum(checkpoint.has_spans(n) for n in ("a", "b")) == spans
-    assert not checkpoint.has_spans("turned")
-    for key, x in tensors.items():
-        row = x.reshape(-1)
-        assert torch.equal(checkpoint.read(key), x)
-        for first in range(0, len(row), 37):
-            last = min(first + 37, len(row))
-            assert torch.equal(checkpoint.read_span(key, first, last), row[first:last])
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_each_array_is_unpacked_a_few_times(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(grids, "CHUNK", 8 * WIDTH)
-    monkeypatch.setattr(Checkpoint, "ahead", 1 << 9)
-    monkeypatch.setattr(array_files, "LARGE", 256)
-    monkeypatch.setattr(comparison, "open_checkpoint", lambda spec: _opened(Path(spec)))
-    write(tmp_path / "parent", parent_tensors(), {})
-    child = _child(tmp_path / "child")
-    WRITERS[name][0](tmp_path / "child", child)
-    reads: dict[str, int] = {}
-    original = Checkpoint.read
-
-    def count(checkpoint: Checkpoint, key: str) -> Tensor:
-        reads[key] = reads.get(key, 0) + 1
-        return original(checkpoint, key)
-
-    monkeypatch.setattr(Checkpoint, "read", count)
-    assert compare(str(tmp_path / "child"), str(tmp_path / "parent")).findings == []
-    assert max(reads.values(), default=0) <= 1
-
-
-def _child(folder: Path) -> dict[str, Tensor]:
-    """Write the configuration of an export, and return its tensors in types of numpy."""
-    path = export(folder, "int8") / "model.safetensors"
-    checkpoint = open_checkpoint(str(path))
-    tensors = {name: checkpoint.read(name) for name in checkpoint.entries}
-    path.unlink()
-    return {n: x.float() if x.dtype == torch.bfloat16 else x for n, x in tensors.items()}

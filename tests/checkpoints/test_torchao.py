@@ -13,20 +13,13 @@ from torch import Tensor
 
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import decode, find_weights
 from tests.checkpoints import torchao_exports
-from tests.checkpoints.exports import parent_tensors
-from tests.checkpoints.exports import write as write_plain
 from tests.checkpoints.torchao_exports import SCHEMES, configuration, export, flattened, write
+from tests.checkpoints.work import decoded
 
 UP = "model.layers.1.mlp.up_proj"
 Tensors = dict[str, Tensor]
 Metadata = dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def parent(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_plain(tmp_path_factory.mktemp("parent"), parent_tensors(), {}))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -44,10 +37,8 @@ def test_a_weight_is_decoded_as_by_the_library(scheme: str, tmp_path: Path) -> N
     quantized = SCHEMES[scheme][0](weight)
     tensors, metadata = torchao_exports.flatten_tensor_state_dict({"up.weight": quantized})
     write(tmp_path, dict(tensors), dict(metadata), {})
-    checkpoint = open_checkpoint(str(tmp_path))
-    (found,) = find_weights(checkpoint)
     # The library dequantizes to bfloat16, or multiplies in it.
-    ours, theirs = decode(checkpoint, found).values(), quantized.dequantize().float()
+    ours, theirs = decoded(tmp_path), quantized.dequantize().float()
     assert torch.allclose(ours, theirs, rtol=2**-7, atol=1e-9)
     if not scheme.startswith("int"):
         assert torch.equal(ours.bfloat16().float(), theirs)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
+import qgate
 from qgate.dumps import Dump, Record
 
 WIDTH = 16
@@ -80,6 +81,15 @@ def train(model: nn.Module, steps: int = 3, *, passes: int = 1) -> list[float]:
             losses.append(loss.item())
         optimizer.step()
     return losses
+
+
+def collect_step(model: nn.Module, folder: Path, x: Tensor | None = None, **how: Any) -> Any:
+    """Collect a forward and a backward pass, of which nothing is missing; return its loss."""
+    with qgate.collect(model, folder, **how) as collector:
+        loss = loss_of(model, batch() if x is None else x)
+        loss.backward()
+    assert not collector.missing
+    return loss
 
 
 def records(folder: Path) -> list[Record]:

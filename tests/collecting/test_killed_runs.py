@@ -73,39 +73,44 @@ def not_allowed(model, folder):
         train(model, 1)
 
 if __name__ == "__main__":
-    for name, work in (("limited", limited), ("not_allowed", not_allowed)):
-        print(name, os.waitstatus_to_exitcode(os.waitpid(forked(name, work), 0)[1]))
     random.seed(0)
-    for number in range(int(sys.argv[2])):
-        folder = home / f"killed{number}"
-        child = forked(folder.name, endless)
-        lines, index = random.randrange(300), folder / "rank00000" / "index.jsonl"
-        while not index.exists() or index.read_bytes().count(b"\\n") < lines:
-            time.sleep(0.002)
-        os.kill(child, signal.SIGKILL)
-        print(folder.name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    for name in sys.argv[2:]:
+        child = forked(name, {"limited": limited, "not_allowed": not_allowed}.get(name, endless))
+        if name.startswith("killed"):
+            lines, index = random.randrange(300), home / name / "rank00000" / "index.jsonl"
+            while not index.exists() or index.read_bytes().count(b"\\n") < lines:
+                time.sleep(0.002)
+            os.kill(child, signal.SIGKILL)
+        print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
+
+
+def run_all(home: Path, *names: str) -> set[str]:
+    """Collect into a folder of each name, and return the statuses of the runs."""
+    (home / "runs.py").write_text(_RUNS)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = (str(home / "runs.py"), str(home), *names)
+    done = run_python(*words, cwd=home, environment=environment)
+    assert done.returncode == 0, done.stderr
+    statuses = dict(line.split() for line in done.stdout.splitlines())
+    assert [*statuses] == [*names], done.stderr
+    return {*statuses.values()}
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("runs")
-    (home / "runs.py").write_text(_RUNS)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = (str(home / "runs.py"), str(home), str(KILLED))
-    done = run_python(*words, cwd=home, environment=environment)
-    assert done.returncode == 0, done.stderr
-    statuses = dict(line.split() for line in done.stdout.splitlines())
-    killed = {f"killed{number}": "-9" for number in range(KILLED)}
-    assert statuses == {"limited": "3", "not_allowed": "3", **killed}, done.stderr
+    assert run_all(home, "limited", "not_allowed") == {"3"}
     return home
 
 
 @proof
-def test_a_killed_run_leaves_what_it_had_finished(home: Path) -> None:
+def test_a_killed_run_leaves_what_it_had_finished(tmp_path: Path) -> None:
+    names = [f"killed{number}" for number in range(KILLED)]
+    assert run_all(tmp_path, *names) == {"-9"}
     finished = []
-    for number in range(KILLED):
-        dump = Dump.open(home / f"killed{number}")
+    for name in names:
+        dump = Dump.open(tmp_path / name)
         assert "was not closed" in str(dump.notes())
         assert not [*problems(dump)]
         got = list(dump.records())

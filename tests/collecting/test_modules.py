@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from qgate import QgateError
 from tests.collecting.collected import (
     WIDTH,
     batch,
+    collect_step,
     found,
     has_hooks,
     loss_of,
@@ -130,9 +132,7 @@ def test_linears_that_return_output_and_bias(tmp_path: Path) -> None:
             return out + bias
 
     model = nn.Sequential(Layer())
-    with qgate.collect(model, tmp_path / "dump") as collector:
-        loss_of(model, batch().requires_grad_()).backward()
-    assert not collector.missing
+    collect_step(model, tmp_path / "dump", batch().requires_grad_())
     got = {record.name: tensor for record, tensor in found(tmp_path / "dump", layer=4)}
     assert torch.equal(got["output"], batch() @ got["weight"].T)
     torch.testing.assert_close(got["grad_input"], got["grad_output"] @ got["weight"])
@@ -159,9 +159,7 @@ def test_attention_modules_by_keyword(tmp_path: Path) -> None:
             return self.core_attention(value=x, query=q, key=k, mask=None)["context"][0]
 
     model, x = Outer(), batch().requires_grad_()
-    with qgate.collect(model, tmp_path / "dump", attention_weights=True) as collector:
-        loss_of(model, x).backward()
-    assert not collector.missing
+    collect_step(model, tmp_path / "dump", x, attention_weights=True)
     got = {record.name: tensor for record, tensor in found(tmp_path / "dump", component="FA")}
     assert torch.equal(got["query"], x * 2)
     assert torch.equal(got["value"], x)
@@ -202,11 +200,7 @@ def test_multihead_attention_of_torch(tmp_path: Path, need_weights: bool) -> Non
     torch.manual_seed(0)
     model = Outer()
     right = loss_of(model, batch())
-    with qgate.collect(model, tmp_path / "dump") as collector:
-        loss = loss_of(model, batch())
-        loss.backward()
-    assert loss == right
-    assert not collector.missing
+    assert collect_step(model, tmp_path / "dump") == right
     inner = {r.name: r for r in records(tmp_path / "dump") if r.component == "FA"}
     assert bool(inner) != need_weights
     assert one(tmp_path / "dump", component="attention", name="context").shape == (2, 5, WIDTH)
@@ -216,10 +210,9 @@ def test_fast_paths_of_torch_stay_the_same(tmp_path: Path) -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True, activation="gelu")
     model = nn.TransformerEncoder(layer, 2)
-    right = train(model)
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True, activation="gelu")
-    model = nn.TransformerEncoder(layer, 2)
+    torch.manual_seed(1)
+    right = train(copy.deepcopy(model))
+    torch.manual_seed(1)
     with qgate.collect(model, tmp_path / "dump"):
         assert train(model) == right
 
@@ -255,12 +248,8 @@ def test_compiled_functions_run_as_written_too(tmp_path: Path) -> None:
 
 def test_autocast_and_half_precision(tmp_path: Path) -> None:
     model = network()
-    with (
-        qgate.collect(model, tmp_path / "dump") as collector,
-        torch.autocast("cpu", torch.bfloat16),
-    ):
-        loss_of(model, batch()).backward()
-    assert not collector.missing
+    with torch.autocast("cpu", torch.bfloat16):
+        collect_step(model, tmp_path / "dump")
     fc1 = {r.name: r for r in records(tmp_path / "dump") if r.module == "layers.1.fc1"}
     assert {name: record.dtype for name, record in fc1.items()} == {
         "input": "float32", "weight": "float32", "output": "bfloat16",
@@ -320,9 +309,7 @@ def test_a_view_written_to_in_place_has_its_gradient(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     model = Outer()
-    with qgate.collect(model, tmp_path / "dump") as collector:
-        loss_of(model, batch()).backward()
-    assert not collector.missing
+    collect_step(model, tmp_path / "dump")
     gradient = one(tmp_path / "dump", name="grad_output")
     out = one(tmp_path / "dump", name="output")
     torch.testing.assert_close(gradient, torch.where(out > 0, 2 * out / out.numel(), 0))
@@ -333,11 +320,7 @@ def test_compiled_modules_run_as_written_while_they_are_collected(tmp_path: Path
     torch.manual_seed(0)
     compiled = torch.compile(network(), backend="eager")
     right = loss_of(compiled, batch()).item()
-    with qgate.collect(compiled, tmp_path / "dump") as collector:
-        loss = loss_of(compiled, batch())
-        loss.backward()
-    assert not collector.missing
-    assert loss.item() == right
+    assert collect_step(compiled, tmp_path / "dump").item() == right
     assert "layers.0.fc1" in {r.module for r in records(tmp_path / "dump")}
     assert not has_hooks(compiled)
     assert loss_of(compiled, batch()).item() == right

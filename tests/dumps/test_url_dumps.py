@@ -23,6 +23,7 @@ from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps.making import GENERATIONS, known, record
 from tests.shares import proof
+from tests.tables import each_of
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 Capsys = pytest.CaptureFixture[str]
@@ -306,7 +307,12 @@ def test_what_is_damaged_is_named(
     assert len(list(problems(dump))) >= 1
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def empty_dump(bucket: Any) -> None:  # noqa: ARG001
+    DumpWriter(f"{BUCKET}/run").close()
+
+
+@each_of(
     ("url", "words"),
     [
         (f"{BUCKET}/nun", f"the dump '{BUCKET}/nun' is not there"),
@@ -319,13 +325,12 @@ def test_what_is_damaged_is_named(
         ("sss://bucket/run", "sss:// is not known; use s3://"),
     ],
 )
-@pytest.mark.usefixtures("bucket")
+@pytest.mark.usefixtures("empty_dump")
 def test_what_cannot_be_opened_is_told(
     url: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     for package in ("gcsfs", "adlfs"):
         monkeypatch.setitem(__import__("sys").modules, package, None)
-    DumpWriter(f"{BUCKET}/run").close()
     with pytest.raises(QgateError, match=words):
         Dump.open(url)
     assert main(["dumps", "info", url]) == 2

@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qgate.engines.scored import ScoredSample
+from qgate.engines.scored import scored as sample_of
+
 SAMPLES, TOKENS, VOCABULARY = 6, 40, 50
 
 
@@ -38,6 +41,14 @@ def scored(seed: int = 0, samples: int = SAMPLES, tokens: int = TOKENS) -> Score
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(VOCABULARY, (samples, tokens), generator=draw)
     return Scored(ids, 2 * torch.randn(samples, tokens, VOCABULARY, generator=draw))
+
+
+def samples_of(run: Scored) -> list[ScoredSample]:
+    """Return samples whose logits are read in parts."""
+    return [
+        sample_of(str(i), ids.numpy(), None, lambda a, b, i=i: run.logits[i, a - 1 : b - 1])  # type: ignore[misc]
+        for i, ids in enumerate(run.ids)
+    ]
 
 
 def moved(run: Scored, size: float = 1e-2, seed: int = 1) -> Scored:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +15,8 @@ from qgate.cli import main
 from qgate.engines.comparison import compare_engines
 from qgate.engines.findings import EngineLimits
 from qgate.errors import QgateError
-from qgate.models.tiny import TINY
 from tests.engines import runs
-from tests.engines.gated import collect
+from tests.engines.gated import collect, network, older_weights, other_module
 
 Capture = pytest.CaptureFixture[str]
 
@@ -115,41 +113,35 @@ def test_requests_in_another_order_are_paired_by_their_ids(tmp_path: Path) -> No
     assert record.figures.equal_share == 1
 
 
-def _stale_layer(network: nn.Module) -> None:
-    with torch.no_grad():
-        network.get_parameter("model.layers.3.mlp.up_proj.weight").mul_(1.01)
-
-
-def _other_kernel(network: nn.Module) -> None:
-    module = network.get_submodule("model.layers.1.self_attn.o_proj")
-    plain = module.forward
-    module.forward = lambda x: plain(x).bfloat16().float()  # type: ignore[method-assign]
-
-
-def _one_token(network: nn.Module) -> None:
+def _one_token(module: nn.Module) -> None:
     def hook(_module: nn.Module, _args: object, output: torch.Tensor) -> torch.Tensor:
         changed = output.clone()
         changed[1, 30] *= 1.5
         return changed
 
-    network.get_submodule("lm_head").register_forward_hook(hook)
+    module.get_submodule("lm_head").register_forward_hook(hook)
 
 
 FAULTS: dict[str, tuple[Callable[[nn.Module], None], str, int]] = {
-    "a stale layer": (_stale_layer, "model.layers.3.mlp.up_proj forward weight", 1),
-    "another kernel": (_other_kernel, "model.layers.1.self_attn.o_proj forward output", 0),
+    "a stale layer": (older_weights, "model.layers.2.mlp.up_proj forward weight", 1),
+    "another kernel": (other_module, "model.layers.1.self_attn.o_proj forward output", 0),
     "one token": (_one_token, "lm_head forward output", 0),
 }
 
 
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the dump of the network as it is."""
+    return collect(tmp_path_factory.mktemp("dumps") / "right", network(), 2)
+
+
 @pytest.mark.parametrize("name", FAULTS)
-def test_dumps_tell_the_first_site_that_differs(tmp_path: Path, name: str) -> None:
+def test_dumps_tell_the_first_site_that_differs(right: str, tmp_path: Path, name: str) -> None:
     change, site, weights = FAULTS[name]
-    network = TINY.get("tiny-llama").load()
-    other = copy.deepcopy(network)
+    other = network()
     change(other)
-    a, b = collect(tmp_path / "a", other, 2), collect(tmp_path / "b", network, 2)
-    record = compare_engines(a, b, limits=EngineLimits(same_weights=True))
+    dump = collect(tmp_path / "other", other, 2)
+    record = compare_engines(dump, right, limits=EngineLimits(same_weights=True))
     assert record.first_site is not None
     assert site in record.first_site.site
     assert record.first_site.origin == "local"
@@ -161,10 +153,9 @@ def test_dumps_tell_the_first_site_that_differs(tmp_path: Path, name: str) -> No
         assert (first.sample, first.position) == ("1", 31)
 
 
-def test_equal_dumps_are_equal(tmp_path: Path, capsys: Capture) -> None:
-    network = TINY.get("tiny-llama").load()
-    dumps = [collect(tmp_path / name, network, 2) for name in "ab"]
-    assert main(["engines", *dumps, "--max-kl", "0", "--same-weights"]) == 0
+def test_equal_dumps_are_equal(right: str, tmp_path: Path, capsys: Capture) -> None:
+    again = collect(tmp_path / "again", network(), 2)
+    assert main(["engines", right, again, "--max-kl", "0", "--same-weights"]) == 0
     output = capsys.readouterr().out
     assert "give equal log-probabilities to all 94 tokens" in output
     assert "0 of 164 tensors differ: the modules agree" in output
@@ -173,8 +164,7 @@ def test_equal_dumps_are_equal(tmp_path: Path, capsys: Capture) -> None:
 def test_weights_that_one_engine_holds_rounded_are_told_from_others(
     tmp_path: Path, files: tuple[str, str], capsys: Capture
 ) -> None:
-    network = TINY.get("tiny-llama").load()
-    master = {k: v.contiguous() for k, v in network.state_dict().items() if k != "lm_head.weight"}
+    master = {k: v.contiguous() for k, v in network().state_dict().items() if k != "lm_head.weight"}
     rounded = {f"module.{name}": x.bfloat16() for name, x in master.items()}
     save_file(master, tmp_path / "master.safetensors")
     save_file(rounded, tmp_path / "served.safetensors")

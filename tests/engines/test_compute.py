@@ -10,21 +10,14 @@ from scipy.stats import entropy
 from qgate.engines import compute
 from qgate.engines.compute import figures_of, values_of
 from qgate.engines.record import TokenFigures
-from qgate.engines.scored import Pair, ScoredSample
+from qgate.engines.scored import Pair
 from qgate.engines.scored import scored as sample_of
 from qgate.errors import QgateError
 from tests.engines import runs
 
 
-def _samples(run: runs.Scored) -> list[ScoredSample]:
-    return [
-        sample_of(str(i), ids.numpy(), None, lambda a, b, i=i: run.logits[i, a - 1 : b - 1])  # type: ignore[misc]
-        for i, ids in enumerate(run.ids)
-    ]
-
-
 def _figures(actual: runs.Scored, reference: runs.Scored) -> TokenFigures:
-    return _figures_of(list(zip(_samples(actual), _samples(reference), strict=True)))
+    return _figures_of(list(zip(*map(runs.samples_of, (actual, reference)), strict=True)))
 
 
 def _figures_of(pairs: list[Pair]) -> TokenFigures:

@@ -20,6 +20,17 @@ from qgate.models import language
 Folder = Callable[[Path], object]
 
 
+class FoldersByName(dict[str, Path]):
+    """Folders by name, each made when it is asked for."""
+
+    def __init__(self, make: Callable[[str], Path]) -> None:
+        self._make = make
+
+    def __missing__(self, name: str) -> Path:
+        self[name] = self._make(name)
+        return self[name]
+
+
 def randomize(network: nn.Module, seed: int = 0) -> None:
     """Weights of ordinary size everywhere, so that a forgotten norm or bias shows."""
     draw = torch.Generator().manual_seed(seed)

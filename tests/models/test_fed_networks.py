@@ -14,6 +14,7 @@ from qgate.errors import QgateError
 from qgate.models import Sampling, load
 from qgate.models.huggingface import tokenizer
 from qgate.models.model import inputs_hash
+from tests.models.checkpoints import FoldersByName, changed
 from tests.models.fed_folders import VOCABULARY, save_network
 
 transformers = pytest.importorskip("transformers")
@@ -24,14 +25,7 @@ TWO = Sampling(samples=2, seqlen=16, calib_samples=3, calib_seqlen=8)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One folder per network, made when it is asked for."""
-
-    class Made(dict[str, Path]):
-        def __missing__(self, kind: str) -> Path:
-            self[kind] = save_network(kind, tmp_path_factory.mktemp("fed") / "model")
-            return self[kind]
-
-    return Made()
+    return FoldersByName(lambda kind: save_network(kind, tmp_path_factory.mktemp("fed") / "model"))
 
 
 def shapes(sample: Any) -> Any:
@@ -184,10 +178,7 @@ def test_the_encoder_of_whisper_alone(tmp_path: Path) -> None:
 def test_the_size_of_images_where_the_config_has_none(
     fields: Any, size: tuple[int, int], folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for file in folders["ResNetModel"].iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    folder = changed(folders["ResNetModel"], tmp_path / "model", lambda _: None)
     for name, settings in (
         ("preprocessor_config.json", fields),
         ("processor_config.json", {"image_processor": fields}),

@@ -19,6 +19,7 @@ from qgate.models import Model, Sampling, language, load
 from qgate.models.huggingface import language_part, load_network, tokenizer
 from tests.models.checkpoints import (
     Folder,
+    FoldersByName,
     Hostile,
     as_bin,
     byte_level_tokenizer,
@@ -102,19 +103,11 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(words: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One folder per family, made when it is asked for."""
+    def make(family: str) -> Path:
+        folder = tmp_path_factory.mktemp("family") / "model"
+        return changed(words, folder, build(family).save_pretrained)
 
-    class Made(dict[str, Path]):
-        def __missing__(self, family: str) -> Path:
-            folder = tmp_path_factory.mktemp("family") / "model"
-            folder.mkdir()
-            for file in words.iterdir():
-                (folder / file.name).write_bytes(file.read_bytes())
-            build(family).save_pretrained(folder)
-            self[family] = folder
-            return folder
-
-    return Made()
+    return FoldersByName(make)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
