@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from qgate.gate import Policy
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelGates
-from qgate.models import Sampling
+from qgate.models import Model, Sampling
 from qgate.modes import Mode
 from qgate.modes.setups import ModelSetup
 from tests.plugin.shared_bench import SharedBench
@@ -19,19 +21,42 @@ SHORT = Sampling(samples=2, seqlen=64, calib_samples=2, calib_seqlen=64)
 LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
 
 
-def bench(model: str = LLAMA, sampling: Sampling = SHORT, **more: Any) -> Bench:
-    return Bench(ModelSetup(model, sampling=sampling), **more)
+def bench(model: str = LLAMA, sampling: Sampling = SHORT, *, layers: int = 0, **more: Any) -> Bench:
+    """Return the bench of a model, or of its first `layers`, which takes less time."""
+    setup = ModelSetup(model, sampling=sampling)
+    return Bench(
+        setup, **({"_model": first_layers(setup.load(), layers)} if layers else {}), **more
+    )
 
 
-def session(folder: Path, model: str = LLAMA, *, shared: bool = False, **more: Any) -> ModelGates:
+def first_layers(model: Model, count: int) -> Model:
+    blocks = model.layers[0].rpartition(".")[0]
+    del model.module.get_submodule(blocks)[count:]  # type: ignore[operator]
+    model.module.config = replace(model.module.config, n_layer=count)  # type: ignore[type-var]
+    return replace(model, layers=model.layers[:count])
+
+
+def session(
+    folder: Path, model: str = LLAMA, *, shared: bool = False, layers: int = 0, **more: Any
+) -> ModelGates:
     """Return the gates of a model; `shared` takes what this process measured of it before.
 
     Only for a session that changes neither the model nor how it is measured.
     """
     sampling = more.pop("sampling", SHORT)
     policy = more.pop("policy", Policy())
-    kind = SharedBench if shared else Bench
-    return ModelGates(kind(ModelSetup(model, sampling=sampling)), folder, policy, **more)
+    if shared and layers:
+        of = _shared(model, sampling, layers)
+    elif shared:
+        of = SharedBench(ModelSetup(model, sampling=sampling))
+    else:
+        of = bench(model, sampling, layers=layers)
+    return ModelGates(of, folder, policy, **more)
+
+
+@functools.cache
+def _shared(model: str, sampling: Sampling, layers: int) -> Bench:
+    return bench(model, sampling, layers=layers)
 
 
 def mode_of(of: Bench, name: str) -> Mode:

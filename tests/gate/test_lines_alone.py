@@ -25,7 +25,7 @@ SHORT = Sampling(samples=2, seqlen=32, calib_samples=2, calib_seqlen=32)
 def gated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
     """Record every kind of gate of one layer, in a mode and in a format of one name."""
     folder = tmp_path_factory.mktemp("alone")
-    made = session(folder, updating="all", sampling=SHORT)
+    made = session(folder, updating="all", sampling=SHORT, layers=2)
     mode, layer = mode_of(made.bench, "int8"), made.bench.layers[1]
     outcomes = [
         made.layer("layer_outputs", mode, layer),

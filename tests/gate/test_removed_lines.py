@@ -34,7 +34,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     folder = tmp_path_factory.mktemp("baselines")
     sessions = {}
     for model in FILES:
-        sessions[model] = session(folder, model, updating="all", shared=True)
+        sessions[model] = session(folder, model, updating="all", layers=2)
         judged(sessions[model], model)
         sessions[model].commit()
     return folder, sessions
@@ -67,7 +67,7 @@ def failures_without(
                 errors, values={k: v for k, v in errors.values.items() if k not in removed}
             ),
         )
-        again = session(folder, model)
+        again = session(folder, model, layers=2)
         again.bench = again.subject.bench = sessions[model].bench  # type: ignore[attr-defined]
         checks = judged(again, model)
     finally:

@@ -151,18 +151,7 @@ def test_where_the_error_enters(sites: list[Measured], words: str) -> None:
 
 def test_budget_rows_show_decibels() -> None:
     row = text(measured("fc1", 1.549e-4, accepted=WIDE)).splitlines()[3].split()
-    assert row == [
-        "fc1",
-        "local",
-        "relative_mse",
-        "1.0e-04",
-        "1.5e-04",
-        "1.9",
-        "dB",
-        "<=",
-        "1.1e-04",
-        "budget",
-    ]
+    assert " ".join(row) == "fc1 local relative_mse 1.0e-04 1.5e-04 1.9 dB <= 1.1e-04 budget"
 
 
 def test_a_hostile_name_is_one_line_without_control_characters() -> None:
