@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.gate.measured import Measured
+from qgate.gate.measuring import bench as bench_module
 from qgate.gate.measuring.bench import BROKEN, HEALTHY, Bench
 from qgate.gate.measuring.format_rows import overflow_rows
 from qgate.gate.measuring.model_gates import ModelGates
@@ -22,10 +24,11 @@ from qgate.gate.measuring.passes import outer_tensors
 from qgate.gate.measuring.self_checks import unquantized
 from qgate.gate.measuring.tasks import task_values
 from qgate.models import Sampling
-from qgate.modes import apply
+from qgate.modes import Rule, apply
 from tests.gate import benches
 from tests.gate.benches import LLAMA, MAMBA, mode_of
 
+ONE = Sampling(1, 32, 2, 32)
 LAST = "model.layers.1:output"
 
 
@@ -150,11 +153,11 @@ def test_what_is_recorded_as_reference_is_fp32(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reference", ["int8", "nvfp4"])
 def test_a_site_has_no_ideal_against_a_mode_and_the_canary_has_one(reference: str) -> None:
     """On a grid that both share only ties differ; how far a quantizer may be off is about FP32."""
-    of = bench(LLAMA, Sampling(1, 32, 2, 32), reference_mode=reference)
+    of = bench(LLAMA, ONE, reference_mode=reference)
     mode = mode_of(of, "mxfp8")
     assert all(row.ideal is None for row in of.site_errors(of.quantized(mode)))
     healthy, broken = (apply(each, of.model) for each in (HEALTHY, BROKEN))
-    own = bench(LLAMA, Sampling(1, 32, 2, 32))
+    own = bench(LLAMA, ONE)
     for quantized in (healthy, broken):
         assert of.site_errors(quantized, healthy) == own.site_errors(quantized, healthy)
     rows = [row for row in of.site_errors(broken, healthy) if row.ideal and row.quantizer]
@@ -246,3 +249,31 @@ def test_logits_are_not_hoarded(monkeypatch: pytest.MonkeyPatch) -> None:
         of.measure(mode_of(of, name))
     assert list(of._logits) == ["int8"]
     assert len(of.outputs(mode_of(of, "mxfp8"))) == 2
+
+
+# Ideals of a declared mode, of healthy and broken canaries, are worked out once ---------------------
+
+OTHER = dataclasses.replace(HEALTHY, rules=(Rule(":(input|weight)$", "mxfp4_e2m1", of="product"),))
+
+
+def test_the_broken_canary_has_the_ideals_of_the_healthy_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared, alone = bench(LLAMA, ONE), bench(LLAMA, ONE)
+    healthy, broken = (apply(mode, shared.model) for mode in (HEALTHY, BROKEN))
+    first = shared.site_errors(healthy, healthy)
+    expected = alone.site_errors(broken, healthy)
+    work, calls = bench_module.ideal_errors, []
+    monkeypatch.setattr(
+        bench_module, "ideal_errors", lambda *given: calls.append(given) or work(*given)
+    )
+    assert shared.site_errors(broken, healthy) == expected
+    assert not calls
+    assert {row.site for row in first if row.ideal} == {row.site for row in expected if row.ideal}
+
+
+def test_another_declared_mode_of_the_same_name_has_its_own_ideals() -> None:
+    shared, alone = bench(LLAMA, ONE), bench(LLAMA, ONE)
+    healthy, other = (apply(mode, shared.model) for mode in (HEALTHY, OTHER))
+    shared.site_errors(healthy, healthy)
+    assert shared.site_errors(healthy, other) == alone.site_errors(healthy, other)
