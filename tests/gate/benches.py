@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from qgate.gate import Policy
@@ -18,6 +22,7 @@ from qgate.modes.setups import ModelSetup
 from tests.plugin.shared_bench import SharedBench
 
 SHORT = Sampling(samples=2, seqlen=64, calib_samples=2, calib_seqlen=64)
+Array = np.ndarray[Any, Any]
 LLAMA, MAMBA = "tiny-llama", "tiny-mamba"
 
 
@@ -61,6 +66,28 @@ def _shared(model: str, sampling: Sampling, layers: int) -> Bench:
 
 def mode_of(of: Bench, name: str) -> Mode:
     return of.setup.select(name, of.model)[0]
+
+
+def calls_of(model: Model, name: str, samples: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Run samples, and return the arguments and the result of each call of a module."""
+    calls: list[tuple[Any, Any]] = []
+    module = model.module.get_submodule(name)
+    hook = module.register_forward_hook(lambda _m, args, y: calls.append((args, y)))
+    with torch.no_grad():
+        for sample in samples:
+            model(sample)
+    hook.remove()
+    return calls
+
+
+def mx_blocks(x: Array, element: Any = ml_dtypes.float8_e4m3fn) -> Array:
+    """Quantize blocks of 32 along rows, from the definition of MXFP8 and MXFP4."""
+    largest = float(ml_dtypes.finfo(element).max)
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    _, exponent = np.frexp(np.abs(blocks).max(-1, keepdims=True))
+    scale = np.exp2(exponent - 1.0 - np.floor(np.log2(largest)))
+    clipped = np.clip(blocks / scale, -largest, largest)
+    return (clipped.astype(element).astype(np.float64) * scale).reshape(x.shape)
 
 
 class Stack(nn.Module):

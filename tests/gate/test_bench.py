@@ -6,7 +6,6 @@ import functools
 import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -16,10 +15,9 @@ from qgate.gate import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.passes import outer_tensors
 from qgate.models import Sampling
-from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
+from tests.gate.benches import LLAMA, MAMBA, Array, bench, calls_of, mode_of, mx_blocks
 from tests.shares import proof, share
 
-Array = np.ndarray[Any, Any]
 UP = "model.layers.1.mlp.up_proj"
 
 
@@ -52,13 +50,9 @@ def rows_at(of: Bench, mode: str, site: str, scope: str = "local") -> Measured:
 
 def up_proj(of: Bench) -> tuple[Array, Array]:
     """The input of one linear layer in FP32, and its weight."""
-    kept: list[Tensor] = []
-    module = of.model.module.get_submodule(UP)
-    hook = module.register_forward_hook(lambda _m, args, _y: kept.append(args[0]))
-    with torch.no_grad():
-        of.model(of.model.inputs[0])
-    hook.remove()
-    return kept[0][0].double().numpy(), module.weight.detach().double().numpy()
+    (((x,), _),) = calls_of(of.model, UP, of.model.inputs[:1])
+    weight = of.model.module.get_submodule(UP).weight
+    return x[0].double().numpy(), weight.detach().double().numpy()
 
 
 def int8_rows(x: Array) -> Array:
@@ -66,19 +60,11 @@ def int8_rows(x: Array) -> Array:
     return np.rint(x / scale.astype(np.float64)) * scale.astype(np.float64)
 
 
-def mxfp8_blocks(x: Array) -> Array:
-    blocks = x.reshape(*x.shape[:-1], -1, 32)
-    _, exponent = np.frexp(np.abs(blocks).max(-1, keepdims=True))
-    scale = np.exp2(exponent - 1.0 - 8)
-    clipped = np.clip(blocks / scale, -448, 448)
-    return (clipped.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * scale).reshape(x.shape)
-
-
 def relative(actual: Array, reference: Array) -> float:
     return float(np.square(actual - reference).sum() / np.square(reference).sum())
 
 
-@pytest.mark.parametrize(("mode", "rounded"), [("int8", int8_rows), ("mxfp8", mxfp8_blocks)])
+@pytest.mark.parametrize(("mode", "rounded"), [("int8", int8_rows), ("mxfp8", mx_blocks)])
 def test_ideals_are_an_obvious_computation(of_llama: Bench, mode: str, rounded: Any) -> None:
     x, w = up_proj(of_llama)
     expected = {
@@ -125,21 +111,14 @@ def test_carried_is_local_in_the_first_block_and_grows(shared: Bench) -> None:
 
 
 def test_carried_is_the_distance_of_the_free_running_model(of_llama: Bench) -> None:
-    mode = mode_of(of_llama, "int8")
-    quantized, sums = of_llama.quantized(mode).model, np.zeros(2)
+    quantized = of_llama.quantized(mode_of(of_llama, "int8")).model
     last = of_llama.model.layers[-1]
-    for sample in of_llama.model.inputs:
-        kept: list[Array] = []
-        for model in (quantized, of_llama.model):
-            block = model.module.get_submodule(last)
-            hook = block.register_forward_hook(lambda _m, _a, y, k=kept: k.append(y.double()))
-            with torch.no_grad():
-                model(sample)
-            hook.remove()
-        actual, reference = kept
-        sums += [float((actual - reference).square().sum()), float(reference.square().sum())]
+    actual, reference = (
+        torch.cat([y for _, y in calls_of(model, last, of_llama.model.inputs)]).double().numpy()
+        for model in (quantized, of_llama.model)
+    )
     row = rows_at(of_llama, "int8", f"{last}:output", "carried")
-    assert row.values["relative_mse"] == pytest.approx(sums[0] / sums[1], rel=1e-4)
+    assert row.values["relative_mse"] == pytest.approx(relative(actual, reference), rel=1e-4)
 
 
 @pytest.mark.parametrize(("model", "mode"), [(MAMBA, "2-1"), (LLAMA, "int8")])

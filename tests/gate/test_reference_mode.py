@@ -26,7 +26,7 @@ from qgate.gate.measuring.tasks import task_values
 from qgate.models import Sampling
 from qgate.modes import Rule, apply
 from tests.gate import benches
-from tests.gate.benches import LLAMA, MAMBA, mode_of
+from tests.gate.benches import LLAMA, MAMBA, calls_of, mode_of
 
 ONE = Sampling(1, 32, 2, 32)
 LAST = "model.layers.1:output"
@@ -48,14 +48,8 @@ def of_int8() -> Bench:
 def outputs(of: Bench, mode: str | None, site: str = LAST) -> list[Tensor]:
     """What flows at the end of a block, sample by sample, by a hook of our own."""
     model = of.model if mode is None else of.quantized(mode_of(of, mode)).model
-    kept: list[Tensor] = []
-    module = model.module.get_submodule(site.partition(":")[0])
-    hook = module.register_forward_hook(lambda _m, _a, y: kept.append(y.double()))
-    with torch.no_grad():
-        for sample in of.model.inputs:
-            model(sample)
-    hook.remove()
-    return kept
+    calls = calls_of(model, site.partition(":")[0], of.model.inputs)
+    return [y.double() for _, y in calls]
 
 
 def compared(rows: list[Measured]) -> list[Measured]:
