@@ -80,6 +80,24 @@ def calls_of(model: Model, name: str, samples: Iterable[Any]) -> list[tuple[Any,
     return calls
 
 
+def task_oracle(of: Bench, reference: str, mode: str) -> dict[str, Array]:
+    """Work out figures of the task for each sample, from the logits of two modes."""
+    models = [
+        of.model if name == "fp32" else of.quantized(mode_of(of, name)).model
+        for name in (reference, mode)
+    ]
+    figures: dict[str, list[float]] = {"bits": [], "reference": [], "hits": [], "kl": []}
+    for sample in of.model.inputs:
+        with torch.no_grad():
+            true, made = (m(sample)[0, :-1].double().softmax(-1).numpy() for m in models)
+        ids = sample[0, 1:].numpy()
+        for name, p in (("bits", made), ("reference", true)):
+            figures[name].append(-np.log2(p[np.arange(len(ids)), ids]).mean())
+        figures["hits"].append((made.argmax(-1) == ids).mean())
+        figures["kl"].append((true * np.log(true / made)).sum(-1).mean())
+    return {name: np.array(of_samples) for name, of_samples in figures.items()}
+
+
 def mx_blocks(x: Array, element: Any = ml_dtypes.float8_e4m3fn) -> Array:
     """Quantize blocks of 32 along rows, from the definition of MXFP8 and MXFP4."""
     largest = float(ml_dtypes.finfo(element).max)

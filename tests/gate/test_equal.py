@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from qgate.errors import QgateError
-from qgate.gate import Measured, Verdict, decide_update, failure_text, first_line, parse_bound
+from qgate.gate import Measured, Verdict, decide_update, failure_text, first_line
 from qgate.gate.limits import times_over
 from tests.gate.making import measured, verdict
 
@@ -85,12 +84,6 @@ def test_an_update_accepts_another_one() -> None:
     assert decide_update(verdict(swept(2.0))).values == {}
     assert decide_update(verdict(swept(2.0)), "all").values == {key: 2.0}
     assert decide_update(verdict(swept(2.0, None))).values == {key: 2.0}
-
-
-@pytest.mark.parametrize("text", ["exponent<3", "exponent>3"])
-def test_it_has_no_absolute_limit(text: str) -> None:
-    with pytest.raises(QgateError, match="none is better than another"):
-        parse_bound(text)
 
 
 def test_it_comes_before_what_is_over_by_times() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from qgate import formats
 from qgate.analysis import sweep
 from qgate.baselines import Key, Store
 from qgate.errors import QgateError
-from qgate.gate import Policy, first_line, judge
 from qgate.gate.measuring import format_rows
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.format_rows import scaling_rows
@@ -184,18 +182,6 @@ def test_offsets_of_blocks_are_held_likewise(of: Bench) -> None:
 
 
 # The gate -----------------------------------------------------------------------------------------
-
-
-def test_the_first_line_says_what_the_old_one_costs(of: Bench) -> None:
-    best = row_at(of, FMT).values["exponent"]
-    row = row_at(of, FMT, best - 3)
-    accepted = {"exponent": best - 3, "relative_mse": row.values["relative_mse"]}
-    found = judge([replace(row, accepted=accepted)], Policy().limits_of(FMT), True)
-    more = 10 * math.log10(error_at(of, FMT, best - 3) / error_at(of, FMT, best))
-    assert first_line(found, FMT, label="format") == (
-        f"exponent {best:g} instead of {best - 3:g} at {SITE} (format {FMT}): "
-        f"the accepted one now costs {more:.2g} dB more"
-    )
 
 
 @pytest.fixture(scope="module")
