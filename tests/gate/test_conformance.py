@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from typing import Any
@@ -28,6 +29,7 @@ from qgate.gate.measuring.relations import RelatedModule, calls_of, mixes, relat
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.modes import Mode, Rule, apply
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
+from tests.tables import each_of
 
 QUANTIZERS: dict[str, dict[str, Any]] = {
     "mxfp4_e2m1": {}, "mxfp8_e4m3": {"axis": 1}, "nvfp4": {}, "hif4": {}, "hif8": {},
@@ -43,9 +45,11 @@ def hard(shape: tuple[int, ...]) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("fmt", QUANTIZERS)
-@pytest.mark.parametrize("shape", [(), (7,), (40, 50), (3, 65, 100), (1, 1, 33)])
+SHAPES: list[tuple[int, ...]] = [(), (7,), (40, 50), (3, 65, 100), (1, 1, 33)]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@each_of(("fmt", "shape", "dtype"), itertools.product(QUANTIZERS, SHAPES, DTYPES))
 def test_samples_are_what_the_quantizer_gives(
     fmt: str, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
