@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from qgate.causes.rows import describe_factor
 from qgate.formats import Quantizer, quantizer
+from qgate.gate.measuring import diagnosing
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.diagnosing import cast_fault, tensor_fault
 from qgate.gate.measuring.model_gates import ModelGates
@@ -193,6 +194,8 @@ def test_shared_code_that_truncates_is_one_cause(
         return plain(x, other)
 
     monkeypatch.setattr(quantizer, "quantize_tensor", truncating)
+    # More sites fail than are diagnosed, and are of the same cause all the same.
+    monkeypatch.setattr(diagnosing, "MOST_SITES", 3)
     gated = fresh(recorded)
     rows = [row for outcome in all_layers(gated, "int8") for row in outcome.record["rows"]]
     causes = Tally({**row, "node": row["layer"], "seconds": 0.0} for row in rows).causes

@@ -28,7 +28,7 @@ from tests.shares import proof
 OVERFLOW, DISTRIBUTIONS = "dump_overflow", "dump_distributions"
 FORMATS = ("fp8_e4m3", "hif8", "mxfp8_e4m3", "mxfp4_e2m1")
 SITE = "layers.1.fc:forward.input"
-TWO = ("layers.1", "outside")
+TWO = ("layers.3", "outside")
 
 
 def gates_over(folder: Path, baselines: Path, **how: Any) -> DumpGates:
@@ -309,7 +309,6 @@ def trained(folder: Path, seed: int) -> Path:
     from qgate.models.tiny import TINY
 
     network = TINY.get("tiny-llama").load().train()
-    del network.model.layers[2:]
     ids = byte_ids(text("calibration", 2**17))
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(network.parameters(), 1e-3)
@@ -328,5 +327,5 @@ def test_another_batch_of_a_real_training_is_within_the_limits(tmp_path: Path) -
     assert texts(made, layers=TWO) == []
     made.commit()
     other = gates_over(trained(tmp_path / "b", 1), tmp_path)
-    assert len(other.subject.sites.sites) == 106
+    assert len(other.subject.sites.sites) == 256
     assert texts(other, layers=TWO) == []
