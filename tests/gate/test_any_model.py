@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,6 @@ def zeroed(module: nn.Module) -> None:
     classifier.weight = nn.Parameter(torch.zeros(10, 32))
 
 
-def test_a_classifier_multiplied_by_zero_is_red(tmp_path: Path) -> None:
-    lines = failures_after_accepting(
-        with_kernel("convnet"), with_kernel("convnet", zeroed), tmp_path, "mine"
-    )
-    assert any("classifier:output" in line for line in lines), lines
-
-
 def test_a_convolution_without_scales_per_channel_is_red_at_its_layer(tmp_path: Path) -> None:
     def outlying(model: Model) -> Model:
         for conv in model.module.modules():
@@ -144,16 +138,11 @@ def test_a_flat_model_that_lost_a_bias_is_red_at_its_layer(tmp_path: Path) -> No
     assert [line for line in lines if "at 2:output" in line], lines
 
 
-def test_a_recurrent_layer_in_half_precision_is_red(tmp_path: Path) -> None:
-    def halved(module: nn.Module) -> None:
-        lstm = module.get_submodule("lstm")
-        for name, parameter in list(lstm._parameters.items()):
-            rounded = parameter.detach().bfloat16().float()  # type: ignore[union-attr]
-            setattr(lstm, name, nn.Parameter(rounded))
-
-    right, wrong = with_kernel("tagger"), with_kernel("tagger", halved)
-    lines = failures_after_accepting(right, wrong, tmp_path, "mine")
-    assert any("lstm:output" in line for line in lines), lines
+def halved(module: nn.Module) -> None:
+    lstm = module.get_submodule("lstm")
+    for name, parameter in list(lstm._parameters.items()):
+        rounded = parameter.detach().bfloat16().float()  # type: ignore[union-attr]
+        setattr(lstm, name, nn.Parameter(rounded))
 
 
 # Padding ------------------------------------------------------------------------------------------
@@ -213,11 +202,6 @@ def test_what_stands_at_padding_is_not_compared(tmp_path: Path) -> None:
     assert failures_after_accepting(padded(), padded(noise=3.0), tmp_path, "mine") == []
 
 
-def test_a_row_of_a_sample_that_is_wrong_is_red(tmp_path: Path) -> None:
-    lines = failures_after_accepting(padded(), padded(shift=0.1), tmp_path, "mine")
-    assert any("output.pooled" in line for line in lines), lines
-
-
 def test_every_real_token_of_every_row_is_counted() -> None:
     bench = Bench(ModelSetup("encoder"), _model=padded())
     mode = bench.setup.select("int8", bench.model)[0]
@@ -259,10 +243,21 @@ def test_an_exported_graph_is_held_by_its_outputs_alone(tmp_path: Path) -> None:
     assert share_text(coverage).startswith("outputs alone, 1 of 1; samples")
 
 
-def test_a_graph_with_a_zeroed_classifier_is_red(tmp_path: Path) -> None:
-    right, wrong = exported("convnet"), exported("convnet", zeroed)
-    lines = failures_after_accepting(right, wrong, tmp_path, "graph")
-    assert any("logits" in line for line in lines), lines
+@pytest.mark.parametrize(
+    ("build", "fault", "mode", "site"),
+    [
+        (partial(with_kernel, "convnet"), zeroed, "mine", "classifier:output"),
+        (partial(with_kernel, "tagger"), halved, "mine", "lstm:output"),
+        (partial(exported, "convnet"), zeroed, "graph", "logits"),
+        (lambda shift=0.0: padded(shift=shift), 0.1, "mine", "output.pooled"),
+    ],
+    ids=["zeroed-classifier", "recurrent-layer-in-bf16", "zeroed-graph", "row-of-a-sample"],
+)
+def test_a_fault_is_red_at_its_site(
+    build: Callable[..., Model], fault: Any, mode: str, site: str, tmp_path: Path
+) -> None:
+    lines = failures_after_accepting(build(), build(fault), tmp_path, mode)
+    assert any(site in line for line in lines), lines
 
 
 def test_a_graph_is_a_reference_of_its_own(tmp_path: Path) -> None:

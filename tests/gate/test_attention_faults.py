@@ -40,7 +40,7 @@ def test_healthy_attention_is_green(name: str, loaded: tuple[Model, modes.Calibr
         else:
             assert row.value("relative_mse@worst_token") <= 0.1 * row.floor, row.site  # type: ignore[operator]
     errors = {row.site: row.values["relative_mse"] for row in rows if row.scope == "local"}
-    at = "model.layers.2.self_attn."
+    at = "model.layers.1.self_attn."
     # The product of two quantized tensors has the errors of both.
     parts = errors[f"{at}attention:queries"], errors[f"{at}cache:keys"]
     assert max(parts) / 2 < errors[f"{at}attention:scores"] < 4 * sum(parts)  # type: ignore[operator, arg-type, type-var]

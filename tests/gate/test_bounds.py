@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qgate.errors import QgateError
 from qgate.gate import Limits, Measured, grade_of, judge, parse_bound
@@ -44,6 +42,8 @@ def test_a_bound_is_read(text: str, metric: str, side: str, value: float) -> Non
         ("relative_mse<nan", ["'nan'", "finite number"]),
         ("relative_mse<inf", ["'inf'", "finite number"]),
         ("relative_mse>1e-3", ["better the lower", "'relative_mse<=1e-3'"]),
+        ("exponent<3", ["none is better than another"]),
+        ("exponent>3", ["none is better than another"]),
         ("correlation<0.9", ["better the higher", "'correlation>=0.9'"]),
     ],
 )
@@ -80,14 +80,6 @@ def test_what_is_not_finite_never_holds(text: str, value: float | None) -> None:
 def test_a_bound_that_is_not_finite_lets_nothing_pass(bound: float) -> None:
     assert not within(0.0, "<=", bound)
     assert not within(0.0, ">=", -bound)
-
-
-@given(st.floats(allow_nan=False, allow_infinity=False))
-def test_equal_holds_and_the_next_float_does_not(value: float) -> None:
-    assert within(value, "<=", value)
-    assert within(value, ">=", value)
-    assert not within(math.nextafter(value, math.inf), "<=", value)
-    assert not within(math.nextafter(value, -math.inf), ">=", value)
 
 
 @pytest.mark.parametrize(

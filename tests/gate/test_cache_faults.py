@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from qgate import models, modes
+from qgate import models, modes, quantize
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.cache_rows import cache_rows
 from qgate.gate.measuring.cache_traces import RunTraces
@@ -19,6 +20,7 @@ from qgate.models import Model
 from qgate.modes.attention import core as core_module
 from qgate.modes.attention.casting import StoredSide
 from qgate.modes.attention.core import Attend, AttentionCore, QuantizedCache
+from tests.gate.benches import first_layers
 from tests.shares import share
 
 CACHE_MODES = [mode.name for mode in modes.select("kv-*", "other")]
@@ -27,7 +29,7 @@ WAYS = {"cache:decode", "cache:prefill", "cache:chunked_prefill", "o_proj:input"
 
 def load(seed: int = 0) -> tuple[Model, modes.Calibration]:
     sampling = models.Sampling(samples=3, seqlen=96, calib_samples=4, calib_seqlen=96, seed=seed)
-    model = models.load("tiny-llama", sampling=sampling)
+    model = first_layers(models.load("tiny-llama", sampling=sampling), 2)
     return model, modes.measure(model, modes.CalibrationSettings())
 
 
@@ -69,7 +71,7 @@ def findings(rows: list[Measured]) -> dict[str, str]:
 def test_a_healthy_cache_is_green(name: str, loaded: tuple[Model, modes.Calibration]) -> None:
     rows = rows_of(loaded, name)
     assert findings(rows) == {}
-    layers = 5
+    layers = 2
     assert len(rows) == layers * (2 + len(WAYS))
     for row in rows:
         if row.scope == "isolated":
@@ -136,15 +138,11 @@ def wrong_heads_scale(patch: pytest.MonkeyPatch) -> None:
 
 @fault("kv-fp8", "have a scale of 1, the calibrated one is forgotten", "cache:keys")
 def forgotten_scale(patch: pytest.MonkeyPatch) -> None:
-    from qgate import quantize
-
     _cast(patch, lambda _side, x: quantize(x, "fp8_e4m3"))
 
 
 @fault("kv-fp8-token", "keys have the scale of the first token", "cache:keys")
 def scale_of_the_first_token(patch: pytest.MonkeyPatch) -> None:
-    from qgate import quantize
-
     def cast(_side: StoredSide, x: Tensor) -> Tensor:
         scale = x[:, :, :1].abs().amax(-1, keepdim=True) / 448
         parts = [
@@ -159,8 +157,6 @@ def scale_of_the_first_token(patch: pytest.MonkeyPatch) -> None:
 
 @fault("kv-int8", "keys have one scale for all tokens", "cache:keys")
 def one_scale_for_a_chunk(patch: pytest.MonkeyPatch) -> None:
-    from qgate import quantize
-
     def cast(_side: StoredSide, x: Tensor) -> Tensor:
         return torch.stack([quantize(of, "int8", granularity="tensor") for of in x])
 
@@ -169,8 +165,6 @@ def one_scale_for_a_chunk(patch: pytest.MonkeyPatch) -> None:
 
 @fault("kv-int4-rotated", "keys are not rotated before they are quantized", "cache:keys")
 def not_rotated(patch: pytest.MonkeyPatch) -> None:
-    from qgate import quantize
-
     _cast(patch, lambda _s, x: quantize(x, "int4", granularity="block", block=32, axis=-1))
 
 
@@ -225,8 +219,6 @@ _ATTEND = Attend.forward
 
 def _kept(sinks: int, window: int) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        from dataclasses import replace
-
         original = core_module.exact_mask
         patch.setattr(
             core_module, "exact_mask",

@@ -19,10 +19,11 @@ from tests.gate.benches import mode_of, session
 from tests.shares import proof, share
 
 SAMPLING = Sampling(samples=3, seqlen=96, calib_samples=2, calib_seqlen=64)
+HOW: dict[str, Any] = {"sampling": SAMPLING, "layers": 2}
 MODES = ("kv-fp8-head", "kv-mxfp4", "attn-fp8")
 
 
-def layers(of: ModelGates, name: str, first: int = 5) -> list[Outcome]:
+def layers(of: ModelGates, name: str, first: int = 2) -> list[Outcome]:
     mode = mode_of(of.bench, name)
     return [of.layer("layer_outputs", mode, layer) for layer in of.bench.layers[:first]]
 
@@ -30,7 +31,7 @@ def layers(of: ModelGates, name: str, first: int = 5) -> list[Outcome]:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("caches")
-    accepting = session(folder, sampling=SAMPLING, updating="all")
+    accepting = session(folder, **HOW, updating="all")
     accepting.reference("reference")
     for name in MODES:
         for outcome in layers(accepting, name):
@@ -42,13 +43,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @share(4)
 @pytest.mark.parametrize("name", MODES)
 def test_healthy_modes_pass_and_cover_every_cache(name: str, recorded: Path) -> None:
-    healthy = session(recorded, sampling=SAMPLING)
+    healthy = session(recorded, **HOW)
     assert [outcome.text for outcome in layers(healthy, name) if not outcome.passed] == []
     mode = mode_of(healthy.bench, name)
     scope = mode_scope(healthy.bench, healthy.bench.quantized(mode))
     parts = ("cache", "attention") if name == "attn-fp8" else ("cache",)
     assert set(scope.modules) == {
-        f"model.layers.{k}.self_attn.{p}" for k in range(5) for p in parts
+        f"model.layers.{k}.self_attn.{p}" for k in range(2) for p in parts
     }
     assert not scope.idle
 
@@ -57,12 +58,12 @@ def test_healthy_modes_pass_and_cover_every_cache(name: str, recorded: Path) -> 
 def test_another_calibration_is_another_baseline(recorded: Path) -> None:
     other = replace(SAMPLING, calib_samples=1)
     with pytest.raises(Exception, match="calibration"):
-        layers(session(recorded, sampling=other), "kv-fp8-head", 1)
-    assert layers(session(recorded, sampling=other), "kv-mxfp4", 1)[0].passed
+        layers(session(recorded, sampling=other, layers=2), "kv-fp8-head", 1)
+    assert layers(session(recorded, sampling=other, layers=2), "kv-mxfp4", 1)[0].passed
 
 
 def first_lines(recorded: Path, name: str) -> list[str]:
-    outcomes = layers(session(recorded, sampling=SAMPLING), name, 2)
+    outcomes = layers(session(recorded, **HOW), name)
     assert not any(outcome.passed for outcome in outcomes)
     return [outcome.text.splitlines()[0] for outcome in outcomes]
 

@@ -66,7 +66,7 @@ def test_what_cannot_be_drawn_has_no_key() -> None:
 
 @pytest.mark.parametrize(("model", "mode"), [(LLAMA, "int8"), (MAMBA, "2-1")])
 def test_errors_are_drawn_of_every_element_compared(model: str, mode: str) -> None:
-    of = bench(model, pictures=True)
+    of = bench(model, layers=2, pictures=True)
     found = of.measure(mode_of(of, mode))
     outputs = of.reference(mode_of(of, mode).basis).tensors
     for row in found:
@@ -92,7 +92,7 @@ def test_nothing_is_computed_for_what_nobody_draws(monkeypatch: pytest.MonkeyPat
         raise AssertionError
 
     monkeypatch.setattr(comparisons, "error_picture", never)
-    of = bench()
+    of = bench(layers=2)
     assert all(row.pictures == () for row in of.measure(mode_of(of, "int8")))
     assert all(row.pictures == () for row in of.gradients(mode_of(of, "int8")))
 
@@ -103,7 +103,7 @@ def without_pictures(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @proof
 def test_no_verdict_depends_on_what_is_drawn(tmp_path: Path) -> None:
-    made = {plots: session(tmp_path, plots=plots) for plots in ("none", "all")}
+    made = {plots: session(tmp_path, layers=2, plots=plots) for plots in ("none", "all")}
     gates: list[Any] = []
     for of in made.values():
         mode, layer = mode_of(of.bench, "int8"), of.bench.layers[0]
@@ -123,7 +123,7 @@ def test_no_verdict_depends_on_what_is_drawn(tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_drawn_with_what_it_recommends_and_what_was_accepted() -> None:
-    of = bench(pictures=True)
+    of = bench(layers=2, pictures=True)
     layer = of.layers[0]
     rows, _ = scaling_rows(of, "fp8_e4m3", layer)
     site = rows[0].site
@@ -143,7 +143,7 @@ def test_a_sweep_is_drawn_with_what_it_recommends_and_what_was_accepted() -> Non
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "mxfp4_e2m1", "int8"])
 def test_magnitudes_are_counted_with_what_a_format_loses(fmt: str, phase: str) -> None:
-    of = bench(pictures=True)
+    of = bench(layers=2, pictures=True)
     for row in overflow_rows(of, fmt, of.layers[0], phase):
         (picture,) = row.pictures
         total = sum(picture["counts"]) + picture["zeros"] + picture["nonfinite"]

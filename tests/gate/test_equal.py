@@ -8,40 +8,17 @@ from typing import Any
 
 import pytest
 
-from qgate.errors import QgateError
-from qgate.gate import (
-    Limits,
-    Measured,
-    Verdict,
-    decide_update,
-    failure_text,
-    first_line,
-    judge,
-    parse_bound,
-)
+from qgate.gate import Measured, Verdict, decide_update, failure_text, first_line
+from qgate.gate.limits import times_over
+from tests.gate.making import measured, verdict
 
 ACCEPTED = {"exponent": 2.0}
 WHY = {"exponent": "the accepted one now costs 1.3 dB more"}
 
 
 def swept(exponent: float | None, accepted: Any = ACCEPTED, **given: Any) -> Measured:
-    fields: dict[str, Any] = {
-        "layer": "layers.0",
-        "order": 0,
-        "nonfinite": 0,
-        "gated": ("exponent",),
-    }
-    return Measured(
-        site="up:weight",
-        scope="sweep",
-        values={"exponent": exponent},
-        accepted=accepted,
-        **{**fields, **given},
-    )
-
-
-def verdict(site: Measured, **limits: Any) -> Verdict:
-    return judge([site], lambda _: Limits(**limits), True)
+    fields = {"scope": "sweep", "values": {"exponent": exponent}, "gated": ("exponent",)}
+    return measured("up:weight", ideal=None, accepted=accepted, **{**fields, **given})
 
 
 @pytest.mark.parametrize("value", [2.0, -7.0, 0.0])
@@ -66,10 +43,6 @@ def test_what_is_not_finite_fails_even_if_it_was_accepted(value: float | None) -
             "nonfinite"
         ]
     assert not verdict(swept(2.0, {"exponent": math.nan})).passed
-
-
-def test_without_an_accepted_one_it_is_missing() -> None:
-    assert [check.kind for check in verdict(swept(2.0, None)).failed] == ["missing"]
 
 
 @pytest.mark.parametrize(
@@ -113,13 +86,50 @@ def test_an_update_accepts_another_one() -> None:
     assert decide_update(verdict(swept(2.0, None))).values == {key: 2.0}
 
 
-@pytest.mark.parametrize("text", ["exponent<3", "exponent>3"])
-def test_it_has_no_absolute_limit(text: str) -> None:
-    with pytest.raises(QgateError, match="none is better than another"):
-        parse_bound(text)
-
-
 def test_it_comes_before_what_is_over_by_times() -> None:
     site = swept(3.0, {**ACCEPTED, "relative_mse": 1e-4}, gated=("exponent", "relative_mse"))
     found = verdict(replace(site, values={"exponent": 3.0, "relative_mse": 1.0}))
     assert [check.metric for check in found.failed] == ["exponent", "relative_mse"]
+
+
+# Logarithms: a difference is a factor, whatever their sign -----------------------------------------
+
+FORWARD = "layers.0.fc:forward.input"
+
+
+def drift(value: float, accepted: float, **limits: float) -> Verdict:
+    row = measured(
+        FORWARD, scope="forward", values={"log2_mean": value}, ideal=None,
+        accepted={"log2_mean": accepted}, gated=("log2_mean",), why={"log2_mean": ""},
+    )  # fmt: skip
+    return verdict(row, **limits)
+
+
+@pytest.mark.parametrize("accepted", [-7.0, 0.0, 0.3, 12.0])
+@pytest.mark.parametrize(
+    ("limits", "octaves"), [({"regression": 0.0, "atol": 0.5}, 0.5), ({}, 0.02857)]
+)
+def test_the_allowed_drift_is_the_same_factor_everywhere_and_both_ways(
+    accepted: float, limits: dict[str, float], octaves: float
+) -> None:
+    for sign in (1, -1):
+        assert drift(accepted + sign * octaves * 0.99, accepted, **limits).passed
+        assert not drift(accepted + sign * octaves * 1.01, accepted, **limits).passed
+
+
+def test_it_is_told_as_a_factor() -> None:
+    doubled, halved = (drift(-3.0 + by, -3.0, regression=0.0, atol=0.5) for by in (1, -1))
+    assert first_line(doubled, "values", label="dump") == (
+        f"log2_mean -2 > -2.5 at {FORWARD} (dump values): 2x accepted, up to 1.41x allowed"
+    )
+    assert first_line(halved, "values", label="dump") == (
+        f"log2_mean -4 < -3.5 at {FORWARD} (dump values): 0.5x accepted, down to 0.707x allowed"
+    )
+    assert doubled.failed[0].times == pytest.approx(2**0.5)
+    assert halved.failed[0].times == pytest.approx(2**0.5)
+
+
+def test_times_over_never_overflows() -> None:
+    assert times_over("log2_mean", 5000.0, "<=", -200.0) == 2.0**999
+    assert times_over("log2_mean", -5000.0, "<=", 200.0) == 2.0**-999
+    assert times_over("log2_mean", float("nan"), "<=", 0.0) == float("inf")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -23,7 +24,7 @@ from qgate.models import Model, Sampling
 from qgate.models.experts import slice_experts
 from qgate.modes.mode import Kernel, Mode, Rule
 from qgate.modes.setups import ModelSetup
-from tests.gate.benches import bench, session
+from tests.gate.benches import bench, calls_of, mode_of, mx_blocks, session
 from tests.gate.grouped_experts import served
 from tests.models.test_moe import network_of
 from tests.shares import share
@@ -117,7 +118,7 @@ def test_a_right_kernel_is_green(seed: int, fmt: str) -> None:
 @share(4)
 @pytest.mark.parametrize("layout", ["tiny-moe", "tiny-moe-list"])
 def test_no_mode_of_rules_has_a_fault(layout: str) -> None:
-    of = bench(layout, SHORT)
+    of = bench(layout, SHORT, layers=2)
     for mode in of.setup.select("experts-*,mxfp4,int8", of.model):
         assert named(rows_of(of, mode)) == {}, mode.name
 
@@ -126,7 +127,7 @@ def test_the_first_line_of_a_failure_names_the_fault(tmp_path: Path) -> None:
     outcomes = []
     for defects in ({}, {"order": (0, 2, 1, 3, 4, 5, 6, 7)}):
         gates = session(
-            tmp_path, "tiny-moe", sampling=SHORT, updating=None if defects else "failed"
+            tmp_path, "tiny-moe", sampling=SHORT, layers=2, updating=None if defects else "failed"
         )
         gates.bench.model.modes = {"mine": Kernel(served("fp8_e4m3", **defects), "experts-fp8")}
         mode = gates.bench.setup.select("mine", gates.bench.model)[0]
@@ -152,7 +153,7 @@ def test_flips_and_shifts_are_counted_by_token() -> None:
 
 
 def test_rows_of_a_mode_that_leaves_the_router_alone(moe: Bench) -> None:
-    mode = moe.setup.select("experts-mxfp4", moe.model)[0]
+    mode = mode_of(moe, "experts-mxfp4")
     rows = {(row.site, row.scope): row for row in rows_of(moe, mode)}
     routing = "model.layers.{}.mlp.experts.routing:output"
     for layer in range(4):
@@ -170,7 +171,7 @@ def test_rows_of_a_mode_that_leaves_the_router_alone(moe: Bench) -> None:
 
 
 def test_a_quantized_router_flips_given_the_same_input(moe: Bench) -> None:
-    mode = moe.setup.select("experts-mxfp4-router", moe.model)[0]
+    mode = mode_of(moe, "experts-mxfp4-router")
     rows = [row for row in rows_of(moe, mode) if "routing" in row.site and row.scope == "local"]
     flips = [float(row.values["router_flips"] or 0) for row in rows]
     assert len(flips) == 4
@@ -178,24 +179,18 @@ def test_a_quantized_router_flips_given_the_same_input(moe: Bench) -> None:
 
 
 def test_the_error_of_an_expert_is_that_of_its_tokens(moe: Bench) -> None:
-    mode = moe.setup.select("experts-int8", moe.model)[0]
+    mode = mode_of(moe, "experts-int8")
     name = "model.layers.2.mlp"
     rows = {row.site: row for row in rows_of(moe, mode) if row.scope == "local"}
-    tensors: dict[str, list[torch.Tensor]] = {"x": [], "y": [], "r": [], "own": []}
-    exact, quantized = moe.model.module, moe.quantized(mode).model.module
-    mixture, routing = exact.get_submodule(name), exact.get_submodule(f"{name}.experts.routing")
-    hooks = [
-        mixture.register_forward_hook(
-            lambda _m, args, y: tensors["x"].append(args[0]) or tensors["r"].append(y)
-        ),
-        routing.register_forward_hook(lambda _m, _a, own: tensors["own"].append(own)),
-    ]
+    calls = calls_of(moe.model, name, moe.model.inputs)
+    routed = calls_of(moe.model, f"{name}.experts.routing", moe.model.inputs)
+    quantized = moe.quantized(mode).model.module.get_submodule(name)
     with torch.no_grad():
-        for sample in moe.model.inputs:
-            moe.model(sample)
-        hooks[0].remove(), hooks[1].remove()
-        tensors["y"] = [quantized.get_submodule(name)(x) for x in tensors["x"]]
-    y, r, own = (torch.cat(tensors[k]).flatten(0, -2).double().numpy() for k in ("y", "r", "own"))
+        made = [quantized(x) for (x,), _ in calls]
+    y, r, own = (
+        torch.cat(each).flatten(0, -2).double().numpy()
+        for each in (made, [r for _, r in calls], [weights for _, weights in routed])
+    )
     for expert in range(8):
         tokens = own[:, expert] != 0
         mse = ((y - r)[tokens] ** 2).sum() / (r[tokens] ** 2).sum()
@@ -251,26 +246,8 @@ def test_expert_modes_are_asked_for_by_name(moe: Bench) -> None:
         of.quantized(mode)
 
 
-def numpy_mxfp4(row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Blocks of 32 along one row, from the definition of MXFP4."""
-    grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    out = np.zeros_like(row)
-    for start in range(0, len(row), 32):
-        block = row[start : start + 32]
-        if not block.any():
-            continue
-        scale = 2.0 ** (np.floor(np.log2(np.abs(block).max())) - 2)
-        for k, value in enumerate(np.abs(block) / scale):
-            distance = np.abs(grid - value)
-            near = np.flatnonzero(distance == distance.min())
-            # A tie goes to the even code.
-            code = near[0] if len(near) == 1 or near[0] % 2 == 0 else near[1]
-            out[start + k] = np.sign(block[k]) * grid[code] * scale
-    return out
-
-
 def test_blocks_of_fused_weights_never_cross_experts(moe: Bench) -> None:
-    mode = moe.setup.select("experts-mxfp4", moe.model)[0]
+    mode = mode_of(moe, "experts-mxfp4")
     quantized, plain = moe.quantized(mode).model.module, moe.model.module
     name = "model.layers.0.mlp.experts.{}.down_proj"
     for expert in (0, 7):
@@ -278,14 +255,12 @@ def test_blocks_of_fused_weights_never_cross_experts(moe: Bench) -> None:
         actual = quantized.get_submodule(name.format(expert)).weight.detach().numpy()
         assert weight.shape == (128, 64)
         for row in (0, 127):
-            np.testing.assert_array_equal(actual[row], numpy_mxfp4(weight[row]))
+            np.testing.assert_array_equal(
+                actual[row], mx_blocks(weight[row], ml_dtypes.float4_e2m1fn)
+            )
 
 
-def e4m3_grid() -> np.ndarray[Any, Any]:
-    normal = [2.0**e * (1 + m / 8) for e in range(-6, 9) for m in range(8)]
-    return np.array([m / 8 * 2.0**-6 for m in range(8)] + normal[:-1])
-
-
+E4M3 = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
 INTEGERS = {bits: np.arange(2.0 ** (bits - 1)) for bits in (4, 8)}
 
 
@@ -294,16 +269,16 @@ INTEGERS = {bits: np.arange(2.0 ** (bits - 1)) for bits in (4, 8)}
     [
         ("experts-int8", INTEGERS[8], None),
         ("experts-int4-weights", INTEGERS[4], 64),
-        ("experts-fp8", e4m3_grid(), None),
-        ("experts-fp8-static", e4m3_grid(), None),
-        ("experts-fp8-router", e4m3_grid(), None),
+        ("experts-fp8", E4M3, None),
+        ("experts-fp8-static", E4M3, None),
+        ("experts-fp8-router", E4M3, None),
     ],
 )
 def test_weights_of_each_expert_are_those_of_the_definition(
     name: str, grid: np.ndarray[Any, Any], group: int | None, moe: Bench
 ) -> None:
     """Rows, or groups along them, over their largest magnitude: the nearest value of the grid."""
-    quantized = moe.quantized(moe.setup.select(name, moe.model)[0]).model.module
+    quantized = moe.quantized(mode_of(moe, name)).model.module
     for part in (
         "model.layers.1.mlp.experts.2.gate_up_proj",
         "model.layers.3.mlp.experts.6.down_proj",
@@ -320,7 +295,7 @@ def test_weights_of_each_expert_are_those_of_the_definition(
 
 
 def test_nvfp4_has_tensor_scales_of_each_expert(moe: Bench) -> None:
-    mode = moe.setup.select("experts-nvfp4", moe.model)[0]
+    mode = mode_of(moe, "experts-nvfp4")
     name = "model.layers.0.mlp.experts.{}.gate_up_proj"
     for expert in (1, 6):
         weight = moe.model.module.get_submodule(name.format(expert)).weight.detach()
@@ -333,18 +308,12 @@ def test_nvfp4_has_tensor_scales_of_each_expert(moe: Bench) -> None:
 
 
 def test_static_scales_are_those_of_each_experts_calibration_tokens(moe: Bench) -> None:
-    mode = moe.setup.select("experts-fp8-static", moe.model)[0]
+    mode = mode_of(moe, "experts-fp8-static")
     plan = {entry.site: entry for entry in moe.quantized(mode).plan.entries}
     at = "model.layers.3.mlp.experts.4.gate_up_proj"
-    largest: list[float] = []
-    hook = moe.model.module.get_submodule(at).register_forward_pre_hook(
-        lambda _m, args: largest.append(float(args[0].abs().max()))
-    )
-    with torch.no_grad():
-        for sample in moe.model.calibration_samples():
-            moe.model(sample)
-    hook.remove()
-    assert plan[f"{at}:input"].scale == pytest.approx(max(largest) / 448)
+    calls = calls_of(moe.model, at, moe.model.calibration_samples())
+    largest = max(float(x.abs().max()) for (x,), _ in calls)
+    assert plan[f"{at}:input"].scale == pytest.approx(largest / 448)
     assert plan[f"{at}:input"].origin == "amax of the calibration samples"
     scales = {entry.scale for site, entry in plan.items() if site.endswith("gate_up_proj:input")}
     assert len(scales) > 16
@@ -367,13 +336,8 @@ def test_an_expert_that_calibration_never_reached_is_named() -> None:
 
 
 def _asked_experts(of: Bench, layer: int) -> list[int]:
-    seen: list[torch.Tensor] = []
-    routing = of.model.module.get_submodule(f"model.layers.{layer}.mlp.experts.routing")
-    hook = routing.register_forward_hook(lambda _m, _a, out: seen.append(out))
-    with torch.no_grad():
-        for sample in of.model.calibration_samples():
-            of.model(sample)
-    hook.remove()
+    name = f"model.layers.{layer}.mlp.experts.routing"
+    seen = [weights for _, weights in calls_of(of.model, name, of.model.calibration_samples())]
     return torch.cat(seen).flatten(0, -2).sum(0).nonzero().flatten().tolist()
 
 

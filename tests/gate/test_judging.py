@@ -8,7 +8,6 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from qgate.errors import QgateError
 from qgate.gate import Check, Limits, Measured, Verdict, decide_update, judge, parse_bound
@@ -16,9 +15,6 @@ from tests.gate.making import ACCEPTED, carried, measured, verdict
 
 FLOOR = 1e-12
 BAD = (None, math.nan, math.inf, -math.inf)
-errors = st.floats(0, 1e6, allow_subnormal=True)
-
-
 SHARE = "flushed_share"
 
 

@@ -182,13 +182,13 @@ def test_parts_are_accepted_where_there_is_a_massive_element(recorded: Path) -> 
 
 
 def test_without_a_massive_element_nothing_more_is_accepted() -> None:
-    of = bench(LLAMA)
+    of = bench(LLAMA, layers=2)
     rows = [
         row
         for row in of.measure(mode_of(of, "int8"))
         if row.site in {f"{each}:output" for each in of.model.layers} and row.scope != "isolated"
     ]
-    assert len(rows) == 10
+    assert len(rows) == 4
     for row in rows:
         assert row.parts["without_massive"] == {
             name: row.values[name] for name in ("relative_mse", "correlation")
@@ -197,7 +197,7 @@ def test_without_a_massive_element_nothing_more_is_accepted() -> None:
 
 
 def test_inside_layers_outlier_channels_have_their_part() -> None:
-    of = bench(LLAMA)
+    of = bench(LLAMA, layers=2)
     site = "model.layers.1.mlp.up_proj:weight"
     (row,) = (each for each in of.measure(mode_of(of, "mxfp4")) if each.site == site)
     true = of.model.module.get_parameter(site.replace(":", ".")).detach()

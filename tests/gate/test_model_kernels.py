@@ -34,44 +34,6 @@ class Block(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
-def grid(x: Tensor, largest: int) -> Tensor:
-    """Symmetric integers of a row, written down anew."""
-    scale = x.abs().amax(-1, keepdim=True) / largest
-    return (x / scale).round().clamp(-largest, largest) * scale
-
-
-class Product(nn.Module):
-    def __init__(self, linear: nn.Linear, largest: int, bias: bool = True) -> None:
-        super().__init__()
-        self.weight, self.bias, self.largest, self.with_bias = (
-            linear.weight,
-            linear.bias,
-            largest,
-            bias,
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.largest:
-            x, w = grid(x, self.largest), grid(self.weight, self.largest)
-        else:
-            w = self.weight
-        return nn.functional.linear(x, w, self.bias if self.with_bias else None)
-
-
-def model(stands_for: str = "int8", largest: int = 127, broken: str = "") -> qgate.Model:
-    torch.manual_seed(0)
-
-    def build(given: qgate.Model) -> nn.Module:
-        made = copy.deepcopy(given.module)
-        for name, module in given.module.named_modules():
-            if isinstance(module, nn.Linear):
-                made.set_submodule(name, Product(module, largest, name != broken))
-        return made
-
-    samples = [torch.randn(2, 16, 32) for _ in range(2)]
-    return qgate.Model(Stack(Block), samples, "net", modes={"mine": Kernel(build, stands_for)})
-
-
 def failures(of: qgate.Model, folder: Path) -> list[str]:
     """First lines of what an update cannot accept."""
     bench = Bench(ModelSetup("net"), _model=of)
@@ -82,7 +44,8 @@ def failures(of: qgate.Model, folder: Path) -> list[str]:
 
 
 def test_a_kernel_that_does_what_it_stands_for_is_within_its_budget(tmp_path: Path) -> None:
-    bench = Bench(ModelSetup("net"), _model=model())
+    right = model_of(by_divisor(127, -127), "int8")
+    bench = Bench(ModelSetup("net"), _model=right)
     rows = bench.site_errors(bench.quantized(bench.setup.select("mine", bench.model)[0]))
     held = [row for row in rows if row.ideal is not None]
     assert [row.site for row in held] == [
@@ -92,24 +55,26 @@ def test_a_kernel_that_does_what_it_stands_for_is_within_its_budget(tmp_path: Pa
         assert row.ideal is not None
         assert abs(10 * math.log10(row.values["relative_mse"] / row.ideal["relative_mse"])) < 0.05
         assert row.quantizer == "int8"
-    assert failures(model(), tmp_path) == []
+    assert failures(right, tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"largest": 63}, "dB over the ideal int8 quantizer, 0.5 allowed"),
-        ({"largest": 0}, "better than an ideal int8 quantizer: nothing is quantized here"),
-        ({"broken": "layers.0.up"}, "dB over the ideal int8 quantizer"),
-        ({"stands_for": "mxfp8", "largest": 7}, "dB over the ideal mxfp8 quantizer"),
+        ({"divisor": 63}, "dB over the ideal int8 quantizer, 0.5 allowed"),
+        ({"divisor": 0}, "better than an ideal int8 quantizer: nothing is quantized here"),
+        ({"without_bias": "layers.0.up"}, "dB over the ideal int8 quantizer"),
+        ({"stands_for": "mxfp8", "divisor": 7}, "dB over the ideal mxfp8 quantizer"),
     ],
     ids=["seven-bits", "not-quantized", "dropped-bias", "other-format"],
 )
 def test_a_kernel_that_does_not_cannot_be_accepted(
-    given: dict[str, object], words: str, tmp_path: Path
+    given: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    found = failures(model(**given), tmp_path)  # type: ignore[arg-type]
-    assert len(found) == (1 if "broken" in given else 3)
+    divisor, stands_for = given.pop("divisor", 127), given.pop("stands_for", "int8")
+    cast = by_divisor(divisor, -divisor) if divisor else lambda x: x
+    found = failures(model_of(cast, stands_for, **given), tmp_path)
+    assert len(found) == (1 if given else 3)
     assert all(words in line for line in found), found
 
 
@@ -152,14 +117,20 @@ class CastProduct(nn.Module):
 
 
 def model_of(
-    cast: RowCast, stands_for: Any, dtype: torch.dtype = torch.float32, **options: Any
+    cast: RowCast,
+    stands_for: Any,
+    dtype: torch.dtype = torch.float32,
+    without_bias: str = "",
+    **options: Any,
 ) -> qgate.Model:
     torch.manual_seed(0)
 
     def build(reference: qgate.Model) -> nn.Module:
         quantized = copy.deepcopy(reference.module)
-        for name, module in reference.module.named_modules():
+        for name, module in [*quantized.named_modules()]:
             if isinstance(module, nn.Linear):
+                if name == without_bias:
+                    module.bias = None
                 quantized.set_submodule(name, CastProduct(module, cast, dtype))
         return quantized
 
@@ -260,7 +231,7 @@ def test_searched_scales_are_held_by_their_error_where_declared(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["int9", "mine", "2-1", ""])
 def test_what_it_stands_for_is_a_mode_that_fits(name: str) -> None:
-    of = model(name)
+    of = model_of(by_divisor(127, -127), name)
     setup = ModelSetup("net")
     if not name:
         assert setup.select("mine", of)[0].stands_for == ""

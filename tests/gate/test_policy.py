@@ -194,13 +194,6 @@ def test_an_expression_of_another_model_need_not_find_a_site_here() -> None:
         policy.for_model("llama").check_sites(["mixer"])
 
 
-def test_every_metric_of_the_table_can_be_bound_by_a_marker() -> None:
-    policy = Policy.from_table({}).with_marker({"absolute": "sqnr_db>20"})
-    assert policy.limits_for("x", scope="carried").absolute["sqnr_db"].value == 20
-    with pytest.raises(QgateError, match="unknown metric 'snr'"):
-        policy.with_marker({"absolute": "snr>20"})
-
-
 def test_an_expression_that_finds_no_site_is_an_error() -> None:
     policy = Policy.from_table(TABLE)
     policy.check_sites(["layers.1.mixer"])

@@ -36,7 +36,7 @@ PLACES = ("local", "isolated")
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("recorded")
-    recording = session(folder, LLAMA, updating="all", shared=True)
+    recording = session(folder, LLAMA, updating="all", layers=2, shared=True)
     for name in MODES:
         assert recording.layer("layer_outputs", mode_of(recording.bench, name), LAYER).passed
     recording.commit()
@@ -44,7 +44,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, name: str, plant: Callable[[nn.Module], None] | None = None) -> Outcome:
-    gated = session(folder, LLAMA, shared=plant is None)
+    gated = session(folder, LLAMA, layers=2, shared=plant is None)
     mode = mode_of(gated.bench, name)
     if plant is not None:
         plant(gated.bench.quantized(mode).model.module)
@@ -61,7 +61,7 @@ def at_site(outcome: Outcome, kind: str) -> dict[str, float]:
 
 def usual_token(folder: Path, name: str) -> int:
     """The token of the first sample whose error is nearest to that of the block."""
-    bench = session(folder, LLAMA, shared=True).bench
+    bench = session(folder, LLAMA, layers=2, shared=True).bench
     reference, mode = bench.reference("plain"), bench.quantized(mode_of(bench, name))
     actual = outer_tensors(mode.model, bench.model.inputs, reference)[SITE["token"]][0][0]
     exact = reference[SITE["token"]][0][0]
@@ -184,7 +184,7 @@ def test_blocks_with_a_scale_that_is_half_of_its_own(recorded: Path, name: str) 
 
 def test_wider_limits_see_less_unless_values_are_held_at_float_noise(recorded: Path) -> None:
     def sizes(policy: Policy) -> tuple[dict[str, float], dict[str, float]]:
-        gated: ModelGates = session(recorded, LLAMA, policy=policy, shared=True)
+        gated: ModelGates = session(recorded, LLAMA, policy=policy, layers=2, shared=True)
         outcome = gated.layer("layer_outputs", mode_of(gated.bench, "int8"), LAYER)
         (power,) = gated.power()
         rows = [row for row in outcome.verdict.measured if row.scope == "local"]

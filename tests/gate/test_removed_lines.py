@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 
 from qgate.baselines import Accepted, Key, Store
-from qgate.gate.checks import Check
+from qgate.baselines.sample_lines import is_folded
+from qgate.gate import Limits
+from qgate.gate.checks import Check, checks_of
+from qgate.gate.measured import Measured
 from qgate.gate.measuring.model_gates import ModelGates
+from qgate.gate.sessions import Outcome
+from qgate.metrics import METRICS as REGISTRY
+from qgate.models import Sampling
 from tests.baselines.building import rewrite
 from tests.gate.benches import LLAMA, MAMBA, mode_of, session
-from tests.shares import share
+from tests.shares import proof, share
 
 FILES = {LLAMA: "mxfp4", MAMBA: "2-1"}
 # Every metric that one of the files has.
@@ -34,7 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     folder = tmp_path_factory.mktemp("baselines")
     sessions = {}
     for model in FILES:
-        sessions[model] = session(folder, model, updating="all", shared=True)
+        sessions[model] = session(folder, model, updating="all", layers=2)
         judged(sessions[model], model)
         sessions[model].commit()
     return folder, sessions
@@ -67,7 +73,7 @@ def failures_without(
                 errors, values={k: v for k, v in errors.values.items() if k not in removed}
             ),
         )
-        again = session(folder, model)
+        again = session(folder, model, layers=2)
         again.bench = again.subject.bench = sessions[model].bench  # type: ignore[attr-defined]
         checks = judged(again, model)
     finally:
@@ -114,3 +120,71 @@ def test_a_single_line_removed_is_missing(
     keys = list(read(recorded[0], model).values)
     removed = {keys[number % len(keys)]}
     assert failures_without(recorded, model, removed) == removed
+
+
+# Each line can fail alone, so that no file is longer than that -------------------------------------
+
+SHORT = Sampling(samples=2, seqlen=32, calib_samples=2, calib_seqlen=32)
+
+
+@pytest.fixture(scope="module")
+def gated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Outcome]]:
+    """Record every kind of gate of one layer, in a mode and in a format of one name."""
+    folder = tmp_path_factory.mktemp("alone")
+    made = session(folder, updating="all", sampling=SHORT, layers=2)
+    mode, layer = mode_of(made.bench, "int8"), made.bench.layers[1]
+    outcomes = [
+        made.layer("layer_outputs", mode, layer),
+        made.outputs("outputs", mode),
+        made.task("task", mode),
+        made.gradients("gradients", mode, layer),
+        made.scaling("scaling", "hif8", layer),
+        made.overflow("overflow", "hif8", layer, "forward"),
+    ]
+    made.commit()
+    return folder, outcomes
+
+
+def worse(row: Measured, metric: str) -> Measured:
+    """Return a row in which one accepted value alone was better than what is measured."""
+    assert row.accepted is not None
+    if REGISTRY.find(metric).textual:
+        return replace(row, accepted_texts={**row.accepted_texts, metric: "another quantizer"})
+    before = row.accepted[metric]
+    better = before / 4 if REGISTRY.find(metric).direction == "lower" else 4 * before
+    if metric == "exponent":
+        better = before + 3
+    if before == better == 0:
+        better = -1.0
+    return replace(row, accepted={**row.accepted, metric: better})
+
+
+@proof
+def test_every_line_can_fail_alone(gated: tuple[Path, list[Outcome]]) -> None:
+    folder, outcomes = gated
+    rows = {
+        (outcome.decision.suite, *row.key): row
+        for outcome in outcomes
+        for row in outcome.verdict.measured
+    }
+    lines = 0
+    for mode in ("int8", "hif8"):
+        accepted = Store(folder, LLAMA).accepted(mode)
+        assert accepted is not None
+        for key, _ in accepted.lines():
+            lines += 1
+            if is_folded(key):
+                continue
+            values = {k.metric: v for k, v in accepted.values.items() if k[:3] == key[:3]}
+            row = rows[key[:3]]
+            texts = {name: value for name, value in values.items() if isinstance(value, str)}
+            numbers = {name: v for name, v in values.items() if not isinstance(v, str)}
+            row = replace(row, accepted=numbers, accepted_texts=texts)
+            assert all(check.passed for check in checks_of(row, Limits(), True)), key
+            failed = [
+                check.metric
+                for check in checks_of(worse(row, key.metric), Limits(), True)
+                if not check.passed
+            ]
+            assert failed == [key.metric], key
+    assert lines > 100

@@ -21,7 +21,8 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.measuring.segments import swapped
 from qgate.modes import Kernel
 from qgate.modes.setups import ModelSetup
-from tests.gate.benches import LLAMA, MAMBA, SHORT, Stack, bench, mode_of
+from tests.gate.benches import LLAMA, MAMBA, Stack, mode_of
+from tests.gate.benches import bench as short
 
 
 class Block(nn.Module):
@@ -68,7 +69,7 @@ def red(rows: list[Measured]) -> dict[str, str]:
 
 @pytest.mark.parametrize(("model", "mode"), [(LLAMA, "mxfp4"), (MAMBA, "6-4"), (MAMBA, "fp16")])
 def test_every_product_and_block_is_held_and_within_its_noise(model: str, mode: str) -> None:
-    bench = Bench(ModelSetup(model, sampling=SHORT))
+    bench = short(model, layers=2)
     rows = isolated(bench, mode)
     sites = {row.site for row in rows}
     base = bench.model.in_basis(bench.quantized(mode_of(bench, mode)).model.basis)
@@ -189,7 +190,7 @@ def test_a_length_that_the_model_refuses_is_left_out_with_its_reason() -> None:
         if arguments[0].shape[-1] == 1:
             raise ValueError("at least two tokens")
 
-    of = bench(LLAMA)
+    of = short(LLAMA, layers=2)
     mode = mode_of(of, "int8")
     quantized = of.quantized(mode)
     quantized.model.module.register_forward_pre_hook(refuse)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,13 +73,6 @@ def test_what_moves_samples_is_red_and_names_them(fault: str) -> None:
     assert words in check.reason
     assert check.times is not None
     assert check.times > 1
-
-
-def test_the_mean_alone_would_pass() -> None:
-    """One sample much worse and another much better: every older check is green."""
-    row = measured(moved({3: 0.1, 7: -0.1}))
-    failed = [check.metric for check in checks_of(row, Limits(), True) if not check.passed]
-    assert failed == ["task_change"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10])
@@ -215,12 +209,14 @@ def better(rows: Rows) -> Rows:
     return lambda ids, _actual, reference, first: rows(ids, reference, reference, first)
 
 
-@pytest.mark.parametrize("mode", ["int8", "mxfp4"])
 @pytest.mark.parametrize(
-    ("name", "fault", "words"),
+    ("mode", "name", "fault", "words"),
     [
-        ("_means", one_worse, "sample 2 by +0.3, 3 by -0.25"),
-        ("_row_pairs", shifted, "in the mean of 8"),
+        ("int8", "_means", one_worse, r"sample 2 by \+0.3, 3 by -0.25"),
+        ("mxfp4", "_means", one_worse, r"sample 2 by \+0.3, 3 by -0.25"),
+        ("int8", "_row_pairs", shifted, "in the mean of 8"),
+        ("mxfp4", "_row_pairs", shifted, "in the mean of 8"),
+        ("mxfp4", "_row_pairs", better, "^-"),
     ],
 )
 def test_faults_of_the_task_are_red(
@@ -231,17 +227,7 @@ def test_faults_of_the_task_are_red(
     gated = session(recorded, LLAMA, sampling=EIGHT)
     outcome = gated.task("task", mode_of(gated.bench, mode))
     (check,) = [check for check in outcome.verdict.failed if check.metric == "task_change"]
-    assert words in check.reason
-
-
-def test_a_task_that_is_better_by_a_lot_is_red(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tasks, "_row_pairs", better(tasks._row_pairs))
-    gated = session(recorded, LLAMA, sampling=EIGHT)
-    outcome = gated.task("task", mode_of(gated.bench, "mxfp4"))
-    (check,) = [check for check in outcome.verdict.failed if check.metric == "task_change"]
-    assert check.reason.startswith("-")
+    assert re.search(words, check.reason)
 
 
 @pytest.mark.parametrize("mode", ["int8", "mxfp4"])

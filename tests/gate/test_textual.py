@@ -4,58 +4,41 @@ from __future__ import annotations
 
 import pytest
 
-from qgate.gate import (
-    WHICH,
-    Limits,
-    Measured,
-    Verdict,
-    decide_update,
-    failure_text,
-    first_line,
-    judge,
-)
+from qgate.gate import WHICH, Limits, Verdict, decide_update, failure_text, first_line, judge
+from tests.gate.making import measured, verdict
 
 NOW, THEN = "mxfp4_e2m1 per 32, floor", "mxfp8_e4m3 per 32, floor"
-KEY = ("x:input", "local", "quantizer")
+KEY = ("layers.0:input", "local", "quantizer")
 
 
-def verdict(now: str, accepted: str) -> Verdict:
-    row = Measured(
-        site="x:input", layer="x", scope="local", order=0, nonfinite=0,
-        values={"relative_mse": 1e-4}, accepted={"relative_mse": 1e-4},
-        texts={"quantizer": now}, accepted_texts={"quantizer": accepted} if accepted else {},
-        gated=("relative_mse", "quantizer"),
-    )  # fmt: skip
-    return judge([row], lambda _: Limits(), True)
+def sites(*quantizers: tuple[str, str], mse: float = 1e-4) -> Verdict:
+    """Judge sites that are quantized by other words than accepted."""
+    rows = [
+        measured(
+            f"layers.{number}:input", mse, order=number, ideal=None,
+            accepted={"relative_mse": 1e-4}, gated=("relative_mse", "quantizer"),
+            values={"relative_mse": mse}, texts={"quantizer": now},
+            accepted_texts={"quantizer": accepted} if accepted else {},
+        )
+        for number, (accepted, now) in enumerate(quantizers)
+    ]  # fmt: skip
+    return verdict(*rows)
 
 
 def test_the_same_text_passes_and_is_no_improvement() -> None:
-    assert verdict(NOW, NOW).passed
-    assert verdict(NOW, NOW).improved == ()
+    assert sites((NOW, NOW)).passed
+    assert sites((NOW, NOW)).improved == ()
 
 
 @pytest.mark.parametrize("now", [THEN, "nothing", NOW + " ", NOW.upper()])
 def test_another_text_fails_and_both_are_told(now: str) -> None:
-    found = verdict(now, NOW)
+    found = sites((NOW, now))
     assert [check.metric for check in found.failed] == ["quantizer"]
-    assert first_line(found, "2-4") == f"{NOW} accepted, {now} found, at x:input (mode 2-4)"
+    assert first_line(found, "2-4") == f"{NOW} accepted, {now} found, at layers.0:input (mode 2-4)"
     text = failure_text(found, "2-4")
     assert text.count(NOW + " accepted") == 1
     assert "quantizer" not in text, "no table of texts"
     assert "an update without --accept-plan writes nothing of this gate" in text
-
-
-def sites(*quantizers: tuple[str, str], mse: float = 1e-4) -> Verdict:
-    rows = [
-        Measured(
-            site=f"layers.{number}:input", layer="x", scope="local", order=number, nonfinite=0,
-            values={"relative_mse": mse}, accepted={"relative_mse": 1e-4},
-            texts={"quantizer": now}, accepted_texts={"quantizer": accepted},
-            gated=("relative_mse", "quantizer"),
-        )
-        for number, (accepted, now) in enumerate(quantizers)
-    ]  # fmt: skip
-    return judge(rows, lambda _: Limits(), True)
 
 
 def test_a_plan_is_one_sentence_for_all_sites() -> None:
@@ -99,17 +82,17 @@ def test_a_quantized_site_that_is_gone_is_another_plan() -> None:
 
 def test_an_update_stores_the_text() -> None:
     for which in WHICH:
-        refused = decide_update(verdict(NOW, THEN), which)
+        refused = decide_update(sites((THEN, NOW)), which)
         assert (refused.values, refused.changes, refused.removed) == ({}, (), ())
         assert [check.metric for check in refused.remaining] == ["quantizer"]
-    update = decide_update(verdict(NOW, THEN), accept_plan=True)
+    update = decide_update(sites((THEN, NOW)), accept_plan=True)
     assert update.values == {KEY: NOW}
     assert update.passed
     assert [(each.old, each.new) for each in update.changes] == [(THEN, NOW)]
-    assert decide_update(verdict(NOW, "")).values == {}, "nothing was quantized there"
-    assert decide_update(verdict(NOW, ""), accept_plan=True).values == {KEY: NOW}
+    assert decide_update(sites(("", NOW))).values == {}, "nothing was quantized there"
+    assert decide_update(sites(("", NOW)), accept_plan=True).values == {KEY: NOW}
 
 
 def test_without_an_accepted_text_it_is_missing() -> None:
-    (check,) = verdict(NOW, "").failed
+    (check,) = sites(("", NOW)).failed
     assert (check.kind, check.text) == ("missing", NOW)
