@@ -63,6 +63,13 @@ def accepting(
     return update
 
 
+def dropping(mode: str, *keys: Key) -> Update:
+    update = Update(ORIGIN)
+    for each in keys:
+        update.drop(mode, each)
+    return update
+
+
 def recorded(root: Location) -> Store:
     """A baseline with two bases and two modes."""
     store = Store(root, "tiny")

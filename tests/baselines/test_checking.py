@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from qgate.baselines import Key, Store, Update, verify
+from qgate.baselines import Store, verify
 from tests.baselines.building import (
     ORIGIN,
     OTHER_WEIGHTS,
     accepting,
     contents,
+    dropping,
     key,
     marks,
     recorded,
@@ -97,22 +98,15 @@ def test_nothing_there_is_a_problem(tmp_path: Path) -> None:
     assert "there is no baseline" in verify(Store(tmp_path, "tiny"))[0]
 
 
-def dropping(mode: str, *keys: Key) -> Update:
-    update = Update(ORIGIN)
-    for each in keys:
-        update.drop(mode, each)
-    return update
-
-
 def test_a_mode_without_accepted_errors_loses_its_file(tmp_path: Path) -> None:
     store = recorded(tmp_path)
     before = contents(store.folder)
-    assert store.commit(dropping("unknown", key())) == []
-    assert store.commit(dropping("2-4", key("nowhere"))) == []
-    assert contents(store.folder) == before
     changes = store.commit(dropping("2-4", key()))
     assert {change.file for change in changes} == {"accepted/2-4.txt"}
     assert all(change.new is None for change in changes)
+    assert (changes[-1].entry, changes[-1].old) == (str(key()), 0.5)
+    assert store.accepted("2-4") is None
+    assert store.modes() == ["2-1"]
     before.pop("accepted/2-4.txt")
     assert contents(store.folder) == before
 

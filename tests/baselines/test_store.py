@@ -30,6 +30,7 @@ from tests.baselines.building import (
     OTHER_WEIGHTS,
     accepting,
     contents,
+    dropping,
     key,
     marks,
     recorded,
@@ -142,8 +143,13 @@ def test_one_changed_value_changes_one_line_of_one_file(tmp_path: Path) -> None:
         accepting({key(): 1e-4}, origin=replace(ORIGIN, torch="9", commit=None, device="cuda")),
         recording(bases=("plain", "rotated")),
         recording(replace(ORIGIN, torch="9", seed=4, commit="other", calibration=None)),
+        dropping("2-1", key("nowhere")),
+        dropping("no mode", key()),
     ],
-    ids=["empty", "same value", "same value elsewhere", "same references", "same references later"],
+    ids=[
+        "empty", "same value", "same value elsewhere", "same references", "same references later",
+        "no entry to drop", "no mode to drop",
+    ],
 )  # fmt: skip
 def test_a_commit_without_a_change_touches_nothing(tmp_path: Path, update: Update) -> None:
     store = recorded(tmp_path)
@@ -152,28 +158,9 @@ def test_a_commit_without_a_change_touches_nothing(tmp_path: Path, update: Updat
     assert marks(tmp_path) == before
 
 
-def test_dropping_what_is_not_there_touches_nothing(tmp_path: Path) -> None:
-    store = recorded(tmp_path)
-    before = marks(tmp_path)
-    update = Update(ORIGIN)
-    update.drop("2-1", key("nowhere"))
-    update.drop("no mode", key())
-    assert store.commit(update) == []
-    assert marks(tmp_path) == before
-
-
 def test_an_empty_update_makes_no_baseline(tmp_path: Path) -> None:
     assert Store(tmp_path / "root", "tiny").commit(Update(ORIGIN)) == []
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_last_entry_dropped_takes_its_file(tmp_path: Path) -> None:
-    store = recorded(tmp_path)
-    update = Update(ORIGIN)
-    update.drop("2-4", key())
-    assert [(c.entry, c.old, c.new) for c in store.commit(update)][-1] == (str(key()), 0.5, None)
-    assert store.modes() == ["2-1"]
-    assert store.accepted("2-4") is None
 
 
 def test_the_last_call_for_a_key_counts(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import s3fs
 from qgate.baselines import (
     Candidate,
     Store,
-    Update,
     stored_models,
     unused,
     verify,
@@ -36,6 +35,7 @@ from tests.baselines.building import (
     OTHER_WEIGHTS,
     accepting,
     contents,
+    dropping,
     key,
     large_update,
     recorded,
@@ -43,7 +43,7 @@ from tests.baselines.building import (
     state,
     tensors,
 )
-from tests.shares import share
+from tests.shares import proof, share
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -209,9 +209,7 @@ def test_verbs_of_the_library(root: Location) -> None:
     store = recorded(root)
     measured = {"2-1": {("test_layer_outputs", "layers.0:output", "local")}}
     assert len(unused(store, measured)["2-1"]) == 11
-    update = Update(ORIGIN)
-    update.drop("2-4", key())
-    assert [change.file for change in store.commit(update)] != []
+    assert [change.file for change in store.commit(dropping("2-4", key()))] != []
     assert again(store).modes() == ["2-1"]
     assert store.commit(accepting({key(): 1e-4})) == []
 
@@ -533,6 +531,7 @@ def commit_many(url: str, number: int, count: int) -> None:
         Store(location_of(url), "tiny").commit(accepting({key(f"w{number}.{i}:output"): 1.0 + i}))
 
 
+@proof
 @pytest.mark.usefixtures("bucket")
 def test_many_writers_and_a_reader_lose_nothing_and_see_no_mixture() -> None:
     store = recorded(location_of(BUCKET_ROOT))

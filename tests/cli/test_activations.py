@@ -24,23 +24,9 @@ from tests.shares import proof, share
 
 Capsys = pytest.CaptureFixture[str]
 WORDS = [
-    "the",
-    "quick",
-    "brown",
-    "fox",
-    "jumps",
-    "over",
-    "the",
-    "lazy",
-    "dog",
-    "while",
-    "seven",
-    "niz",
-    "zebras",
-    "watch",
-    "from",
-    "afar",
-]
+    "the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "while", "seven", "niz",
+    "zebras", "watch", "from", "afar",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +70,16 @@ def refusal(capsys: Capsys, *args: object) -> str:
     return capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def drawn(dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("drawn") / "draw"
-    assert run("draw", dump, "--jobs", 2, "--output-dir", folder) == 0
-    return folder
+def draw_only(monkeypatch: pytest.MonkeyPatch, *folders: str) -> None:
+    """Leave the pictures of these topics, which are faster drawn than all."""
+    few = tuple(picture for picture in PICTURES if picture.folder in folders)
+    monkeypatch.setattr("qgate.drawing.plots.pictures.PICTURES", few)
 
 
 @proof
-def test_draw_writes_every_topic(drawn: Path) -> None:
+def test_draw_writes_every_topic(dump: Path, here: Path) -> None:
+    drawn = here / "draw"
+    assert run("draw", dump, "--jobs", 2) == 0
     # Nothing overflows in it.
     folders = {path.parent.name for path in drawn.rglob("*.png")}
     assert folders >= {*SECTIONS} - {"overflow_analysis"}
@@ -185,8 +185,13 @@ def test_a_foreign_page_is_left_alone(dump: Path, capsys: Capsys) -> None:
 
 
 @pytest.mark.usefixtures("here")
-def test_drawing_again_replaces_the_earlier_drawing(dump: Path, drawn: Path) -> None:
-    shutil.copytree(drawn, "draw")
+def test_drawing_again_replaces_the_earlier_drawing(
+    dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, "rank_analysis")
+    assert run("draw", dump) == 0
+    assert list(Path("draw").rglob("*.png"))
+    assert "grad_input" in Path("draw/tensor_stats.txt").read_text()
     Path("draw/notes.txt").write_text("mine")
     assert run("draw", dump, "--operation", "forward", "--no-plots") == 0
     assert not list(Path("draw").rglob("*.png"))
@@ -223,8 +228,7 @@ def test_the_console_says_why_a_topic_has_no_pictures(
 ) -> None:
     with DumpWriter(Path("d")) as writer:
         writer.add(record(0, module="a"), torch.randn(4, 32).bfloat16())
-    few = [p for p in PICTURES if p.folder in ("rank_analysis", "overflow_analysis", "heatmaps")]
-    monkeypatch.setattr("qgate.drawing.plots.pictures.PICTURES", tuple(few))
+    draw_only(monkeypatch, "rank_analysis", "overflow_analysis", "heatmaps")
     assert run("draw", "d", "--format", "fp8_e4m3") == 0
     out = capsys.readouterr().out
     assert "skipped pictures  rank_analysis: There is only one rank." in out
@@ -255,10 +259,10 @@ def test_a_foreign_page_in_a_bucket_is_left_alone(dump: Path, memory: Any, capsy
 @proof
 @pytest.mark.usefixtures("here")
 def test_quick_draws_into_a_bucket(dump: Path, memory: Any, capsys: Capsys) -> None:
-    assert run("quick", dump, "--output-dir", "memory://c/d") == 0
+    assert run("quick", dump, "--layer", 0, "--output-dir", "memory://c/d") == 0
     assert memory.cat("/c/d/quick_analysis.png").startswith(b"\x89PNG")
     memory.rm("/c", recursive=True)
-    assert run("quick", dump, "--output", "memory://a/b.png") == 0
+    assert run("quick", dump, "--layer", 0, "--output", "memory://a/b.png") == 0
     assert memory.cat("/a/b.png").startswith(b"\x89PNG")
     for verb, option in (("quick", "--output"), ("draw", "--output-dir")):
         assert "foo:// is not known" in refusal(capsys, verb, dump, option, "foo://a/b.png")
@@ -274,6 +278,6 @@ def test_a_bucket_that_refuses_is_named(
         raise PermissionError("Access Denied")
 
     monkeypatch.setattr(type(memory), "_open", refuse)
-    told = refusal(capsys, "quick", dump, "--output", "memory://a/b.png")
+    told = refusal(capsys, "quick", dump, "--layer", 0, "--output", "memory://a/b.png")
     assert "Access Denied" in told
     assert "memory://a/b.png" in told

@@ -160,12 +160,6 @@ def test_integers_are_swept_after_a_cast(capsys: pytest.CaptureFixture[str], spe
     ]
 
 
-def test_integers_among_floats_are_still_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
-    torch.save({"step": torch.arange(5), "w": activation()}, "mixed.pt")
-    assert run(capsys, "mixed.pt", "--cast", "bf16", "--no-plots", "--quiet")[0] == 0
-    assert folders(ROOT) == ["mixed.w"]
-
-
 @pytest.mark.parametrize(
     ("options", "allowed", "refused"),
     [
@@ -463,15 +457,17 @@ def test_ray_gives_the_same_files(capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"t{i}.pt" for i in range(2)]
     for i, name in enumerate(names):
         torch.save(activation(seed=i), name)
-    assert run(capsys, *names, "--no-plots", "--output-dir", "one")[0] == 0
-    assert run(capsys, *names, "--output-dir", "two", "--engine", "ray", "--jobs", "2")[0] == 0
-    assert len([path for path in Path("two").rglob("*.png") if path.stat().st_size]) == 6
+    options = ("--granularity", "block", "--output-dir")
+    assert run(capsys, *names, "--no-plots", *options, "one")[0] == 0
+    assert run(capsys, *names, "--engine", "ray", "--jobs", "2", *options, "two")[0] == 0
+    assert len([path for path in Path("two").rglob("*.png") if path.stat().st_size]) == 2
     for path in Path("one").rglob("*.json"):
         assert path.read_bytes() == Path("two", *path.parts[1:]).read_bytes()
 
 
+@pytest.mark.parametrize("cast", [[], ["--cast", "bf16"]], ids=["as they are", "after a cast"])
 def test_integers_among_other_tensors_are_passed_over_and_nested_ones_found(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], cast: list[str]
 ) -> None:
     state = {
         "model": {"w": activation(), "ids": torch.arange(4)},
@@ -479,7 +475,7 @@ def test_integers_among_other_tensors_are_passed_over_and_nested_ones_found(
         "step": 3,
     }
     torch.save(state, "train.pt")
-    status, out, _ = run(capsys, "train.pt", "--no-plots", "--quiet")
+    status, out, _ = run(capsys, "train.pt", "--no-plots", "--quiet", *cast)
     assert status == 0
     assert "Total tensors: 2" in out
     assert folders(ROOT) == ["train.model.w", "train.opt.0"]

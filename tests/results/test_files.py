@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import math
-import subprocess
-import sys
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from qgate import __version__
 from qgate.errors import QgateError
 from qgate.results import Writer, new_header, read
 from qgate.results.schema import HEADER_KEYS, REQUIRED, line, parse
+from tests.baselines.faults import in_child
 from tests.results.making import HEADER, header, record, write
 
 
@@ -44,16 +45,14 @@ def test_the_file_is_whole_after_every_record(tmp_path: Path) -> None:
 
 def test_a_killed_run_leaves_what_it_knew(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    code = (
-        "import json, os, signal, sys\nfrom qgate.results import Writer\n"
-        "head, one = json.load(sys.stdin)\nwriter = Writer(sys.argv[1], head)\n"
-        "writer.append(one)\nwriter.append(one)\nos.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    given = json.dumps([header(), record()])
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], input=given, text=True, check=False
-    )
-    assert done.returncode == -9
+
+    def killed() -> None:
+        writer = Writer(path, header())
+        for _ in range(2):
+            writer.append(record())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(killed) == -signal.SIGKILL
     assert list(read(path)[1]) == [record(), record()]
 
 

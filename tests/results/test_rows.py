@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 
 from qgate.errors import QgateError
 from qgate.results.rows import StoredRows, as_json, is_on_disk
+from tests.baselines.faults import in_child
 
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.recursive(
@@ -190,16 +190,15 @@ def test_a_forked_process_reads_beside_its_parent(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_has_left_goes_with_the_next(tmp_path: Path) -> None:
-    code = (
-        "import os, signal; from qgate.results.rows import StoredRows; r = StoredRows([{'a': 1}], held=0);"
-        "os.kill(os.getpid(), signal.SIGTERM)"
-    )
     mine = rows_of(tmp_path)
     (kept,) = tmp_path.iterdir()
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False
-    )
-    assert done.returncode == -signal.SIGTERM
+
+    def killed() -> None:
+        rows = rows_of(tmp_path)
+        assert len(rows) == 50
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert in_child(killed) == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 2
     more = rows_of(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2

@@ -114,6 +114,7 @@ BROKEN_RECORDS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a grade that is none": lambda r: r.update(grades={"mse": "splendid"}),
     "negative seconds": lambda r: r.update(seconds=-1),
 }
+HEADER = stored(header())
 BROKEN_HEADERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "no models": lambda h: h.pop("models"),
     "another schema": lambda h: h.update(schema=2),
@@ -123,15 +124,19 @@ BROKEN_HEADERS: dict[str, Callable[[dict[str, Any]], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN_RECORDS)
-def test_broken_records_are_refused(name: str) -> None:
-    assert errors("results", RECORD) == []
-    assert errors("results", _changed(BROKEN_RECORDS[name], RECORD))
-
-
-@pytest.mark.parametrize("name", BROKEN_HEADERS)
-def test_broken_headers_are_refused(name: str) -> None:
-    assert errors("results", _changed(BROKEN_HEADERS[name], stored(header())))
+@pytest.mark.parametrize(
+    ("whole", "change"),
+    [
+        *((RECORD, change) for change in BROKEN_RECORDS.values()),
+        *((HEADER, change) for change in BROKEN_HEADERS.values()),
+    ],
+    ids=[*BROKEN_RECORDS, *BROKEN_HEADERS],
+)
+def test_broken_records_and_headers_are_refused(
+    whole: dict[str, Any], change: Callable[[dict[str, Any]], object]
+) -> None:
+    assert errors("results", whole) == []
+    assert errors("results", _changed(change, whole))
 
 
 BROKEN_REPORTS: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -155,20 +160,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             started=name,
         )
     made = folder / "r.json"
-    assert (
-        main(
-            [
-                "report",
-                str(folder / "a.jsonl"),
-                str(folder / "b.jsonl"),
-                "--history",
-                str(folder / "h.jsonl"),
-                "-o",
-                str(made),
-            ]
-        )
-        == 0
-    )
+    runs = [str(folder / name) for name in ("a.jsonl", "b.jsonl")]
+    assert main(["report", *runs, "--history", str(folder / "h.jsonl"), "-o", str(made)]) == 0
     found: dict[str, Any] = json.loads(made.read_text(), parse_constant=pytest.fail)
     return found
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -144,29 +142,18 @@ def test_permissions_are_those_of_new_files(mask: int, tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o666 & ~mask
 
 
-_SCRATCH = """
-import os, signal, sys
-from qgate.storage.files import scratch_folder
-with scratch_folder() as folder:
-    (folder / "inside").mkdir()
-    print(folder, flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 def test_the_next_run_removes_the_scratch_folder_of_a_killed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRATCH],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    left = Path(done.stdout.strip())
+
+    def killed() -> None:
+        with scratch_folder() as folder:
+            (folder / "inside").mkdir()
+            die()
+
+    assert in_child(killed) == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
     assert (left / "inside").is_dir()
     with scratch_folder() as first, scratch_folder() as second:
         assert set(tmp_path.iterdir()) == {first, second}, "those of living processes stay"
