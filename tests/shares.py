@@ -3,7 +3,7 @@
 A test of many slow cases carries `@share(one_in=N, by=(...))`. A run then does one in N of them,
 and of every value of what `by` names at least one, so that each format, kind or suite is entered.
 Slow tests of a file that carry `@share(one_in=N, group=NAME)` are drawn as the cases of one test.
-A test of seconds that carries `@proof` is one of the proofs, of which a run does one in three.
+A test of seconds that carries `@proof` is one of the proofs, of which a run does one in four.
 
     python -m pytest tests                    a share, another one for each commit
     python -m pytest tests --case-seed 9e97   the share of that seed
@@ -44,7 +44,7 @@ def share(
 
 
 _PROOFS = "proofs of all files"
-proof = share(3, group=_PROOFS)
+proof = share(4, group=_PROOFS)
 
 
 def drawn(
