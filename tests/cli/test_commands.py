@@ -204,10 +204,12 @@ def test_a_format_of_a_family_is_shown_by_its_name(capsys: pytest.CaptureFixture
 def test_python_without_docstrings_loads_the_commands_and_the_plugin(tmp_path: Path) -> None:
     """`python -OO` leaves none, and pytest loads the plugin in every run."""
     (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
-    code = "import qgate.cli, pytest; qgate.cli.parser(); raise SystemExit(pytest.main(['-q']))"
+    options = ["-q", "-p", "qgate.plugin"]
+    code = f"import qgate.cli, pytest; qgate.cli.parser(); raise SystemExit(pytest.main({options}))"
     done = subprocess.run(
         [sys.executable, "-OO", "-c", code],
         cwd=tmp_path,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
