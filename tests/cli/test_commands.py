@@ -15,6 +15,7 @@ from qgate.cli import formats as command
 from qgate.cli import main
 from qgate.formats import FORMATS
 from qgate.storage.files import scratch_folder
+from tests.shares import share
 
 
 def test_help_says_what_qgate_is_and_what_it_can(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,6 +49,7 @@ def test_the_table_names_every_format_with_its_figures(capsys: pytest.CaptureFix
     assert max(map(len, lines)) <= 132
 
 
+@share(4)
 @pytest.mark.parametrize("name", FORMATS.names())
 def test_every_format_can_be_shown_and_drawn(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

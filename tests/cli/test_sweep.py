@@ -20,12 +20,8 @@ from qgate.cli import main
 from qgate.sweeps import running
 from tests.shares import proof
 
+pytestmark = pytest.mark.usefixtures("here")
 ROOT = Path("draw") / "scaling_analysis"
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def activation(rows: int = 32, seed: int = 0) -> torch.Tensor:
