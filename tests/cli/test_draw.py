@@ -199,9 +199,7 @@ def test_an_output_folder_that_cannot_be_made_is_named(dump: Path, capsys: Capsy
 
 
 @pytest.mark.usefixtures("here")
-def test_the_console_says_what_draw_skips(
-    capsys: Capsys,
-) -> None:
+def test_the_console_says_what_draw_skips(capsys: Capsys) -> None:
     with DumpWriter(Path("d")) as writer:
         writer.add(record(0, module="a"), torch.randn(4, 32).bfloat16())
         writer.add(record(1, module="b"), torch.arange(9))

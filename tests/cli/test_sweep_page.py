@@ -14,6 +14,7 @@ from qgate.cli import main
 from qgate.sweeps import running
 from tests.shares import proof
 
+Capsys = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.usefixtures("here")
 HOSTILE = "<script>alert(1)<script> %20 'x' & \"y\" #1.pt"
 
@@ -41,9 +42,7 @@ def swept(*argv: str) -> int:
     return main(["sweep", *argv, "--quiet", "--output-dir", "out"])
 
 
-def test_every_tensor_and_format_has_a_row_and_its_links_lead_somewhere(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_tensor_and_format_has_a_row_and_its_links_lead_somewhere(capsys: Capsys) -> None:
     torch.save(tensor(), "a.pt")
     torch.save(tensor(1), "b.pt")
     assert swept("a.pt", "b.pt", "--elem-format", "fp8_e4m3,fp4_e2m1", "--no-plots") == 0
@@ -56,7 +55,7 @@ def test_every_tensor_and_format_has_a_row_and_its_links_lead_somewhere(
     assert "2 tensors in fp8_e4m3, mxfp8_e4m3, fp4_e2m1, mxfp4_e2m1" in text
 
 
-def test_what_failed_comes_first_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_failed_comes_first_and_is_named(capsys: Capsys) -> None:
     bad = tensor()
     bad[0, 0] = float("nan")
     torch.save(bad, "bad.pt")
@@ -150,7 +149,7 @@ def test_a_sweep_that_fails_leaves_the_page_of_one_that_passed() -> None:
     ],
 )  # fmt: skip
 def test_a_sweep_without_any_file_is_one_line_and_leaves_all_as_it_was(
-    capsys: pytest.CaptureFixture[str], files: list[str], error: str
+    capsys: Capsys, files: list[str], error: str
 ) -> None:
     Path("text.jsonl").touch()
     assert swept(*files) == 2
@@ -186,7 +185,7 @@ def test_a_tensor_of_the_name_of_the_page_gets_another_folder() -> None:
 
 
 def test_a_page_that_cannot_be_written_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from qgate.sweeps import page as pages
 
