@@ -16,7 +16,9 @@ from qgate.drawing.compute import DrawingRequest, analyze_dump
 from qgate.drawing.findings import summary_line
 from qgate.drawing.page import SECTIONS
 from qgate.drawing.plots.pictures import PICTURES
+from qgate.drawing.reading import read_analysis
 from qgate.dumps import DumpWriter
+from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps.making import known, record
 from tests.shares import proof
@@ -86,6 +88,17 @@ def test_draw_writes_every_topic(drawn: Path) -> None:
     assert len(pd.read_csv(drawn / "statistics/tensors.csv")) == 60
     told = json.loads((drawn / "analysis.json").read_text())
     assert told["comparison"]["second"] == "mxfp8"
+
+
+@proof
+def test_every_picture_is_built_of_what_draw_analyzes(drawn: Path) -> None:
+    """Without laying them out, which takes most of the time; tests/drawing does that."""
+    analysis = read_analysis(location_of(drawn / "analysis.json"))
+    left_out = [picture.path for picture in PICTURES if picture.draw.build(analysis) is None]
+    assert {path for path in left_out if not path.startswith("overflow_analysis/")} == {
+        "heatmaps/saturated.png",
+        "layer_analysis/batches.png",
+    }
 
 
 def test_an_analysis_is_drawn_without_the_dump(dump: Path, here: Path, capsys: Capsys) -> None:
