@@ -66,8 +66,7 @@ TOGETHER = {
     "ray": (
         "tests/activation_stats/test_shards.py::test_the_command_line_writes_the_same_record_with_any",
         "tests/checkpoints/test_running.py::test_ray_gives",
-        "tests/cli/test_sweep.py::test_ray_gives_the_same_files", "tests/cli/test_sweep_ray.py",
-        "tests/engine/test_ray",
+        "tests/cli/test_sweep_ray.py", "tests/engine/test_ray",
     ),
     "suites": ("suites/",),
     "runs of suites": ("tests/plugin/",),

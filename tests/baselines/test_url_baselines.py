@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
-import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,6 +29,7 @@ from qgate.storage.bucket_files import _CACHE, GENERATIONS, OBJECTS
 from qgate.storage.locations import location_of
 from qgate.storage.updates import EVERYTHING, LOCK, OLD_UPDATE, seal
 from tests import bucket as stores
+from tests import warm
 from tests.baselines.building import (
     ORIGIN,
     OTHER_WEIGHTS,
@@ -535,8 +535,8 @@ def commit_many(url: str, number: int, count: int) -> None:
 @pytest.mark.usefixtures("bucket")
 def test_many_writers_and_a_reader_lose_nothing_and_see_no_mixture() -> None:
     store = recorded(location_of(BUCKET_ROOT))
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=commit_many, args=(BUCKET_ROOT, n, 4)) for n in range(2)]
+    given = [(BUCKET_ROOT, number, 4) for number in range(2)]
+    writers = [warm.context().Process(target=commit_many, args=each) for each in given]
     for each in writers:
         each.start()
     counts = []

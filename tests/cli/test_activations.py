@@ -23,10 +23,8 @@ from tests.activation_stats.tiny_transformers import llama, save
 from tests.shares import proof, share
 
 Capsys = pytest.CaptureFixture[str]
-WORDS = [
-    "the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "while", "seven", "niz",
-    "zebras", "watch", "from", "afar",
-]  # fmt: skip
+TEXT = "the quick brown fox jumps over the lazy dog while seven niz zebras watch from afar"
+WORDS = TEXT.split()
 
 
 @pytest.fixture(scope="session")
@@ -47,12 +45,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"text": line, "other": line[::-1] + " fox"} for line in lines]
     file.with_suffix(".json").write_text(json.dumps(rows))
     return file
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def run(*args: object) -> int:
@@ -195,13 +187,6 @@ def test_without_a_model_there_is_an_error(capsys: Capsys) -> None:
     assert "there is no folder" in capsys.readouterr().err
 
 
-def test_other_commands_still_refuse_what_they_do_not_know(capsys: Capsys) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["formats", "--no.such", "x"])
-    assert caught.value.code == 2
-    assert "unrecognized arguments: --no.such" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("here")
 def test_layers_are_listed(folder: Path, capsys: Capsys) -> None:
     assert run("--model", folder, "--list-layers", r"layers\.1\..*proj") == 0
@@ -236,8 +221,6 @@ def test_the_defaults_are_written_once(ending: str, here: Path, capsys: Capsys) 
 @pytest.fixture
 def wanting(folder: Path, tmp_path: Path) -> Path:
     """The folder with a class of its own that leaves a mark when it is imported."""
-    import shutil
-
     copy = tmp_path / "wanting"
     shutil.copytree(folder, copy)
     config = json.loads((copy / "config.json").read_text())

@@ -182,11 +182,3 @@ def test_usage_is_one_line_and_exit_2(argv: list[str], words: str, capsys: Capsy
     assert main(["bisect", *argv]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert re.search(words, error), error
-
-
-@pytest.mark.usefixtures("clone")
-def test_unknown_options_are_refused(capsys: Capsys) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["bisect", "main~5", "main", "--jsn"])
-    assert stop.value.code == 2
-    assert "unrecognized arguments: --jsn. Did you mean --json?" in capsys.readouterr().err

@@ -17,8 +17,10 @@ from qgate.formats import FORMATS
 from qgate.storage.files import scratch_folder
 from tests.shares import share
 
+Capsys = pytest.CaptureFixture[str]
 
-def test_help_says_what_qgate_is_and_what_it_can(capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_help_says_what_qgate_is_and_what_it_can(capsys: Capsys) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
     assert "quantized numerics are worse than their format allows" in text
@@ -31,14 +33,14 @@ def test_help_says_what_qgate_is_and_what_it_can(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("command", ["activations", "calibrate", "capture", "modes", "show"])
 def test_help_of_a_command_that_takes_a_model_says_how_to_name_it(
-    command: str, capsys: pytest.CaptureFixture[str]
+    command: str, capsys: Capsys
 ) -> None:
     with pytest.raises(SystemExit):
         main([command, *(["model"] if command == "show" else []), "--help"])
     assert "hf:PATH=NAME" in capsys.readouterr().out
 
 
-def test_the_table_names_every_format_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_names_every_format_with_its_figures(capsys: Capsys) -> None:
     assert main(["formats"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for fmt in FORMATS:
@@ -51,9 +53,7 @@ def test_the_table_names_every_format_with_its_figures(capsys: pytest.CaptureFix
 
 @share(4)
 @pytest.mark.parametrize("name", FORMATS.names())
-def test_every_format_can_be_shown_and_drawn(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_format_can_be_shown_and_drawn(name: str, tmp_path: Path, capsys: Capsys) -> None:
     picture = tmp_path / "values.png"
     assert main(["formats", name, "--plot", str(picture)]) == 0
     text = capsys.readouterr().out
@@ -63,7 +63,7 @@ def test_every_format_can_be_shown_and_drawn(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["values.png"]
 
 
-def test_the_value_table_of_hif8_is_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_value_table_of_hif8_is_the_published_one(capsys: Capsys) -> None:
     main(["formats", "hif8"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "0x" in line]
     assert rows[0] == ["0x00", "0", *(f"2^{e}" for e in range(-22, -15))]
@@ -84,7 +84,7 @@ def test_bad_input_is_one_line_and_exit_2(
     words: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capsys,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(argv) == 2
@@ -95,7 +95,7 @@ def test_bad_input_is_one_line_and_exit_2(
 
 
 def test_a_picture_that_cannot_be_written_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     from PIL.Image import Image
 
@@ -159,13 +159,17 @@ def test_numbers_are_short_and_exact(value: float, text: str) -> None:
         (["run", "--gate-frmo", "main"], ["qgate run: ", "Did you mean --gate-from?"]),
         (["activations", "--modle", "x"], ["qgate activations: ", "Did you mean --model?"]),
         (["compare", "2-1", "--refernce=0"], ["--refernce=0", "Did you mean --reference?"]),
+        (
+            ["bisect", "v1", "main", "--jsn"],
+            ["unrecognized arguments: --jsn. Did you mean --json?"],
+        ),
         (["compare", "2-1", "2-2"], ["qgate compare: unrecognized arguments: 2-2."]),
         (["capture", "--mode", "0", "--samples", "x"], ["--samples", "'x'"]),
         (["capture", "--mode", "0", "--arithmetic", "bf16"], ["'bf16'", "Allowed: fp16, fp32."]),
     ],
 )
 def test_a_typo_is_one_line_with_the_nearest_name_and_where_help_is(
-    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+    argv: list[str], words: list[str], capsys: Capsys
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         main(argv)
@@ -177,7 +181,7 @@ def test_a_typo_is_one_line_with_the_nearest_name_and_where_help_is(
 
 
 def test_an_error_of_the_system_names_the_file_and_a_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     def refuse(_args: object) -> int:
         raise PermissionError(13, "Permission denied", str(tmp_path / "x"))
@@ -190,7 +194,7 @@ def test_an_error_of_the_system_names_the_file_and_a_way_out(
     )
 
 
-def test_a_format_of_a_family_is_shown_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_format_of_a_family_is_shown_by_its_name(capsys: Capsys) -> None:
     assert main(["formats", "binary4p2ue"]) == 0
     text = capsys.readouterr().out
     assert "unsigned" not in text
@@ -206,10 +210,12 @@ def test_a_format_of_a_family_is_shown_by_its_name(capsys: pytest.CaptureFixture
 def test_python_without_docstrings_loads_the_commands_and_the_plugin(tmp_path: Path) -> None:
     """`python -OO` leaves none, and pytest loads the plugin in every run."""
     (tmp_path / "test_it.py").write_text("def test_it(): pass\n")
-    code = "import qgate.cli, pytest; qgate.cli.parser(); raise SystemExit(pytest.main(['-q']))"
+    options = ["-q", "-p", "qgate.plugin"]
+    code = f"import qgate.cli, pytest; qgate.cli.parser(); raise SystemExit(pytest.main({options}))"
     done = subprocess.run(
         [sys.executable, "-OO", "-c", code],
         cwd=tmp_path,
+        env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=False,
@@ -220,7 +226,7 @@ def test_python_without_docstrings_loads_the_commands_and_the_plugin(tmp_path: P
 
 @pytest.mark.parametrize("words", [["--help"], ["modes"], ["report", "nothing"]], ids=" ".join)
 def test_a_closed_stream_is_no_traceback(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     """Python has no stream where a command was started with `>&-`."""
     monkeypatch.setattr(sys, "stdout", None)
@@ -282,7 +288,7 @@ def test_ctrl_c_before_the_command_begins_is_one_line(module: str) -> None:
 
 @pytest.mark.parametrize(("name", "program"), [("run", "qgate formats"), ("arguments", "qgate")])
 def test_ctrl_c_ends_a_command_with_one_line_of_its_name(
-    name: str, program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, program: str, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
     def interrupted(_args: object) -> int:
         raise KeyboardInterrupt

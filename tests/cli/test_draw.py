@@ -15,7 +15,9 @@ from qgate.drawing.compute import DrawingRequest, analyze_dump
 from qgate.drawing.findings import summary_line
 from qgate.drawing.page import SECTIONS
 from qgate.drawing.plots.pictures import PICTURES
+from qgate.drawing.reading import read_analysis
 from qgate.dumps import DumpWriter
+from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps.making import known, record
 from tests.shares import proof
@@ -54,12 +56,6 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def run(*args: object) -> int:
     return main([str(arg) for arg in args])
 
@@ -76,10 +72,18 @@ def draw_only(monkeypatch: pytest.MonkeyPatch, *folders: str) -> None:
     monkeypatch.setattr("qgate.drawing.plots.pictures.PICTURES", few)
 
 
-@proof
-def test_draw_writes_every_topic(dump: Path, here: Path) -> None:
-    drawn = here / "draw"
-    assert run("draw", dump, "--jobs", 2) == 0
+@pytest.fixture(scope="module")
+def drawn(dump: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dump with the first picture of every topic."""
+    folder = tmp_path_factory.mktemp("drawn") / "draw"
+    first = {picture.folder: picture for picture in reversed(PICTURES)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qgate.drawing.plots.pictures.PICTURES", tuple(first.values()))
+        assert run("draw", dump, "--jobs", 2, "--output-dir", folder) == 0
+    return folder
+
+
+def test_draw_writes_every_topic(drawn: Path) -> None:
     # Nothing overflows in it.
     folders = {path.parent.name for path in drawn.rglob("*.png")}
     assert folders >= {*SECTIONS} - {"overflow_analysis"}
@@ -89,6 +93,17 @@ def test_draw_writes_every_topic(dump: Path, here: Path) -> None:
     assert len(pd.read_csv(drawn / "statistics/tensors.csv")) == 60
     told = json.loads((drawn / "analysis.json").read_text())
     assert told["comparison"]["second"] == "mxfp8"
+
+
+@proof
+def test_every_picture_is_built_of_what_draw_analyzes(drawn: Path) -> None:
+    """Without laying them out, which takes most of the time; tests/drawing does that."""
+    analysis = read_analysis(location_of(drawn / "analysis.json"))
+    left_out = [picture.path for picture in PICTURES if picture.draw.build(analysis) is None]
+    assert {path for path in left_out if not path.startswith("overflow_analysis/")} == {
+        "heatmaps/saturated.png",
+        "layer_analysis/batches.png",
+    }
 
 
 def test_an_analysis_is_drawn_without_the_dump(dump: Path, here: Path, capsys: Capsys) -> None:
@@ -207,9 +222,7 @@ def test_an_output_folder_that_cannot_be_made_is_named(dump: Path, capsys: Capsy
 
 
 @pytest.mark.usefixtures("here")
-def test_the_console_says_what_draw_skips(
-    capsys: Capsys,
-) -> None:
+def test_the_console_says_what_draw_skips(capsys: Capsys) -> None:
     with DumpWriter(Path("d")) as writer:
         writer.add(record(0, module="a"), torch.randn(4, 32).bfloat16())
         writer.add(record(1, module="b"), torch.arange(9))

@@ -92,7 +92,3 @@ def test_every_option_answers(
             tried += 1
     assert tried or all(a.nargs == 0 for a in command._actions), "a command without anything to say"
     assert not [path for path in tmp_path.iterdir() if path.name.endswith("part")]
-
-
-def test_there_are_commands() -> None:
-    assert {words[0] for words in LEAVES} >= {"sweep", "draw", "dumps", "baselines", "report"}

@@ -13,7 +13,6 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from qgate.cli import main
-from qgate.cli._console import has_colors
 from qgate.results.table import COLUMNS
 from qgate.storage import files
 from tests.results.making import record, write
@@ -360,18 +359,6 @@ def test_a_comment_on_two_runs_says_since_which(folder: Path, capsys: Capsys) ->
     write(Path("good.jsonl"), record("a"))
     run("good.jsonl", "--format", "comment")
     assert "\nNothing moved.\n" in capsys.readouterr().out
-
-
-def test_colors_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
-        monkeypatch.delenv(name, raising=False)
-    assert (has_colors(True), has_colors(False)) == (True, False)
-    monkeypatch.setenv("TERM", "dumb")
-    assert not has_colors(True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert has_colors(False)
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not has_colors(True)
 
 
 _BLOCKED = """

@@ -110,13 +110,8 @@ def test_json_is_all_that_is_printed_and_quiet_prints_nothing(line: str, capsys:
 def test_every_command_that_lists_or_decides_has_json() -> None:
     options = {" ".join(words): parser._option_string_actions for words, parser in LEAVES.items()}
     assert {name for name, known in options.items() if "--json" not in known} == WITHOUT_JSON
-    with_checks = {
-        "bisect",
-        "checkpoint",
-        "engines",
-        "doctor",
-        "calibrate",
-    }  # in tests of their own
+    # In tests of their own.
+    with_checks = {"bisect", "checkpoint", "engines", "doctor", "calibrate"}
     checked = {name for name in options for line in JSON if f"{line} ".startswith(f"{name} ")}
     assert checked == options.keys() - WITHOUT_JSON - with_checks
     assert {name for name, known in options.items() if "--quiet" not in known} == {"run"}
@@ -128,7 +123,8 @@ def test_every_command_that_lists_or_decides_has_json() -> None:
         ([], {}, True, True),
         ([], {}, False, False),
         ([], {"NO_COLOR": "1"}, True, False),
-        ([], {"FORCE_COLOR": "1"}, False, True),
+        ([], {"FORCE_COLOR": "1", "TERM": "dumb"}, False, True),
+        ([], {"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
         (["--color", "always"], {"NO_COLOR": "1"}, False, True),
         (["--color", "never"], {"FORCE_COLOR": "1"}, True, False),
         (["--color", "auto"], {"TERM": "dumb"}, True, False),

@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
     return made
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _in_the_folder(folder, monkeypatch):
     monkeypatch.chdir(folder)
 
@@ -51,6 +51,7 @@ def contents(folder):
 
 
 @proof
+@pytest.mark.usefixtures("_in_the_folder")
 def test_a_node_killed_in_the_middle_changes_nothing(ray_cluster, capsys):
     node = joined_node(ray_cluster, "qgate.sweeps.running")
     done = []
@@ -71,6 +72,7 @@ def test_a_node_killed_in_the_middle_changes_nothing(ray_cluster, capsys):
 
 
 @proof
+@pytest.mark.usefixtures("_in_the_folder")
 def test_a_driver_killed_in_the_middle_goes_on_with_the_rest(ray_cluster, capsys):
     words = [*SWEEP, "--output-dir", "driver", "--engine", "ray"]
     driver = subprocess.Popen(
@@ -91,6 +93,17 @@ def test_a_driver_killed_in_the_middle_goes_on_with_the_rest(ray_cluster, capsys
     assert done - 2 <= before <= done, "all but the file that was being written"
     assert contents("driver") == contents("local")
     assert not list(Path("driver").glob(".*"))
+
+
+@proof
+@pytest.mark.usefixtures("ray_cluster", "_in_the_folder")
+def test_pictures_are_drawn_by_workers():
+    names = ["t000.pt", "t001.pt"]
+    words = ["--granularity", "block", "--engine", "ray", "--jobs", "2"]
+    assert main(["sweep", *names, *words, "--output-dir", "pictures"]) == 0
+    assert len([path for path in Path("pictures").rglob("*.png") if path.stat().st_size]) == 2
+    for path in Path("pictures").rglob("*.json"):
+        assert path.read_bytes() == Path("local", *path.parts[1:]).read_bytes()
 
 
 @pytest.mark.usefixtures("ray_cluster")

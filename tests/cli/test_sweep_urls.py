@@ -12,6 +12,7 @@ from qgate.cli import main
 from tests import bucket as stores
 from tests.shares import proof
 
+pytestmark = pytest.mark.usefixtures("here")
 bucket, server = stores.bucket, stores.server
 
 
@@ -23,14 +24,12 @@ def shard():
 
 
 @proof
-def test_a_sweep_from_bucket_to_bucket_is_that_of_files(bucket, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_sweep_from_bucket_to_bucket_is_that_of_files(bucket, here, capsys):
     save_file(shard(), "w.safetensors")
     bucket.put_object(Bucket="dumps", Key="run/w.safetensors", Body=save(shard()))
-    assert main(["sweep", "w.safetensors:layer.1", "--output-dir", "here"]) == 0
-    status = main(
-        ["sweep", "s3://dumps/run/w.safetensors:layer.1", "--output-dir", "s3://dumps/out"]
-    )
+    options = ["--granularity", "block", "--output-dir"]
+    assert main(["sweep", "w.safetensors:layer.1", *options, "here"]) == 0
+    status = main(["sweep", "s3://dumps/run/w.safetensors:layer.1", *options, "s3://dumps/out"])
     out, err = capsys.readouterr()
     assert status == 0, out + err
     there = {
@@ -40,19 +39,18 @@ def test_a_sweep_from_bucket_to_bucket_is_that_of_files(bucket, tmp_path, monkey
     assert there == tensor | {"out/index.html"}
     page = bucket.get_object(Bucket="dumps", Key="out/index.html")["Body"].read().decode()
     assert "s3://dumps/run/w.safetensors:layer.1" in page
-    assert "<a href='w.layer.1/scaling_fp8_e4m3.json'" in page
-    name = "w.layer.1/scaling_fp8_e4m3.json"
+    assert "<a href='w.layer.1/block_scaling_fp8_e4m3.json'" in page
+    name = "w.layer.1/block_scaling_fp8_e4m3.json"
     told = json.loads(bucket.get_object(Bucket="dumps", Key=f"out/{name}")["Body"].read())
     local = json.loads(Path("here", name).read_text())
     assert told["levels"] == local["levels"]
     assert told["tensor"]["source"] == "s3://dumps/run/w.safetensors:layer.1"
     assert told["tensor"]["sha256"] == local["tensor"]["sha256"]
-    assert not list(tmp_path.glob(".unfinished*"))
+    assert not list(here.glob(".unfinished*"))
 
 
 @proof
-def test_patterns_and_processes_work_on_buckets(bucket, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_patterns_and_processes_work_on_buckets(bucket):
     for i in range(3):
         bucket.put_object(
             Bucket="dumps", Key=f"run/t{i}.safetensors", Body=save({"x": shard()[f"layer.{i}"]})
@@ -73,14 +71,12 @@ def test_patterns_and_processes_work_on_buckets(bucket, tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.usefixtures("bucket")
-def test_a_missing_record_is_reported(url, words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_missing_record_is_reported(url, words, capsys):
     assert main(["sweep", url, "--no-plots"]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_a_server_that_does_not_answer_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_server_that_does_not_answer_is_told(monkeypatch, capsys):
     s3fs.S3FileSystem.clear_instance_cache()
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
@@ -90,8 +86,7 @@ def test_a_server_that_does_not_answer_is_told(tmp_path, monkeypatch, capsys):
     assert "s3://elsewhere/x.pt' cannot be reached" in capsys.readouterr().err
 
 
-def test_a_place_that_cannot_be_written_whole_is_refused_at_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_place_that_cannot_be_written_whole_is_refused_at_once(capsys):
     torch.save(torch.randn(4, 32), "x.pt")
     assert main(["sweep", "x.pt", "--output-dir", "https://host/x"]) == 2
     assert "https:// may leave half a file behind" in capsys.readouterr().err
