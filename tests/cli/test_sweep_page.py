@@ -28,8 +28,10 @@ def page(root: str = "out", name: str = "index.html") -> str:
 
 
 def links(text: str) -> list[str]:
-    found = re.findall(r"(?:href|src)='([^'#]+)'", text)
-    return [unquote(unescape(each)) for each in found]
+    """Files that a browser asks for: a `#` that is not quoted ends a path."""
+    found = re.findall(r"(?:href|src)='([^']+)'", text)
+    paths = [unescape(each).partition("#")[0] for each in found]
+    return [unquote(path) for path in paths if path]
 
 
 def rows(text: str, table: int = 0) -> list[str]:

@@ -145,6 +145,7 @@ def test_dumps_tell_the_first_site_that_differs(right: str, tmp_path: Path, name
     assert record.first_site is not None
     assert site in record.first_site.site
     assert record.first_site.origin == "local"
+    assert record.sites[0].origin == "local", "before larger errors that are carried along"
     assert record.weights is not None
     assert record.weights.differing == weights
     assert len(record.beyond) == weights

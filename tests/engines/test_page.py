@@ -18,6 +18,8 @@ from qgate.engines.comparison import compare_tokens
 from qgate.engines.files import write_files
 from qgate.engines.page import page
 from qgate.engines.profile import MOST_VALUES, position_profile, token_rows, worst_samples
+from qgate.engines.record import SiteDifference
+from qgate.engines.texts import site_text
 from qgate.records.plain_data import json_text
 from qgate.storage.locations import location_of
 from tests import bucket as stores
@@ -111,6 +113,24 @@ def test_names_are_text_everywhere(tmp_path: Path) -> None:
     assert {name for name, _ in reader.tags} == {name for name, _ in known.tags}
     assert not {"script src", "img", "iframe", "object"} & {name for name, _ in reader.tags}
     assert not any(f">{name}<" in html for name in HOSTILE if "<" in name)
+
+
+@pytest.mark.parametrize(
+    ("site", "origin", "why"),
+    [
+        ("L1 up forward weight, whole", "local", "it is a weight"),
+        ("L1 up forward output", "local", "the inputs of its module agree"),
+        ("L1 up forward output", "enters", "the modules before it were not collected"),
+        ("L1 up forward output", "unknown", "no inputs of its module were collected"),
+    ],
+)
+def test_a_text_says_why_the_difference_begins_there(site: str, origin: str, why: str) -> None:
+    record = engine_records.hostile()
+    record.sites_compared, record.sites_differing = 9, 2
+    record.first_site = SiteDifference(site, origin, 0.25, 1.0)
+    assert site_text(record) == (
+        f"2 of 9 tensors differ; they begin to differ at {site} (relative MSE 0.25), and {why}"
+    )
 
 
 def test_dumps_say_where_the_difference_begins(tmp_path: Path) -> None:
