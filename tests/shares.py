@@ -185,6 +185,18 @@ def _is_named(config: pytest.Config, table: str) -> bool:
     return False
 
 
+def asked_values(request: pytest.FixtureRequest, name: str) -> list[Any]:
+    """Return the values of an argument in all cases of a file that ask for a fixture."""
+    users = [
+        item
+        for item in request.session.items
+        if isinstance(item, pytest.Function)
+        and item.path == request.path
+        and request.fixturename in item.fixturenames
+    ]
+    return [case[name] for case in map(_case, users) if name in case]
+
+
 def commit() -> str:
     """Return the commit that is checked out, shortened; `0` where there is none."""
     done = subprocess.run(

@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from qgate.text.names import counted
 from tests.campaigns.scenarios import ROOT
 
 # What the tests of a file use if they start processes or threads, wait for others, or ask a server.
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", default="repeats", metavar="TEXT", help="of the shares")
     args = parser.parse_args(arguments)
     paths = args.paths or ([] if args.whole else delicate_files())
-    print(f"{len(paths) or 'all'} files", flush=True)
+    print(counted(len(paths), "file") if paths else "all files", flush=True)
     red: Counter[str] = Counter()
     with busy(args.beside):
         for number in range(1, args.count + 1):

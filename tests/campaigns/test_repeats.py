@@ -31,7 +31,7 @@ def test_a_test_that_is_red_at_times_is_named(
     )
     assert main(["--count", "2", "--beside", "0", str(path)]) == 1
     first, *lines = capfd.readouterr().out.splitlines()
-    assert first == "1 files"
+    assert first == "1 file"
     assert [line.rpartition(", ")[2] for line in lines[:2]] == ["0 red", "1 red"]
     assert lines[2].startswith("red 1 of 2 times: ")
     assert lines[2].endswith("test_at_times.py::test_red_at_times")

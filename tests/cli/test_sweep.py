@@ -436,7 +436,7 @@ def test_other_files_are_one_part(make: Callable[[], None], what: str) -> None:
 
 @pytest.mark.parametrize("cast", [[], ["--cast", "bf16"]], ids=["as they are", "after a cast"])
 def test_integers_among_other_tensors_are_passed_over_and_nested_ones_found(
-    capsys: pytest.CaptureFixture[str], cast: list[str]
+    capsys: Capsys, cast: list[str]
 ) -> None:
     state = {
         "model": {"w": activation(), "ids": torch.arange(4)},

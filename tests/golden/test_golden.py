@@ -11,7 +11,7 @@ from qgate.cli import parser
 from tests.golden import running
 from tests.golden.cases import GROUPS, STORED
 from tests.golden.helping import commands_of
-from tests.shares import share
+from tests.shares import asked_values, share
 
 
 class Case(NamedTuple):
@@ -25,11 +25,7 @@ CASES = [Case(group, step.case) for group, its in GROUPS.items() for step in its
 @pytest.fixture(scope="module")
 def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the groups of all cases that are asked for, once."""
-    asked = {
-        item.callspec.params["case"].group
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and "outputs" in item.fixturenames
-    }
+    asked = {case.group for case in asked_values(request, "case")}
     folder: Path = tmp_path_factory.mktemp("golden")
     running.run_groups(sorted(asked), folder)
     return folder

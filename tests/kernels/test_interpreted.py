@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.kernels import checks
-from tests.shares import share
+from tests.shares import asked_values, share
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,15 +22,10 @@ pytest.importorskip("triton", reason="there is no triton for this platform")
 @pytest.fixture(scope="module")
 def said(request: pytest.FixtureRequest) -> Any:
     """In a process of its own: the interpreter is chosen when triton is imported."""
-    tests = [each for each in request.session.items if isinstance(each, pytest.Function)]
-    names = [
-        each.callspec.params["name"]
-        for each in tests
-        if each.function is test_the_kernel_gives_the_definitions_bits
-    ]
+    names = asked_values(request, "name") or ["mx"]  # without names it runs all
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpreted", *(names or ["mx"])],
+        [sys.executable, "-m", "tests.kernels.interpreted", *names],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
