@@ -322,6 +322,7 @@ def test_the_keyboard_reaches_everything(opened_page: Opened) -> None:
     expect(page.locator("a.skip")).to_be_focused()
     assert page.locator("a.skip").bounding_box()["x"] >= 0  # type: ignore[index]
     page.keyboard.press("Enter")
+    expect(page.locator("#gates")).to_be_focused()  # a link is followed after its key has come up
     for _ in range(12):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.closest('thead') !== null"):
