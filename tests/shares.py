@@ -3,7 +3,9 @@
 A test of many slow cases carries `@share(one_in=N, by=(...))`. A run then does one in N of them,
 and of every value of what `by` names at least one, so that each format, kind or suite is entered.
 Slow tests of a file that carry `@share(one_in=N, group=NAME)` are drawn as the cases of one test.
-A test of seconds that carries `@proof` is one of the proofs, of which a run does one in four.
+A test of seconds that carries `@proof` is one of the proofs, of which a run does one in four. A
+file whose tests need one thing that takes long to make carries `pytestmark = slow_file`, and so may
+a class: a run does one in three of those files, and each that is named.
 
     python -m pytest tests                    a share, another one for each commit
     python -m pytest tests --case-seed 9e97   the share of that seed
@@ -44,7 +46,9 @@ def share(
 
 
 _PROOFS = "proofs of all files"
+_SLOW_FILES = "files whose tests share what takes long"
 proof = share(4, group=_PROOFS)
+slow_file = share(3, group=_SLOW_FILES, unit="file")
 
 
 def drawn(
@@ -124,10 +128,14 @@ class Shares:
         tables: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
             mark = item.get_closest_marker(MARK)
-            if mark is None or _is_named(config, item.nodeid.partition("[")[0]):
+            if mark is None:
                 continue
-            if group := mark.kwargs["group"]:
-                path = "" if group == _PROOFS else f"{item.nodeid.partition('::')[0]}: "
+            group = mark.kwargs["group"]
+            if _is_named(config, item.nodeid.partition("[")[0], by_file=group == _SLOW_FILES):
+                continue
+            if group:
+                alone = group not in (_PROOFS, _SLOW_FILES)
+                path = f"{item.nodeid.partition('::')[0]}: " if alone else ""
                 tables[path + group].append(item)
             elif hasattr(item, "callspec"):
                 tables[item.nodeid.partition("[")[0]].append(item)
@@ -166,21 +174,21 @@ class Shares:
 
 
 def _case(item: pytest.Item) -> dict[str, Any]:
-    """Return the arguments of a case, and the name of its test."""
+    """Return the arguments of a case, and the names of its test and file."""
     assert isinstance(item, pytest.Function)
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return {**params, "test": item.originalname}
+    return {**params, "test": item.originalname, "file": item.nodeid.partition("::")[0]}
 
 
-def _is_named(config: pytest.Config, table: str) -> bool:
-    """Tell whether the command line names this test by `::`."""
+def _is_named(config: pytest.Config, table: str, by_file: bool) -> bool:
+    """Tell whether the command line names this test by `::`, or its file if that is enough."""
     path, _, test = table.partition("::")
     whole = (config.rootpath / path).resolve()
     for argument in config.args:
         file, _, names = argument.partition("::")
         wanted = names.partition("[")[0]
         same = (config.invocation_params.dir / file).resolve() == whole
-        if wanted and same and (test == wanted or test.startswith(f"{wanted}::")):
+        if same and (test == wanted or test.startswith(f"{wanted}::") if wanted else by_file):
             return True
     return False
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests import readme
+from tests.shares import share
 
 ROOT = Path(__file__).resolve().parents[1]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -64,6 +65,7 @@ def test_console(block: readme.Block, tmp_path: Path) -> None:
     readme.run_console(block, tmp_path)
 
 
+@share(4)
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_a_tutorial_runs_from_its_page_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -101,6 +101,7 @@ def test_the_report_says_how_many_cases_ran_and_how_to_repeat_them(
     result.stdout.no_fnmatch_line("*these again*")
 
 
+@shares.proof
 def test_workers_draw_the_same_cases(project: pytest.Pytester) -> None:
     alone = cases_run(project, "--case-seed", "a")
     options = ["-n", "2", "-v", "--case-seed", "a"]
@@ -149,6 +150,18 @@ def test_proofs_are_drawn_from_all_files_together(project: pytest.Pytester) -> N
         result.assert_outcomes(passed=count, deselected=6 - count)
     named = project.runpytest_inprocess("test_c.py::test_proof", "--case-seed", "a")
     named.assert_outcomes(passed=1)
+
+
+def test_slow_files_are_drawn_whole_and_run_where_they_are_named(project: pytest.Pytester) -> None:
+    slow = "from tests.shares import slow_file\npytestmark = slow_file\n"
+    tests = "\n".join(f"def test_{n}(): pass" for n in range(4))
+    project.makepyfile(**{f"test_{name}": slow + tests for name in "abcdef"})
+    some = project.runpytest_inprocess("-v", "-k", "not tables", "--case-seed", "a")
+    some.assert_outcomes(passed=2 * 4, deselected=4 * 4 + len(CASES) + 7)
+    files = re.findall(r"(test_\w)\.py::test_\d PASSED", some.stdout.str())
+    assert len({*files}) == 2
+    named = project.runpytest_inprocess("test_c.py", "test_d.py::test_1", "--case-seed", "a")
+    named.assert_outcomes(passed=5)
 
 
 def test_the_seed_is_the_commit() -> None:

@@ -13,6 +13,9 @@ from qgate.activation_stats.plots.pictures import pictures
 from qgate.activation_stats.reading import losses, report_options, worst_format
 from qgate.activation_stats.record import ActivationsRecord
 from qgate.activation_stats.texts import activation_text
+from tests.shares import slow_file
+
+pytestmark = slow_file
 
 
 class Planted(torch.nn.Module):

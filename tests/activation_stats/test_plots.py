@@ -24,7 +24,7 @@ from qgate.activation_stats.reading import (
 )
 from qgate.activation_stats.record import ActivationsRecord
 from tests.activation_stats.activation_records import OUTLIER, RECORDS, usual
-from tests.shares import share
+from tests.shares import proof, share
 
 LOOK = ReportOptions()
 
@@ -179,6 +179,7 @@ def test_the_heat_map_loses_no_peak() -> None:
     assert "token 3, channel 7" in sheet.title
 
 
+@proof
 def test_no_legend_is_drawn_where_none_is_wanted() -> None:
     for picture in pictures(usual(), replace(LOOK, show_legend=False)):
         sheet = picture.sheet()

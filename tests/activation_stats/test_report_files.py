@@ -18,7 +18,9 @@ from qgate.activation_stats.texts import activation_text, keep_lines
 from qgate.text import decibels
 from tests.activation_stats.activation_records import RECORDS, broken, hostile, little, usual
 from tests.charts.page_reader import PageReader
-from tests.shares import proof, share
+from tests.shares import slow_file
+
+pytestmark = slow_file
 
 QUICK = ReportOptions(dpi=20, formats=("html", "csv", "json"))
 
@@ -50,7 +52,6 @@ def written(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str
     return request.param, folder
 
 
-@share(6)
 def test_the_page_is_one_file_that_escapes_everything(written: tuple[str, Path]) -> None:
     name, folder = written
     text = (folder / "analysis_report.html").read_text(encoding="utf-8")
@@ -71,7 +72,6 @@ def test_the_page_is_one_file_that_escapes_everything(written: tuple[str, Path])
         assert "no sample reached" in page.words
 
 
-@proof
 def test_tables_are_sorted_by_a_script_and_there_without_it(written: tuple[str, Path]) -> None:
     page = Reader((written[1] / "analysis_report.html").read_text(encoding="utf-8"))
     tags = [tag for tag, _ in page.tags]

@@ -15,7 +15,7 @@ from tests.adoption.github import BASH, Job, evaluated
 from tests.adoption.repository import PROGRAMS, Product, program
 from tests.campaigns.forked import ran
 from tests.results.making import record, write
-from tests.shares import share
+from tests.shares import proof
 
 ROOT = Path(__file__).resolve().parents[2]
 ACTION = ROOT / "action.yml"
@@ -70,7 +70,7 @@ def test_every_input_is_used_and_told() -> None:
     assert set(re.findall(r"inputs\.([\w-]+)", body)) <= set(action["inputs"])
 
 
-@share(3, group="whole jobs")
+@proof
 def test_red_then_refreshed_then_green(tmp_path: Path) -> None:
     """As a repository sees it that has just got its gates; each job has a clone of its own."""
     product = Product.begin(tmp_path, "--ci", "github")
@@ -228,7 +228,7 @@ def test_a_job_that_runs_a_part_says_so(tmp_path: Path, given: str, options: lis
     assert not (odd.folder / "asked.json").exists()
 
 
-@share(3, group="whole jobs")
+@proof
 def test_a_part_is_red_and_green_where_the_job_allows_it(tmp_path: Path) -> None:
     product = Product.begin(tmp_path, "--ci", "github")
     publish_baselines(product)
@@ -259,7 +259,7 @@ def test_gates_of_another_commit_are_asked_of_qgate(tmp_path: Path) -> None:
 SILENT = "def pytest_collection_modifyitems(items):\n    items[:] = []\n"
 
 
-@share(3, group="whole jobs")
+@proof
 def test_a_pull_request_cannot_silence_the_gates_of_its_base(tmp_path: Path) -> None:
     product = Product.begin(tmp_path, "--ci", "github")
     model = product.work / "suites" / "qgate_model.py"

@@ -12,6 +12,7 @@ import yaml
 
 from tests.adoption.checks import schema_complaints, shell_complaints
 from tests.adoption.repository import Product, program
+from tests.shares import proof
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "qgate" / "starter" / "ci" / "gitlab.yml"
@@ -78,6 +79,7 @@ def test_scripts_are_what_any_shell_takes(name: str) -> None:
     assert shell_complaints("echo $x", "sh") != ""
 
 
+@proof
 def test_refreshed_then_red(tmp_path: Path) -> None:
     """A patch of a clone without baselines, and then a kernel that got worse."""
     product = Product.begin(tmp_path, "--ci", "gitlab")

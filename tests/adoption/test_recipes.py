@@ -30,7 +30,7 @@ from qgate import models, modes
 from qgate.errors import QgateError
 from qgate.modes import Kernel
 from tests.gate.test_any_model import failures, gates
-from tests.shares import proof, share
+from tests.shares import share
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "docs" / "recipes"
@@ -146,9 +146,8 @@ OFF: dict[str, tuple[str, Callable[[Any], object]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=proof if mode == "bnb_int8" else ()) for mode in OFF]
-)
+@share(4)
+@pytest.mark.parametrize("mode", OFF)
 def test_a_scale_that_is_off_is_over_the_budget(mode: str, tmp_path: Path) -> None:
     name, spoil = OFF[mode]
     model = build(name)

@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.adoption.repository import clean
+from tests.shares import slow_file
+
+pytestmark = slow_file
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = {

@@ -52,6 +52,7 @@ def test_a_tight_place_has_no_line(audit: Audit) -> None:
     assert len([line for line in run.summary if "test_it.py:" in line]) == 0
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("tests", "options", "status"),
     [

@@ -52,7 +52,7 @@ bucket, memory, server = stores.bucket, stores.memory, stores.server
 BUCKET, keys, log_in = stores.BUCKET, stores.keys, stores.log_in
 
 # Of each test one store in a run: most of the time goes to requests of one of them.
-pytestmark = share(4)
+pytestmark = share(3, group="stores")
 Capsys = pytest.CaptureFixture[str]
 MOST_STEPS = 120
 BUCKET_ROOT = f"s3://{BUCKET}/base"

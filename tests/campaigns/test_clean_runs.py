@@ -143,6 +143,7 @@ def test_eager_attention_is_attention(kernels: object, causal: bool) -> None:
     torch.testing.assert_close(eager, fused)
 
 
+@proof
 def test_numbers_below_the_normal_ones_are_flushed() -> None:
     code = (
         "import torch, tests.campaigns.other_arithmetic\nprint(float(torch.tensor([1e-40]) * 1.0))"

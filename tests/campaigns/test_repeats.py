@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.repeats import delicate_files, main
+from tests.shares import proof
 
 _AT_TIMES = """
 from pathlib import Path
@@ -21,6 +22,7 @@ def test_red_at_times():
 """
 
 
+@proof
 def test_a_test_that_is_red_at_times_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

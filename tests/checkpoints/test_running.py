@@ -24,6 +24,7 @@ from qgate.engine import Workers
 from qgate.errors import QgateError
 from tests.checkpoints.exports import export, parent_tensors, write
 from tests.checkpoints.work import DeadlyPair, names_judged
+from tests.shares import proof
 
 Pair = tuple[str, str]
 
@@ -92,6 +93,7 @@ def test_processes_give_the_record_of_one(pair: Pair) -> None:
     assert len(steps) > 4
 
 
+@proof
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_gives_the_record_of_one_process(pair: Pair) -> None:
     assert _texts(compare(*pair, workers=Workers("ray", 1))) == _texts(compare(*pair))

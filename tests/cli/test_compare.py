@@ -21,6 +21,7 @@ from qgate.comparing.texts import comparison_lines
 from qgate.gate import failure_text, grades_of
 from qgate.stats import ErrorStats
 from tests.gate.making import ACCEPTED, carried, verdict
+from tests.shares import proof
 
 pytestmark = pytest.mark.usefixtures("here")
 SMALL = ["--samples", "1", "--seqlen", "64", "--calib-samples", "1", "--calib-seqlen", "64"]
@@ -309,6 +310,7 @@ def test_what_a_cast_to_integers_hid_fails(capsys: Capsys) -> None:
     assert "2 values that were not finite became integers" in capsys.readouterr().out
 
 
+@proof
 def test_memory_does_not_grow_with_the_files() -> None:
     standard()
     compare()  # what is loaded once does not count

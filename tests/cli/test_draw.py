@@ -20,7 +20,9 @@ from qgate.dumps import DumpWriter
 from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.dumps.making import known, record
-from tests.shares import proof
+from tests.shares import proof, share
+
+pytestmark = share(2, group="drawings")
 
 Capsys = pytest.CaptureFixture[str]
 memory = stores.memory

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from qgate.cli import main, parser
+from tests.shares import share
 
 HOSTILE = (
     "", " ", "-1", "0", "nan", "inf", "1e999", "9" * 5000, "x" * 5000, "\0", "a\nb", "\x1b[31m",
@@ -60,6 +61,7 @@ def answered(argv: list[str]) -> int:
         return int(end.code or 0)
 
 
+@share(2)
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
 def test_every_option_answers(
     words: tuple[str, ...],

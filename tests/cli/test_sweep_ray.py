@@ -14,7 +14,9 @@ import torch
 
 from qgate.cli import main
 from tests.ray_cluster import joined_node
-from tests.shares import proof
+from tests.shares import proof, slow_file
+
+pytestmark = slow_file
 
 FILES = 60
 SWEEP = ["sweep", "*.pt", "--no-plots", "--quiet", "--num-levels", "5"]

@@ -12,7 +12,9 @@ import pytest
 from tests.conformance import onnx_nodes
 from tests.conformance.onnx_nodes import NodeCase, Refusal
 from tests.conformance.reading import Array, Mask
-from tests.shares import proof
+from tests.shares import proof, slow_file
+
+pytestmark = slow_file
 
 ALL, CHOSEN, LOW_BIT = 1884, 193, 164
 """The cases of onnx 1.23.2: all, those that quantize or have a low-bit type, the latter alone."""

@@ -217,6 +217,7 @@ def test_every_format_has_its_own_color() -> None:
     assert format_color("mine_e3m4") == format_color("mine_e3m4") in PALETTE
 
 
+@proof
 @pytest.mark.filterwarnings("ignore")
 def test_a_format_has_one_color_in_all_pictures(normal: DumpAnalysis) -> None:
     few = [t for t in normal["tensors"] if t["rank"] < 2 and (t["layer"] or 0) < 2]

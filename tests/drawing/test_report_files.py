@@ -67,6 +67,7 @@ def test_a_drawing_writes_and_lists_all_files(normal: DumpAnalysis, drawn: Drawn
     assert read_analysis(folder / "analysis.json") == normal
 
 
+@proof
 @pytest.mark.usefixtures("few")
 def test_pictures_of_earlier_drawings_go_and_foreign_files_stay(
     normal: DumpAnalysis, tmp_path: Path

@@ -14,11 +14,12 @@ from tests.dumps import merging_work
 from tests.dumps.making import write
 from tests.engine import work
 from tests.ray_cluster import joined_node
-from tests.shares import proof
+from tests.shares import proof, slow_file
 
 RAY = Workers("ray")
 
 
+@slow_file
 @pytest.mark.usefixtures("ray_cluster")
 class TestRay:
     def test_results_come_in_the_order_of_the_items(self):

@@ -22,6 +22,7 @@ from qgate.engines.record import TokenFigures
 from qgate.engines.scored import scored as sample_of
 from qgate.errors import QgateError
 from tests.engines import runs
+from tests.shares import share
 
 # Vocabulary, samples, tokens, and the most bytes as a share of those of float16 logits.
 SIZES = [(32_000, 5, 24, 0.01), (70_000, 4, 12, 0.01), (256, 8, 128, 0.25), (999, 6, 80, 0.25)]
@@ -47,6 +48,7 @@ def exact(actual: runs.Scored, reference: runs.Scored) -> Any:
     return stats.entropy(p, q, axis=-1)
 
 
+@share(4)
 @pytest.mark.parametrize(("vocabulary", "samples", "tokens", "most"), SIZES)
 def test_the_kl_of_kept_logits_is_within_its_error(
     tmp_path: Path, vocabulary: int, samples: int, tokens: int, most: float

@@ -19,6 +19,7 @@ import torch
 import qgate
 from qgate import formats
 from qgate.formats import FORMATS, definition
+from tests.shares import proof
 from tests.warm import run_python
 
 ALL = FORMATS.names()
@@ -330,6 +331,7 @@ print(len(plain))
 """
 
 
+@proof
 def test_flushing_subnormal_numbers_changes_no_bit() -> None:
     """In a process of its own: the setting belongs to the thread and would leak."""
     run = run_python("-c", _FLUSH, cwd=Path.cwd(), environment=os.environ)

@@ -20,7 +20,10 @@ from qgate.formats._literals import FORMATS
 from qgate.formats.engine.dtypes import INPUTS
 from qgate.formats.options import ROUNDINGS, SCALE_RULES, Granularity
 from tests.formats.suite_paths import EXPLORED, FOLDER, Line, lines_of_paths
+from tests.shares import slow_file
 from tests.warm import run_python
+
+pytestmark = slow_file
 
 ROOT = Path(__file__).parents[2]
 SUITE = ROOT / "suites" / "test_formats.py"

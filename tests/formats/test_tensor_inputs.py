@@ -21,6 +21,7 @@ from qgate.stats import all_bf16, block_counts, counts, errors, massive_beyond
 from qgate.tensor_inputs import valueless
 from qgate.testing import CheckFailure, check
 from tests.dumps.making import record
+from tests.shares import proof
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SMALL = (
@@ -169,6 +170,7 @@ def cells() -> Iterator[tuple[str, str, torch.dtype, Tensor]]:
                 yield function, layout, dtype, x
 
 
+@proof
 @pytest.mark.filterwarnings("ignore")
 def test_a_tensor_gives_the_value_of_its_plain_copy_or_a_sentence() -> None:
     wanted: dict[tuple[str, torch.dtype], tuple[str, object]] = {}

@@ -15,6 +15,9 @@ from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
 from qgate.kernels import casts, comparing, reductions
 from qgate.kernels.shapes import MemoryLayout
+from tests.shares import slow_file
+
+pytestmark = slow_file
 
 triton = pytest.importorskip("triton", reason="there is no triton for this platform")
 

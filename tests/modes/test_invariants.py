@@ -188,7 +188,11 @@ def test_the_order_of_the_errors(local: Local, reference: Capture) -> None:
     assert list(order) == sorted(order, key=lambda name: order[name]), order
     assert order["2-4"] < 0.6 * order["5-4"]
     assert order["5-6"] > 5 * order["0"]
-    near = {"2-4": ("3", "5-1", "5-7"), "4": ("5-2", "5-3"), "0": ("2-0", "2-1", "2-2", "2-3", "5-0")}
+    near = {
+        "2-4": ("3", "5-1", "5-7"),
+        "4": ("5-2", "5-3"),
+        "0": ("2-0", "2-1", "2-2", "2-3", "5-0"),
+    }
     for name, others in near.items():
         for other in others:
             assert error(other) == pytest.approx(order[name], rel=0.06), (name, other)

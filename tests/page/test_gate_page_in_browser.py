@@ -22,6 +22,8 @@ from tests.drawing import dump_records
 from tests.page.gate_records import hostile_run, made_header, made_records, made_run
 from tests.shares import proof, share
 
+pytestmark = share(2, group="pages")
+
 BROKEN = {"suites/test_task.py::test_task[tiny-mamba-2-4]": "QgateError: no calibration"}
 ROWS = "#all-gates tbody tr"
 

@@ -12,7 +12,7 @@ from qgate.storage.locations import location_of
 from tests import bucket as stores
 from tests.plugin.conftest import Run
 from tests.plugin.projects import header
-from tests.shares import share
+from tests.shares import proof, share
 
 bucket, server = stores.bucket, stores.server
 
@@ -64,6 +64,7 @@ def test_red_updated_and_green_again(workers: tuple[str, ...], suites: Run) -> N
     result.stdout.fnmatch_lines([f"qgate: mode int8, *, baselines {URL}"])
 
 
+@proof
 def test_recorded_where_nothing_was(bucket: Any, project: Path, suites: Run) -> None:
     (project / "qgate.toml").write_text(f'baselines = "{URL}"\n')
     result = suites("--update-baselines", "--layers", "first", alone=True)

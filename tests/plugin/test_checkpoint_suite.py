@@ -13,6 +13,7 @@ from tests.checkpoints.faults import UP
 from tests.checkpoints.gated import double_scales, planted, write_pair
 from tests.plugin.projects import add, files, records
 from tests.plugin.subjects import SUBJECTS, Gates, Subject
+from tests.shares import proof
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
 PAIR, ALL = SUBJECTS["checkpoint"].options, SUBJECTS["checkpoint"].count
@@ -121,6 +122,7 @@ def test_it_lives_beside_models_in_one_folder(
     assert left == before
 
 
+@proof
 @pytest.mark.usefixtures("accepted")
 def test_shards_merge_to_the_whole_run(
     house: Path, gates: Gates, tmp_path: Path, capsys: Capture

@@ -12,6 +12,7 @@ import qgate.gate.measuring.bench
 import qgate.gate.measuring.passes
 from tests.plugin.conftest import Run
 from tests.plugin.projects import add, header, page
+from tests.shares import share
 
 CONFTEST = '''
 import copy
@@ -147,6 +148,7 @@ OUTSIDE = {
 }
 
 
+@share(2)
 @pytest.mark.parametrize(("model", "mode"), WHOLE)
 def test_whole_runs_say_how_much_they_compared(
     nets: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, model: str, mode: str
@@ -165,6 +167,7 @@ def test_whole_runs_say_how_much_they_compared(
     assert (whole["model"], whole["mode"], whole["uncovered"]) == (model, mode, [])
 
 
+@share(2)
 @pytest.mark.parametrize(("model", "mode"), OUTSIDE)
 def test_what_no_suite_of_the_run_is_about_is_named(
     nets: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, model: str, mode: str

@@ -10,6 +10,7 @@ import pytest
 from tests.hostile import TOGETHER
 from tests.hostile_files import assert_calm, assert_calm_files, write_all
 from tests.plugin.conftest import SUITES
+from tests.shares import share
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
 OUTPUT = ("--junitxml=qgate-out/junit.xml", "-p", "no:cacheprovider")
@@ -30,6 +31,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@share(2)
 @pytest.mark.parametrize("run", RUNS)
 def test_no_name_of_a_suite_is_obeyed(
     run: str, inputs: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

@@ -161,6 +161,7 @@ def test_names_are_escaped(page: Page) -> None:
     assert "&lt;img src=x onerror=alert(2)&gt;" in cells(row(file, "named"))["testId"]
 
 
+@proof
 def test_plots_are_drawn_as_asked(page: Page) -> None:
     file = page("--plots", "none")
     assert row(file, "bad")["extras"] == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.plugin.projects import begin
+from tests.shares import proof
 
 MODELS = '''
 import copy
@@ -328,6 +329,7 @@ def test_a_run_without_a_gate_left_is_not_green(ran: Ran, house: Path) -> None:
     )
 
 
+@proof
 def test_nothing_is_missing_from_such_a_run(
     ran: Ran, house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

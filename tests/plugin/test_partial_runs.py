@@ -14,7 +14,7 @@ from qgate.results.coverage import coverage_texts
 from tests.gate.benches import MAMBA
 from tests.plugin.conftest import Run
 from tests.plugin.projects import add, page
-from tests.shares import proof
+from tests.shares import proof, share
 
 FIRST = "suites/test_layer_outputs.py::test_layer_outputs[tiny-llama-int8-layers.0]"
 TASK = "suites/test_task.py::test_task[tiny-llama-int8]"
@@ -86,6 +86,7 @@ PARTIAL: dict[str, tuple[tuple[str, ...], str, tuple[int, int], str]] = {
 }  # fmt: skip
 
 
+@share(3)
 @pytest.mark.parametrize("name", [name for name in PARTIAL if name != "xfail"])
 def test_gates_that_are_left_out_are_named_and_red_in_ci(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, name: str

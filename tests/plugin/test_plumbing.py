@@ -13,7 +13,7 @@ from qgate.baselines import Key
 from tests.baselines.building import rewrite
 from tests.plugin.conftest import Run
 from tests.plugin.projects import SITE, accepted, add, files, gist, records, tightened
-from tests.shares import proof
+from tests.shares import proof, share
 
 
 def test_the_marker_selects_gates(project: Path, suites: Run) -> None:
@@ -188,6 +188,7 @@ def test_a_crashed_worker_is_red_and_the_others_are_recorded(
     }  # fmt: skip
 
 
+@proof
 def test_an_update_of_two_workers_is_written_in_one_step(project: Path, suites: Run) -> None:
     tightened(project)
     shutil.copytree(project / "baselines", project / "serial")
@@ -235,6 +236,7 @@ def test_reruns_keep_the_last_attempt(project: Path, suites: Run) -> None:
     assert len({(row["node"], row["site"], row["scope"]) for row in rows}) == len(rows)
 
 
+@share(3)
 @pytest.mark.parametrize(
     "options",
     [("-W", "error"), ("-p", "no:html"), ("-p", "no:xdist"), ("-p", "no:terminal"), ("-s",),

@@ -15,6 +15,7 @@ from qgate.project.options import OPTIONS
 from qgate.results.pictures import PLOTS
 from tests.plugin.conftest import Run
 from tests.plugin.projects import header, page, records
+from tests.shares import proof
 
 
 def drawn(project: Path) -> list[list[str]]:
@@ -46,6 +47,7 @@ def test_pictures_are_of_what_may_be_drawn(project: Path, suites: Run, choice: s
     assert count == (1 if choice in ("worst", "all") else 0)
 
 
+@proof
 @pytest.mark.usefixtures("measured_anew")
 def test_without_pictures_nothing_is_computed_for_them(
     suites: Run, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,7 @@ from qgate.plugin.settings import options_of
 from qgate.project.options import OPTIONS
 from tests.plugin.conftest import Run
 from tests.plugin.projects import add
+from tests.shares import proof
 
 
 @pytest.mark.parametrize("wanted", ["2-1", "2-[12]"])
@@ -23,6 +24,7 @@ def test_a_mode_that_does_not_fit_one_of_the_models_is_deselected(suites: Run, w
     )
 
 
+@proof
 def test_a_mode_that_fits_no_model_leaves_nothing(project: Path, suites: Run) -> None:
     add(project, "test_canary.py")
     (project / "suites" / "test_theirs.py").write_text("def test_it(): pass")

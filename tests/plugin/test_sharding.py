@@ -17,6 +17,7 @@ from qgate.plugin.collection import dealt_to
 from qgate.results import merge, read
 from tests.plugin.conftest import Run
 from tests.results.making import record, write
+from tests.shares import proof
 
 WHAT = ("--mode", "int8,fp16")
 
@@ -40,6 +41,7 @@ def nodes(project: Path) -> list[str]:
     return sorted({each["node"] for each in read(project / "qgate-out" / "results.jsonl")[1]})
 
 
+@proof
 def test_shards_run_every_test_once_and_merge_to_the_whole_run(
     project: Path, suites: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.adoption.repository import run
 from tests.campaigns import source_faults
 from tests.campaigns.source_faults import make_project, pytest_run, selected
-from tests.shares import share
+from tests.shares import proof, share
 
 GATES = 21
 """Seven of each of three modes."""
@@ -153,6 +153,7 @@ def test_no_gate_that_a_planted_fault_breaks_is_left_out(project: Path, number: 
     assert not verdict.missed, fault.label
 
 
+@proof
 def test_the_judge_of_planted_faults_sees_a_gate_that_is_left_out(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

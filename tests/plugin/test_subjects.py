@@ -20,9 +20,13 @@ from tests.engines.gated import logits_pair, more_noise, one_token
 from tests.plugin.conftest import Run
 from tests.plugin.projects import add, files, header, page, records
 from tests.plugin.subjects import SUBJECTS, Gates, Subject
+from tests.shares import share
 
 memory = stores.memory
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning"),
+    share(2, group="runs"),
+]
 DUMP, CHECKPOINT, ENGINES = SUBJECTS.values()
 each_subject = pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.plugin.conftest import Run, run_alone
 from tests.plugin.projects import files
+from tests.shares import share
 
 # Settings of the project, options, and words of the error.
 ROWS: list[tuple[str, list[str], str]] = [
@@ -60,6 +61,7 @@ ROWS: list[tuple[str, list[str], str]] = [
 ]  # fmt: skip
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("settings", "options", "words"), ROWS, ids=[" ".join([*row[1]]) or row[0] for row in ROWS]
 )

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from qgate.errors import QgateError
 from qgate.results.rows import StoredRows, as_json, is_on_disk
 from tests.baselines.faults import in_child
+from tests.shares import proof
 
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 PLAIN = st.recursive(
@@ -100,6 +101,7 @@ def _sum(rows: StoredRows[dict[str, Any]]) -> int:
     return sum(row["a"] + sum(row["b"]) for row in rows)
 
 
+@proof
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_other_processes_read_them_and_take_nothing_away(tmp_path: Path, method: str) -> None:
     rows = rows_of(tmp_path)
