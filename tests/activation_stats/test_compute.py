@@ -27,6 +27,7 @@ from qgate.activation_stats.sensitivity import (
 from qgate.activation_stats.subjects import Sample
 from qgate.errors import QgateError
 from tests.activation_stats.tiny_transformers import bert, llama, save
+from tests.shares import share
 
 transformers = pytest.importorskip("transformers")
 TEXT = "the quick brown fox jumps over the lazy dog while seven old sailors drink cold beer . "
@@ -100,6 +101,7 @@ def test_tiny_llama_equals_what_plain_hooks_keep() -> None:
     json.dumps(result.record, allow_nan=False)
 
 
+@share(2)
 @pytest.mark.parametrize("make", [llama, bert])
 def test_hugging_face_folders_with_a_tokenizer(make: Any, tmp_path: Path) -> None:
     model = make()

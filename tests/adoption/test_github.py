@@ -42,6 +42,7 @@ def test_the_action_that_is_written_is_that_of_the_repository() -> None:
     assert copy.read_bytes() == ACTION.read_bytes(), "cp action.yml qgate/starter/ci/action.yml"
 
 
+@proof
 def test_files_are_what_their_schemas_say(tmp_path: Path) -> None:
     assert schema_complaints("github-actions", ACTION) == ""
     examples = sorted((ROOT / "docs" / "ci").glob("*.yml"))

@@ -69,7 +69,7 @@ def killed(store: Store, update: Update, step: int, *, half: bool = False) -> in
     return dying_at(step, lambda: store.commit(update), half=half)
 
 
-def fresh(before: Path, name: str) -> Store:
+def fresh(before: Path, name: str | Path) -> Store:
     root = before.parent / "runs" / name
     shutil.copytree(before, root)
     return Store(root, "tiny")
@@ -484,15 +484,22 @@ def test_the_lock_of_a_dead_process_is_free(before: Path) -> None:
 # Updates that cannot be believed ---------------------------------------------------------------
 
 
-@pytest.fixture
-def cut_off(before: Path) -> Store:
+@pytest.fixture(scope="module")
+def once_cut_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose update was killed right after it came to count."""
+    before = tmp_path_factory.mktemp("cut_off") / "before"
+    recorded(before)
     for step in range(1, MOST_STEPS):
-        store = fresh(before, f"cut-{step}")
+        store = fresh(before, str(step))
         killed(store, large_update(), step)
         if (store.folder / UPDATE).exists():
-            return store
+            return before.parent / "runs" / str(step)
     raise AssertionError("no update ever counted")
+
+
+@pytest.fixture
+def cut_off(once_cut_off: Path, before: Path) -> Store:
+    return fresh(once_cut_off, before.parent / "runs" / "cut_off")
 
 
 def test_an_update_that_cannot_finish_an_older_one_says_that_it_did_nothing(

@@ -47,6 +47,7 @@ def test_a_clean_run_is_green(tmp_path: Path, pytestconfig: pytest.Config) -> No
     assert all(0 < max(times for times, _ in run["nearest"].values()) <= 1 for run in runs)
 
 
+@proof
 def test_a_run_that_leaves_no_results_is_red() -> None:
     way = replace(Way.drawn(1, 1, MODES), arithmetic="unknown", processes=0)
     run = made(way, sys.executable)

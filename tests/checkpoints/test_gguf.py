@@ -16,6 +16,7 @@ from qgate.checkpoints.texts import first_line
 from tests.checkpoints.faults import ExportFault
 from tests.checkpoints.gguf_exports import RIGHT, export
 from tests.checkpoints.gguf_faults import FAULTS, planted
+from tests.shares import share
 
 BLOCKS = np.load(Path(__file__).parent / "files" / "ggml_blocks.npz")
 """Blocks that ggml's own quantizers wrote of one weight, some for weights of importance."""
@@ -85,6 +86,7 @@ def test_a_right_export_is_as_declared(kind: Kind, wide_parent: str, tmp_path: P
     assert f"{path} is as declared: 16 quantized and 5 other tensors" in first_line(record)
 
 
+@share(3)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_by_tensor_and_cause(
     fault: ExportFault, wide_parent: str, tmp_path: Path

@@ -43,6 +43,7 @@ EXPORTS: list[tuple[str, Callable[[int], Export], str, int]] = [
 ]
 
 
+@share(3)
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_method_changes_on_purpose_is_no_finding(seed: int, tmp_path: Path) -> None:
     name, export, method, count = EXPORTS[seed % len(EXPORTS)]

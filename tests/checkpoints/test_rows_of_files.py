@@ -39,6 +39,7 @@ from tests.checkpoints import gated, onnx_exports
 from tests.checkpoints.exports import write
 from tests.checkpoints.onnx_exports import HAND_EXPORTS, QUANTIZED, RUNTIME_EXPORTS, WIDTH
 from tests.checkpoints.work import check_spans, names_judged
+from tests.shares import share
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,7 @@ def _opened(path: Path) -> Checkpoint:
     return checkpoint
 
 
+@share(3)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("tall", [grids.TALL, 1])
 @pytest.mark.parametrize("name", [*HAND_EXPORTS, *RUNTIME_EXPORTS])
@@ -95,6 +97,7 @@ def test_spans_of_a_graph_are_its_rows(
     assert tall > 1 or all(counts[weight.name] > 1 for weight in matrices)
 
 
+@share(3)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", [*HAND_EXPORTS, *RUNTIME_EXPORTS])
 def test_a_graph_is_read_in_parts(

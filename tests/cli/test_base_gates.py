@@ -16,6 +16,7 @@ from tests.adoption.repository import Product
 from tests.campaigns.forked import ran
 from tests.campaigns.scenarios import MODEL
 from tests.plugin.conftest import SUITES
+from tests.shares import share
 
 OWN = (
     f"""
@@ -111,6 +112,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@share(3)
 @pytest.mark.parametrize("name", PULL_REQUESTS)
 def test_the_gates_of_the_base_are_held(
     name: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -383,6 +383,7 @@ def test_a_file_that_kills_its_process_is_listed_and_tried_again(
     assert asked == [*names, "b.pt"]
 
 
+@proof
 def test_workers_share_a_large_file(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole tensors, in the order of the file, and a part that is lost costs no other."""
     import qgate.engine

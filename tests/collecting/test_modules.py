@@ -27,6 +27,7 @@ from tests.collecting.collected import (
     records,
     train,
 )
+from tests.shares import proof
 
 
 def key(record: Any) -> tuple[Any, ...]:
@@ -43,6 +44,7 @@ class Recomputing:
         return checkpoint(layer, x, use_reentrant=self.use_reentrant)
 
 
+@proof
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_what_is_recomputed_is_recorded_once(tmp_path: Path, use_reentrant: bool) -> None:
     def run(model: nn.Module, name: str) -> dict[Any, Tensor]:

@@ -21,6 +21,7 @@ from qgate.drawing.rank_differences import (
     stands_out,
 )
 from qgate.summaries.pooling import pool_of, pool_of_statistics
+from tests.shares import share
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -79,6 +80,7 @@ def test_jensen_shannon_agrees_with_scipy(seed):
     assert jensen_shannon(apart[0], apart[1]) == 1.0
 
 
+@share(3)
 @pytest.mark.parametrize("ranks", [3, 8])
 @pytest.mark.parametrize("kind", ["normal", "laplace", "student_t"])
 def test_healthy_ranks_do_not_stand_out(kind, ranks):
@@ -253,6 +255,7 @@ def cells_apart(rows: list[dict[str, Any]], across: str = "rank") -> list[dict[s
     return [cell for cell in cells if cell["stands_out"]]
 
 
+@share(3)
 @pytest.mark.parametrize("across", ["rank", "sample"])
 @pytest.mark.parametrize("kind", ["normal", "student_t"])
 def test_healthy_members_do_not_stand_out(kind: str, across: str) -> None:

@@ -128,6 +128,7 @@ def test_a_drawing_in_a_bucket_equals_one_in_a_folder(
     assert not [name for name in memory.find("/a") if name.endswith(".png")]
 
 
+@proof
 def test_a_picture_that_fails_is_named_and_all_others_are_drawn(
     normal: DumpAnalysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,6 +236,7 @@ def test_where_nothing_can_be_written(
 # The collector ----------------------------------------------------------------------------------
 
 
+@proof
 def test_what_is_collected_into_a_bucket_is_what_is_collected_into_a_folder(
     bucket: Any, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from qgate.formats import definition
 from qgate.formats._literals import E2M1, E4M3
 from qgate.formats.nvfp4 import Nvfp4Format
 from tests.formats.oracles import assert_same_bits
+from tests.shares import share
 
 F32 = np.float32
 CUSTOM = {
@@ -146,6 +147,7 @@ def tied(seed: int, columns: int = 512, rows: int = 1) -> torch.Tensor:
     return torch.from_numpy(blocks).float()
 
 
+@share(3)
 @pytest.mark.parametrize("tile", [1, 16])
 @pytest.mark.parametrize("name", ["nvfp4_4over6", "mse", "256"])
 def test_errors_that_nearly_agree_are_added_in_their_order(name: str, tile: int) -> None:

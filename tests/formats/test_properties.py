@@ -61,6 +61,7 @@ def test_shape_dtype_argument_and_decode(name: str, x: np.ndarray, dtype: torch.
     assert same(t, before)
 
 
+@share(3)
 @pytest.mark.parametrize("rounding", ["even", "away", "zero"])
 @pytest.mark.parametrize("name", ELEMENTS)
 @given(x=arrays(finite32))
@@ -78,6 +79,7 @@ def test_element_formats_are_idempotent_odd_and_monotone(
     assert (y.flatten()[order].diff() >= 0).all()
 
 
+@share(3)
 @pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
 @pytest.mark.parametrize("name", MX)
 @given(x=arrays(moderate), shift=st.integers(-40, 40))
@@ -93,6 +95,7 @@ def test_mx_formats_are_idempotent_and_equivariant_under_powers_of_two(
     assert torch.equal(q(t * 2.0**shift), y * 2.0**shift)
 
 
+@share(3)
 @pytest.mark.parametrize("name", [n for n in ALL if n not in MX])
 @given(x=arrays(moderate))
 @settings(max_examples=20)

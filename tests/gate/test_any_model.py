@@ -243,6 +243,7 @@ def test_an_exported_graph_is_held_by_its_outputs_alone(tmp_path: Path) -> None:
     assert share_text(coverage).startswith("outputs alone, 1 of 1; samples")
 
 
+@share(2)
 @pytest.mark.parametrize(
     ("build", "fault", "mode", "site"),
     [

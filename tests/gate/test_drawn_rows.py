@@ -18,7 +18,7 @@ from qgate.gate.records import MOST_DRAWN, record_rows
 from qgate.results.pictures import PLOTS, Plots
 from tests.dumps.gated import write_dump
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of, session
-from tests.shares import proof
+from tests.shares import proof, share
 
 PICTURE = {"kind": "magnitudes", "low": 0, "counts": [1]}
 
@@ -64,6 +64,7 @@ def test_what_cannot_be_drawn_has_no_key() -> None:
     assert carrying(verdict, "all") == []
 
 
+@share(2)
 @pytest.mark.parametrize(("model", "mode"), [(LLAMA, "int8"), (MAMBA, "2-1")])
 def test_errors_are_drawn_of_every_element_compared(model: str, mode: str) -> None:
     of = bench(model, layers=2, pictures=True)

@@ -27,7 +27,7 @@ from qgate.modes.setups import ModelSetup
 from tests.gate.benches import bench, calls_of, mode_of, mx_blocks, session
 from tests.gate.grouped_experts import served
 from tests.models.test_moe import network_of
-from tests.shares import share
+from tests.shares import proof, share
 
 SHORT = Sampling(samples=2, seqlen=128, calib_samples=2, calib_seqlen=256)
 MODE_OF = {
@@ -222,6 +222,7 @@ def test_weights_are_recovered_from_outputs() -> None:
 # Modes --------------------------------------------------------------------------------------------
 
 
+@proof
 @pytest.mark.parametrize("layout", ["tiny-moe", "tiny-moe-list"])
 def test_expert_modes_quantize_experts_alone(layout: str) -> None:
     of = bench(layout, SHORT)

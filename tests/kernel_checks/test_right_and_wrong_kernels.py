@@ -22,6 +22,7 @@ def test_a_wrong_kernel_fails_with_its_cause_in_the_first_line(wrong: WrongKerne
 
 
 # All 200 and more: python -m tests.kernel_checks.right_kernels 1000
+@share(3)
 @pytest.mark.parametrize("seed", range(0, 200, 7))
 def test_a_right_kernel_passes(seed: int) -> None:
     report = right_kernel(seed).check()

@@ -18,6 +18,7 @@ from qgate.stats import _device_pass
 from qgate.stats._error_pass import SHIFT
 from qgate.stats.error_stats import ErrorStats, errors
 from tests.kernels import checks
+from tests.shares import share
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 CPU = torch.device("cpu")
@@ -212,6 +213,7 @@ WRONG: dict[str, Kernel] = {
 }
 
 
+@share(3)
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.usefixtures("few")
 def test_a_wrong_rule_is_told_of_and_not_used(

@@ -16,6 +16,7 @@ from qgate.models.huggingface import tokenizer
 from qgate.models.model import inputs_hash
 from tests.models.checkpoints import FoldersByName, changed
 from tests.models.fed_folders import VOCABULARY, save_network
+from tests.shares import share
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -34,6 +35,7 @@ def shapes(sample: Any) -> Any:
     return tuple(sample.shape)
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [

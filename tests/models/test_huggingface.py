@@ -32,7 +32,7 @@ from tests.models.checkpoints import (
     text,
     unlink,
 )
-from tests.shares import proof
+from tests.shares import proof, share
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -110,6 +110,7 @@ def folders(words: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return FoldersByName(make)
 
 
+@share(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_runs_and_its_parts_are_found(
     family: str, folders: dict[str, Path], capfd: pytest.CaptureFixture[str]

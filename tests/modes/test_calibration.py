@@ -22,6 +22,7 @@ from qgate.modes.calibration import OBSERVED, quantile
 from qgate.modes.setups import ModelSetup
 from tests.models.checkpoints import randomize
 from tests.modes import spec_calibration
+from tests.shares import proof
 
 LENGTHS = (17, 40, 40, 1, 33, 40, 40, 40, 2, 2)
 SITES = {"s_n": "in_proj:input", "s_z": "in_proj:output", "s_u": "x_proj:input", "s_x": "x_proj:output",
@@ -112,6 +113,7 @@ def test_quantiles_are_those_of_numpy(size: int, alpha: float, seed: int) -> Non
     )
 
 
+@proof
 def test_quantiles_of_many_equal_and_odd_values() -> None:
     assert float(quantile(torch.tensor([[3.0]]), 0.9995)) == 3
     assert float(quantile(torch.arange(101.0).flip(0), 0.99)) == 99

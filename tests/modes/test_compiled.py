@@ -15,6 +15,7 @@ import qgate
 from qgate import modes
 from qgate.errors import QgateError
 from tests.gate.test_any_model import failures_after_accepting
+from tests.shares import share
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +103,7 @@ def applied(model: qgate.Model) -> qgate.Model:
     return modes.apply(modes.modes_of(model, "mine")[0], model).model
 
 
+@share(3)
 @pytest.mark.parametrize("compile_parts", [whole, in_place, forward_of])
 def test_a_compiled_model_has_no_sites_and_its_outputs_are_those_of_the_compiled_code(
     compile_parts: Callable[..., Any], tmp_path: Path
@@ -114,6 +116,7 @@ def test_a_compiled_model_has_no_sites_and_its_outputs_are_those_of_the_compiled
     assert all("logits" in line for line in lines)
 
 
+@share(2)
 @pytest.mark.parametrize("compile_parts", [block, block_in_place])
 def test_a_compiled_block_is_compared_at_its_output_and_not_inside(
     compile_parts: Callable[..., Any], tmp_path: Path

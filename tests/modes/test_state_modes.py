@@ -20,6 +20,7 @@ from qgate.modes.states.casting import StoredState
 from qgate.modes.states.choices import StateChoice, StateChoices
 from qgate.modes.states.draws import Draws, site_key
 from tests.gate.state_models import small_mamba
+from tests.shares import share
 
 NAMES = [mode.name for mode in modes.select("state-*", "mamba")]
 SITE = "backbone.layers.1.mixer.scan:stored_state"
@@ -197,6 +198,7 @@ def served(mixer: Any, given: dict[str, Tensor], chunks: list[int]) -> list[Tens
     return [torch.cat(parts, 1), cache.conv, cache.ssm]
 
 
+@share(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_chunks_and_batches_have_the_same_bits(name: str, model: Model) -> None:
     quantized = modes.apply(modes.find_mode(name, "mamba"), model)

@@ -10,6 +10,7 @@ import pytest
 from qgate.cli import main
 from tests.plugin.conftest import Run, run_alone
 from tests.plugin.projects import header, page, records
+from tests.shares import share
 
 PLAIN = """
 import pytest
@@ -126,6 +127,7 @@ def test_without_a_gate_nothing_is_written(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / "qgate-out").exists()
 
 
+@share(2)
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
 def test_what_to_type_is_the_same_everywhere(
     project: Path, suites: Run, workers: list[str]

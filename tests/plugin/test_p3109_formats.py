@@ -9,6 +9,7 @@ import pytest
 from tests.gate.benches import LLAMA, MAMBA, session
 from tests.plugin.conftest import SHORT
 from tests.plugin.projects import add
+from tests.shares import proof
 
 RULE = """
 [[limits.rules]]
@@ -32,6 +33,7 @@ def run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return pytester.runpytest_inprocess(*paths, *SHORT, *words, *options)
 
 
+@proof
 def test_suites_record_and_hold_them_and_limits_name_them(
     pytester: pytest.Pytester, format_suites: Path
 ) -> None:

@@ -164,6 +164,7 @@ def test_modes_that_fit_no_model_and_dumps_are_not_asked_for(
     assert found["judged"] == found["gates"] > 0
 
 
+@proof
 def test_workers_name_the_same_gates_as_one_process(project: Path, suites: Run) -> None:
     plant(project, "skip")
     suites("-k", "layers.0 or task")

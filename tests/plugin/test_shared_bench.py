@@ -12,7 +12,7 @@ from qgate.modes import Mode
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, SHORT, mode_of
 from tests.plugin.shared_bench import SharedBench
-from tests.shares import proof
+from tests.shares import proof, share
 
 SETUP = ModelSetup(LLAMA, sampling=SHORT)
 
@@ -40,6 +40,7 @@ def test_a_second_bench_measures_nothing_and_has_the_same_rows(
     assert {*SharedBench(SETUP).ran()} == set()
 
 
+@share(2)
 @pytest.mark.parametrize(
     "setup",
     [

@@ -80,6 +80,7 @@ def test_what_cannot_be_meant_is_a_usage_error(
     assert files(project) == before
 
 
+@share(2)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

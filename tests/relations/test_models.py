@@ -58,6 +58,7 @@ def test_a_planted_fault_is_named(fault: str, relation: str, site: str, words: s
     assert failure.report.broken == [relation]
 
 
+@share(3)
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16"])
 def test_right_code_agrees_everywhere(mode: str) -> None:
     report = check_relations(small_model(seed=5), mode=mode)

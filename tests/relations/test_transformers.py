@@ -10,6 +10,7 @@ import torch
 import qgate
 from qgate.relations.record import RELATIONS
 from qgate.testing import RelationFailure, check_relations
+from tests.shares import proof
 
 transformers = pytest.importorskip("transformers")
 SIZES = {
@@ -31,6 +32,7 @@ def windowed() -> Any:
     return transformers.MistralForCausalLM(config)
 
 
+@proof
 def test_a_decoder_is_asked_for_everything() -> None:
     report = check_relations(model_of(windowed()), mode="int8")
     assert {*report.agreed} == {*RELATIONS} - {"restart", "process"}

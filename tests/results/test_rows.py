@@ -122,6 +122,7 @@ def test_where_the_file_is_not_there_is_said(tmp_path: Path) -> None:
         pickle.loads(sent)
 
 
+@proof
 def test_passing_over_a_hundred_times_as_many_takes_no_more_memory() -> None:
     def highest(count: int) -> int:
         rows = StoredRows(({"a": i, "b": [i / 7] * 64} for i in range(count)), held=0)

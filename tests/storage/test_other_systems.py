@@ -20,6 +20,7 @@ import torch
 
 from tests import house
 from tests.campaigns.forked import ran
+from tests.shares import share
 
 LIGHT = ("qgate", "qgate.plugin", "qgate.cli", "qgate.testing", "qgate.dumps", "qgate.baselines")
 
@@ -120,6 +121,7 @@ def writes_dumps(folder: Path) -> None:
     assert torch.equal(dump.tensor(record), torch.ones(4, 4))
 
 
+@share(4)
 @pytest.mark.parametrize("msvcrt", [True, False], ids=["msvcrt", "no locks"])
 @pytest.mark.parametrize("case", [imports, replaces, locks, writes_dumps])
 def test_a_system_without_fcntl(case: Callable[[Path], None], tmp_path: Path, msvcrt: bool) -> None:

@@ -28,6 +28,7 @@ from qgate.text import for_terminal, one_line
 from tests.baselines.building import accepting, recorded
 from tests.dumps.making import write as write_dump
 from tests.results.making import record, write
+from tests.shares import share
 
 HOSTILE = {
     "script": "<script>alert(1)</script>",
@@ -198,6 +199,7 @@ def test_a_drawing_has_no_element_of_its_own(name: str) -> None:
     }
 
 
+@share(3)
 @named
 def test_a_dump_is_listed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = HOSTILE[name]
@@ -211,6 +213,7 @@ def test_a_dump_is_listed(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert_calm(said(capsys, "dumps", "ls", tmp_path / "d", "--name", bad + "?"))
 
 
+@share(3)
 @named
 def test_names_of_tensors_and_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -234,6 +237,7 @@ def test_names_of_tensors_and_files(
         )
 
 
+@share(3)
 @named
 def test_baselines_are_listed(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
