@@ -3,7 +3,7 @@
 A test of many slow cases carries `@share(one_in=N, by=(...))`. A run then does one in N of them,
 and of every value of what `by` names at least one, so that each format, kind or suite is entered.
 Slow tests of a file that carry `@share(one_in=N, group=NAME)` are drawn as the cases of one test.
-A test of seconds that carries `@proof` is one of the proofs, of which a run does one in four. A
+A test of seconds that carries `@proof` is one of the proofs, of which a run does one in six. A
 file whose tests need one thing that takes long to make carries `pytestmark = slow_file`, and so may
 a class: a run does one in three of those files, and each that is named.
 
@@ -47,7 +47,7 @@ def share(
 
 _PROOFS = "proofs of all files"
 _SLOW_FILES = "files whose tests share what takes long"
-proof = share(4, group=_PROOFS)
+proof = share(6, group=_PROOFS)
 slow_file = share(3, group=_SLOW_FILES, unit="file")
 
 

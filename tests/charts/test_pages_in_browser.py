@@ -80,12 +80,16 @@ PAGES: dict[str, Callable[[Path], Path]] = {
 }  # fmt: skip
 
 
+# A page takes seconds to make: a run makes one of them.
+one_page = share(5, group="pages", unit="path")
+
+
 @pytest.fixture(scope="module", params=PAGES)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return PAGES[request.param](tmp_path_factory.mktemp(request.param))
 
 
-@share(4)
+@one_page
 def test_it_opens_offline_without_a_complaint_and_shows_all_pictures(
     browser: Browser, path: Path
 ) -> None:
@@ -105,7 +109,7 @@ def test_it_opens_offline_without_a_complaint_and_shows_all_pictures(
         assert it.complaints == []
 
 
-@share(8)
+@one_page
 @pytest.mark.parametrize(
     "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 400, "height": 800}}]
 )
@@ -116,7 +120,7 @@ def test_nobody_is_kept_out(browser: Browser, path: Path, options: dict[str, obj
         assert it.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@proof
+@one_page
 def test_links_of_the_contents_lead_to_sections(browser: Browser, path: Path) -> None:
     with opened(browser, path) as it:
         links = it.page.locator("nav a").evaluate_all("all => all.map(a => a.hash.slice(1))")
@@ -207,7 +211,7 @@ def test_tabs_show_one_section_at_a_time(browser: Browser, tmp_path: Path) -> No
         assert it.page.locator("section:visible").count() > 10
 
 
-@share(3)
+@one_page
 def test_all_is_there_with_scripts_blocked(browser: Browser, path: Path) -> None:
     with opened(browser, path, java_script_enabled=False) as it:
         expect(it.page.locator("table.sortable tbody tr").first).to_be_visible()

@@ -103,7 +103,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
 }  # fmt: skip
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", FILES)
 def test_a_reader_takes_twice_the_file_at_most(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
