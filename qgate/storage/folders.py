@@ -298,3 +298,5 @@ class FileRanges:
             with contextlib.suppress(OSError):
                 self._open[1].close()
         self._open = None
+
+    __del__ = close

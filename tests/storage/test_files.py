@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from qgate.storage.files import (
     replacing,
     scratch_folder,
 )
+from qgate.storage.folders import FileRanges, LocalFolder
 from tests.baselines.faults import ended, in_child, started
 
 
@@ -185,3 +188,23 @@ def test_a_folder_that_another_process_removes_before_it_is_locked_is_made_again
 def test_a_neighbor_folder_where_there_is_no_parent_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), neighbor(tmp_path / "none" / "d", folder=True):
         pass
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_a_file_that_is_read_in_ranges_is_closed_with_its_reader(
+    in_a_cycle: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "shard").write_bytes(b"0123")
+    target = bytearray(2)
+    gc.collect()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        ranges = FileRanges(LocalFolder(tmp_path))
+        assert ranges.read_into(memoryview(target), "shard", 1) == 2
+        held: list[object] = [ranges]
+        if in_a_cycle:
+            held.append(held)
+        del ranges, held
+        gc.collect()
+    assert target == b"12"
+    assert [str(each.message) for each in told if str(tmp_path) in str(each.message)] == []
