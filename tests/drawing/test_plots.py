@@ -101,6 +101,7 @@ def test_extreme_records_are_drawn_without_a_warning(extreme: DumpAnalysis, tmp_
     chosen = PICTURES if hostile or not extreme["comparison"] else of_folder("fp8_analysis")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", ResourceWarning)  # garbage of tests before this one
         for picture in chosen:
             sheet = built(picture, extreme)
             if sheet is not None:
