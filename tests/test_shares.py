@@ -160,8 +160,12 @@ def test_slow_files_are_drawn_whole_and_run_where_they_are_named(project: pytest
     some.assert_outcomes(passed=2 * 4, deselected=4 * 4 + len(CASES) + 7)
     files = re.findall(r"(test_\w)\.py::test_\d PASSED", some.stdout.str())
     assert len({*files}) == 2
-    named = project.runpytest_inprocess("test_c.py", "test_d.py::test_1", "--case-seed", "a")
-    named.assert_outcomes(passed=5)
+    grouped = "class TestGroup:\n    def test_1(self): pass\n    def test_2(self): pass\n"
+    project.makepyfile(test_g=slow + grouped + tests, test_h=slow + grouped + tests)
+    names = ["test_b.py", "test_c.py", "test_d.py::test_1"]
+    names += ["test_g.py::TestGroup", "test_h.py::TestGroup"]
+    named = project.runpytest_inprocess(*names, "--case-seed", "a")
+    named.assert_outcomes(passed=4 + 4 + 1 + 2 + 2)
 
 
 def test_the_seed_is_the_commit() -> None:

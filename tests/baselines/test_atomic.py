@@ -69,7 +69,7 @@ def killed(store: Store, update: Update, step: int, *, half: bool = False) -> in
     return dying_at(step, lambda: store.commit(update), half=half)
 
 
-def fresh(before: Path, name: str | Path) -> Store:
+def fresh(before: Path, name: str) -> Store:
     root = before.parent / "runs" / name
     shutil.copytree(before, root)
     return Store(root, "tiny")
@@ -498,8 +498,9 @@ def once_cut_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def cut_off(once_cut_off: Path, before: Path) -> Store:
-    return fresh(once_cut_off, before.parent / "runs" / "cut_off")
+def cut_off(once_cut_off: Path, tmp_path: Path) -> Store:
+    shutil.copytree(once_cut_off, tmp_path / "cut_off")
+    return Store(tmp_path / "cut_off", "tiny")
 
 
 def test_an_update_that_cannot_finish_an_older_one_says_that_it_did_nothing(

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 BUCKET, keys, log_in = stores.BUCKET, stores.keys, stores.log_in
 
-# Of each test one store in a run: most of the time goes to requests of one of them.
+# A run does a third of the cases of all tests here: requests to stores take most of their time.
 pytestmark = share(3, group="stores")
 Capsys = pytest.CaptureFixture[str]
 MOST_STEPS = 120
