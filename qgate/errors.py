@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import copyreg
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 _MOST = 60
 
 
 class QgateError(Exception):
     """An input that cannot be used; the message repeats it and says what is allowed."""
+
+
+class CopyableError:
+    """A base of exceptions made from more than their text, which keeps it in copies and pickles.
+
+    Python makes a copy of an exception from its text alone. A process that gets one from a worker
+    would fail to read it, and wait forever.
+    """
+
+    args: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, object]]:
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 def unknown(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 from qgate.charts.overviews import Overview, Overviewed
+from qgate.errors import CopyableError
 from qgate.text import counted
 
 
@@ -63,7 +64,7 @@ def _input_row(pair: tuple[str, str]) -> dict[str, object]:
     return {"input": name, "held": "no" if reason else "yes", "reason": reason}
 
 
-class CheckFailure(AssertionError):
+class CheckFailure(CopyableError, AssertionError):
     """A check that failed: its first line says what is wrong, the rest where and by how much."""
 
     __module__ = "qgate.testing"  # Where users import it: pytest's summary begins with it.

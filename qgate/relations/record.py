@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from qgate.charts.overviews import Overview, Overviewed
+from qgate.errors import CopyableError
 
 RELATIONS = {
     "repeat": "three calls on one input give the same bits",
@@ -135,7 +136,7 @@ class RelationReport(Overviewed):
         return "\n".join(lines)
 
 
-class RelationFailure(AssertionError):
+class RelationFailure(CopyableError, AssertionError):
     """A relation that does not hold: the first line names relation, site and tokens."""
 
     def __init__(self, report: RelationReport) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from qgate.errors import CopyableError
+
 KEPT = 4096
 """Bytes of data of a tensor that stay in the head."""
 MOST_FIELDS = 4_000_000
@@ -21,7 +23,7 @@ class NoModelError(ValueError):
     """A file is no protobuf message."""
 
 
-class ShortFileError(ValueError):
+class ShortFileError(CopyableError, ValueError):
     """A field ends beyond the end of its message; `needed` bytes are the least the file has."""
 
     def __init__(self, needed: int) -> None:
