@@ -19,7 +19,7 @@ from qgate.baselines.rows import BaselineRows, ReferenceTensor, row_count
 from qgate.errors import QgateError
 from qgate.records import Meta
 
-VERSION = 1
+VERSION = 2
 NAME = "manifest.json"
 REMEDY = (
     "Restore the file from version control, or delete its folder and record the baseline again "
@@ -89,10 +89,11 @@ class Manifest:
 
 
 def edits_of(data: bytes, file: str) -> list[str]:
-    """Say that a manifest is not what was written; one of an earlier qgate has no digest."""
-    text, marker, tail = data.decode("utf-8").replace("\r\n", "\n").rpartition(' "digest": ')
-    if not marker and "digest" not in tail:
+    """Say that a readable manifest is not what was written; version 1 may have no digest."""
+    record = json.loads(data)
+    if record["version"] == 1 and "digest" not in record:
         return []
+    text, _, tail = data.decode("utf-8").replace("\r\n", "\n").rpartition(' "digest": ')
     if tail == f"{_json(_digest(text))}\n}}\n":
         return []
     return [f"{file}: it was edited: its digest is not that of what it says"]

@@ -157,7 +157,7 @@ VERSION = r'"version": ?\d+', '"version": 9'
          ["report", "results.jsonl"], "has schema 9; qgate 0.1.0 reads schema 1. Read it with qgate 0.9.0."),
         ("history.jsonl", ('"schema":1', '"schema":9'),
          ["report", "results.jsonl", "--history", "history.jsonl"], "has schema 9, and this qgate knows 1: use the"),
-        ("baselines/small/manifest.json", VERSION, ["baselines", "verify"], "version 9, and this qgate reads version 1: update"),
+        ("baselines/small/manifest.json", VERSION, ["baselines", "verify"], "version 9, and this qgate reads version 2: update"),
         ("baselines/small/accepted/int8.txt", ("version 1", "version 9"), ["baselines", "verify"], "version 9, and this qgate"),
         ("candidates/small-int8.json", VERSION, ["baselines", "accept", "."], "version 9, and this qgate reads version 2: update"),
         ("dump/dump.json", VERSION, ["dumps", "ls", "dump"], "version 9, and this qgate reads versions up to 2: read it with qgate 0.1.0"),

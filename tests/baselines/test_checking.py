@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from qgate.baselines import Store, verify
+from qgate.baselines.manifest import edits_of
 from tests.baselines.building import (
     ORIGIN,
     OTHER_WEIGHTS,
@@ -19,6 +20,8 @@ from tests.baselines.building import (
     recorded,
     recording,
 )
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_sound_baseline_has_no_problem(tmp_path: Path) -> None:
@@ -51,8 +54,11 @@ def swap_lines(folder: Path) -> None:
 PROBLEMS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "nothing there": (empty, ["manifest.json: it is missing"]),
     "malformed manifest": (edit("manifest.json", b"{", b"["), ["manifest.json:", "no file of this baseline", "no file of this"]),
-    "newer manifest": (edit("manifest.json", b'"version": 1', b'"version": 9'), ["update qgate", "no file", "no file"]),
+    "newer manifest": (edit("manifest.json", b'"version": 2', b'"version": 9'), ["update qgate", "no file", "no file"]),
     "another model": (edit("manifest.json", b'"tiny"', b'"large"'), ["manifest.json: it was edited", "it is of model 'large'"]),
+    "manifest without its digest": (edit("manifest.json", b'"digest": "', b'"device2": "'), ["manifest.json", "no file of this", "no file of this"]),
+    "digest of another spelling": (edit("manifest.json", b'"digest"', b'"\\u0064igest"'), ["manifest.json: it was edited"]),
+    "manifest of an earlier version": (edit("manifest.json", b'"version": 2', b'"version": 1'), ["manifest.json: it was edited"]),
     "damaged tensor": (edit("reference-plain.safetensors", b"\x00", b"\x01"), ["reference-plain.safetensors: "]),
     "missing tensors": (lambda f: (f / "reference-plain.safetensors").unlink(), ["reference-plain.safetensors: it is missing"]),
     "two malformed lines": (
@@ -69,6 +75,29 @@ PROBLEMS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "half an update": (lambda f: (f / ".update").write_text("{"), [".update: it is the rest"]),
     "update of an earlier qgate": (lambda f: (f / ".journal.json").write_text("{"), [".journal.json' is the rest"]),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "problems"), [(1, 0), (2, 1)])
+def test_a_manifest_has_a_digest_since_version_2(
+    tmp_path: Path, version: int, problems: int
+) -> None:
+    store = recorded(tmp_path)
+    text = (store.folder / "manifest.json").read_text().rpartition(',\n "digest"')[0] + "\n}\n"
+    (store.folder / "manifest.json").write_text(
+        text.replace('"version": 2', f'"version": {version}')
+    )
+    found = verify(store)
+    assert len(found) == problems
+    assert all("manifest.json: it was edited" in each for each in found)
+
+
+def test_manifests_of_this_repository_have_digests() -> None:
+    paths = sorted((ROOT / "baselines").glob("*/manifest.json"))
+    assert len(paths) >= 6
+    for path in paths:
+        data = path.read_bytes()
+        assert edits_of(data, path.name) == []
+        assert edits_of(data.replace(b'"cpu-', b'"cpv-'), path.name)
 
 
 @pytest.mark.parametrize("name", PROBLEMS)

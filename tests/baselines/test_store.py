@@ -461,7 +461,7 @@ MALFORMED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a key twice": (lambda data: data.replace(b' "seed": 0,', b' "seed": 0, "seed": 1,'), "'seed' is there twice"),
     "nan": (lambda data: data.replace(b' "seed": 0,', b' "seed": NaN,'), "NaN is no number"),
     "another file": (edited("qgate", to="calibration"), "no baseline of qgate"),
-    "newer": (edited("version", to=2), "version 2, and this qgate reads version 1: update qgate"),
+    "newer": (edited("version", to=3), "version 3, and this qgate reads version 2: update qgate"),
     "unknown field": (edited("more", to=1), "'more' is not a known field"),
     "no weights": (edited("weights", to=...), "weights is missing"),
     "weights a number": (edited("weights", to=1), "weights is 1, not a text"),
