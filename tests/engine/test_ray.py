@@ -32,6 +32,14 @@ class TestRay:
         with pytest.raises(ValueError, match=r"^no 3$"):
             list(map_items(work.refuse, range(6), RAY))
 
+    def test_after_an_error_nothing_is_canceled(self, monkeypatch):
+        """Ray ends this process if a task ends at the moment at which it is canceled."""
+        canceled = []
+        monkeypatch.setattr("ray.cancel", canceled.append)
+        with pytest.raises(ValueError, match=r"^no 3$"):
+            list(map_items(work.refuse, range(40), RAY))
+        assert canceled == []
+
     def test_merging_gives_the_bits_of_one_process(self):
         here, there = (merged(work.noise, work.add, range(50), w).result for w in (1, RAY))
         assert here.tobytes() == there.tobytes()
