@@ -28,8 +28,8 @@ from qgate.text import counted, listed
 from qgate.text.printing import print_line
 
 _SETTINGS = {
-    "conftest.py", "pyproject.toml", "qgate.toml", "pytest.ini", ".pytest.ini", "tox.ini",
-    "setup.cfg",
+    "conftest.py", "pyproject.toml", "qgate.toml", "pytest.toml", ".pytest.toml", "pytest.ini",
+    ".pytest.ini", "tox.ini", "setup.cfg",
 }  # fmt: skip
 """Files at any depth that decide which tests run, and how strict they are."""
 _HIDING = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import pytest
 
@@ -23,7 +24,6 @@ OWN = (
 import copy
 import kernel
 from qgate import modes
-from qgate.modes import Kernel
 {MODEL.partition("def build")[0].replace("range(2)", "range(kernel.LAYERS)")}
 """
     + """
@@ -49,7 +49,7 @@ def quantized(model):
 def build(samples=2):
     torch.manual_seed(0)
     inputs = [torch.randn(4, 32) for _ in range(samples)]
-    return qgate.Model(Net(), inputs, name="own", modes={"mine": Kernel(quantized, stands_for="int8")})
+    return qgate.Model(Net(), inputs, name="own", modes={"mine": quantized})
 """
 )
 SETTINGS = '[tool.qgate]\nmodel = "own:build"\nmode = "mine"\n'
@@ -64,26 +64,62 @@ regression = 1e9
 addopts = "--deselect suites"
 """
 )
+SUITE = (SUITES / "test_layer_outputs.py").read_text()
+WORSE_KERNEL = "SCALE = 1.2\nLAYERS = 2\n"
+ACCEPTED = "accepted/"
+"""A folder of baselines as the base accepted them, in a table of files."""
+WORSE = "worse/"
+"""The same folder, accepted again with the worse kernel."""
+Files = Mapping[str, str | Path | None]
+"""Texts of files by their paths; a path is a link to there, None removes what is there."""
+
+
+class PullRequest(NamedTuple):
+    """Changes of a pull request, and what a run with the gates of its base says.
+
+    base    what the base has beside the files that all cases share
+    words   arguments of the run; `{clone}` is the folder of the clone
+    inside  the folder of the clone that the run starts in
+    """
+
+    changes: Files
+    status: int
+    message: str
+    base: Files = MappingProxyType({})
+    words: Sequence[str] = ()
+    inside: str = ""
+
+
 # All at once: whatever of it came through, the run would be green, or hold fewer gates.
-SILENCED = {
-    "kernel.py": "SCALE = 1.2\nLAYERS = 2\n", "conftest.py": SILENT, "suites/conftest.py": SILENT,
+SILENCED: Files = {
+    "kernel.py": WORSE_KERNEL, "conftest.py": SILENT, "suites/conftest.py": SILENT,
     "pyproject.toml": LOOSE, "pytest.ini": "[pytest]\naddopts = -k nothing\n",
-    "baselines/own/accepted/mine.txt": None, "suites/test_layer_outputs.py": None,
+    ".pytest.toml": '[pytest]\naddopts = ["-k", "nothing"]\n',
+    "baselines": WORSE, "suites/test_layer_outputs.py": None,
 }  # fmt: skip
-PULL_REQUESTS: dict[str, tuple[dict[str, str | None], int, str]] = {
-    "no change": ({}, 0, "2 of 2 held"),
-    "a worse kernel, and every gate silenced": (SILENCED, 1, "2 of 2 held"),
-    "a model without its second layer": (
-        {"kernel.py": "SCALE = 1.0\nLAYERS = 1\n"}, 1, "2 gates of main went missing",
+PULL_REQUESTS = {
+    "no change": PullRequest({}, 0, "2 of 2 held"),
+    "a worse kernel, and every gate silenced": PullRequest(SILENCED, 1, "2 of 2 held"),
+    "a worse kernel, and baselines that accept it": PullRequest(
+        {"kernel.py": WORSE_KERNEL, "baselines": WORSE}, 1, "2 of 2 held"
+    ),
+    "a model without its second layer": PullRequest(
+        {"kernel.py": "SCALE = 1.0\nLAYERS = 1\n"}, 1, "2 gates of main went missing"
+    ),
+    "baselines that pytest.toml names": PullRequest(
+        {"kernel.py": WORSE_KERNEL, "gold": WORSE,
+         "pytest.toml": '[pytest]\naddopts = ["--baselines", "gold"]\n'}, 1, "2 of 2 held",
     ),
 }  # fmt: skip
 
 
-def forked(folder: Path, words: Iterable[str], *, quiet: bool = False) -> int:
+def forked(
+    folder: Path, words: Iterable[str], *, quiet: bool = False, paths: Iterable[Path] = ()
+) -> int:
     """Run pytest in a fork of this process, which has loaded torch."""
 
     def verb() -> int:
-        sys.path.insert(0, str(folder))
+        sys.path[:0] = [str(folder), *map(str, paths)]
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         plain = ("-p", "qgate.plugin", "-p", "no:cacheprovider")
         return int(pytest.main([*words, *plain]))
@@ -105,6 +141,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "suites").mkdir()
     shutil.copy(SUITES / "test_layer_outputs.py", folder / "suites")
     assert forked(folder, ["suites", "--update-baselines", "-q"]) == 0
+    shutil.copytree(folder / "baselines", _kept(folder, ACCEPTED))
+    (folder / "kernel.py").write_text(WORSE_KERNEL)
+    worse = ["--update-baselines", "--update-which=all", "-q"]
+    assert forked(folder, ["suites", *worse]) == 0
+    shutil.move(folder / "baselines", _kept(folder, WORSE))
+    shutil.copytree(_kept(folder, ACCEPTED), folder / "baselines")
+    (folder / "kernel.py").write_text(files["kernel.py"])
     shutil.rmtree(folder / "qgate-out")
     Product.git(folder, "init", "-q", "-b", "main")
     Product.git(folder, "add", "-A")
@@ -112,29 +155,59 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@share(3)
+def _kept(base: Path, name: str) -> Path:
+    return base.with_name(f"{base.name}-{name.strip('/')}")
+
+
+def _write(base: Path, clone: Path, files: Files) -> None:
+    """Write files of a table into a clone, no younger than its commit, as code of the base is."""
+    committed = int(Product.git(base, "log", "-1", "--format=%ct"))
+    for name, text in files.items():
+        path = clone / name.rstrip("/")
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        if text is None:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(text, Path):
+            path.symlink_to(text)
+        elif text in (ACCEPTED, WORSE):
+            shutil.copytree(_kept(base, text), path)
+        else:
+            path.write_text(text)
+            os.utime(path, (committed, committed))
+
+
+@pytest.fixture
+def clone(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "clone"
+    shutil.copytree(base, folder, symlinks=True)
+    monkeypatch.setattr("qgate.cli._base_gates._pytest", forked)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@share(6)
 @pytest.mark.parametrize("name", PULL_REQUESTS)
 def test_the_gates_of_the_base_are_held(
-    name: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, base: Path, clone: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    changes, status, words = PULL_REQUESTS[name]
-    clone = tmp_path / "clone"
-    shutil.copytree(base, clone, symlinks=True)
-    committed = int(Product.git(base, "log", "-1", "--format=%ct"))
-    for path, text in changes.items():
-        if text is None:
-            (clone / path).unlink()
-        else:
-            (clone / path).write_text(text)
-            os.utime(clone / path, (committed, committed))  # code of the base is no younger
-    monkeypatch.chdir(clone)
-    monkeypatch.setattr("qgate.cli._base_gates._pytest", forked)
-    with contextlib.suppress(SystemExit):
-        assert main(["run", "--gate-from", "main", "-q"]) == status
+    request = PULL_REQUESTS[name]
+    if request.base:
+        _write(base, clone, request.base)
+        Product.git(clone, "add", "-A")
+        Product.git(clone, "commit", "-qm", "more")
+    _write(base, clone, request.changes)
+    monkeypatch.chdir(clone / request.inside)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(clone / "src")])  # as if it was installed
+    words = [word.format(clone=clone) for word in request.words]
+    assert main(["run", *words, "--gate-from", "main", "-q"]) == request.status
     out, err = capsys.readouterr()
-    assert words in out + err
-    assert (clone / "qgate-out" / "results.jsonl").exists()
+    assert request.message in out + err
+    assert (clone / "qgate-out" / "results.jsonl").exists() == (request.status < 2)
 
 
 @pytest.mark.parametrize(
