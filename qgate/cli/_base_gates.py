@@ -131,27 +131,36 @@ def _within(inside: Path, path: str) -> str:
 
 
 def _overlay(root: Path, base: Path, target: Path, gates: set[str]) -> None:
-    """Link this checkout into a folder, but for the gates, which are those of the base."""
+    """Link this checkout into a folder, but for the gates, which are those of the base.
+
+    A file in place of a folder of gates is left out, and so are settings that git does not list,
+    as those behind a link to a folder.
+    """
     opened = {str(parent) for name in gates for parent in PurePosixPath(name).parents}
+    left_out = {".git", _COMPILED, *_SETTINGS}
 
     def link(name: str) -> None:
         for entry in sorted(os.listdir(root / name)):  # noqa: PTH208
             path = (PurePosixPath(name) / entry).as_posix()
-            if path in gates or entry in (".git", _COMPILED) or entry.startswith(_OUT):
+            if path in gates or entry in left_out or entry.startswith(_OUT):
                 continue
-            if path in opened and (root / path).is_dir():
+            if path not in opened:
+                (target / path).symlink_to(root / path)
+            elif (root / path).is_dir():
                 (target / path).mkdir()
                 link(path)
-            else:
-                (target / path).symlink_to(root / path)
 
     target.mkdir()
     link("")
     for name in sorted(gates):
         source = base / name
-        if source.exists() and not (target / name).exists():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (shutil.copytree if source.is_dir() else shutil.copy2)(source, target / name)
+        if not source.exists() or (target / name).exists():
+            continue
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore_dangling_symlinks=True)
+        else:
+            shutil.copy2(source, target / name)
 
 
 def _planned(folder: Path, tests: Sequence[str], scratch: Path) -> list[str]:

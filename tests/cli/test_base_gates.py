@@ -110,6 +110,15 @@ PULL_REQUESTS = {
         {"kernel.py": WORSE_KERNEL, "gold": WORSE,
          "pytest.toml": '[pytest]\naddopts = ["--baselines", "gold"]\n'}, 1, "2 of 2 held",
     ),
+    "a file in place of a folder": PullRequest(
+        {"package": None, "package/": "text\n"}, 0, "2 of 2 held",
+        base={"package/conftest.py": ""},
+    ),
+    "a link in place of a folder above the suites": PullRequest(
+        {"tests": None, "other/conftest.py": SILENT, "other/suites": Path("../tests"),
+         "tests/": Path("other")}, 0, "2 of 2 held",
+        base={"suites": None, "tests/suites/test_layer_outputs.py": SUITE}, words=["tests/suites"],
+    ),
 }  # fmt: skip
 
 
