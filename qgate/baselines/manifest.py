@@ -99,6 +99,14 @@ def edits_of(data: bytes, file: str) -> list[str]:
     return [f"{file}: it was edited: its digest is not that of what it says"]
 
 
+def with_digest(data: bytes, file: str) -> bytes | None:
+    """Return a manifest of version 1 in this version; None if it is of this one, or was edited."""
+    manifest = read_manifest(data, file)
+    if json.loads(data)["version"] == VERSION or edits_of(data, file):
+        return None
+    return manifest.to_bytes()
+
+
 def _digest(text: str) -> str:
     """Return sixteen hexadecimal digits: against edits by mistake, not against a forger."""
     return hashlib.blake2b(text.encode("utf-8"), digest_size=8).hexdigest()

@@ -18,7 +18,15 @@ from qgate.baselines.accepted import (
     read_accepted,
     version_of,
 )
-from qgate.baselines.manifest import NAME, Manifest, read_manifest, read_reference, reference_file
+from qgate.baselines.manifest import (
+    NAME,
+    Manifest,
+    read_manifest,
+    read_reference,
+    reference_file,
+    with_digest,
+)
+from qgate.baselines.manifest import VERSION as MANIFEST_VERSION
 from qgate.baselines.names import safe_name
 from qgate.baselines.origin import Origin
 from qgate.baselines.rows import ReferenceTensor
@@ -150,7 +158,7 @@ class Store:
             raise self._failure(error, False) from None
 
     def migrate(self) -> tuple[int, list[str]]:
-        """Give files in a bucket its layout, and accepted files of earlier versions this one.
+        """Give files in a bucket its layout, and files of earlier versions this one.
 
         Returns how many files changed their layout, and a sentence for each that was written anew.
         """
@@ -163,10 +171,15 @@ class Store:
             raise self._failure(error, False) from None
 
     def _migrated(self, read: Read) -> tuple[dict[str, bytes | None], list[str]]:
-        """Return accepted files of earlier versions in this one, and what happens to each."""
+        """Return files of earlier versions in this one, and what happens to each."""
         contents: dict[str, bytes | None] = {}
         sentences = []
-        for name, data in sorted(read({f"{FOLDER}/"}, None)[0].items()):
+        files = read({NAME, f"{FOLDER}/"}, None)[0]
+        head = files.pop(NAME, None)
+        if head and (written := with_digest(head, str(self.folder / NAME))):
+            contents[NAME] = written
+            sentences.append(f"{NAME}: version 1 -> {MANIFEST_VERSION}")
+        for name, data in sorted(files.items()):
             version = version_of(data)
             if version is None or version == VERSION or not BASELINES.files.fullmatch(name):
                 continue

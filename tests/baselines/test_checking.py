@@ -89,6 +89,10 @@ def test_a_manifest_has_a_digest_since_version_2(
     found = verify(store)
     assert len(found) == problems
     assert all("manifest.json: it was edited" in each for each in found)
+    assert len(store.migrate()[1]) == (version == 1)
+    assert ('"digest"' in (store.folder / "manifest.json").read_text()) == (version == 1)
+    assert verify(store) == found
+    assert store.migrate()[1] == []
 
 
 def test_manifests_of_this_repository_have_digests() -> None:
