@@ -7,8 +7,6 @@ checkout with the gates of the base, which runs them.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -16,10 +14,10 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from qgate.documents import toml
 from qgate.errors import QgateError
 from qgate.results import read
 from qgate.storage.files import scratch_folder
@@ -39,6 +37,22 @@ _COMPILED = "__pycache__"
 """Never shared: Python takes compiled code for a file of the same size and second."""
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Gates that the base collects.
+
+    gates      ids of its gates
+    files      files and folders that decide about them, below the root of the repository
+    elsewhere  the same of those that are elsewhere
+    home       the folder of its results, below the root
+    """
+
+    gates: Sequence[str]
+    files: AbstractSet[str]
+    elsewhere: Sequence[Path]
+    home: Path
+
+
 def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
     """Run the gates of a commit, and fail where one of them went missing.
 
@@ -56,18 +70,20 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
             "fetch origin main`, and name origin/main."
         ) from None
     tests = [*words] if words and not words[0].startswith("-") else ["suites", *words]
-    with scratch_folder() as scratch:
+    with scratch_folder() as folder:
+        scratch = folder.resolve()
         base, mixed = scratch / "base", scratch / "mixed"
         _unpack(repository, commit, base)
         _link_ignored(repository, base)
-        gates = _gate_files(repository, commit, inside, tests)
+        plan = _planned(base, inside, tests)
+        _refuse_paths_of(repository, plan, reference)
+        gates = plan.files | _settings_files(repository, commit)
         _overlay(root, base, mixed, gates)
-        planned = _planned(base / inside, tests, scratch)
         status = _pytest(mixed / inside, tests)
-        held_nodes = _held(mixed / inside / _OUT / "results.jsonl")
-        _keep_results(mixed / inside / _OUT, here / _OUT)
-    missing = [node for node in planned if node not in held_nodes]
-    count = f"{len(planned) - len(missing)} of {len(planned)}"
+        held_nodes = _held(mixed / plan.home / _OUT / "results.jsonl")
+        _keep_results(mixed / plan.home / _OUT, root / plan.home / _OUT)
+    missing = [node for node in plan.gates if node not in held_nodes]
+    count = f"{len(plan.gates) - len(missing)} of {len(plan.gates)}"
     print_line(f"gates of {reference} ({commit[:12]}): {count} held")
     if not missing:
         return status
@@ -96,41 +112,14 @@ def _link_ignored(repository: GitRepository, base: Path) -> None:
             target.symlink_to(repository.root / name.rstrip("/"))
 
 
-def _gate_files(
-    repository: GitRepository, commit: str, inside: Path, tests: Sequence[str]
-) -> set[str]:
-    """List folders and files, of the commit or of this checkout, that are gates or settings."""
-    named = itertools.takewhile(lambda word: not word.startswith("-"), tests)
-    paths = [path for word in named if (path := word.partition("::")[0])]
-    for file in ("qgate.toml", "pyproject.toml"):
-        with contextlib.suppress(QgateError):
-            paths += _baselines_in(repository.text_at(commit, repository.folder / file))
-    names = [_within(inside, path) for path in [*paths, "baselines"]]
+def _settings_files(repository: GitRepository, commit: str) -> set[str]:
+    """List the settings files of the commit and of this checkout."""
     listed_files = repository.names("ls-tree", "-r", "-z", "--name-only", commit)
     listed_files += repository.names("ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    settings_files = {name for name in listed_files if PurePosixPath(name).name in _SETTINGS}
-    return {name for name in names if name} | settings_files
+    return {name for name in listed_files if PurePosixPath(name).name in _SETTINGS}
 
 
-def _baselines_in(settings: str) -> list[str]:
-    """Return the folder of baselines that a file of settings names."""
-    try:
-        table: Any = toml(settings)
-    except ValueError:
-        return []  # pytest says what is wrong with it
-    table = table["tool"].get("qgate", {}) if "tool" in table else table
-    return [table["baselines"]] if isinstance(table.get("baselines"), str) else []
-
-
-def _within(inside: Path, path: str) -> str:
-    """Return a path below the repository, empty for one that is elsewhere or a URL."""
-    if "://" in path or Path(path).is_absolute():
-        return ""
-    name = os.path.normpath(inside / path)
-    return "" if name.startswith("..") else Path(name).as_posix()
-
-
-def _overlay(root: Path, base: Path, target: Path, gates: set[str]) -> None:
+def _overlay(root: Path, base: Path, target: Path, gates: AbstractSet[str]) -> None:
     """Link this checkout into a folder, but for the gates, which are those of the base.
 
     A file in place of a folder of gates is left out, and so are settings that git does not list,
@@ -163,18 +152,43 @@ def _overlay(root: Path, base: Path, target: Path, gates: set[str]) -> None:
             shutil.copy2(source, target / name)
 
 
-def _planned(folder: Path, tests: Sequence[str], scratch: Path) -> list[str]:
-    """Return the gates that the base commit collects with its own code."""
-    listing = scratch / "planned.json"
-    more = ["-p", "qgate.plugin.gate_listing", "--qgate-list", str(listing), "--collect-only", "-q"]
-    status = _pytest(folder, [*tests, *more], quiet=True)
-    nodes: list[str] = json.loads(listing.read_text(encoding="utf-8")) if listing.exists() else []
-    if status or not nodes:
+def _planned(base: Path, inside: Path, tests: Sequence[str]) -> Plan:
+    """Return what the base commit collects with its own code and its own settings."""
+    file = base.with_name("planned.json")
+    more = ["-p", "qgate.plugin.gate_listing", "--qgate-list", str(file), "--collect-only", "-q"]
+    status = _pytest(base / inside, [*tests, *more], quiet=True)
+    listing = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"gates": []}
+    if status or not listing["gates"]:
         raise QgateError(
             f"the gates of the base cannot be collected (pytest ended with {status}): run `pytest "
             f"{' '.join(tests)} --collect-only` on the base branch."
         )
-    return nodes
+    home = Path(listing["home"])
+    home = home.relative_to(base) if home.is_relative_to(base) else inside
+    # Options may be read from a file, as in `pytest @options.txt`.
+    typed_files = [str(base / inside / word[1:]) for word in tests if word.startswith("@")]
+    paths = [Path(path) for path in [*listing["paths"], *typed_files] if "://" not in path]
+    files = {path.relative_to(base).as_posix() for path in paths if path.is_relative_to(base)}
+    if whole := next((path for path in paths if (base / inside).is_relative_to(path)), None):
+        raise QgateError(
+            f"{os.path.relpath(whole, base / inside)!r} has code beside its gates, and all of it "
+            "would be that of the base: name the files or folders of the gates alone, as in `qgate "
+            "run suites --gate-from REF`."
+        )
+    files |= {(folder / "baselines").as_posix() for folder in (inside, home)}
+    elsewhere = [path for path in paths if not path.is_relative_to(base)]
+    return Plan(listing["gates"], files, elsewhere, home)
+
+
+def _refuse_paths_of(repository: GitRepository, plan: Plan, reference: str) -> None:
+    """Refuse gates and settings that are named as files of this checkout."""
+    for path in plan.elsewhere:
+        if path.resolve().is_relative_to(repository.root):
+            near = os.path.relpath(path.resolve(), repository.folder)
+            raise QgateError(
+                f"{str(path)!r} is a path of this checkout, and gates of {reference} are those of "
+                f"its commit: write it relative to the folder you are in, {near}."
+            )
 
 
 def _pytest(folder: Path, words: Iterable[str], *, quiet: bool = False) -> int:

@@ -97,6 +97,10 @@ SILENCED: Files = {
     ".pytest.toml": '[pytest]\naddopts = ["-k", "nothing"]\n',
     "baselines": WORSE, "suites/test_layer_outputs.py": None,
 }  # fmt: skip
+IN_PRODUCT: Files = {
+    "product/own.py": OWN, "product/kernel.py": "SCALE = 1.0\nLAYERS = 2\n",
+    "product/suites/test_layer_outputs.py": SUITE, "suites": None,
+}  # fmt: skip
 PULL_REQUESTS = {
     "no change": PullRequest({}, 0, "2 of 2 held"),
     "a worse kernel, and every gate silenced": PullRequest(SILENCED, 1, "2 of 2 held"),
@@ -109,6 +113,31 @@ PULL_REQUESTS = {
     "baselines that pytest.toml names": PullRequest(
         {"kernel.py": WORSE_KERNEL, "gold": WORSE,
          "pytest.toml": '[pytest]\naddopts = ["--baselines", "gold"]\n'}, 1, "2 of 2 held",
+    ),
+    "baselines that an option names": PullRequest(
+        {"kernel.py": WORSE_KERNEL, "gold": WORSE}, 1, "2 of 2 held",
+        base={"gold": ACCEPTED}, words=["--qgate-baselines=gold"],
+    ),
+    "baselines that pytest.ini of the base names": PullRequest(
+        {"kernel.py": WORSE_KERNEL, "gold": WORSE}, 1, "2 of 2 held",
+        base={"gold": ACCEPTED, "pytest.ini": "[pytest]\naddopts = --baselines gold\n"},
+    ),
+    "a file of suites after an option": PullRequest(
+        {"gates/test_more.py": None}, 1, "4 of 4 held",
+        base={"gates/test_more.py": SUITE}, words=["-k", "layer", "gates/test_more.py"],
+    ),
+    "a path of the checkout": PullRequest(
+        {}, 2, "write it relative to the folder you are in", words=["{clone}/suites"]
+    ),
+    "the folder of the code as a suite": PullRequest(
+        {"kernel.py": WORSE_KERNEL, "suites": None}, 2, "'.' has code beside its gates", words=["."]
+    ),
+    "settings above the working folder": PullRequest(
+        {}, 0, "2 of 2 held", base=IN_PRODUCT, inside="product"
+    ),
+    "baselines beside settings above the working folder": PullRequest(
+        {"product/kernel.py": WORSE_KERNEL, "baselines": WORSE}, 1, "2 of 2 held",
+        base=IN_PRODUCT, inside="product",
     ),
     "a file in place of a folder": PullRequest(
         {"package": None, "package/": "text\n"}, 0, "2 of 2 held",
