@@ -7,20 +7,21 @@ checkout with the gates of the base, which runs them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from qgate.errors import QgateError
 from qgate.results import read
-from qgate.storage.files import scratch_folder
+from qgate.storage.files import lock_or_none, scratch_folder
 from qgate.storage.git import GitRepository
 from qgate.text import counted, listed
 from qgate.text.printing import print_line
@@ -33,6 +34,8 @@ _SETTINGS = {
 _HIDING = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 _UPDATES = ("--update", "--qgate-update")
 _OUT, _SHOWN = "qgate-out", 5
+# Those of qgate.plugin.out_folder, by which two runs at once keep their results apart.
+_LOCK, _MOST_RUNS = ".run", 100
 _COMPILED = "__pycache__"
 """Never shared: Python takes compiled code for a file of the same size and second."""
 
@@ -79,12 +82,15 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
         _refuse_paths_of(repository, plan, reference)
         gates = plan.files | _settings_files(repository, commit)
         _overlay(root, base, mixed, gates)
-        status = _pytest(mixed / inside, tests)
+        with _out_folder(root / plan.home) as out:
+            status = _pytest(mixed / inside, tests)
+            _keep_results(mixed / plan.home / _OUT, out)
         held_nodes = _held(mixed / plan.home / _OUT / "results.jsonl")
-        _keep_results(mixed / plan.home / _OUT, root / plan.home / _OUT)
     missing = [node for node in plan.gates if node not in held_nodes]
     count = f"{len(plan.gates) - len(missing)} of {len(plan.gates)}"
     print_line(f"gates of {reference} ({commit[:12]}): {count} held")
+    if out.name != _OUT:
+        print_line(f"another run writes to {_OUT}: the results of this one are in {out.name}")
     if not missing:
         return status
     print_line(
@@ -210,7 +216,43 @@ def _held(results: Path) -> set[str]:
     return {str(row["node"]) for row in records if "xfailed" not in row}
 
 
+@contextlib.contextmanager
+def _out_folder(home: Path) -> Iterator[Path]:
+    """Hold the folder for results that a run of pytest would hold, to the end of this run."""
+    for number in range(1, _MOST_RUNS):
+        folder = home / (_OUT if number == 1 else f"{_OUT}-{number}")
+        try:
+            folder.mkdir(exist_ok=True)
+            handle = lock_or_none(folder / _LOCK)
+        except OSError as error:
+            raise QgateError(
+                f"results cannot be written to {str(folder)!r}: {error.strerror}. Let this user "
+                "write there, and run this again."
+            ) from None
+        if handle is not None:
+            break
+    else:
+        raise QgateError(
+            f"{_MOST_RUNS - 1} other runs write to folders beside {str(home / _OUT)!r}: run this "
+            "again when one of them has ended."
+        )
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / _LOCK).unlink()
+        os.close(handle)
+        with contextlib.suppress(OSError):  # of a run that had nothing to keep
+            folder.rmdir()
+
+
 def _keep_results(made: Path, target: Path) -> None:
-    if made.is_dir():
-        shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(made, target)
+    """Replace the results in a folder by those of this run, if it has any."""
+    if not made.is_dir():
+        return
+    for path in target.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != _LOCK:
+            path.unlink()
+    shutil.copytree(made, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_LOCK))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from qgate.cli import main
+from qgate.storage.files import lock_or_none
 from tests.adoption.repository import Product
 from tests.campaigns.forked import ran
 from tests.campaigns.scenarios import MODEL
@@ -246,6 +247,25 @@ def test_the_gates_of_the_base_are_held(
     out, err = capsys.readouterr()
     assert request.message in out + err
     assert (clone / "qgate-out" / "results.jsonl").exists() == (request.status < 2)
+
+
+def test_a_run_that_goes_on_keeps_its_results(
+    clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = clone / "qgate-out" / "results.jsonl"
+    results.parent.mkdir()
+    results.write_text("of the other run")
+    handle = lock_or_none(results.with_name(".run"))
+    assert handle is not None
+    try:
+        assert main(["run", "--gate-from", "main", "-q"]) == 0
+    finally:
+        os.close(handle)
+    assert results.read_text() == "of the other run"
+    assert (clone / "qgate-out-2" / "results.jsonl").exists()
+    assert not (clone / "qgate-out-2" / ".run").exists()
+    message = "another run writes to qgate-out: the results of this one are in qgate-out-2"
+    assert message in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
