@@ -65,13 +65,7 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
         raise QgateError(f"{update} and --gate-from: a run with other gates accepts nothing.")
     repository = GitRepository.around(here)
     root, inside = repository.root, repository.folder.relative_to(repository.root)
-    try:
-        commit = repository.commit_of(reference)
-    except QgateError:
-        raise QgateError(
-            f"--gate-from {reference!r} is no commit of this clone: fetch it first, as in `git "
-            "fetch origin main`, and name origin/main."
-        ) from None
+    commit = commit_of_reference(repository, reference)
     tests = [*words] if words and not words[0].startswith("-") else ["suites", *words]
     with scratch_folder() as folder:
         scratch = folder.resolve()
@@ -99,6 +93,38 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
         file=sys.stderr,
     )
     return status or 1
+
+
+def commit_of_reference(repository: GitRepository, reference: str) -> str:
+    """Return the commit of a reference; a branch of a remote wins over a tag of its name.
+
+    Git itself prefers the tag, which whoever pushes the code may have set.
+    """
+    tag, branch, remote = (
+        _commit_or_none(repository, f"refs/{kind}/{reference}")
+        for kind in ("tags", "heads", "remotes")
+    )
+    if remote is not None:
+        return remote
+    if tag is not None and branch is not None and tag != branch:
+        raise QgateError(
+            f"--gate-from {reference!r} is a tag and a branch: name refs/tags/{reference} or "
+            f"refs/heads/{reference}."
+        )
+    commit = _commit_or_none(repository, reference)
+    if commit is None:
+        raise QgateError(
+            f"--gate-from {reference!r} is no commit of this clone: fetch it first, as in `git "
+            "fetch origin main`, and name origin/main."
+        )
+    return commit
+
+
+def _commit_or_none(repository: GitRepository, revision: str) -> str | None:
+    try:
+        return repository.commit_of(revision)
+    except QgateError:
+        return None
 
 
 def _unpack(repository: GitRepository, commit: str, target: Path) -> None:

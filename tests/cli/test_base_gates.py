@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import pytest
 
-from qgate.cli import main
+from qgate.cli import _base_gates, main
 from qgate.storage.files import lock_or_none
+from qgate.storage.git import GitRepository
 from tests.adoption.repository import Product
 from tests.campaigns.forked import ran
 from tests.campaigns.scenarios import MODEL
@@ -266,6 +267,26 @@ def test_a_run_that_goes_on_keeps_its_results(
     assert not (clone / "qgate-out-2" / ".run").exists()
     message = "another run writes to qgate-out: the results of this one are in qgate-out-2"
     assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("reference", "commit"),
+    [("origin/main", "base"), ("origin/main~0", "base"), ("refs/tags/origin/main", "change"),
+     ("HEAD", "change")],
+)  # fmt: skip
+def test_a_tag_is_no_branch_of_a_remote(
+    reference: str, commit: str, clone: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commits = {"base": Product.git(clone, "rev-parse", "HEAD").strip()}
+    Product.git(clone, "update-ref", "refs/remotes/origin/main", "HEAD")
+    Product.git(clone, "commit", "-q", "--allow-empty", "-m", "change")
+    commits["change"] = Product.git(clone, "rev-parse", "HEAD").strip()
+    Product.git(clone, "tag", "origin/main")
+    repository = GitRepository.around(clone)
+    assert _base_gates.commit_of_reference(repository, reference) == commits[commit]
+    Product.git(clone, "tag", "main", "HEAD~")
+    assert main(["run", "--gate-from", "main"]) == 2
+    assert "'main' is a tag and a branch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
