@@ -188,7 +188,10 @@ def _planned(base: Path, inside: Path, tests: Sequence[str]) -> Plan:
     """Return what the base commit collects with its own code and its own settings."""
     file = base.with_name("planned.json")
     more = ["-p", "qgate.plugin.gate_listing", "--qgate-list", str(file), "--collect-only", "-q"]
-    status = _pytest(base / inside, [*tests, *more], quiet=True)
+    # This environment may have the package of this checkout installed, which the base has in src.
+    sources = [base / folder / "src" for folder in (inside, *inside.parents)]
+    paths = [source for source in sources if source.is_dir()]
+    status = _pytest(base / inside, [*tests, *more], quiet=True, paths=paths)
     listing = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"gates": []}
     if status or not listing["gates"]:
         raise QgateError(
@@ -199,16 +202,16 @@ def _planned(base: Path, inside: Path, tests: Sequence[str]) -> Plan:
     home = home.relative_to(base) if home.is_relative_to(base) else inside
     # Options may be read from a file, as in `pytest @options.txt`.
     typed_files = [str(base / inside / word[1:]) for word in tests if word.startswith("@")]
-    paths = [Path(path) for path in [*listing["paths"], *typed_files] if "://" not in path]
-    files = {path.relative_to(base).as_posix() for path in paths if path.is_relative_to(base)}
-    if whole := next((path for path in paths if (base / inside).is_relative_to(path)), None):
+    named = [Path(path) for path in [*listing["paths"], *typed_files] if "://" not in path]
+    files = {path.relative_to(base).as_posix() for path in named if path.is_relative_to(base)}
+    if whole := next((path for path in named if (base / inside).is_relative_to(path)), None):
         raise QgateError(
             f"{os.path.relpath(whole, base / inside)!r} has code beside its gates, and all of it "
             "would be that of the base: name the files or folders of the gates alone, as in `qgate "
             "run suites --gate-from REF`."
         )
     files |= {(folder / "baselines").as_posix() for folder in (inside, home)}
-    elsewhere = [path for path in paths if not path.is_relative_to(base)]
+    elsewhere = [path for path in named if not path.is_relative_to(base)]
     return Plan(listing["gates"], files, elsewhere, home)
 
 
@@ -223,10 +226,13 @@ def _refuse_paths_of(repository: GitRepository, plan: Plan, reference: str) -> N
             )
 
 
-def _pytest(folder: Path, words: Iterable[str], *, quiet: bool = False) -> int:
+def _pytest(
+    folder: Path, words: Iterable[str], *, quiet: bool = False, paths: Iterable[Path] = ()
+) -> int:
+    """Run pytest in a folder, which modules are imported from first, then from `paths`."""
     environment = {name: value for name, value in os.environ.items() if name not in _HIDING}
-    paths = [str(folder), *filter(None, [environment.get("PYTHONPATH", "")])]
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    parts = [str(folder), *map(str, paths), *filter(None, [environment.get("PYTHONPATH", "")])]
+    environment["PYTHONPATH"] = os.pathsep.join(parts)
     command = [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider"]
     stream = subprocess.DEVNULL if quiet else None
     return subprocess.run(

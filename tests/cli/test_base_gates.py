@@ -103,6 +103,12 @@ IN_PRODUCT: Files = {
     "product/own.py": OWN, "product/kernel.py": "SCALE = 1.0\nLAYERS = 2\n",
     "product/suites/test_layer_outputs.py": SUITE, "suites": None,
 }  # fmt: skip
+IN_SRC: Files = {
+    "own.py": None, "src/own.py": OWN.replace('{"mine": quantized}', "table()")
+    + "\ndef table():\n    return {name: quantized for name in kernel.MODES}\n",
+    "kernel.py": None, "src/kernel.py": "SCALE = 1.0\nLAYERS = 2\nMODES = ['mine', 'mine2']\n",
+    "pyproject.toml": SETTINGS.replace('"mine"', '"mine*"'),
+}  # fmt: skip
 PULL_REQUESTS = {
     "no change": PullRequest({}, 0, "2 of 2 held"),
     "a worse kernel, and every gate silenced": PullRequest(SILENCED, 1, "2 of 2 held"),
@@ -140,6 +146,10 @@ PULL_REQUESTS = {
     "baselines beside settings above the working folder": PullRequest(
         {"product/kernel.py": WORSE_KERNEL, "baselines": WORSE}, 1, "2 of 2 held",
         base=IN_PRODUCT, inside="product",
+    ),
+    "a mode of a package in src": PullRequest(
+        {"src/kernel.py": "SCALE = 1.0\nLAYERS = 2\nMODES = ['mine']\n"}, 1, "went missing",
+        base=IN_SRC,
     ),
     "a file in place of a folder": PullRequest(
         {"package": None, "package/": "text\n"}, 0, "2 of 2 held",
