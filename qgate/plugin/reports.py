@@ -6,6 +6,8 @@ something else: an assertion of its own, a strict xfail that passed.
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from qgate.errors import QgateError
@@ -116,6 +118,8 @@ def _first_line(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
     """Write the baselines once all gates have spoken, then the records."""
+    if _is_half_loaded("torch"):
+        return
     config, options = session.config, run.options
     stopped = session.shouldstop or session.shouldfail
     whole = int(exitstatus) in (0, 1) and not stopped
@@ -156,6 +160,11 @@ def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
         if lazy.records.write(run, whole, int(session.exitstatus)):
             lazy.summary.draw(run)
         _settle(run, session)
+
+
+def _is_half_loaded(package: str) -> bool:
+    """Tell whether Ctrl-C cut off its import: another one would crash the process."""
+    return package not in sys.modules and f"{package}._C" in sys.modules
 
 
 def _joined_selection(run: SuiteRun) -> Selection:

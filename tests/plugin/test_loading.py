@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from qgate.loading import LateModule
+from qgate.plugin import reports
 from qgate.plugin.plain_imports import PlainFinder, install
 
 ROOT = Path(__file__).parents[2]
@@ -107,3 +108,14 @@ def test_collections_pause_while_a_module_loads(
         (gc.enable if was_enabled else gc.disable)()
         sys.modules.pop("noting_collections", None)
     assert gc.get_freeze_count() == frozen
+
+
+def test_torch_is_not_imported_again_after_ctrl_c_cut_off_its_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python forgets `torch` then and keeps `torch._C`; a second import is a segmentation fault."""
+    run: Any = None
+    with pytest.raises(AttributeError):
+        reports.finish(run, run, 2)
+    monkeypatch.delitem(sys.modules, "torch")
+    reports.finish(run, run, 2)
