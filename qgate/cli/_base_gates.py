@@ -13,7 +13,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from qgate.errors import QgateError
 from qgate.results import read
 from qgate.storage.files import lock_or_none, scratch_folder
-from qgate.storage.git import GitRepository
+from qgate.storage.git import GitRepository, without_outer_git
 from qgate.text import counted, listed
 from qgate.text.printing import print_line
 
@@ -128,10 +127,29 @@ def _commit_or_none(repository: GitRepository, revision: str) -> str | None:
 
 
 def _unpack(repository: GitRepository, commit: str, target: Path) -> None:
-    file = target.with_suffix(".tar")
-    repository.run("archive", "--output", str(file), commit, folder=repository.root)
-    with tarfile.open(file) as archive:
-        archive.extractall(target, filter="data")
+    """Write all files of a commit to a new folder, by an index of its own.
+
+    An archive of git would leave out what `export-ignore` says, and a work tree of git would stay
+    in the clone after a kill.
+    """
+    target.mkdir()
+    index = {"GIT_INDEX_FILE": str(target.with_suffix(".index")), "GIT_WORK_TREE": str(target)}
+    for words in (
+        ["read-tree", "--no-sparse-checkout", commit],
+        ["checkout-index", "--all", "--force", "--quiet", "--ignore-skip-worktree-bits"],
+    ):
+        done = subprocess.run(
+            ["git", "-C", str(repository.root), "-c", f"core.hooksPath={os.devnull}", *words],
+            env={**without_outer_git(), **index}, stdin=subprocess.DEVNULL, capture_output=True,
+            encoding="utf-8", errors="surrogateescape", check=False,
+        )  # fmt: skip
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise QgateError(
+                f"the files of commit {commit[:12]} cannot be written to {str(target)!r}: `git "
+                f"{words[0]}` says {lines[-1]!r}. Check that the disk has room, and with `git "
+                "fsck` that the clone is whole."
+            )
 
 
 def _link_ignored(repository: GitRepository, base: Path) -> None:

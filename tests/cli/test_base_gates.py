@@ -151,6 +151,15 @@ PULL_REQUESTS = {
         {"src/kernel.py": "SCALE = 1.0\nLAYERS = 2\nMODES = ['mine']\n"}, 1, "went missing",
         base=IN_SRC,
     ),
+    "a suite that archives leave out": PullRequest(
+        {"suites/test_second.py": None}, 1, "4 of 4 held",
+        base={"suites/test_second.py": SUITE,
+              ".gitattributes": "suites/test_second.py export-ignore\n"},
+    ),
+    "links to other places": PullRequest(
+        {}, 0, "2 of 2 held",
+        base={"elsewhere": Path("/nowhere/here"), "suites/elsewhere": Path("/nowhere/here")},
+    ),
     "a file in place of a folder": PullRequest(
         {"package": None, "package/": "text\n"}, 0, "2 of 2 held",
         base={"package/conftest.py": ""},
