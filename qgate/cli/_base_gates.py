@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from qgate.errors import QgateError
+from qgate.project.settings import settings_above
 from qgate.results import read
 from qgate.storage.files import lock_or_none, scratch_folder
 from qgate.storage.git import GitRepository, without_outer_git
@@ -40,12 +41,12 @@ _COMPILED = "__pycache__"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Gates that the base collects.
+class BaseCollection:
+    """Gates that the base collects with its own code, and what decides about them.
 
     gates      ids of its gates
-    files      files and folders that decide about them, below the root of the repository
-    elsewhere  the same of those that are elsewhere
+    files      suites, baselines and files of settings, below the root of the repository
+    elsewhere  those that are outside the tree of the base
     home       the folder of its results, below the root
     """
 
@@ -65,12 +66,12 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
     repository = GitRepository.around(here)
     root, inside = repository.root, repository.folder.relative_to(repository.root)
     commit = commit_of_reference(repository, reference)
-    tests = [*words] if words and not words[0].startswith("-") else ["suites", *words]
     with scratch_folder() as folder:
         scratch = folder.resolve()
         base, mixed = scratch / "base", scratch / "mixed"
         _unpack(repository, commit, base)
         _link_ignored(repository, base)
+        tests = [*_suites(base / inside, words), *words]
         plan = _planned(base, inside, tests)
         _refuse_paths_of(repository, plan, reference)
         gates = plan.files | _settings_files(repository, commit)
@@ -202,7 +203,17 @@ def _overlay(root: Path, base: Path, target: Path, gates: AbstractSet[str]) -> N
             shutil.copy2(source, target / name)
 
 
-def _planned(base: Path, inside: Path, tests: Sequence[str]) -> Plan:
+def _suites(folder: Path, words: Sequence[str]) -> list[str]:
+    """Return the suites of the base if the words do not begin with others."""
+    if words and not words[0].startswith("-"):
+        return []
+    project = settings_above(folder)
+    if not project.suites and (folder / "suites").is_dir():
+        return ["suites"]
+    return [os.path.relpath(suite, folder) for suite in project.suite_folders]
+
+
+def _planned(base: Path, inside: Path, tests: Sequence[str]) -> BaseCollection:
     """Return what the base commit collects with its own code and its own settings."""
     file = base.with_name("planned.json")
     more = ["-p", "qgate.plugin.gate_listing", "--qgate-list", str(file), "--collect-only", "-q"]
@@ -230,10 +241,10 @@ def _planned(base: Path, inside: Path, tests: Sequence[str]) -> Plan:
         )
     files |= {(folder / "baselines").as_posix() for folder in (inside, home)}
     elsewhere = [path for path in named if not path.is_relative_to(base)]
-    return Plan(listing["gates"], files, elsewhere, home)
+    return BaseCollection(listing["gates"], files, elsewhere, home)
 
 
-def _refuse_paths_of(repository: GitRepository, plan: Plan, reference: str) -> None:
+def _refuse_paths_of(repository: GitRepository, plan: BaseCollection, reference: str) -> None:
     """Refuse gates and settings that are named as files of this checkout."""
     for path in plan.elsewhere:
         if path.resolve().is_relative_to(repository.root):

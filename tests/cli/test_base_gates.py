@@ -151,6 +151,11 @@ PULL_REQUESTS = {
         {"src/kernel.py": "SCALE = 1.0\nLAYERS = 2\nMODES = ['mine']\n"}, 1, "went missing",
         base=IN_SRC,
     ),
+    "suites that a setting names": PullRequest(
+        {"gates/test_layer_outputs.py": None}, 0, "2 of 2 held",
+        base={"suites": None, "gates/test_layer_outputs.py": SUITE,
+              "pyproject.toml": f'{SETTINGS}suites = ["gates"]\n'},
+    ),
     "a suite that archives leave out": PullRequest(
         {"suites/test_second.py": None}, 1, "4 of 4 held",
         base={"suites/test_second.py": SUITE,
