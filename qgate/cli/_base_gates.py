@@ -159,7 +159,8 @@ def _link_ignored(repository: GitRepository, base: Path) -> None:
     for name in repository.names("ls-files", "-z", *ignored):
         target = base / name.rstrip("/")
         is_left = PurePosixPath(name).name.startswith((_OUT, _COMPILED))
-        if not is_left and target.parent.is_dir() and not os.path.lexists(target):
+        is_inside = target.parent.is_dir() and target.parent.resolve().is_relative_to(base)
+        if not is_left and is_inside and not os.path.lexists(target):
             target.symlink_to(repository.root / name.rstrip("/"))
 
 

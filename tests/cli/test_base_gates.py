@@ -274,6 +274,22 @@ def test_the_gates_of_the_base_are_held(
     assert (clone / "qgate-out" / "results.jsonl").exists() == (request.status < 2)
 
 
+def test_nothing_is_written_behind_a_link_of_the_base(clone: Path, tmp_path: Path) -> None:
+    elsewhere, data = tmp_path / "elsewhere", clone / "data"
+    elsewhere.mkdir()
+    data.symlink_to(elsewhere)
+    Product.git(clone, "add", "-A")
+    Product.git(clone, "commit", "-qm", "a link")
+    data.unlink()
+    data.mkdir()
+    (data / "kept").touch()
+    Product.git(clone, "add", "-A")
+    (clone / ".git" / "info" / "exclude").write_text("*.bin\n")
+    (data / "built.bin").touch()
+    assert main(["run", "--gate-from", "main", "-q"]) == 0
+    assert not [*elsewhere.iterdir()]
+
+
 def test_a_run_that_goes_on_keeps_its_results(
     clone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
