@@ -130,6 +130,12 @@ PULL_REQUESTS = {
         {"kernel.py": WORSE_KERNEL, "gold": WORSE}, 1, "2 of 2 held",
         base={"gold": ACCEPTED, "pytest.ini": "[pytest]\naddopts = --baselines gold\n"},
     ),
+    "files of options that words name": PullRequest(
+        {"ci.ini": "[pytest]\naddopts = --deselect suites\n", "ci.txt": "-k\nnothing\n"},
+        0, "2 of 2 held",
+        base={"ci.ini": "[pytest]\n", "ci.txt": "-k\nlayer\n"},
+        words=["suites", "@ci.txt", "-c", "ci.ini"],
+    ),
     "a file of suites after an option": PullRequest(
         {"gates/test_more.py": None}, 1, "4 of 4 held",
         base={"gates/test_more.py": SUITE}, words=["-k", "layer", "gates/test_more.py"],
