@@ -21,8 +21,9 @@ from pathlib import Path, PurePosixPath
 from qgate.errors import QgateError
 from qgate.project.settings import settings_above
 from qgate.results import read
-from qgate.storage.files import lock_or_none, scratch_folder
+from qgate.storage.files import scratch_folder
 from qgate.storage.git import GitRepository, without_outer_git
+from qgate.storage.out_folders import OUT, RUNNING, held_out_folder
 from qgate.text import counted, listed
 from qgate.text.printing import print_line
 
@@ -33,9 +34,7 @@ _SETTINGS = {
 """Files at any depth that decide which tests run, and how strict they are."""
 _HIDING = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 _UPDATES = ("--update", "--qgate-update")
-_OUT, _SHOWN = "qgate-out", 5
-# Those of qgate.plugin.out_folder, by which two runs at once keep their results apart.
-_LOCK, _MOST_RUNS = ".run", 100
+_SHOWN = 5
 _COMPILED = "__pycache__"
 """Never shared: Python takes compiled code for a file of the same size and second."""
 
@@ -78,13 +77,13 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
         _overlay(root, base, mixed, gates)
         with _out_folder(root / plan.home) as out:
             status = _pytest(mixed / inside, tests)
-            _keep_results(mixed / plan.home / _OUT, out)
-        held_nodes = _held(mixed / plan.home / _OUT / "results.jsonl")
+            _keep_results(mixed / plan.home / OUT, out)
+        held_nodes = _held(mixed / plan.home / OUT / "results.jsonl")
     missing = [node for node in plan.gates if node not in held_nodes]
     count = f"{len(plan.gates) - len(missing)} of {len(plan.gates)}"
     print_line(f"gates of {reference} ({commit[:12]}): {count} held")
-    if out.name != _OUT:
-        print_line(f"another run writes to {_OUT}: the results of this one are in {out.name}")
+    if out.name != OUT:
+        print_line(f"another run writes to {OUT}: the results of this one are in {out.name}")
     if not missing:
         return status
     print_line(
@@ -158,7 +157,7 @@ def _link_ignored(repository: GitRepository, base: Path) -> None:
     ignored = "--others", "--ignored", "--exclude-standard", "--directory"
     for name in repository.names("ls-files", "-z", *ignored):
         target = base / name.rstrip("/")
-        is_left = PurePosixPath(name).name.startswith((_OUT, _COMPILED))
+        is_left = PurePosixPath(name).name.startswith((OUT, _COMPILED))
         is_inside = target.parent.is_dir() and target.parent.resolve().is_relative_to(base)
         if not is_left and is_inside and not os.path.lexists(target):
             target.symlink_to(repository.root / name.rstrip("/"))
@@ -183,7 +182,7 @@ def _overlay(root: Path, base: Path, target: Path, gates: AbstractSet[str]) -> N
     def link(name: str) -> None:
         for entry in sorted(os.listdir(root / name)):  # noqa: PTH208
             path = (PurePosixPath(name) / entry).as_posix()
-            if path in gates or entry in left_out or entry.startswith(_OUT):
+            if path in gates or entry in left_out or entry.startswith(OUT):
                 continue
             if path not in opened:
                 (target / path).symlink_to(root / path)
@@ -281,31 +280,15 @@ def _held(results: Path) -> set[str]:
 @contextlib.contextmanager
 def _out_folder(home: Path) -> Iterator[Path]:
     """Hold the folder for results that a run of pytest would hold, to the end of this run."""
-    for number in range(1, _MOST_RUNS):
-        folder = home / (_OUT if number == 1 else f"{_OUT}-{number}")
+    with contextlib.ExitStack() as holding:
         try:
-            folder.mkdir(exist_ok=True)
-            handle = lock_or_none(folder / _LOCK)
+            folder = holding.enter_context(held_out_folder(home))
         except OSError as error:
             raise QgateError(
-                f"results cannot be written to {str(folder)!r}: {error.strerror}. Let this user "
-                "write there, and run this again."
+                f"results cannot be written to {str(error.filename)!r}: {error.strerror}. Let this "
+                "user write there, end other runs, and run this again."
             ) from None
-        if handle is not None:
-            break
-    else:
-        raise QgateError(
-            f"{_MOST_RUNS - 1} other runs write to folders beside {str(home / _OUT)!r}: run this "
-            "again when one of them has ended."
-        )
-    try:
         yield folder
-    finally:
-        with contextlib.suppress(OSError):
-            (folder / _LOCK).unlink()
-        os.close(handle)
-        with contextlib.suppress(OSError):  # of a run that had nothing to keep
-            folder.rmdir()
 
 
 def _keep_results(made: Path, target: Path) -> None:
@@ -315,6 +298,6 @@ def _keep_results(made: Path, target: Path) -> None:
     for path in target.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
-        elif path.name != _LOCK:
+        elif path.name != RUNNING:
             path.unlink()
-    shutil.copytree(made, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(_LOCK))
+    shutil.copytree(made, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(RUNNING))

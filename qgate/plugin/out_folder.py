@@ -1,36 +1,24 @@
-"""The folder that a run writes to: `qgate-out`, or the next one while another run writes there."""
+"""The folder of one run, as pytest and its workers know it."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 from pathlib import Path
 
 import pytest
 
-from qgate.storage.files import lock_or_none
+from qgate.storage.out_folders import OUT, held_out_folder
 
-OUT = "qgate-out"
-_LOCK = ".run"
-_MOST = 100
 _FOLDER: pytest.StashKey[Path] = pytest.StashKey()
 _WORKER_INPUT = "qgate_out"
 
 
 def reserve_out_folder(config: pytest.Config, home: Path) -> None:
-    """Hold the first folder that no other run holds to the end of this run."""
-    for number in range(1, _MOST):
-        folder = home / (OUT if number == 1 else f"{OUT}-{number}")
-        try:
-            folder.mkdir(exist_ok=True)
-            handle = lock_or_none(folder / _LOCK)
-        except OSError:  # nothing can be written here, which the run says where it has to
-            return
-        if handle is not None:
-            config.stash[_FOLDER] = folder
-            config.add_cleanup(functools.partial(_release, folder, handle))
-            return
+    """Hold a folder to the end of this run; where none can be written, the run says so later."""
+    holding = contextlib.ExitStack()
+    with contextlib.suppress(OSError):
+        config.stash[_FOLDER] = holding.enter_context(held_out_folder(home))
+    config.add_cleanup(holding.close)
 
 
 def out_folder_notes(config: pytest.Config) -> list[str]:
@@ -48,11 +36,3 @@ def out_folder(config: pytest.Config, home: Path) -> Path:
 def tell_worker(config: pytest.Config, workerinput: dict[str, object]) -> None:
     if _FOLDER in config.stash:
         workerinput[_WORKER_INPUT] = str(config.stash[_FOLDER])
-
-
-def _release(folder: Path, handle: int) -> None:
-    with contextlib.suppress(OSError):
-        (folder / _LOCK).unlink()
-    os.close(handle)
-    with contextlib.suppress(OSError):  # of a run that had nothing to write
-        folder.rmdir()
