@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qgate.text import listed
+from qgate.text import listed, one_line
 
 _MOST = 8
 
@@ -177,7 +177,7 @@ class Account:
         complete = ", ".join(map(str, self.iterations)) or "none"
         lines = [f"iterations whole: {complete}; {total} records ({kinds or 'none'})"]
         lines += [f"missing: {text}" for text in self.missing] or ["nothing is missing"]
-        return "\n".join([*lines, *self.notes])
+        return "\n".join(map(one_line, [*lines, *self.notes]))
 
 
 def _listing(modules: Iterable[str]) -> str:

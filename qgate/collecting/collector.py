@@ -25,6 +25,7 @@ from qgate.dumps.layout import check_store, rank_name
 from qgate.dumps.writing import DumpWriter
 from qgate.errors import QgateError
 from qgate.storage.locations import call_at_exit, location_of
+from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -155,7 +156,7 @@ class Collector:
             why = "; ".join(self.account.missing[:3]) or "the model did not run"
             raise QgateError(f"nothing was collected into {str(self.folder)!r}: {why}.")
         if self.account.missing:
-            warnings.warn(f"qgate collect: {self.summary}", stacklevel=3)
+            warnings.warn(for_terminal(f"qgate collect: {self.summary}"), stacklevel=3)
 
     def wait(self) -> None:
         """Wait until all snapshots are written, once the collector has stopped."""
@@ -194,7 +195,7 @@ class Collector:
         """Text about collected and missing records."""
         if self._recorder is None and self._started:
             return "this rank was not to be collected"
-        return f"{self.folder_of_rank or self.folder}: {self.account.text()}"
+        return f"{one_line(self.folder_of_rank or self.folder)}: {self.account.text()}"
 
     @property
     def sample(self) -> int | None:

@@ -162,13 +162,14 @@ class SweepRun:
                 write_bytes(folder / picture, data)
                 paths.append(folder / picture)
             entries.append(entry_of(record, folder.name, [path.name for path in paths], pictures))
-            texts = [*lines(record), "Results saved to:", *(f"  {path}" for path in paths), ""]
+            saved = [f"  {one_line(path)}" for path in paths]
+            texts = [*lines(record), "Results saved to:", *saved, ""]
             log = logs.setdefault(f"{SweepView(record).stem(f'scaling_test_{name}')}.log", [])
             log += [f"{start} - {text}" for text in texts]
             console += texts
         for log_name, stamped in logs.items():
             write_text(folder / log_name, "\n".join([*stamped, f"{_stamp()} - end"]) + "\n")
-            console.append(f"Log: {folder / log_name}")
+            console.append(f"Log: {one_line(folder / log_name)}")
         file["entries"] += entries
         file["answers"] += [answer(swept.source, record) for record in swept.records]
         return [] if self.quiet else console

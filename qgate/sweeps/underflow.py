@@ -23,6 +23,7 @@ from qgate.formats import Quantizer
 from qgate.formats.quantizer import as_quantizer
 from qgate.stats import counts
 from qgate.sweeps.advice import SIGNIFICANT, severity
+from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -86,8 +87,9 @@ class Range(Overviewed):
     def __str__(self) -> str:
         unit = " in units of the scale" if self.scaled else ""
         lines = [
-            f"underflow before {self.format}: {self.underflow} of {self.finite} finite elements "
-            f"({self.underflow_share:.2%}), {self.flushed} become zero ({self.flushed_share:.2%})",
+            f"underflow before {one_line(self.format)}: {self.underflow} of {self.finite} finite "
+            f"elements ({self.underflow_share:.2%}), {self.flushed} become zero "
+            f"({self.flushed_share:.2%})",
             f"  tensor from {self.minimum:.3g} to {self.maximum:.3g}, smallest magnitude "
             f"{self.smallest:.3g}",
             f"  format: max {self.max:g}, smallest normal {self.min_normal:.3g}, subnormal "
@@ -151,7 +153,7 @@ class WatchedSite:
 
     def __str__(self) -> str:
         worst = self.worst
-        name = self.place.replace(f"{Path.cwd()}{os.sep}", "")
+        name = one_line(self.place.replace(f"{Path.cwd()}{os.sep}", ""))
         return (
             f"{name}, {worst.format}: {worst.underflow_share:.2%} below the smallest normal "
             f"number, {worst.flushed_share:.2%} become zero ({worst.severity}); {self.lossy} of "
@@ -205,7 +207,7 @@ class Watch(Overviewed):
         return [
             f"underflow: small values are lost at {len(lossy)} of {len(sites)} sites (tensors "
             f"quantized: {tensors}); the worst tensor of each:",
-            *(f"  {site}" for site in lossy[:most]),
+            *(for_terminal(f"  {site}") for site in lossy[:most]),
             *more,
         ]
 
@@ -241,7 +243,7 @@ def watch_underflow(say: Callable[[str], None] | None = None) -> Iterator[Watch]
             before = watch.findings.get(site.key)
             watch.add(site)
         if lossy and (before is None or before.severity != "high" == measured.severity):
-            speak(f"{site.place}: {measured}")
+            speak(for_terminal(f"{one_line(site.place)}: {measured}"))
 
     with formats.observe(measure):
         yield watch
