@@ -146,7 +146,10 @@ class RepositoryFolder:
         recorded = [f"{BASELINES}/example/{name}" for name in _RECORDED]
         command = ["git", "-C", str(self.root), "check-ignore", *recorded]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+            done = subprocess.run(
+                command, capture_output=True, encoding="utf-8", errors="surrogateescape",
+                check=False, timeout=10,
+            )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):
             return []
         return done.stdout.splitlines() if done.returncode == 0 else []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from qgate.errors import QgateError
 from qgate.formats._block import Format, is_format
@@ -168,7 +169,7 @@ def quantize_tensor(x: Tensor, q: QuantizerSettings) -> Tensor:
     if q.rotation is not None:
         check(x, q)
         return rotation.quantize_rotated(x, q, quantize_tensor)
-    if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
+    if isinstance(x, Tensor) and _is_differentiated(x):
         check(x, q)
         result: Tensor = StraightThrough.apply(x, q)  # type: ignore[no-untyped-call]
         return result
@@ -242,6 +243,12 @@ def _look_up(job: Job, table: Tensor, out: Tensor) -> None:
         torch.index_select(table, 0, index, out=target[start : start + step])
 
 
+def _is_differentiated(x: Tensor) -> bool:
+    """Tell whether x may need a gradient; torch has no public sign of forward mode."""
+    is_forward: bool = forward_ad._current_level >= 0
+    return is_forward or (x.requires_grad and torch.is_grad_enabled())
+
+
 class StraightThrough(torch.autograd.Function):
     """A quantization with the gradient of the identity, zero where x saturated unless passed."""
 
@@ -254,13 +261,32 @@ class StraightThrough(torch.autograd.Function):
         del output
         x, q = inputs
         ctx.dtype = x.dtype
-        ctx.save_for_backward(inside_range(x, q) if q.saturated_grad == "zero" else None)
+        inside = inside_range(x, q) if q.saturated_grad == "zero" else None
+        ctx.save_for_backward(inside)
+        ctx.save_for_forward(inside)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (inside,) = ctx.saved_tensors
         grad = grads[0].to(ctx.dtype)
         return (grad if inside is None else grad.masked_fill(~inside, 0.0)), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        (inside,) = ctx.saved_tensors
+        tangent: Tensor = tangents[0]
+        return tangent.clone() if inside is None else tangent.masked_fill(~inside, 0.0)
+
+    @staticmethod
+    def vmap(
+        _info: Any, dims: tuple[int | None, None], x: Tensor, q: QuantizerSettings
+    ) -> tuple[Tensor, None]:
+        if dims[0] is None:  # the tangents are batched, as in torch.func.jacfwd
+            return quantize_tensor(x, q), None
+        raise QgateError(
+            "gradients of a quantization cannot be batched by torch.vmap: call it on each part, or "
+            "on the whole tensor."
+        )
 
 
 def inside_range(x: Tensor, q: QuantizerSettings) -> Tensor:

@@ -182,7 +182,7 @@ def _cause(
 
 
 def _first_difference(actual: Tensor, ideal: Tensor, x: Floats, wrong: Tensor) -> str:
-    index = tuple(int(i) for i in wrong.nonzero()[0])
+    index = tuple(int(i) for i in wrong.reshape(actual.shape).nonzero()[0])
     position = ", ".join(map(str, index))
     return (
         f"first difference at [{position}]: {float(actual[index]):.9g} where "

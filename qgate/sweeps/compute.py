@@ -304,6 +304,9 @@ def _require_numbers(summary: Counts | Values, name: str) -> None:
         )
     if summary.amax == 0:
         raise QgateError(f"{name} is all zeros: every scale is exact and none is better.")
+    if summary.amax < 2.0**-1000:  # scales and squared errors leave the range of float64
+        limit = f"{float(summary.amax):.3g}, and sweeps need 1e-301: multiply it by a power of two."
+        raise QgateError(f"{name} has no number beyond {limit}")
 
 
 # Summaries and magnitudes ------------------------------------------------------------------------
@@ -315,9 +318,7 @@ def _summarize(x: Any) -> Counts | Values:
         return x
     if isinstance(x, BlockCounts):
         raise QgateError("counts of blocks know no tensor scale; use counts(x), or the tensor.")
-    if not isinstance(x, Tensor):
-        return counts(x)
-    if x.dtype == torch.float32 and all_bf16(x):
+    if isinstance(x, Tensor) and x.dtype == torch.float32 and all_bf16(x):
         return counts(x, via="bf16")
     return counts(x)
 

@@ -315,6 +315,11 @@ def test_settings_in_pyproject_are_not_doubled(repository: Path, capsys: Capsys)
     assert "put there" not in capsys.readouterr().out
 
 
+def test_a_folder_whose_name_is_no_utf8_is_listed(capsys: Capsys) -> None:
+    assert main(["init", os.fsdecode(b"new\x80"), "--dry-run"]) == 0
+    assert "qgate.toml" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("text", ["[tool.qgate", "x = \xe9"])
 def test_a_pyproject_that_cannot_be_read_is_named(
     repository: Path, capsys: Capsys, text: str

@@ -218,3 +218,33 @@ def test_transforms_of_torch_end_in_one_sentence(name: str) -> None:
     with pytest.raises(torch._dynamo.exc.Unsupported, match="compile without fullgraph, or call"):
         compiled(VALUES.float())
     torch._dynamo.reset()
+
+
+DIFFERENTIATED = {
+    "saturated": qgate.Quantizer("fp8_e4m3", scale=1.0),
+    "blocks": qgate.Quantizer("mxfp8"),
+    "rotated": qgate.Quantizer("int8", rotation=[1, -1] * 8),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_tangents_are_those_of_the_gradient(name: str) -> None:
+    quantizer = DIFFERENTIATED[name]
+    x = torch.linspace(-600, 600, 64).reshape(2, 32)
+    direction = torch.randn(2, 2, 32, generator=torch.Generator().manual_seed(0))
+    values, tangents = torch.func.jvp(quantizer, (x,), (direction[0],))
+    assert torch.equal(values, quantizer(x))
+    _, gradient = torch.func.vjp(quantizer, x)
+    along = (tangents * direction[1]).sum()
+    assert along != 0
+    assert torch.allclose(along, (direction[0] * gradient(direction[1])[0]).sum(), rtol=1e-4)
+    if name != "rotated":
+        rows = torch.func.jacfwd(quantizer)(x[0])
+        assert torch.equal(rows, torch.func.jacrev(quantizer)(x[0]))
+
+
+def test_gradients_in_a_batch_are_refused() -> None:
+    with pytest.raises(qgate.QgateError, match=r"cannot be batched by torch\.vmap"):
+        torch.func.vmap(torch.func.grad(lambda y: qgate.quantize(y, "int8").sum()))(
+            torch.ones(2, 32)
+        )

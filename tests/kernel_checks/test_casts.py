@@ -156,3 +156,8 @@ def test_what_cannot_be_used_is_a_value_error(
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         check(values, source, format=fmt, **options)
+
+
+def test_a_wrong_scalar_is_named() -> None:
+    with pytest.raises(CheckFailure, match=r"1\.29999995 where 1\.5 is right"):
+        check(torch.tensor(1.3), torch.tensor(1.5), format="fp8_e4m3")

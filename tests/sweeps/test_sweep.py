@@ -242,6 +242,7 @@ def test_nonsense_is_refused_in_one_line(options: dict, words: str) -> None:
     [
         (torch.empty(0), "empty"),
         (torch.zeros(5), "all zeros"),
+        (torch.full((4, 32), 1e-310, dtype=torch.float64), "no number beyond 1e-310"),
         (torch.full((3,), math.nan), "no finite number: 3 NaN, 0 Inf"),
     ],
 )

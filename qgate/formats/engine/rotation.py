@@ -54,12 +54,16 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         del output
-        x, ctx.q, _, ctx.back = inputs
+        x, ctx.q, ctx.result_dtype, ctx.back = inputs
         ctx.dtype = x.dtype
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return _turn(grads[0], ctx.q, ctx.dtype, not ctx.back), None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        return _turn(tangents[0], ctx.q, ctx.result_dtype, ctx.back)
 
 
 def _turn(x: Tensor, q: QuantizerSettings, dtype: torch.dtype, back: bool) -> Tensor:
