@@ -90,7 +90,7 @@ class Manifest:
 
 def edits_of(data: bytes, file: str) -> list[str]:
     """Say that a readable manifest is not what was written; version 1 may have no digest."""
-    record = json.loads(data)
+    record = _record(data)
     if record["version"] == 1 and "digest" not in record:
         return []
     text, _, tail = data.decode("utf-8").replace("\r\n", "\n").rpartition(' "digest": ')
@@ -102,9 +102,15 @@ def edits_of(data: bytes, file: str) -> list[str]:
 def with_digest(data: bytes, file: str) -> bytes | None:
     """Return a manifest of version 1 in this version; None if it is of this one, or was edited."""
     manifest = read_manifest(data, file)
-    if json.loads(data)["version"] == VERSION or edits_of(data, file):
+    if _record(data)["version"] == VERSION or edits_of(data, file):
         return None
     return manifest.to_bytes()
+
+
+def _record(data: bytes) -> ManifestRecord:
+    """Return the fields of a manifest that `read_manifest` can read."""
+    record: ManifestRecord = json.loads(data)
+    return record
 
 
 def _digest(text: str) -> str:

@@ -33,8 +33,8 @@ _CODE = "code that the user named"
 NOT_READERS: dict[str, str] = {
     "qgate.bisecting.running:__init__": _OURS,
     "qgate.bisecting.running:run": "what a plugin of this package wrote in a run of its own",
+    "qgate.baselines.manifest:_record": "a manifest that `read_manifest` has read before",
     "qgate.cli._base_gates:_planned": _OURS,
-    "qgate.cli._base_gates:_unpack": "an archive that git made of a commit of this repository",
     "qgate.cli.doctor:_plugins": "looked for a name in, and not parsed",
     "qgate.code_changes.reach:_read": "code of the project, which Python's own parser reads",
     "qgate.sweeps.page:_is_marked": "looked for a mark in, and not parsed",
