@@ -22,7 +22,7 @@ from qgate.errors import QgateError
 from qgate.project.settings import settings_above
 from qgate.results import read
 from qgate.storage.files import scratch_folder
-from qgate.storage.git import GitRepository, without_outer_git
+from qgate.storage.git import GitRepository
 from qgate.storage.out_folders import OUT, RUNNING, held_out_folder
 from qgate.text import counted, listed
 from qgate.text.printing import print_line
@@ -138,18 +138,13 @@ def _unpack(repository: GitRepository, commit: str, target: Path) -> None:
         ["read-tree", "--no-sparse-checkout", commit],
         ["checkout-index", "--all", "--force", "--quiet", "--ignore-skip-worktree-bits"],
     ):
-        done = subprocess.run(
-            ["git", "-C", str(repository.root), "-c", f"core.hooksPath={os.devnull}", *words],
-            env={**without_outer_git(), **index}, stdin=subprocess.DEVNULL, capture_output=True,
-            encoding="utf-8", errors="surrogateescape", check=False,
-        )  # fmt: skip
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        try:
+            repository.run(*words, folder=repository.root, environment=index)
+        except QgateError as error:
             raise QgateError(
-                f"the files of commit {commit[:12]} cannot be written to {str(target)!r}: `git "
-                f"{words[0]}` says {lines[-1]!r}. Check that the disk has room, and with `git "
-                "fsck` that the clone is whole."
-            )
+                f"the files of commit {commit[:12]} cannot be written to {str(target)!r}: {error} "
+                "Check that the disk has room, and with `git fsck` that the clone is whole."
+            ) from None
 
 
 def _link_ignored(repository: GitRepository, base: Path) -> None:

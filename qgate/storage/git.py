@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError
@@ -41,9 +42,14 @@ class GitRepository:
             raise QgateError(problem) from None
         return cls(Path(root).resolve(), folder.resolve())
 
-    def run(self, *words: str, folder: Path | None = None) -> str:
+    def run(
+        self,
+        *words: str,
+        folder: Path | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
         """Run git without hooks in the folder, or in another one; return what it prints."""
-        return _output(folder or self.folder, *words)
+        return _output(folder or self.folder, *words, environment=environment)
 
     def is_clean(self) -> bool:
         """Tell if nothing in the folder differs from the last commit."""
@@ -116,13 +122,18 @@ def without_outer_git() -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if name not in _OF_AN_OUTER_GIT}
 
 
-def _output(folder: Path, *words: str, hooks: bool = False) -> str:
+def _output(
+    folder: Path,
+    *words: str,
+    hooks: bool = False,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> str:
     without = [] if hooks else ["-c", f"core.hooksPath={os.devnull}"]
     command = ["git", *without, "-C", str(folder), *words]
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="surrogateescape",
-            env=without_outer_git(), stdin=subprocess.DEVNULL, check=False,
+            env={**without_outer_git(), **environment}, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise QgateError("git is not installed here, or not on PATH: install it first.") from None
