@@ -38,9 +38,10 @@ Function = Callable[[Tensor], Any]
 VALUES = torch.linspace(-4, 4, 64, dtype=torch.float64).reshape(2, 32)
 
 
-def dense(dtype: torch.dtype) -> Tensor:
+def dense(dtype: torch.dtype, values: Tensor = VALUES) -> Tensor:
     """Return distinct values of a dtype, positive ones where it has no others."""
-    values = VALUES.abs() + 0.25 if dtype in (*WHOLE, torch.float8_e8m0fnu) else VALUES
+    if values is VALUES and dtype in (*WHOLE, torch.float8_e8m0fnu):
+        values = VALUES.abs() + 0.25
     made: Tensor = (values > 2) if dtype == torch.bool else values.to(dtype)
     return made
 
@@ -156,18 +157,24 @@ def is_sentence(error: Exception) -> bool:
     return is_ours and "\n" not in text and text.endswith(".") and text.lower().count("torch.") < 3
 
 
-def cells() -> Iterator[tuple[str, str, torch.dtype, Tensor]]:
-    """Yield every layout that torch can make of every dtype, for every function."""
+def tensors(values: Tensor = VALUES) -> Iterator[tuple[str, torch.dtype, Tensor]]:
+    """Yield every layout that torch can make of every dtype."""
     for dtype in DTYPES:
         for layout, make in LAYOUTS.items():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    x = make(dense(dtype))
+                    x = make(dense(dtype, values))
                 except (RuntimeError, NotImplementedError, TypeError, ValueError):
                     continue  # torch itself has no such tensor
-            for function in FUNCTIONS:
-                yield function, layout, dtype, x
+            yield layout, dtype, x
+
+
+def cells() -> Iterator[tuple[str, str, torch.dtype, Tensor]]:
+    """Yield every layout that torch can make of every dtype, for every function."""
+    for layout, dtype, x in tensors():
+        for function in FUNCTIONS:
+            yield function, layout, dtype, x
 
 
 @proof
@@ -197,6 +204,37 @@ def test_a_tensor_gives_the_value_of_its_plain_copy_or_a_sentence() -> None:
     assert seen >= 2000, seen
     assert values >= 250, values
     assert not wrong, f"{len(wrong)} of {seen}:\n" + "\n".join(wrong[:40])
+
+
+# The dtypes that an option takes as a tensor, one number for each element.
+OPTIONS = {"scale": (*FLOATS, *SMALL), "zero_point": (*FLOATS, *WHOLE[:-1])}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_is_that_of_its_plain_copy_or_a_sentence(option: str) -> None:
+    whole = 2 ** VALUES.abs().floor()
+    x, scales = torch.linspace(-999, 999, 64).reshape(2, 32), torch.full((2, 32), 2.5)
+
+    def use(given: Tensor) -> Tensor:
+        options = {"scale": scales} | {option: given}
+        return qgate.quantize(x, "int8", granularity="block", block=1, **options)  # type: ignore[arg-type]
+
+    wanted = outcome(use, whole.float())
+    assert wanted[0] == "value"
+    assert wanted != outcome(use, whole.float() + 1)
+    wrong, values = [], 0
+    for layout, dtype, given in tensors(whole):
+        kind, result = outcome(use, given)
+        values += kind == "value"
+        if layout in PLAIN and dtype in OPTIONS[option]:
+            right = (kind, result) == wanted
+        else:
+            right = isinstance(result, Exception) and is_sentence(result)
+        if not right:
+            wrong.append(f"{dtype} {layout}: {kind} {str(result)[:90]!r}")
+    assert values >= 50, values
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -8,9 +8,24 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.formats._element import round_to_integer
 from qgate.formats._work import DOUBLE, ScaledChunk, widen
-from qgate.formats.engine.dtypes import FP32_MAX, INFINITY, NATIVE_INTEGER
+from qgate.formats.engine.dtypes import FP32_MAX, INFINITY, INPUTS, NATIVE_INTEGER
 from qgate.formats.floats import to_single_grid
 from qgate.formats.settings import QuantizerSettings
+from qgate.tensor_inputs import plain_tensor
+
+_SCALES = (
+    *INPUTS,
+    torch.float8_e8m0fnu,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+)
+_ZERO_POINTS = (
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *INPUTS,
+)
 
 
 def of_amax(amax: Tensor, q: QuantizerSettings) -> Tensor:
@@ -31,12 +46,11 @@ def of_amax(amax: Tensor, q: QuantizerSettings) -> Tensor:
 def scale_from_option(q: QuantizerSettings, x: Tensor) -> Tensor:
     """Return the user's scale as float64, rounded to its dtype."""
     scale = q.scale
-    if not isinstance(scale, Tensor):
+    if isinstance(scale, Tensor):
+        scale = plain_tensor(scale, "scale by", _SCALES, "scale: ").detach().to(x.device)
+    else:
         scale = torch.tensor(scale, dtype=torch.float64, device=x.device)
-    scale = scale.to(x.device)
-    if not scale.is_floating_point():
-        raise TypeError(f"a scale tensor holds floating point numbers, not {scale.dtype}.")
-    scale = widen(scale.detach())
+    scale = widen(scale)
     if x.dtype != torch.float64:
         scale = to_single_grid(scale)
     if not bool(((scale > 0) & scale.isfinite()).all()):
@@ -74,7 +88,10 @@ def fit_zero_points(highest: Tensor, lowest: Tensor, q: QuantizerSettings) -> tu
 def zero_point_from_option(q: QuantizerSettings, device: torch.device) -> Tensor:
     """Return the user's zero points as float64."""
     first, last = q.format.element.bounds(narrow=q.narrow)
-    zero_point = torch.as_tensor(q.zero_point, device=device).to(DOUBLE.dtype)
+    zero_point = q.zero_point
+    if isinstance(zero_point, Tensor):
+        zero_point = plain_tensor(zero_point, "code zero by", _ZERO_POINTS, "zero_point: ").detach()
+    zero_point = torch.as_tensor(zero_point, device=device).to(DOUBLE.dtype)
     outside = ~((zero_point >= first) & (zero_point <= last) & (zero_point == zero_point.round()))
     if bool(outside.any()):
         raise QgateError(
