@@ -152,10 +152,15 @@ def _as_sentence(words: str) -> str:
 
 
 def _open_streams() -> None:
-    """Give a command that was started with a closed stream somewhere to write to."""
-    for name in ("stdout", "stderr"):
+    """Give a command that was started with a closed stream somewhere to write, and its programs."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+            setattr(sys, name, stream)
+            try:  # the stream has taken the first free descriptor, which is not always its own
+                os.set_inheritable(descriptor, True)
+            except OSError:
+                os.dup2(stream.fileno(), descriptor)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

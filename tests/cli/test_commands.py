@@ -238,6 +238,25 @@ def test_a_closed_stream_is_no_traceback(
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_run_with_closed_streams_is_the_run(closed: str, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import os\n"
+        "def test_it():\n"
+        "    os.write(1, b'')\n"
+        "    os.write(2, b'')\n"
+        "    open('seen', 'w').close()\n"
+    )
+    run = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m qgate run test_it.py {closed}', sys.executable],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+    assert (tmp_path / "seen").exists()
+
+
 def test_sigterm_ends_a_command_with_its_folders_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
