@@ -109,6 +109,27 @@ def test_lines_that_git_merges_from_two_branches_are_valid(tmp_path: Path, devic
     assert found.to_bytes() == merged
 
 
+def test_branches_that_git_merges_verify(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *author, *words], cwd=tmp_path, capture_output=True, check=True)
+
+    git("init", "--initial-branch=main")
+    store = recorded(tmp_path / "baselines")
+    git("add", ".")
+    git("commit", "--message=base")
+    before = store.accepted("2-1").values
+    changes = {"main": {key("layers.3:output"): 5e-4}, "side": {key("layers.90:output"): 0.012}}
+    git("branch", "side")
+    for branch, values in changes.items():
+        git("checkout", branch)
+        store.commit(accepting(values))
+        git("commit", "--all", f"--message={branch}")
+    git("merge", "main")
+    assert verify(store) == []
+    assert store.accepted("2-1").values == before | changes["main"] | changes["side"]
+
+
 # Updates --------------------------------------------------------------------------------------
 
 

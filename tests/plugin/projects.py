@@ -53,11 +53,11 @@ def files(project: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
 
-def records(project: Path) -> list[dict[str, Any]]:
+def records(project: Path, out: str = "qgate-out") -> list[dict[str, Any]]:
     def refuse(text: str) -> None:
         raise ValueError(f"{text} is not JSON")
 
-    lines = (project / "qgate-out" / "results.jsonl").read_text().splitlines()
+    lines = (project / out / "results.jsonl").read_text().splitlines()
     return [json.loads(line, parse_constant=refuse) for line in lines]
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from qgate.plugin.out_folder import reserve_out_folder
 from tests.dumps.gated import at, with_nan, write_dump
 from tests.dumps.making import known
 from tests.plugin.projects import files, records
@@ -26,24 +25,45 @@ def subject() -> Subject:
     return SUBJECTS["dump"]
 
 
+_WAITING = """
+import time
+from pathlib import Path
+
+def test_waiting():
+    Path("begun").touch()
+    while not Path("go").exists():
+        time.sleep(0.05)
+"""
+
+
 @proof
 @pytest.mark.parametrize("more", [(), ("-n", "2")], ids=["alone", "two workers"])
 def test_a_second_run_at_once_writes_to_a_folder_of_its_own(
     house: Path, gates: Gates, more: tuple[str, ...]
 ) -> None:
-    """While one run writes, another has the next folder, with its candidates."""
-    ends: list[Callable[[], None]] = []
-    first: Any = SimpleNamespace(stash=pytest.Stash(), add_cleanup=ends.append)
-    reserve_out_folder(first, house)
-    result = gates("--dump", "dump", "--format", "int8", "--layers", "first", *more)
+    """While one run is in its last test, another has the next folder; both keep their gates."""
+    options = ("--dump", "dump", "--format", "int8", "--layers", "first")
+    (house / "suites" / "test_zz.py").write_text(_WAITING)
+    first = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "suites", *options], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        while not (house / "begun").exists():
+            assert first.poll() is None
+            time.sleep(0.05)
+        result = gates(*options, "--ignore", "suites/test_zz.py", *more)
+    finally:
+        (house / "go").touch()
+        told, _ = first.communicate()
     assert "another run writes to qgate-out: this one wrote to qgate-out-2" in result.stdout.str()
-    assert [path.name for path in (house / "qgate-out").iterdir()] == [".run"]
-    names = {path.name for path in (house / "qgate-out-2").iterdir()}
-    assert names >= {"results.jsonl", "results.csv", "report.html", "candidates"}
-    assert ".run" not in names
-    for end in ends:
-        end()
-    assert not (house / "qgate-out").exists()
+    assert "qgate-out-2" not in told
+    for out in ("qgate-out", "qgate-out-2"):
+        names = {path.name for path in (house / out).iterdir()}
+        assert names >= {"results.jsonl", "results.csv", "report.html", "candidates"}
+        assert ".run" not in names
+    ours, theirs = (records(house, out)[1:] for out in ("qgate-out-2", "qgate-out"))
+    assert len(ours) > 1
+    assert {row["node"] for row in ours} == {row["node"] for row in theirs}
 
 
 @pytest.mark.usefixtures("accepted")
