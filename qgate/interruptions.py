@@ -13,6 +13,9 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+# What a model or a function of a user's raises; argparse ends the program with SystemExit.
+RAISED_BY_USERS = (Exception, SystemExit)
+
 
 class _Heard:
     """Number of the signal that asked this process to end; 0 while none did."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from qgate import devices
 from qgate.errors import QgateError, unknown
+from qgate.interruptions import RAISED_BY_USERS, raise_interruption
 from qgate.models import huggingface
 from qgate.models.huggingface_inputs import TEXT, NetworkFeed, fed_names
 from qgate.models.language import Part
@@ -204,7 +205,8 @@ def _from_callable(name: str, module: str, attribute: str, sampling: Sampling) -
         sys.path.insert(0, str(Path.cwd()))
     try:
         loaded = _from_file(Path(module)) if module.endswith(".py") else import_module(module)
-    except Exception as error:
+    except RAISED_BY_USERS as error:
+        raise_interruption()
         raise QgateError(
             f"cannot take {attribute!r} from {module!r} for model {name!r}: {_error_text(error)}. "
             f"A model is {', '.join(names())}; the folder you are in is searched for modules."
@@ -233,7 +235,8 @@ def _call_builder(name: str, build: Callable[..., Model], sampling: Sampling) ->
         model = build(**arguments)
     except QgateError:
         raise
-    except Exception as error:
+    except RAISED_BY_USERS as error:
+        raise_interruption()
         raise QgateError(f"model {name!r} cannot be built: {_error_text(error)}.") from error
     if not isinstance(model, Model):
         raise QgateError(
@@ -263,9 +266,11 @@ def _from_file(file: Path) -> ModuleType:
     return module
 
 
-def _error_text(error: Exception) -> str:
+def _error_text(error: BaseException) -> str:
     """Describe an error of a user's code, with the line that raised it."""
     text = f"{type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        text += ", it would end the program; only a script does, under `if __name__ == '__main__':`"
     steps = traceback.extract_tb(error.__traceback__)
     last = next((s for s in reversed(steps) if "importlib" not in s.filename), None)
     own = last is not None and Path(last.filename).parent != Path(__file__).parent

@@ -18,6 +18,7 @@ from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks.observing import compile_pattern
 from qgate.hooks.tapping import tap_sites
+from qgate.interruptions import RAISED_BY_USERS, raise_interruption
 from qgate.models.blocks import blocks_of, leaves_of
 from qgate.models.fingerprints import fingerprint
 from qgate.models.refusals import refusal, which_of
@@ -222,7 +223,8 @@ class Model:
                 return self.module(moved)
         except QgateError:
             raise
-        except Exception as error:
+        except RAISED_BY_USERS as error:
+            raise_interruption()
             raise refusal(self.name, which_of(self.inputs, sample), sample, error) from error
 
     def in_basis(self, basis: Basis) -> Model:

@@ -18,7 +18,7 @@ class RefusedSampleError(QgateError, RuntimeError):
     """A sample that a model does not run on; its cause is the model's own error."""
 
 
-def refusal(name: str, which: str, sample: Any, error: Exception) -> RefusedSampleError:
+def refusal(name: str, which: str, sample: Any, error: BaseException) -> RefusedSampleError:
     """Return the error, on one line."""
     reason = beginning(f"{type(error).__name__}: {error}", _MOST)
     return RefusedSampleError(f"{one_line(name)} cannot run {which} ({_shapes(sample)}): {reason}")

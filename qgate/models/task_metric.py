@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from qgate.errors import QgateError
+from qgate.interruptions import RAISED_BY_USERS, raise_interruption
 from qgate.text import shortened
 
 TaskMetric = Callable[..., Any]
@@ -76,7 +77,8 @@ def task_figures(
     ]
     try:
         returned = metric(*by_place, **arguments)
-    except Exception as error:
+    except RAISED_BY_USERS as error:
+        raise_interruption()
         raise QgateError(f"{about} raised {type(error).__name__}: {error}") from error
     return _read(returned, len(given["inputs"]), about)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
+from qgate.interruptions import RAISED_BY_USERS, raise_interruption
 from qgate.models.fingerprints import WeightCache
 from qgate.modes.attention.planning import cache_attentions
 from qgate.modes.mode import Mode
@@ -121,7 +122,8 @@ def _build_own(mode: Mode, model: Model) -> Model:
         module = model.modes[mode.name](model)
     except QgateError:
         raise
-    except Exception as error:
+    except RAISED_BY_USERS as error:
+        raise_interruption()
         raise QgateError(
             f"mode {mode.name!r} of {model.name} cannot be built: {type(error).__name__}: "
             f"{' '.join(str(error).split())}"

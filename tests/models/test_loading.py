@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from qgate import modes
 from qgate.errors import QgateError
 from qgate.models import Model, Sampling, language, load, names
+from qgate.models.task_metric import task_figures
 from qgate.models.tiny import TINY, TinyModel
 
 
@@ -198,6 +200,56 @@ def test_a_callable_in_a_file(tmp_path: Path) -> None:
     sys.modules.pop("qgate_model_file_their_model")
     with pytest.raises(QgateError, match=r"cannot take 'build' from .*SyntaxError"):
         load(f"{file}:build")
+
+
+_ENDING = """
+import argparse, sys, torch, qgate
+WHERE = {where!r}
+def end(here):
+    if here == WHERE:
+        argparse.ArgumentParser().parse_args(["--epochs"])
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 3)
+    def forward(self, x):
+        end("forward")
+        return self.fc(x)
+def int9(model):
+    end("mode")
+    return torch.nn.Sequential(model.module)
+def accuracy(outputs):
+    end("metric")
+def build():
+    end("build")
+    return qgate.Model(Net(), [torch.ones(1, 3)], modes=dict(int9=int9), metric=accuracy)
+end("import")
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("import", "cannot take 'build' from .*: SystemExit: 2, it would end the program; .*"),
+        ("build", "model .* cannot be built: SystemExit: 2, it would end the program; .*"),
+        ("forward", r".* cannot run sample 0 of 0 to 0 \(float32 1 x 3\): SystemExit: 2"),
+        ("mode", "mode 'int9' of .* cannot be built: SystemExit: 2"),
+        ("metric", "metric accuracy of .* raised SystemExit: 2"),
+    ],
+)
+def test_what_would_end_the_program_is_an_error(tmp_path: Path, where: str, words: str) -> None:
+    """A script without a guard has argparse read the words of pytest, and end it."""
+    file = tmp_path / f"ending_{where}.py"
+    file.write_text(_ENDING.format(where=where))
+
+    def go() -> None:
+        model = load(f"{file}:build")
+        logits = model(model.inputs[0]).detach()
+        modes.apply(modes.find_mode("int9", "other", model.modes), model)
+        task_figures(model.metric, "net", "int9", {"outputs": [logits]})
+
+    with pytest.raises(QgateError, match=f"^{words}$"):
+        go()
 
 
 # Devices -----------------------------------------------------------------------------------------
