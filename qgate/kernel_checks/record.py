@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.errors import CopyableError
-from qgate.text import counted, for_terminal, one_line
+from qgate.text import counted, lines_for_terminal
 
 
 @dataclass(repr=False)
@@ -56,7 +56,7 @@ class CheckReport(Overviewed):
             for kind, size in self.smallest_defect.items()
         ]
         lines += [f"  left out: {name} ({reason})" for name, reason in self.left_out.items()]
-        return for_terminal("\n".join(map(one_line, lines)))
+        return lines_for_terminal(lines)
 
 
 def _input_row(pair: tuple[str, str]) -> dict[str, object]:
@@ -70,5 +70,5 @@ class CheckFailure(CopyableError, AssertionError):
     __module__ = "qgate.testing"  # Where users import it: pytest's summary begins with it.
 
     def __init__(self, cause: str, report: CheckReport, *details: str) -> None:
-        super().__init__(for_terminal("\n  ".join(map(one_line, [cause, *details]))))
+        super().__init__(lines_for_terminal([cause, *details], "  "))
         self.cause, self.report = cause, report

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.errors import CopyableError
-from qgate.text import for_terminal, one_line
+from qgate.text import lines_for_terminal
 
 RELATIONS = {
     "repeat": "three calls on one input give the same bits",
@@ -134,7 +134,7 @@ class RelationReport(Overviewed):
         lines = [f"{self.name}: {ways} ways to compute the same, at {len(self.sites)} sites"]
         lines += [f"  {relation}: {count}" for relation, count in self.agreed.items()]
         lines += [f"  left out: {name} ({reason})" for name, reason in self.left_out.items()]
-        return for_terminal("\n".join(map(one_line, lines)))
+        return lines_for_terminal(lines)
 
 
 class RelationFailure(CopyableError, AssertionError):
@@ -144,4 +144,4 @@ class RelationFailure(CopyableError, AssertionError):
         self.report = report
         firsts = [report.first_of(relation) for relation in report.broken]
         lines = [f"{report.name} is wrong: {firsts[0]}", *(f"  {more}" for more in firsts[1:])]
-        super().__init__(for_terminal("\n".join(map(one_line, lines))))
+        super().__init__(lines_for_terminal(lines))

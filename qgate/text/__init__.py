@@ -10,6 +10,7 @@ from qgate.text.escaping import (
     for_workflow,
     for_workflow_property,
     for_xml,
+    lines_for_terminal,
     one_line,
 )
 from qgate.text.names import beginning, counted, distinct, listed, shortened, shortened_title
@@ -31,6 +32,7 @@ __all__ = [
     "for_workflow",
     "for_workflow_property",
     "for_xml",
+    "lines_for_terminal",
     "listed",
     "megabytes",
     "one_line",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 import re
+from collections.abc import Iterable
 from xml.sax import saxutils
 
 # Characters that start a formula in a spreadsheet, with the wide forms that some of them accept.
@@ -41,6 +42,11 @@ def for_terminal(text: object) -> str:
     lines = [one_line(line) for line in str(text).split("\n")]
     lines = [f"| {line}" if line.lstrip().startswith("::") else line for line in lines]
     return re.sub(r"##(?=\[|vso\[)", "# #", "\n".join(lines))
+
+
+def lines_for_terminal(lines: Iterable[object], indent: str = "") -> str:
+    """Write lines as a message; ends of lines in them, as in names, become escapes."""
+    return for_terminal(f"\n{indent}".join(map(one_line, lines)))
 
 
 def for_json(text: str) -> str:
