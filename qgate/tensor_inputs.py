@@ -36,19 +36,21 @@ def dense_tensor(
     if torch.compiler.is_dynamo_compiling():
         torch._dynamo.graph_break(msg=_COMPILED)
     if x.is_quantized:
-        raise TypeError(f"{whose}cannot {doing} a quantized tensor; give x.dequantize().")
+        raise TypeError(f"{whose}cannot {doing} a quantized tensor; call .dequantize() first.")
     if dtypes is not None and x.dtype not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{whose}cannot {doing} a {x.dtype} tensor; allowed: {allowed}.")
     if x.is_nested:
-        raise TypeError(f"{whose}cannot {doing} a nested tensor; give its parts, x.unbind().")
+        raise TypeError(
+            f"{whose}cannot {doing} a nested tensor; give its parts, those of .unbind()."
+        )
     if x.layout != torch.strided:
         raise TypeError(
             f"{whose}cannot {doing} a tensor of layout {x.layout}; call .to_dense() first."
         )
     if type(x).__name__ == "MaskedTensor":
         raise TypeError(
-            f"{whose}cannot {doing} a masked tensor; give x.get_data()[x.get_mask()], or fill it."
+            f"{whose}cannot {doing} a masked tensor; give its values where the mask is, or fill it."
         )
     return x
 
@@ -58,9 +60,11 @@ def valueless(x: object) -> str:
     if not isinstance(x, Tensor):
         return ""
     if torch._C._functorch.is_batchedtensor(x):
-        return "a tensor inside torch.vmap; call qgate on the whole tensor, outside of it."
+        return "a tensor inside torch.vmap; call qgate outside of torch.vmap, on the whole tensor."
     if x.is_meta:
-        return "a tensor of device meta, which has no values; give it a device that has."
+        return (
+            "a tensor of device meta, which has no values; give one on the CPU or an accelerator."
+        )
     if type(x).__name__ == "FakeTensor":
         return "a FakeTensor of a tracer, which has no values; call qgate outside of the trace."
     return ""

@@ -37,13 +37,15 @@ def read_json(data: bytes, file: str, remedy: str, kind: str, version: int, hint
             data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse
         )
     except json.JSONDecodeError as error:
-        raise QgateError(f"{file}:{error.lineno}: it is no JSON ({error.msg}). {remedy}") from None
+        raise QgateError(
+            f"{file}:{error.lineno}: it is not valid JSON ({error.msg}). {remedy}"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise QgateError(f"{file}: it is no JSON qgate reads ({error}). {remedy}") from None
+        raise QgateError(f"{file}: it is JSON that qgate cannot read ({error}). {remedy}") from None
     with naming(file, remedy):
         validate(value, dict)
         if value.get("qgate") != kind:
-            raise ValueError(f"it is no {kind} of qgate")
+            raise ValueError(f"it is not a {kind} of qgate")
         validate(value, _Versioned)
     check_version(file, value["version"], version)
     of_origin = required_fields(Origin)

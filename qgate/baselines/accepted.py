@@ -251,8 +251,9 @@ def _check_version(file: str, version: int, oldest: int) -> None:
         root = "/".join(file.replace("\\", "/").split("/")[:-3])
         option = f" --baselines {shlex.quote(root)}" if root else ""
         raise QgateError(
-            f"{file}: it is of version {version}, and this qgate reads version {VERSION}: "
-            f"`qgate baselines migrate{option}` writes it anew, with the values it has."
+            f"{file}: it is of version {version}, and this qgate reads version {VERSION}: run "
+            f"`qgate baselines migrate{option}`, which keeps the values and lists what it cannot "
+            "keep."
         )
     if not 0 < version <= VERSION:
         check_version(file, version, VERSION)

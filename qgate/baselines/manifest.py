@@ -96,7 +96,7 @@ def edits_of(data: bytes, file: str) -> list[str]:
     text, _, tail = data.decode("utf-8").replace("\r\n", "\n").rpartition(' "digest": ')
     if tail == f"{_json(_digest(text))}\n}}\n":
         return []
-    return [f"{file}: it was edited: its digest is not that of what it says"]
+    return [f"{file}: it was edited, as its digest does not match. {REMEDY}"]
 
 
 def with_digest(data: bytes, file: str) -> bytes | None:
@@ -131,7 +131,7 @@ def _entry(site: str, record: TensorRecord) -> dict[str, object]:
 def reference_file(basis: str) -> str:
     """Return the file of a basis; its name goes into a file name, so it is a plain one."""
     if not _BASIS.fullmatch(basis):
-        raise QgateError(f"basis {basis!r} is not allowed; it is of the letters a-z, 0-9 and _.")
+        raise QgateError(f"basis {basis!r} is not allowed; use the letters a-z, 0-9 and _ only.")
     return f"reference-{basis}.safetensors"
 
 
@@ -142,7 +142,11 @@ def read_manifest(data: bytes, file: str) -> Manifest:
         origin = read_origin(record)
         bases = record["references"]
         if bool(bases) == origin.is_collected:
-            empty = "is not empty, and a dump has none" if origin.is_collected else "is empty"
+            empty = (
+                "has entries, and the baseline of a dump has none"
+                if origin.is_collected
+                else "is empty"
+            )
             raise ValueError(f"references {empty}")
         references = {basis: _tensors(basis, entry) for basis, entry in bases.items()}
     return Manifest(origin, references)

@@ -61,7 +61,10 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
     words   what pytest is called with: suites first, then its options
     """
     if update := next((word for word in words if word.startswith(_UPDATES)), None):
-        raise QgateError(f"{update} and --gate-from: a run with other gates accepts nothing.")
+        raise QgateError(
+            f"{update} cannot be used with --gate-from, which accepts nothing: leave out one of "
+            "them."
+        )
     repository = GitRepository.around(here)
     root, inside = repository.root, repository.folder.relative_to(repository.root)
     commit = commit_of_reference(repository, reference)
@@ -71,7 +74,7 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
         _unpack(repository, commit, base)
         _link_ignored(repository, base)
         tests = [*_suites(base / inside, words), *words]
-        plan = _planned(base, inside, tests)
+        plan = _planned(base, inside, tests, reference)
         _refuse_paths_of(repository, plan, reference)
         gates = plan.files | _settings_files(repository, commit)
         _overlay(root, base, mixed, gates)
@@ -86,9 +89,12 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
         print_line(f"another run writes to {OUT}: the results of this one are in {out.name}")
     if not missing:
         return status
+    has = "has" if len(missing) == 1 else "have"
     print_line(
-        f"{counted(len(missing), 'gate')} of {reference} went missing: {listed(missing, _SHOWN)}. "
-        "If they are meant to go, remove them in a pull request that is reviewed for that.",
+        f"{counted(len(missing), 'gate')} of {reference} {has} no verdict: "
+        f"{listed(missing, _SHOWN)}. The output of pytest says which were not collected, were "
+        "skipped or expected to fail, or failed in their set-up. To remove gates on purpose, use a "
+        "pull request that the owners of the gates review.",
         file=sys.stderr,
     )
     return status or 1
@@ -107,14 +113,14 @@ def commit_of_reference(repository: GitRepository, reference: str) -> str:
         return remote
     if tag is not None and branch is not None and tag != branch:
         raise QgateError(
-            f"--gate-from {reference!r} is a tag and a branch: name refs/tags/{reference} or "
+            f"--gate-from {reference!r} is both a tag and a branch: write refs/tags/{reference} or "
             f"refs/heads/{reference}."
         )
     commit = _commit_or_none(repository, reference)
     if commit is None:
         raise QgateError(
-            f"--gate-from {reference!r} is no commit of this clone: fetch it first, as in `git "
-            "fetch origin main`, and name origin/main."
+            f"--gate-from {reference!r} is no commit of this clone: fetch it (`git fetch origin "
+            "main`; in GitHub Actions `fetch-depth: 0` of actions/checkout) and write origin/main."
         )
     return commit
 
@@ -208,7 +214,7 @@ def _suites(folder: Path, words: Sequence[str]) -> list[str]:
     return [os.path.relpath(suite, folder) for suite in project.suite_folders]
 
 
-def _planned(base: Path, inside: Path, tests: Sequence[str]) -> BaseCollection:
+def _planned(base: Path, inside: Path, tests: Sequence[str], reference: str) -> BaseCollection:
     """Return what the base commit collects with its own code and its own settings."""
     file = base.with_name("planned.json")
     more = ["-p", "qgate.plugin.gate_listing", "--qgate-list", str(file), "--collect-only", "-q"]
@@ -219,8 +225,9 @@ def _planned(base: Path, inside: Path, tests: Sequence[str]) -> BaseCollection:
     listing = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"gates": []}
     if status or not listing["gates"]:
         raise QgateError(
-            f"the gates of the base cannot be collected (pytest ended with {status}): run `pytest "
-            f"{' '.join(tests)} --collect-only` on the base branch."
+            f"no gates of {reference} can be collected (pytest ended with {status}): check it out "
+            f"and run `pytest {' '.join(tests)} --collect-only` to see why. If it has none yet, "
+            "merge some first."
         )
     home = Path(listing["home"])
     home = home.relative_to(base) if home.is_relative_to(base) else inside
@@ -230,9 +237,9 @@ def _planned(base: Path, inside: Path, tests: Sequence[str]) -> BaseCollection:
     files = {path.relative_to(base).as_posix() for path in named if path.is_relative_to(base)}
     if whole := next((path for path in named if (base / inside).is_relative_to(path)), None):
         raise QgateError(
-            f"{os.path.relpath(whole, base / inside)!r} has code beside its gates, and all of it "
-            "would be that of the base: name the files or folders of the gates alone, as in `qgate "
-            "run suites --gate-from REF`."
+            f"{os.path.relpath(whole, base / inside)!r} has code as well as gates, so the code of "
+            f"{reference} would be tested in place of yours: give only the files or folders of the "
+            f"gates, as in `qgate run suites --gate-from {reference}`."
         )
     files |= {(folder / "baselines").as_posix() for folder in (inside, home)}
     elsewhere = [path for path in named if not path.is_relative_to(base)]
@@ -245,8 +252,8 @@ def _refuse_paths_of(repository: GitRepository, plan: BaseCollection, reference:
         if path.resolve().is_relative_to(repository.root):
             near = os.path.relpath(path.resolve(), repository.folder)
             raise QgateError(
-                f"{str(path)!r} is a path of this checkout, and gates of {reference} are those of "
-                f"its commit: write it relative to the folder you are in, {near}."
+                f"{str(path)!r} is a path into this checkout, but suites and settings are taken "
+                f"from {reference}: write {near!r}."
             )
 
 
@@ -280,8 +287,8 @@ def _out_folder(home: Path) -> Iterator[Path]:
             folder = holding.enter_context(held_out_folder(home))
         except OSError as error:
             raise QgateError(
-                f"results cannot be written to {str(error.filename)!r}: {error.strerror}. Let this "
-                "user write there, end other runs, and run this again."
+                f"results cannot be written to {str(error.filename)!r}: {error.strerror}. Make the "
+                "folder writable or wait for other runs to end, and run this again."
             ) from None
         yield folder
 

@@ -66,12 +66,14 @@ class RepositoryFolder:
         missing: list[Path] = []
         for folder in (self.root, self.suites):
             if os.path.lexists(folder) and not folder.is_dir():
-                raise QgateError(f"{str(folder)!r} is no folder: give another, or move it away.")
+                raise QgateError(
+                    f"{str(folder)!r} is no folder: name another one, or move that file away."
+                )
             if not folder.exists():
                 if not folder.parent.is_dir() and folder.parent not in missing:
                     raise QgateError(
-                        f"there is no folder {str(folder.parent)!r} to make {folder.name!r} in: "
-                        "make it first, or give another."
+                        f"cannot make {folder.name!r}, as there is no folder "
+                        f"{str(folder.parent)!r}: make that first, or name another one."
                     )
                 missing.append(folder)
         return missing
@@ -83,7 +85,9 @@ class RepositoryFolder:
         try:
             return toml((read_bytes(file) or b"").decode())
         except ValueError as error:
-            raise QgateError(f"{str(file)!r} is no TOML: {error}. Mend it first.") from None
+            raise QgateError(
+                f"{str(file)!r} is not valid TOML: {error}. Correct it first."
+            ) from None
 
     def table(self, *names: str) -> dict[str, object] | None:
         """Return a table of pyproject.toml, None if it has none of that name."""
@@ -160,8 +164,8 @@ def suites_folder(into: str) -> PurePosixPath:
     path = Path(into)
     if not path.parts or path.is_absolute() or ".." in path.parts:
         raise QgateError(
-            f"--into {into!r} is not allowed; it is a folder in that of the repository, such as "
-            "suites or tests/accuracy."
+            f"--into {into!r} is not allowed; give a folder inside the repository, relative to its "
+            "root, such as suites or tests/accuracy."
         )
     return PurePosixPath(path.as_posix())
 
@@ -169,8 +173,10 @@ def suites_folder(into: str) -> PurePosixPath:
 def read_bytes(path: Path) -> bytes | None:
     """Read a file, None if there is none; refuse anything else of that name."""
     if os.path.lexists(path) and not path.is_file():
-        raise QgateError(f"{str(path)!r} is to be a file and is none: move it away.")
+        raise QgateError(f"{str(path)!r} exists and is no file: move it away.")
     try:
         return path.read_bytes() if path.exists() else None
     except OSError as error:
-        raise QgateError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
+        raise QgateError(
+            f"{str(path)!r} cannot be read: {error.strerror}. Make it readable first."
+        ) from None

@@ -13,9 +13,9 @@
 
 Only `pytest suites --update-baselines` records references. prune and accept list what they change
 as old -> new, and --dry-run only lists it: review the changes, then commit them. migrate rewrites
-accepted errors of an earlier qgate in today's form without changing their values. It also prepares
-baselines in a bucket for updates, if they were copied there from a folder or an earlier qgate wrote
-them. unlock removes a lock that an earlier qgate left in a bucket.
+accepted errors and manifests of an earlier qgate in the present form, and lists what it cannot
+keep. It also prepares baselines in a bucket for updates, if they were copied there from a folder or
+an earlier qgate wrote them. unlock removes a lock that an earlier qgate left in a bucket.
 """
 
 from __future__ import annotations

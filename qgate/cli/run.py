@@ -7,9 +7,10 @@
 
 The suites are those that `suites` in qgate.toml names, or else the folder suites beside it.
 --gate-from judges the code of this checkout by the suites, settings and baselines of another
-commit, so that a pull request cannot silence a gate: it fails if a gate of that commit did not run.
-`pytest --help` lists all options. The exit status is that of pytest: 0 if all gates passed, 1 if
-one failed, 2 to 5 if they could not be run.
+commit, so that a pull request cannot silence a gate: it fails if a gate of that commit has no
+verdict. `pytest --help` lists all options. The exit status is that of pytest: 0 if all gates
+passed; 1 if one failed, or has no verdict with --gate-from or where CI is set; 2 to 5 if they could
+not be run.
 """
 
 from __future__ import annotations
@@ -90,10 +91,14 @@ def project_suites(here: Path) -> list[str]:
     suites = project.suite_folders
     missing = [suite for suite in suites if not Path(suite).exists()]
     if missing:
-        where = f"named by {project.source}" if project.suites else "to run"
+        if project.suites:
+            raise QgateError(
+                f"{project.source} names the suites {missing[0]!r}, which do not exist: correct "
+                "`suites` there, or give the suites, `qgate run PATH`."
+            )
         raise QgateError(
-            f"there is no {missing[0]!r} {where}: name the suites, qgate run PATH, or let `qgate "
-            "init` write some."
+            f"{missing[0]!r} does not exist: give the suites, `qgate run PATH`, or write some with "
+            "`qgate init`."
         )
     return [os.path.relpath(suite, here) for suite in suites]
 

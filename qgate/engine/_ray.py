@@ -71,6 +71,8 @@ class RayBackend:
             cause = _cause_of(error)
             if isinstance(cause, _OutOfMemoryError):
                 return Failure(str(cause))
+            if isinstance(cause, exceptions.RayError) and cause is not error:
+                return Failure(_failure_text(cause))  # of Ray, as it fetched what the item needs
             raise cause from None
         except exceptions.RayError as error:
             self._silence(handle[1])
@@ -183,6 +185,7 @@ def _failure_text(error: Exception) -> str:
         "WorkerCrashedError": "its worker ended",
         "NodeDiedError": "its node was lost",
         "ObjectLostError": "its result was lost with a node",
+        "OwnerDiedError": "the cluster ended or lost what it needs",
     }
     name = type(error).__name__
     return f"{kinds.get(name, name)}, tried {RETRIES + 1} times"

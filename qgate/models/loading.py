@@ -196,7 +196,9 @@ def _refuse_text(name: str, reason: str, sampling: Sampling, taken: Collection[s
     useless = sorted(field for field in texts if getattr(sampling, field) is not None)
     if useless:
         options = " and ".join(f"--{n.replace('_', '-')}" for n in useless)
-        raise QgateError(f"{name} {reason}, and {options} would change nothing: leave it out.")
+        raise QgateError(
+            f"{options} would change nothing, as {name} {reason}: leave out {options}."
+        )
 
 
 def _from_callable(name: str, module: str, attribute: str, sampling: Sampling) -> Model:
@@ -209,7 +211,8 @@ def _from_callable(name: str, module: str, attribute: str, sampling: Sampling) -
         raise_interruption()
         raise QgateError(
             f"cannot take {attribute!r} from {module!r} for model {name!r}: {_error_text(error)}. "
-            f"A model is {', '.join(names())}; the folder you are in is searched for modules."
+            "Modules are searched in the folder you are in. Names of models are "
+            f"{', '.join(names())}."
         ) from error
     build = getattr(loaded, attribute, None)
     if build is None:
@@ -227,7 +230,7 @@ def _call_builder(name: str, build: Callable[..., Model], sampling: Sampling) ->
     if not callable(build):
         raise QgateError(f"{name!r} is {type(build).__name__}, not a callable returning a Model.")
     parameters = inspect.signature(build).parameters
-    _refuse_text(name, "has a callable without such a parameter", sampling, parameters)
+    _refuse_text(name, "has no such parameter", sampling, parameters)
     arguments = {
         f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name in parameters
     }
@@ -270,7 +273,7 @@ def _error_text(error: BaseException) -> str:
     """Describe an error of a user's code, with the line that raised it."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
-        text += ", it would end the program; only a script does, under `if __name__ == '__main__':`"
+        text += ", the end of the program; move it under `if __name__ == '__main__':`"
     steps = traceback.extract_tb(error.__traceback__)
     last = next((s for s in reversed(steps) if "importlib" not in s.filename), None)
     own = last is not None and Path(last.filename).parent != Path(__file__).parent
@@ -280,7 +283,10 @@ def _error_text(error: BaseException) -> str:
 def checkpoint_folder(text: str, name: str) -> Path:
     folder = Path(text).expanduser()
     if not folder.is_dir():
-        raise QgateError(f"model {name!r}: there is no folder {text!r}.")
+        raise QgateError(
+            f"model {name!r}: there is no folder {text!r}. qgate downloads no models: download it, "
+            "and give the path of its folder."
+        )
     if not (folder / "config.json").is_file():
         raise QgateError(
             f"model {name!r}: the folder {text!r} has no config.json; a checkpoint is a folder "

@@ -172,7 +172,7 @@ def partial_text(header: Mapping[str, object] | Record) -> str:
     if extent is None or not head:
         return ""
     why = "; ".join(omitted_texts(extent))
-    advice = "Hold all of them, or say --allow-partial if this is meant"
+    advice = "Run all of them, or pass --allow-partial if this is intended"
     return f"partial run, {head}: {why}. {advice}"
 
 

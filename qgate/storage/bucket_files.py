@@ -385,7 +385,10 @@ class BucketFiles:
             if contents:
                 probe_exclusive(self._fs, self._root, self._rules.plural)
                 if not self._advance(current, contents):
-                    raise QgateError(f"{self._url!r} was migrated by somebody else at this moment.")
+                    raise QgateError(
+                        f"somebody else migrated {self._url!r} at this moment: `qgate baselines "
+                        "list` says what it has."
+                    )
             for name in sorted(names, key=lambda name: (name == self._rules.first, name)):
                 self._remove(name)
         return len(contents)

@@ -26,7 +26,9 @@ def held_out_folder(home: Path) -> Iterator[Path]:
         if handle is not None:
             break
     else:
-        raise OSError(errno.EAGAIN, f"{_MOST - 1} other runs write there and beside", str(folder))
+        raise OSError(
+            errno.EAGAIN, f"{_MOST - 1} other runs write to folders of that name", str(folder)
+        )
     try:
         yield folder
     finally:

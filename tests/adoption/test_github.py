@@ -273,7 +273,7 @@ def test_a_pull_request_cannot_silence_the_gates_of_its_base(tmp_path: Path) -> 
         (
             "red",
             {"conftest.py": SILENT, "product.py": "DEPTH = 2\n"},
-            " of origin/main went missing: ",
+            " of origin/main has no verdict: ",
         ),
     ):
         clone = product.clone(name)
@@ -289,12 +289,32 @@ def test_a_pull_request_cannot_silence_the_gates_of_its_base(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("event", "asked", "runs"),
-    [("pull_request", "true", True), ("pull_request", "", False), ("push", "true", False)],
+    ("event", "asked", "head", "runs"),
+    [
+        ("pull_request", "true", "us/product", True),
+        ("pull_request", "", "us/product", False),
+        ("pull_request", "", "them/product", True),
+        ("pull_request", "", "", True),
+        ("push", "true", "", False),
+    ],
+    ids=[
+        "asked",
+        "not asked",
+        "of a fork, which has no variables",
+        "of a fork that is gone",
+        "push",
+    ],
 )
-def test_base_gates_run_for_pull_requests_where_asked(event: str, asked: str, runs: bool) -> None:
+def test_base_gates_run_for_forks_and_where_asked(
+    event: str, asked: str, head: str, runs: bool
+) -> None:
     condition = yaml.safe_load(WORKFLOW.read_text())["jobs"]["base-gates"]["if"]
-    known = {"github.event_name": event, "vars.QGATE_BASE_GATES": asked}
+    known = {
+        "github.event_name": event,
+        "github.repository": "us/product",
+        "vars.QGATE_BASE_GATES": asked,
+        "github.event.pull_request.head.repo.full_name": head,
+    }
     assert evaluated(condition, known) is runs
 
 

@@ -75,7 +75,7 @@ def test_candidates_of_version_1_are_refused_and_accepted_errors_migrated(
 ) -> None:
     for verb in (["verify"], ["list"]):
         status = 1 if verb == ["verify"] else 2
-        words = "of version 1, and this qgate reads version 3: `qgate baselines migrate"
+        words = "of version 1, and this qgate reads version 3: run `qgate baselines migrate"
         assert words in said(capsys, "baselines", *verb, status=status)
     before = read_lines(old)
     migrated = said(capsys, "baselines", "migrate")

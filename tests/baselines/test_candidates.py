@@ -119,13 +119,13 @@ def test_one_of_the_version_before_is_refused_by_name(tmp_path: Path) -> None:
 
 GOOD = CANDIDATE.to_bytes()
 MALFORMED = {
-    "cut off": (GOOD[:200], r"c.json:\d+: it is no JSON"),
+    "cut off": (GOOD[:200], r"c.json:\d+: it is not valid JSON"),
     "nan": (GOOD.replace(b"0.125", b"NaN"), "NaN is no number"),
     "text": (GOOD.replace(b"0.125", b'"1"'), r"values\[0\].value is '1', not one of \['nan'"),
     "true": (GOOD.replace(b"0.125", b"true"), r"values\[0\].value is True"),
     "too large": (GOOD.replace(b"0.125", b"1" + b"0" * 400), "more than 64 bits"),
     "newer": (GOOD.replace(b'"version": 2', b'"version": 3'), "update qgate"),
-    "another file": (GOOD.replace(b'"candidate"', b'"baseline"'), "no candidate of qgate"),
+    "another file": (GOOD.replace(b'"candidate"', b'"baseline"'), "not a candidate of qgate"),
     "twice": (GOOD.replace(b"  {", b"  " + GOOD.splitlines()[-3].strip() + b",\n  {"), "is there twice"),
     "empty": (GOOD.replace(GOOD.splitlines()[-3], b""), "values is empty"),
     "site a number": (GOOD.replace(b'"layers.0:output"', b"3"), r"values\[0\].site is 3"),

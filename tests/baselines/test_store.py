@@ -453,14 +453,14 @@ def edited(*path: Any, to: Any) -> Callable[[bytes], bytes]:
 
 TENSOR = ("references", "plain", "tensors", 0)
 MALFORMED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "cut off": (lambda data: data[:100], r"manifest.json:\d+: it is no JSON"),
-    "merge conflict": (lambda data: data.replace(b' "seed"', b'<<<<<<< HEAD\n "seed"'), r"manifest.json:10: it is no JSON"),
-    "not UTF-8": (lambda data: data.replace(b"tiny", b"\xff"), "no JSON qgate reads"),
+    "cut off": (lambda data: data[:100], r"manifest.json:\d+: it is not valid JSON"),
+    "merge conflict": (lambda data: data.replace(b' "seed"', b'<<<<<<< HEAD\n "seed"'), r"manifest.json:10: it is not valid JSON"),
+    "not UTF-8": (lambda data: data.replace(b"tiny", b"\xff"), "JSON that qgate cannot read"),
     "a list": (lambda _: b"[]", "it is list, not an object"),
-    "nested without end": (lambda _: b"[" * 100_000, "no JSON qgate reads"),
+    "nested without end": (lambda _: b"[" * 100_000, "JSON that qgate cannot read"),
     "a key twice": (lambda data: data.replace(b' "seed": 0,', b' "seed": 0, "seed": 1,'), "'seed' is there twice"),
     "nan": (lambda data: data.replace(b' "seed": 0,', b' "seed": NaN,'), "NaN is no number"),
-    "another file": (edited("qgate", to="calibration"), "no baseline of qgate"),
+    "another file": (edited("qgate", to="calibration"), "not a baseline of qgate"),
     "newer": (edited("version", to=3), "version 3, and this qgate reads version 2: update qgate"),
     "unknown field": (edited("more", to=1), "'more' is not a known field"),
     "no weights": (edited("weights", to=...), "weights is missing"),

@@ -116,7 +116,7 @@ PULL_REQUESTS = {
         {"kernel.py": WORSE_KERNEL, "baselines": WORSE}, 1, "2 of 2 held"
     ),
     "a model without its second layer": PullRequest(
-        {"kernel.py": "SCALE = 1.0\nLAYERS = 1\n"}, 1, "2 gates of main went missing"
+        {"kernel.py": "SCALE = 1.0\nLAYERS = 1\n"}, 1, "2 gates of main have no verdict"
     ),
     "baselines that pytest.toml names": PullRequest(
         {"kernel.py": WORSE_KERNEL, "gold": WORSE,
@@ -141,10 +141,10 @@ PULL_REQUESTS = {
         base={"gates/test_more.py": SUITE}, words=["-k", "layer", "gates/test_more.py"],
     ),
     "a path of the checkout": PullRequest(
-        {}, 2, "write it relative to the folder you are in", words=["{clone}/suites"]
+        {}, 2, "suites and settings are taken from main: write 'suites'", words=["{clone}/suites"]
     ),
     "the folder of the code as a suite": PullRequest(
-        {"kernel.py": WORSE_KERNEL, "suites": None}, 2, "'.' has code beside its gates", words=["."]
+        {"kernel.py": WORSE_KERNEL, "suites": None}, 2, "'.' has code as well as gates", words=["."]
     ),
     "settings above the working folder": PullRequest(
         {}, 0, "2 of 2 held", base=IN_PRODUCT, inside="product"
@@ -154,7 +154,7 @@ PULL_REQUESTS = {
         base=IN_PRODUCT, inside="product",
     ),
     "a mode of a package in src": PullRequest(
-        {"src/kernel.py": "SCALE = 1.0\nLAYERS = 2\nMODES = ['mine']\n"}, 1, "went missing",
+        {"src/kernel.py": "SCALE = 1.0\nLAYERS = 2\nMODES = ['mine']\n"}, 1, "no verdict",
         base=IN_SRC,
     ),
     "suites that a setting names": PullRequest(
@@ -332,17 +332,17 @@ def test_a_tag_is_no_branch_of_a_remote(
     assert _base_gates.commit_of_reference(repository, reference) == commits[commit]
     Product.git(clone, "tag", "main", "HEAD~")
     assert main(["run", "--gate-from", "main"]) == 2
-    assert "'main' is a tag and a branch" in capsys.readouterr().err
+    assert "'main' is both a tag and a branch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--gate-from", "nowhere"], "--gate-from 'nowhere' is no commit of this clone: fetch it"),
-        (["--gate-from", "main", "--update-baselines"], "a run with other gates accepts nothing"),
+        (["--gate-from", "main", "--update-baselines"], "--gate-from, which accepts nothing"),
         (
             ["--gate-from=main", "--qgate-update-baselines"],
-            "a run with other gates accepts nothing",
+            "--gate-from, which accepts nothing",
         ),
     ],
 )

@@ -196,7 +196,7 @@ def test_a_folder_and_the_suites_in_it_may_have_any_name(
 
 
 def test_suites_go_into_a_folder_of_tests(repository: Path, capsys: Capsys) -> None:
-    assert "no folder 'tests' to make 'accuracy' in" in complaint(
+    assert "cannot make 'accuracy', as there is no folder 'tests'" in complaint(
         capsys, "--into", "tests/accuracy"
     )
     (repository / "tests").mkdir()
@@ -217,11 +217,11 @@ def test_suites_outside_the_repository_are_refused(capsys: Capsys, into: str) ->
     [
         ("file", ["file"], "'file' is no folder"),
         ("suites", [], "'suites' is no folder"),
-        ("tests", ["--into", "tests/gates"], "no folder 'tests' to make 'gates' in"),
-        ("qgate.toml/x", [], "'qgate.toml' is to be a file and is none"),
-        ("suites/conftest.py/x", [], "'suites/conftest.py' is to be a file and is none"),
-        (".gitignore/x", [], "'.gitignore' is to be a file and is none"),
-        ("x", ["a/b"], "no folder 'a' to make 'b' in"),
+        ("tests", ["--into", "tests/gates"], "cannot make 'gates', as there is no folder 'tests'"),
+        ("qgate.toml/x", [], "'qgate.toml' exists and is no file"),
+        ("suites/conftest.py/x", [], "'suites/conftest.py' exists and is no file"),
+        (".gitignore/x", [], "'.gitignore' exists and is no file"),
+        ("x", ["a/b"], "cannot make 'b', as there is no folder 'a'"),
     ],
 )
 def test_what_is_in_the_way_is_named(
@@ -234,7 +234,7 @@ def test_what_is_in_the_way_is_named(
 
 def test_a_link_to_nothing_is_in_the_way(repository: Path, capsys: Capsys) -> None:
     (repository / "qgate.toml").symlink_to("gone")
-    assert "'qgate.toml' is to be a file" in complaint(capsys)
+    assert "'qgate.toml' exists and is no file" in complaint(capsys)
     assert (repository / "qgate.toml").is_symlink()
 
 
@@ -325,7 +325,7 @@ def test_a_pyproject_that_cannot_be_read_is_named(
     repository: Path, capsys: Capsys, text: str
 ) -> None:
     (repository / "pyproject.toml").write_bytes(text.encode("latin-1"))
-    assert "'pyproject.toml' is no TOML: " in complaint(capsys)
+    assert "'pyproject.toml' is not valid TOML: " in complaint(capsys)
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def test_suites_are_found_from_below_and_by_the_settings(
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ("", ["there is no", "suites' to run", "qgate run PATH", "`qgate init`"]),
-        ('suites = "gone"', ["gone' named by", "qgate.toml"]),
+        ("", ["suites' does not exist", "qgate run PATH", "`qgate init`"]),
+        ('suites = "gone"', ["names the suites", "gone'", "qgate.toml"]),
         ("suites = 3", ["suites = 3 is not allowed; it is a text or a list of texts"]),
         ("suite = 'x'", ["unknown key 'suite'. Did you mean suites"]),
     ],

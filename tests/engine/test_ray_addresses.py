@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from qgate.engine import Workers, map_items
+from qgate.engine import Failure, Workers, map_items
+from qgate.engine._ray import RayBackend
 from qgate.errors import QgateError
 from tests.engine import work
 from tests.shares import proof
@@ -21,6 +23,20 @@ def test_a_cluster_that_does_not_answer_is_named_at_once(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(QgateError, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"):
         list(map_items(work.square, [1], Workers("ray")))
+
+
+def test_an_item_whose_input_ray_lost_has_failed():
+    """As after the end of the cluster, on a machine too busy for its heartbeats."""
+    from ray import exceptions as errors
+
+    lost = errors.OwnerDiedError("00ff", None, "")
+
+    def get(_handle):
+        raise errors.RayTaskError("work", "its lines", lost).as_instanceof_cause()
+
+    backend = object.__new__(RayBackend)
+    backend._ray = SimpleNamespace(exceptions=errors, get=get)
+    assert backend.wait((1, 2)) == Failure("the cluster ended or lost what it needs, tried 3 times")
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):

@@ -230,8 +230,8 @@ end("import")
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("import", "cannot take 'build' from .*: SystemExit: 2, it would end the program; .*"),
-        ("build", "model .* cannot be built: SystemExit: 2, it would end the program; .*"),
+        ("import", "cannot take 'build' from .*: SystemExit: 2, the end of the program; move .*"),
+        ("build", "model .* cannot be built: SystemExit: 2, the end of the program; move .*"),
         ("forward", r".* cannot run sample 0 of 0 to 0 \(float32 1 x 3\): SystemExit: 2"),
         ("mode", "mode 'int9' of .* cannot be built: SystemExit: 2"),
         ("metric", "metric accuracy of .* raised SystemExit: 2"),

@@ -207,7 +207,7 @@ def test_a_mode_of_ones_own_that_quantizes_what_the_first_sample_does_not_pass(
     result = suites(*options)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     gap = "quantized modules that the first sample does not pass: rare (own)"
-    result.stdout.fnmatch_lines([f"partial run, not all *: {gap}. Hold all of them, *"])
+    result.stdout.fnmatch_lines([f"partial run, not all *: {gap}. Run all of them, *"])
     result.stdout.fnmatch_lines(["compared in own: 5 of 6 quantized modules, 2 of 2 outputs, *"])
 
 

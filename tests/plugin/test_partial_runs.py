@@ -101,7 +101,7 @@ def test_gates_that_are_left_out_are_named_and_red_in_ci(
     first = lines[next(i for i, line in enumerate(lines) if "= qgate: " in line) + 1]
     held = "not all gates were held" if judged == gates else f"only {judged} of {gates} gates were"
     assert first.startswith(f"partial run, {held}")
-    result.stdout.fnmatch_lines([f"partial run, *: {words}--allow-partial if this is meant"])
+    result.stdout.fnmatch_lines([f"partial run, *: {words}--allow-partial if this is intended"])
     header, _ = read(project / "qgate-out" / "results.jsonl")
     assert (header["exit"], header["complete"]) == (1, False)
     fields = header["extent"]

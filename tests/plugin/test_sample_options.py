@@ -143,4 +143,4 @@ def test_a_callable_that_takes_no_text_says_so(home: Path, pytester: pytest.Pyte
         *RUN, "--model", "own.py:build", "--text", "data/mine.txt"
     )
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "and --text would change nothing: leave it out" in result.stderr.str()
+    assert "--text would change nothing, as own.py:build has no such" in result.stderr.str()

@@ -47,7 +47,7 @@ def scale_from_option(q: QuantizerSettings, x: Tensor) -> Tensor:
     """Return the user's scale as float64, rounded to its dtype."""
     scale = q.scale
     if isinstance(scale, Tensor):
-        scale = plain_tensor(scale, "scale by", _SCALES, "scale: ").detach().to(x.device)
+        scale = plain_tensor(scale, "use", _SCALES, "scale: ").detach().to(x.device)
     else:
         scale = torch.tensor(scale, dtype=torch.float64, device=x.device)
     scale = widen(scale)
@@ -90,7 +90,7 @@ def zero_point_from_option(q: QuantizerSettings, device: torch.device) -> Tensor
     first, last = q.format.element.bounds(narrow=q.narrow)
     zero_point = q.zero_point
     if isinstance(zero_point, Tensor):
-        zero_point = plain_tensor(zero_point, "code zero by", _ZERO_POINTS, "zero_point: ").detach()
+        zero_point = plain_tensor(zero_point, "use", _ZERO_POINTS, "zero_point: ").detach()
     zero_point = torch.as_tensor(zero_point, device=device).to(DOUBLE.dtype)
     outside = ~((zero_point >= first) & (zero_point <= last) & (zero_point == zero_point.round()))
     if bool(outside.any()):
