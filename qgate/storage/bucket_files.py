@@ -385,10 +385,7 @@ class BucketFiles:
             if contents:
                 probe_exclusive(self._fs, self._root, self._rules.plural)
                 if not self._advance(current, contents):
-                    raise QgateError(
-                        f"somebody else migrated {self._url!r} at this moment: `qgate baselines "
-                        "list` says what it has."
-                    )
+                    raise QgateError(f"somebody else migrated {self._url!r} at this moment.")
             for name in sorted(names, key=lambda name: (name == self._rules.first, name)):
                 self._remove(name)
         return len(contents)
