@@ -27,6 +27,15 @@ def plain_tensor(
     return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
+def number_or_tensor(
+    given: object, dtypes: Iterable[torch.dtype], whose: str, device: torch.device
+) -> Tensor:
+    """Return an option that is a number, as float64, or a tensor that has values."""
+    if isinstance(given, Tensor):
+        return plain_tensor(given, "use", dtypes, whose).detach().to(device)
+    return torch.tensor(given, dtype=torch.float64, device=device)
+
+
 def dense_tensor(
     x: object, doing: str, dtypes: Iterable[torch.dtype] | None, whose: str = ""
 ) -> Tensor:

@@ -11,7 +11,7 @@ from qgate.formats._work import DOUBLE, ScaledChunk, widen
 from qgate.formats.engine.dtypes import FP32_MAX, INFINITY, INPUTS, NATIVE_INTEGER
 from qgate.formats.floats import to_single_grid
 from qgate.formats.settings import QuantizerSettings
-from qgate.tensor_inputs import plain_tensor
+from qgate.tensor_inputs import number_or_tensor
 
 _SCALES = (
     *INPUTS,
@@ -45,12 +45,7 @@ def of_amax(amax: Tensor, q: QuantizerSettings) -> Tensor:
 
 def scale_from_option(q: QuantizerSettings, x: Tensor) -> Tensor:
     """Return the user's scale as float64, rounded to its dtype."""
-    scale = q.scale
-    if isinstance(scale, Tensor):
-        scale = plain_tensor(scale, "use", _SCALES, "scale: ").detach().to(x.device)
-    else:
-        scale = torch.tensor(scale, dtype=torch.float64, device=x.device)
-    scale = widen(scale)
+    scale = widen(number_or_tensor(q.scale, _SCALES, "scale: ", x.device))
     if x.dtype != torch.float64:
         scale = to_single_grid(scale)
     if not bool(((scale > 0) & scale.isfinite()).all()):
@@ -88,10 +83,8 @@ def fit_zero_points(highest: Tensor, lowest: Tensor, q: QuantizerSettings) -> tu
 def zero_point_from_option(q: QuantizerSettings, device: torch.device) -> Tensor:
     """Return the user's zero points as float64."""
     first, last = q.format.element.bounds(narrow=q.narrow)
-    zero_point = q.zero_point
-    if isinstance(zero_point, Tensor):
-        zero_point = plain_tensor(zero_point, "use", _ZERO_POINTS, "zero_point: ").detach()
-    zero_point = torch.as_tensor(zero_point, device=device).to(DOUBLE.dtype)
+    zero_point = number_or_tensor(q.zero_point, _ZERO_POINTS, "zero_point: ", device)
+    zero_point = zero_point.to(DOUBLE.dtype)
     outside = ~((zero_point >= first) & (zero_point <= last) & (zero_point == zero_point.round()))
     if bool(outside.any()):
         raise QgateError(
