@@ -21,6 +21,9 @@ RETRIES = 2
 # Ray itself repeats an item whose worker ran out of memory without end.
 OUT_OF_MEMORY_TRIES = 6
 _PATIENCE = 10.0
+# Ray takes a node for dead that misses five heartbeats, as it does on a machine that is too busy.
+# A cluster of this machine alone needs none: it ends with the driver.
+_OWN_CLUSTER = {"health_check_failure_threshold": 100_000}
 
 
 class _OutOfMemoryError(Exception):
@@ -128,7 +131,8 @@ def _connect(ray: Any, workers: Workers) -> None:
         try:
             ray.init("auto", **quiet)
         except ConnectionError:
-            ray.init("local", num_cpus=workers.jobs, include_dashboard=False, **quiet)
+            own = {"include_dashboard": False, "_system_config": _OWN_CLUSTER, **quiet}
+            ray.init("local", num_cpus=workers.jobs, **own)
     except Exception as error:
         why = str(error).strip().partition("\n")[0]
         raise QgateError(

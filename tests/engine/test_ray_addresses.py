@@ -1,5 +1,6 @@
 """Which cluster `ray` means: the one named, the one there is, or a new one here."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -52,6 +53,24 @@ print(list(map_items(work.square, range(5), Workers("ray", jobs=2))))
 import ray
 print(ray.is_initialized())
 """
+
+
+_BUSY = """
+from qgate.engine import Workers, map_items
+from tests.engine import work
+print(list(map_items(work.square_without_node, range(4), Workers("ray", jobs=1))))
+"""
+
+
+@proof
+def test_its_own_cluster_lives_without_heartbeats():
+    """Ray would take a node of a machine too busy for them for dead: here after half a second."""
+    short = {"period_ms": "100", "timeout_ms": "100", "initial_delay_ms": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", _BUSY], capture_output=True, text=True, check=False, timeout=120,
+        env={**os.environ, **{f"RAY_health_check_{name}": text for name, text in short.items()}},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["[0, 1, 4, 9]"], done.stdout + done.stderr
 
 
 @proof

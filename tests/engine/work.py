@@ -12,6 +12,18 @@ def square(x):
     return x * x
 
 
+def square_without_node(x):
+    """Stop the node of Ray that runs this item for a while, and once."""
+    node = os.getppid()
+    if x == 1:
+        assert Path(f"/proc/{node}/comm").read_text().strip() == "raylet"
+        os.kill(node, signal.SIGSTOP)
+        time.sleep(4)
+        os.kill(node, signal.SIGCONT)
+        time.sleep(2)
+    return x * x
+
+
 def scaled(x, factor):
     return x * factor
 
