@@ -7,6 +7,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+_NAMES = (
+    *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    *("float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"),
+)
+# Those that this torch has: 2.6 has no float8_e8m0fnu.
+FLOATS: tuple[torch.dtype, ...] = tuple(
+    getattr(torch, name) for name in _NAMES if hasattr(torch, name)
+)
 _COMPILED = (
     "qgate reads the values of tensors, which torch.compile(fullgraph=True) cannot trace: compile "
     "without fullgraph, or call qgate outside of the compiled function."

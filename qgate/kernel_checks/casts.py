@@ -19,12 +19,7 @@ from qgate.formats import Encoded, Quantizer
 from qgate.formats.options import Floats, Options
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
 from qgate.kernel_checks.record import CheckFailure, CheckReport
-from qgate.tensor_inputs import plain_tensor
-
-_FLOATS = (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
-    torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-)  # fmt: skip
+from qgate.tensor_inputs import FLOATS, plain_tensor
 
 SEARCH_BAND = (0.8, 1.25)
 """Squared error of searched scales, as a share of that of our own search."""
@@ -102,7 +97,7 @@ def _values(actual: Any) -> Tensor:
 
 def _plain(x: Tensor, whose: str) -> Tensor:
     try:
-        return plain_tensor(x, "check", _FLOATS, f"{whose}: ").detach()
+        return plain_tensor(x, "check", FLOATS, f"{whose}: ").detach()
     except TypeError as error:
         raise ValueError(str(error)) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import tempfile
 import warnings
@@ -22,6 +23,7 @@ from qgate.tensor_inputs import valueless
 from qgate.testing import CheckFailure, check
 from tests.dumps.making import record
 from tests.shares import proof
+from tests.warm import run_python
 
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SMALL = (
@@ -40,8 +42,8 @@ VALUES = torch.linspace(-4, 4, 64, dtype=torch.float64).reshape(2, 32)
 
 def dense(dtype: torch.dtype, values: Tensor = VALUES) -> Tensor:
     """Return distinct values of a dtype, positive ones where it has no others."""
-    if values is VALUES and dtype in (*WHOLE, torch.float8_e8m0fnu):
-        values = VALUES.abs() + 0.25
+    if values.min() < 0 and dtype in (*WHOLE, torch.float8_e8m0fnu):
+        values = values.abs() + 0.25
     made: Tensor = (values > 2) if dtype == torch.bool else values.to(dtype)
     return made
 
@@ -235,6 +237,18 @@ def test_an_option_is_that_of_its_plain_copy_or_a_sentence(option: str) -> None:
             wrong.append(f"{dtype} {layout}: {kind} {str(result)[:90]!r}")
     assert values >= 50, values
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_torch_without_a_dtype_is_enough() -> None:
+    """As torch 2.6, which has no float8_e8m0fnu."""
+    code = (
+        "import torch\n"
+        "del torch.float8_e8m0fnu\n"
+        "import qgate.testing\n"
+        "print(qgate.quantize(torch.ones(2), 'int8', scale=torch.tensor(0.5)).tolist())\n"
+    )
+    done = run_python("-c", code, cwd=Path.cwd(), environment=os.environ)
+    assert done.stdout.strip() == "[1.0, 1.0]", done.stderr
 
 
 @pytest.mark.filterwarnings("ignore")

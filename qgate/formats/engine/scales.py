@@ -11,16 +11,8 @@ from qgate.formats._work import DOUBLE, ScaledChunk, widen
 from qgate.formats.engine.dtypes import FP32_MAX, INFINITY, INPUTS, NATIVE_INTEGER
 from qgate.formats.floats import to_single_grid
 from qgate.formats.settings import QuantizerSettings
-from qgate.tensor_inputs import number_or_tensor
+from qgate.tensor_inputs import FLOATS, number_or_tensor
 
-_SCALES = (
-    *INPUTS,
-    torch.float8_e8m0fnu,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-    torch.float8_e4m3fnuz,
-    torch.float8_e5m2fnuz,
-)
 _ZERO_POINTS = (
     *(torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -45,7 +37,7 @@ def of_amax(amax: Tensor, q: QuantizerSettings) -> Tensor:
 
 def scale_from_option(q: QuantizerSettings, x: Tensor) -> Tensor:
     """Return the user's scale as float64, rounded to its dtype."""
-    scale = widen(number_or_tensor(q.scale, _SCALES, "scale: ", x.device))
+    scale = widen(number_or_tensor(q.scale, FLOATS, "scale: ", x.device))
     if x.dtype != torch.float64:
         scale = to_single_grid(scale)
     if not bool(((scale > 0) & scale.isfinite()).all()):
