@@ -66,21 +66,24 @@ class RayBackend:
         return done, result
 
     def wait(self, handle: tuple[Any, Any]) -> Failure | None:
-        exceptions = self._ray.exceptions
         try:
             self._ray.get(handle[0])
-        except exceptions.RayTaskError as error:
+        except self._ray.exceptions.RayError as error:
             self._silence(handle[1])
             cause = _cause_of(error)
             if isinstance(cause, _OutOfMemoryError):
                 return Failure(str(cause))
-            if isinstance(cause, exceptions.RayError) and cause is not error:
-                return Failure(_failure_text(cause))  # of Ray, as it fetched what the item needs
+            if self._is_of_ray(cause):
+                return Failure(_failure_text(cause))
             raise cause from None
-        except exceptions.RayError as error:
-            self._silence(handle[1])
-            return Failure(_failure_text(error))
         return None
+
+    def _is_of_ray(self, cause: BaseException) -> bool:
+        """Tell an error of Ray, which lost a worker, a node or an input, from the function's."""
+        exceptions = self._ray.exceptions
+        return isinstance(cause, exceptions.RayError) and not isinstance(
+            cause, exceptions.RayTaskError
+        )
 
     def _silence(self, result: Any) -> None:
         """Fetch a failed result, which Ray would otherwise report once more."""
@@ -91,13 +94,13 @@ class RayBackend:
         return None, self._merge.remote(merge, *(result for _, result in handles))
 
     def result(self, handle: tuple[Any, Any]) -> Any:
-        exceptions = self._ray.exceptions
         try:
             return self._ray.get(handle[1])
-        except exceptions.RayTaskError as error:
-            raise _cause_of(error) from None
-        except exceptions.RayError as error:
-            raise QgateError(f"a result was lost: {_failure_text(error)}.") from None
+        except self._ray.exceptions.RayError as error:
+            cause = _cause_of(error)
+            if self._is_of_ray(cause):
+                raise QgateError(f"a result was lost: {_failure_text(cause)}.") from None
+            raise cause from None
 
     def close(self) -> None:
         """Disconnect if this connected; items that run on an open connection run to their end.
@@ -183,7 +186,7 @@ def _cause_of(error: Any) -> BaseException:
     return cause if isinstance(cause, BaseException) else error
 
 
-def _failure_text(error: Exception) -> str:
+def _failure_text(error: BaseException) -> str:
     kinds = {
         "OutOfMemoryError": "its worker ran out of memory",
         "WorkerCrashedError": "its worker ended",

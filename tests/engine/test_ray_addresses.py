@@ -37,7 +37,10 @@ def test_an_item_whose_input_ray_lost_has_failed():
 
     backend = object.__new__(RayBackend)
     backend._ray = SimpleNamespace(exceptions=errors, get=get)
-    assert backend.wait((1, 2)) == Failure("the cluster ended or lost what it needs, tried 3 times")
+    lost_text = "the cluster ended or lost what it needs, tried 3 times"
+    assert backend.wait((1, 2)) == Failure(lost_text)
+    with pytest.raises(QgateError, match=f"^a result was lost: {lost_text}\\.$"):
+        backend.result((1, 2))
 
 
 def test_without_ray_the_extra_is_named(monkeypatch):
