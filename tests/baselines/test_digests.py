@@ -13,6 +13,7 @@ from qgate import QgateError
 from qgate.baselines import Accepted, Key, Store, Update, verify
 from qgate.baselines.accepted import VERSION, inspect_accepted, read_accepted
 from qgate.cli import main
+from tests.adoption.repository import run
 from tests.baselines.building import ORIGIN, accepting, contents, key, recorded
 
 BASE = Accepted("tiny", "2-1", "w" * 64, "i" * 64, None, "cpu-avx2")
@@ -111,8 +112,7 @@ def test_lines_that_git_merges_from_two_branches_are_valid(tmp_path: Path, devic
 
 def test_branches_that_git_merges_verify(tmp_path: Path) -> None:
     def git(*words: str) -> None:
-        author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *author, *words], cwd=tmp_path, capture_output=True, check=True)
+        run(["git", *words], tmp_path)
 
     git("init", "--initial-branch=main")
     store = recorded(tmp_path / "baselines")
