@@ -273,7 +273,7 @@ def test_a_pull_request_cannot_silence_the_gates_of_its_base(tmp_path: Path) -> 
         (
             "red",
             {"conftest.py": SILENT, "product.py": "DEPTH = 2\n"},
-            " of origin/main has no verdict: ",
+            " of origin/main have no verdict: ",
         ),
     ):
         clone = product.clone(name)
