@@ -19,6 +19,7 @@ tensor, `.numpy()`, `data_ptr`, pickling. What a GPU computes with other bits ha
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -86,7 +87,11 @@ class SimTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _run(op, args, kwargs or {})
+        kwargs = kwargs or {}
+        # In inference mode torch does not split what it composes of other operations.
+        if torch.is_inference_mode_enabled() and _is_composed(op):
+            return op.decompose(*args, **kwargs)
+        return _run(op, args, kwargs)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"{self.inside!r} on {self.device}"
@@ -113,6 +118,11 @@ class SimTensor(Tensor):
                 kept = torch.nn.Parameter(copy, self.requires_grad)
             memo[id(self)] = kept
         return memo[id(self)]
+
+
+@functools.cache
+def _is_composed(op: Any) -> bool:
+    return bool(op._can_decompose())
 
 
 def register() -> None:
@@ -172,6 +182,9 @@ _MIXES = {
     aten.copy_.default, aten._to_copy.default, aten._copy_from.default, aten.index.Tensor,
     aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
 }  # fmt: skip
+_COPIES = {aten._to_copy.default, aten.copy_.default, aten._copy_from.default}
+_ANSWERS = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default}
+_CPU = torch.device("cpu")
 # What makes the host wait: its result depends on values.
 _WAITS = {
     aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default,
@@ -181,75 +194,88 @@ _WAITS = {
 }  # fmt: skip
 
 
+class _Arguments:
+    """The arguments of an operation with what is inside of them, and where they are."""
+
+    def __init__(self, op: Any) -> None:
+        self.op, self.of = op, dict[int, SimTensor]()
+        self.device: torch.device | None = None
+        self.other: torch.device | None = None
+
+    def inside(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is SimTensor:
+            self._meet(value.device)
+            self.of[id(value.inside)] = value
+            return value.inside
+        if kind in (list, tuple):
+            return kind(map(self.inside, value))
+        if isinstance(value, Tensor) and value.dim() > 0 and self.op not in _MIXES:
+            self._meet(value.device)
+        return value
+
+    def _meet(self, device: torch.device) -> None:
+        if self.device is None:
+            self.device = device
+        elif self.device != device:
+            self.other = device
+
+    def place(self, given: Any) -> torch.device:
+        """Return where the result is; refuse a mixture of devices in the words of CUDA."""
+        if self.other is not None:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{self.device} and {self.other}!"
+            )
+        if self.device is not None:
+            return self.device
+        device = torch.device(NAME if given is None else given)
+        return torch.device(NAME, 0) if device == torch.device(NAME) else device
+
+    def wrapped(self, value: Any, device: torch.device) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(self.wrapped(part, device) for part in value)
+        if not isinstance(value, Tensor):
+            return value
+        known = self.of.get(id(value))
+        if known is None:
+            return SimTensor(value, device)
+        if known.shape != value.shape or known.stride() != value.stride():
+            raise RuntimeError(f"the simulated device cannot resize {tuple(known.shape)} in place")
+        return known
+
+
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation on what is inside, and wrap what it makes."""
-    leaves, _ = pytree.tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    device = _device_of(op, tensors, kwargs)
     if op in _WAITS or (op is aten.index.Tensor and _has_mask(args[1])):
         _waits(str(op))
-    if op in (aten._to_copy.default, aten.copy_.default, aten._copy_from.default):
-        return _copy(op, args, kwargs, device)
-    if isinstance(kwargs.get("generator"), torch.Generator):
+    if op in _COPIES:
+        return _copy(op, args, kwargs)
+    if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
-    inner_args, inner_kwargs = pytree.tree_map(_inside, (args, kwargs))
+    arguments = _Arguments(op)
+    inner = [arguments.inside(arg) for arg in args]
+    inner_kwargs = {name: arguments.inside(arg) for name, arg in kwargs.items()}
+    device = arguments.place(kwargs.get("device"))
     if "device" in inner_kwargs:
-        inner_kwargs["device"] = torch.device("cpu")
-    compute = _OTHERWISE.get(op.overloadpacket, None)
-    result = (
-        op(*inner_args, **inner_kwargs)
-        if compute is None
-        else compute(op, *inner_args, **inner_kwargs)
-    )
-    if op in (aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default):
-        return result
-    of = {id(tensor.inside): tensor for tensor in tensors if isinstance(tensor, SimTensor)}
-    return pytree.tree_map(lambda value: _wrapped(value, of, device), result)
+        inner_kwargs["device"] = _CPU
+    compute = _OTHERWISE.get(op.overloadpacket)
+    result = op(*inner, **inner_kwargs) if compute is None else compute(op, *inner, **inner_kwargs)
+    return result if op in _ANSWERS else arguments.wrapped(result, device)
 
 
 def _has_mask(indices: Sequence[Tensor | None]) -> bool:
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
 
 
-def _device_of(op: Any, tensors: Sequence[Tensor], kwargs: dict[str, Any]) -> torch.device:
-    """Return where the result is; refuse a mixture of devices in the words of CUDA."""
-    ours = [tensor for tensor in tensors if isinstance(tensor, SimTensor)]
-    devices = list(dict.fromkeys(tensor.device for tensor in ours))
-    others = [t for t in tensors if not isinstance(t, SimTensor) and t.dim() > 0]
-    found = [*devices, *(t.device for t in others if op not in _MIXES)]
-    if len(devices) > 1 and op in (aten.copy_.default, aten._copy_from.default):
-        found = devices[:1]
-    if len(set(found)) > 1:
-        names = " and ".join(dict.fromkeys(map(str, found)))
-        raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{names}!"
-        )
-    given = kwargs.get("device")
-    device = devices[0] if devices else torch.device(given if given is not None else NAME)
-    if device.type == NAME and device.index is None:
-        device = torch.device(NAME, 0)
-    return device
-
-
 def _inside(value: Any) -> Any:
     return value.inside if isinstance(value, SimTensor) else value
 
 
-def _wrapped(value: Any, of: dict[int, SimTensor], device: torch.device) -> Any:
-    if not isinstance(value, Tensor):
-        return value
-    known = of.get(id(value))
-    if known is None:
-        return SimTensor(value, device)
-    if known.shape != value.shape or known.stride() != value.stride():
-        raise RuntimeError(f"the simulated device cannot resize {tuple(known.shape)} in place")
-    return known
-
-
-def _copy(op: Any, args: Any, kwargs: dict[str, Any], device: torch.device) -> Any:
+def _copy(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Copy on the device, to it, or from it, which the host waits for."""
     if op is aten._to_copy.default:
+        device = args[0].device
         target = torch.device(kwargs.pop("device", None) or device)
         kwargs.pop("pin_memory", None)
         kwargs.pop("non_blocking", None)
