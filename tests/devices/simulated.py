@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils import backend_registration
 
@@ -75,21 +74,15 @@ class SimTensor(Tensor):
         result.inside = inside
         return result
 
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if function is functional.scaled_dot_product_attention:
-            return _attention_of_call(*args, **kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
-            return function(*args, **kwargs)
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         # In inference mode torch does not split what it composes of other operations.
         if torch.is_inference_mode_enabled() and _is_composed(op):
+            if op is aten.scaled_dot_product_attention.default:
+                return _attention(*args, **kwargs)
             return op.decompose(*args, **kwargs)
         return _run(op, args, kwargs)
 
@@ -134,6 +127,7 @@ def register() -> None:
     rest.fallback(_of_no_tensor, "PrivateUse1")
     for name in _RESIZING:
         named.impl(name, _maker(name), "PrivateUse1")
+    named.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     _libraries.extend((rest, named))
 
 
@@ -413,22 +407,22 @@ _OTHERWISE: dict[Any, Compute] = {
 # Attention --------------------------------------------------------------------------------------
 
 
-def _attention_of_call(
+def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if query.dtype not in _SIXTEEN or dropout_p or query.dim() < 3:
-        with torch._C.DisableTorchFunctionSubclass():
-            return functional.scaled_dot_product_attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
-                enable_gqa=enable_gqa,
-            )  # fmt: skip
+    if query.dtype not in _SIXTEEN or dropout_p:
+        result, _ = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        return result
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key, value = (side.repeat_interleave(times, -3) for side in (key, value))
