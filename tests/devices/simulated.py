@@ -86,6 +86,15 @@ class SimTensor(Tensor):
             return op.decompose(*args, **kwargs)
         return _run(op, args, kwargs)
 
+    @property
+    def data(self) -> Tensor:
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.inside = _inside(value)
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"{self.inside!r} on {self.device}"
 
@@ -468,10 +477,10 @@ class FlashAttention(torch.autograd.Function):
         grad, dtype = grads[0].float(), query.dtype
         p = torch.exp2((_scores(query, key, mask, ctx.factor) - log_sum) * _LOG2_E)
         along = (grad * output.float()).sum(-1, keepdim=True)
-        inner = (p * (grad @ value.float().mT - along)).to(dtype).float()
+        inner = (ctx.factor * p * (grad @ value.float().mT - along)).to(dtype).float()
         of_value = (p.to(dtype).float().mT @ grad).to(dtype)
-        of_query = (ctx.factor * (inner @ key.float())).to(dtype)
-        of_key = (ctx.factor * (inner.mT @ query.float())).to(dtype)
+        of_query = (inner @ key.float()).to(dtype)
+        of_key = (inner.mT @ query.float()).to(dtype)
         return of_query, of_key, of_value, None, None
 
 
