@@ -1,0 +1,327 @@
+"""`python -m tests.devices`: each part on its own, within its time, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.devices import commands
+from tests.devices.lanes import ROOT
+from tests.devices.record import (
+    JSON_NAME,
+    PAGE_NAME,
+    DeviceReport,
+    PartReport,
+    Row,
+    page,
+    read_report,
+    write_report,
+)
+
+# Parts that need no torch, so that they start at once.
+PARTS = '''
+import os, signal, time
+from tests.devices.cases import noted
+from tests.devices.parts import Part
+
+def hang(_): time.sleep(600)
+def crash(_): os.kill(os.getpid(), signal.SIGSEGV)
+def garbage(setting):
+    with setting.journal.path.open("a") as file: file.write("Segmentation fault\\n")
+    os._exit(0)
+def leave(_): os._exit(3)
+def child(setting):
+    """Start a process that outlives this one, unless it is killed with it."""
+    import subprocess
+    started = subprocess.Popen(["sleep", "600"])
+    (setting.folder / "child.txt").write_text(str(started.pid))
+    time.sleep(600)
+def lose(_): raise RuntimeError("CUDA error: device-side assert triggered\\nmore")
+def fail(_): raise ValueError("first line\\nsecond")
+
+def part(name, weight=10, least_s=0.1, **cases):
+    return Part(name, lambda setting: cases, weight, least_s, case_s=CASE_S)
+
+right = lambda _: ""
+CASE_S = float(os.environ.get("CASE_S", 1))
+PARTS = {p.name: p for p in (
+    part("hangs", before=right, hang=hang, after=right),
+    part("crashes", before=right, crash=crash, after=right),
+    part("babbles", garbage=garbage),
+    part("leaves", leave=leave, after=right),
+    part("loses", lose=lose, after=right),
+    part("fails", fail=fail, wrong=lambda _: "3 values differ"),
+    part("passes", right=right, fact=lambda _: noted("fact", "a | b")),
+    part("big", least_s=1000, right=right),
+    part("starts", child=child),
+)}
+'''
+
+
+def run(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
+    (folder / "planted_parts.py").write_text(PARTS)
+    paths = os.pathsep.join([str(folder), str(ROOT)])
+    return subprocess.Popen(
+        [
+            sys.executable, "-m", "tests.devices", "cpu", "--parts", "planted_parts", "--out",
+            str(folder / "out"), "--jobs", "1", *options,
+        ],
+        cwd=ROOT, env={**os.environ, **environment, "PYTHONPATH": paths}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def rows(report: DeviceReport, part: str) -> dict[str, tuple[str, str]]:
+    found = next(each for each in report.parts if each.name == part)
+    return {row.name: (row.status, row.text) for row in found.rows}
+
+
+def test_a_part_that_hangs_or_dies_loses_nothing(tmp_path: Path) -> None:
+    names = "hangs,crashes,babbles,leaves,loses,fails,passes"
+    command = run(tmp_path, "--only", names, "--minutes", "1")
+    out, _ = command.communicate(timeout=60)
+    assert command.returncode == 1, out
+    report = read_report(tmp_path / "out")
+    assert report.complete
+    assert [part.name for part in report.parts] == names.split(",")
+    assert rows(report, "hangs") == {
+        "before": ("right", ""), "hang": ("hung", "after 1 s"), "after": ("right", ""),
+    }  # fmt: skip
+    assert rows(report, "crashes") == {
+        "before": ("right", ""), "crash": ("died", "with SIGSEGV after 0 s"), "after": ("right", ""),
+    }  # fmt: skip
+    assert (
+        rows(report, "babbles")
+        == {
+            "garbage": ("died", "after 0 s without an answer"),
+            "babbles-1": ("unreadable", "it wrote 'Segmentation fault'"),
+        }
+        or rows(report, "babbles")["babbles-1"][0] == "unreadable"
+    )
+    assert rows(report, "leaves")["leave"] == (
+        "died",
+        "with status 3 after 0 s: it printed nothing",
+    )
+    assert rows(report, "leaves")["after"] == ("right", "")
+    first = "RuntimeError: CUDA error: device-side assert triggered"
+    assert rows(report, "loses") == {"lose": ("wrong", first), "after": ("right", "")}
+    assert rows(report, "fails") == {
+        "fail": ("wrong", "ValueError: first line"), "wrong": ("wrong", "3 values differ"),
+    }  # fmt: skip
+    assert rows(report, "passes") == {"right": ("right", ""), "fact": ("noted", "a | b")}
+    text = (tmp_path / "out" / PAGE_NAME).read_text()
+    assert "something is red" in text
+    assert "hung" in text
+    assert r"a \| b" in text
+
+
+def test_parts_that_pass_are_green(tmp_path: Path) -> None:
+    command = run(tmp_path, "--only", "passes")
+    out, _ = command.communicate(timeout=60)
+    assert command.returncode == 0, out
+    assert "all parts are green" in (tmp_path / "out" / PAGE_NAME).read_text()
+
+
+def test_it_ends_in_time_and_says_what_did_not_run(tmp_path: Path) -> None:
+    began = time.monotonic()
+    command = run(tmp_path, "--only", "hangs,big", "--minutes", "0.1", CASE_S="100")
+    command.communicate(timeout=60)
+    assert time.monotonic() - began < 6 + 10  # a busy machine starts processes slowly
+    assert command.returncode == 1
+    report = read_report(tmp_path / "out")
+    assert rows(report, "hangs")["hang"][0] == "hung"
+    assert rows(report, "hangs")["1 cases of hangs-1"] == ("not run", "no time left")
+    status, text = rows(report, "big")["big"]
+    assert (status, text.split(":")[0]) == ("not run", "no time left")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_killed_run_leaves_its_results_and_no_process(tmp_path: Path, name: str) -> None:
+    command = run(tmp_path, "--only", "passes,starts", CASE_S="100")
+    started = tmp_path / "out/parts/starts/child.txt"
+    until = time.monotonic() + 60
+    while not (started.exists() and started.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    command.send_signal(signal.Signals[name])
+    command.communicate(timeout=60)
+    report = read_report(tmp_path / "out")
+    assert not report.complete
+    assert report.red
+    assert rows(report, "passes")["right"] == ("right", "")
+    if name == "SIGTERM":
+        assert rows(report, "starts")["child"] == ("hung", "when the run was ended")
+        assert not Path(f"/proc/{started.read_text()}").exists()
+
+
+def test_a_torn_line_is_not_read(tmp_path: Path) -> None:
+    from tests.devices.journal import Journal
+
+    journal = Journal(tmp_path / "x.jsonl")
+    journal.add_row(Row("a", "right"))
+    with journal.path.open("a") as file:
+        file.write('{"row": {"name": "b"')
+    assert [row.name for row in journal.read().rows] == ["a"]
+    assert not journal.read().unreadable
+    journal.close_line()
+    assert journal.read().unreadable
+
+
+# Nothing of the tests ----------------------------------------------------------------------------
+
+# Packages of the extra `test`, which no machine with a GPU has to have.
+BLOCKED = (
+    "playwright", "axe_playwright_python", "moto", "ray", "onnx", "onnxruntime", "gguf", "hypothesis",
+    "datasets", "s3fs", "torchao", "compressed_tensors", "bitsandbytes", "gfloat", "en_dtypes",
+    "ml_dtypes", "scipy", "jsonschema", "transformers", "xdist",
+)  # fmt: skip
+BLOCKER = f"""
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {BLOCKED!r} or name == "tests.conftest":
+            raise ModuleNotFoundError(f"{{name}} is blocked", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def test_it_needs_what_the_library_needs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BLOCKER)
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    probe = [sys.executable, "-c", "import playwright"]
+    assert (
+        "is blocked"
+        in subprocess.run(
+            probe, env=environment, capture_output=True, text=True, check=False
+        ).stderr
+    )
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "tests.devices", "cpu", "--only", "environment,table", "--minutes",
+            "2", "--jobs", "1", "--out", str(tmp_path / "out"),
+        ],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (tmp_path / "out" / PAGE_NAME).read_text()
+    report = read_report(tmp_path / "out")
+    assert rows(report, "environment")["arithmetic"][1].startswith("cpu-")
+    assert rows(report, "table")["public: mxfp8 bfloat16"] == ("right", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["tpu"], "'tpu' is no device: cuda, cuda:N, cpu or sim"),
+        (["cpu", "--only", "sped"], "there is no part sped. Parts: environment, kernels"),
+        (["cpu", "--minutes", "0"], "'0' is no number of minutes: above 0"),
+    ],
+)
+def test_bad_input_is_said(words: list[str], text: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.devices", *words], cwd=ROOT, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
+# The page ----------------------------------------------------------------------------------------
+
+
+def test_the_page_is_short_and_has_the_worst_first(tmp_path: Path) -> None:
+    many = [Row(f"wrong {i}", "wrong", "x" * 1000) for i in range(60)]
+    parts = [
+        PartReport("good", "done", rows=[Row("a", "right"), Row("speed", "noted", "fast")]),
+        PartReport("bad", "done", rows=[Row("b", "noted", "fact"), *many, Row("c", "died")]),
+    ]
+    report = DeviceReport(1, "qgate device report", "cuda", "now", 7, 12, True, parts)
+    text = page(report)
+    assert text.index("## bad") < text.index("## good")
+    assert text.index("wrong 39") < text.index("b ")
+    assert "wrong 40" not in text
+    assert "… and 21 more in devices.json" in text
+    assert len(text) < 20_000
+    write_report(report, tmp_path)
+    assert read_report(tmp_path) == report
+    assert json.loads((tmp_path / JSON_NAME).read_text())["schema"] == 1
+
+
+def test_a_part_that_nothing_judges_is_not_red() -> None:
+    rows = [Row("a", "hung", "after 40 s")]
+    assert PartReport("kernels", "done", rows=rows).red
+    assert not PartReport("others", "done", judged=False, rows=rows).red
+    assert PartReport("others", "incomplete", judged=False, rows=rows).red
+
+
+# Faults that a device could have -----------------------------------------------------------------
+
+
+def test_a_fault_of_a_kernel_is_red(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    import qgate
+    from tests.devices import public
+    from tests.kernels import checks
+
+    cpu = torch.device("cpu")
+    right = qgate.quantize
+    assert public.CASES["public: mxfp8 bfloat16"](cpu) == ""
+
+    def wrong(x: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+        found = right(x, *args, **options)  # type: ignore[arg-type]
+        calls.append(x)
+        return found.add(found.abs() * 2**-3) if len(calls) == 1 else found
+
+    calls: list[torch.Tensor] = []
+    monkeypatch.setattr(qgate, "quantize", wrong)
+    assert "values differ" in public.CASES["public: mxfp8 bfloat16"](cpu)
+    assert isinstance(checks.CHECKS, dict)
+
+
+def test_captures_of_other_values_are_apart(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    rng = np.random.default_rng(0)
+    reference = rng.normal(size=(64, 16)).astype(np.float32)
+    quantized = reference + rng.normal(size=(64, 16)).astype(np.float32) * 0.01
+
+    def write(folder: Path, fp32: np.ndarray, int8: np.ndarray) -> None:
+        folder.mkdir(exist_ok=True)
+        np.save(folder / "mode_fp32_layer_0.npy", fp32)
+        np.save(folder / "mode_int8_layer_0.npy", int8)
+
+    write(here, reference, quantized)
+    write(there, reference * (1 + 1e-6), quantized * (1 + 1e-6))
+    assert commands._captures_apart(there, here) == ""
+    write(there, reference * (1 + 1e-3), quantized)
+    assert "mode_fp32_layer_0.npy: 1e-06 of the energy differs" in commands._captures_apart(
+        there, here
+    )
+    write(there, reference, quantized * 1.01)
+    assert "mode_int8_layer_0.npy: its relative squared" in commands._captures_apart(there, here)
+
+
+def test_activations_of_other_values_are_apart() -> None:
+    loss = {"int8": {"noise": 2.0}}
+    portrait = dict.fromkeys(commands._COUNTS, 5) | {"amax": 3.0, "rms": 1.0, "std": 1.0}
+    layer = {"module": "a", "portrait": portrait | {"formats": loss}}
+
+    def apart(**changes: object) -> str:
+        changed = {"module": "a", "portrait": layer["portrait"] | changes}  # type: ignore[operator]
+        return commands._activations_apart([changed], [layer])
+
+    assert apart(amax=3.0001) == ""
+    assert apart(amax=3.1) == "a: amax 3.1 instead of 3.0"
+    assert apart(nan=6) == "a: nan 6 instead of 5"
+    assert apart(formats={"int8": {"noise": 2.5}}) == "a: noise of int8 2.5 instead of 2.0"
+    assert commands._activations_apart([], []) == "it measured other layers than on the CPU"
