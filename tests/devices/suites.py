@@ -50,7 +50,17 @@ def pytest_row(
     journal = Journal(setting.journal.path)
     before = len(journal.read().rows)
     command = [sys.executable, "-m", "pytest", *options, "--device", setting.device]
-    command += ["-p", "tests.devices.outcomes", "-p", "no:cacheprovider", "-q", "--tb=short"]
+    # By name: a checkout that is not installed has no entry point.
+    command += [
+        "-p",
+        "qgate.plugin",
+        "-p",
+        "tests.devices.outcomes",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "--tb=short",
+    ]
     # Warnings of plugins that are installed beside ours, and are not what is tested.
     command += ["-W", "default::pytest.PytestWarning"]
     if setting.device.startswith("sim"):
