@@ -31,6 +31,7 @@ from tests.devices.record import (
     PartReport,
     Row,
     counted,
+    red_lines,
     write_report,
 )
 
@@ -57,6 +58,8 @@ def main() -> int:
     _end_by_signals()
     run = _Run(args, folder)
     run.do([parts[name] for name in parts if name in names])
+    for line in red_lines(run.report):
+        print(line)
     print(f"{folder / PAGE_NAME}\n{folder / JSON_NAME}")
     return int(run.report.red)
 

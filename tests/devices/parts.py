@@ -79,16 +79,17 @@ PARTS: dict[str, Part] = {
     part.name: part
     for part in (
         Part("environment", _of("environment"), weight=10, least_s=20, case_s=60),
-        Part("kernels", _kernels, weight=45, case_s=60, divided=True, on=("cuda", "cpu")),
-        Part("table", _table, weight=50, case_s=60, divided=True),
-        Part("suites", _of("suites"), weight=150, least_s=30),
-        Part("first run", _of("suites", "timed_cases"), weight=70, least_s=20),
-        Part("commands", _of("commands"), weight=30, case_s=60),
+        Part("kernels", _kernels, weight=35, case_s=60, divided=True, on=("cuda", "cpu")),
+        Part("table", _table, weight=40, case_s=60, divided=True),
+        Part("commands", _of("commands"), weight=25, case_s=60),
         Part("speed", _of("speed"), weight=45, on=("cuda",)),
+        Part("first run", _of("suites", "timed_cases"), weight=90, least_s=60),
+        # The longest comes late, when all that the others left is its own.
+        Part("suites", _of("suites"), weight=170, least_s=30),
         Part(
             "kernels of others",
             _of("others"),
-            weight=40,
+            weight=25,
             case_s=40,
             divided=True,
             on=("cuda",),

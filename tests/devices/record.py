@@ -100,6 +100,17 @@ def counted(rows: list[Row]) -> str:
     return ", ".join(f"{numbers[status]} {status}" for status in _ORDER if numbers[status])
 
 
+def red_lines(report: DeviceReport) -> list[str]:
+    """Return the first red rows as lines of a terminal."""
+    found = [
+        f"{part.name}: {row.name}: {row.status}: {_cell(row.text)}"
+        for part in report.parts
+        for row in part.rows
+        if row.status in RED
+    ]
+    return found[:_MOST_RED]
+
+
 def page(report: DeviceReport) -> str:
     """Return the report as Markdown: one line for each part, then what each has to say."""
     verdict = "something is red" if report.red else "all parts are green"

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from tests.devices import commands
+from tests.devices.journal import Journal
 from tests.devices.lanes import ROOT
+from tests.devices.outcomes import JOURNAL
 from tests.devices.record import (
     JSON_NAME,
     PAGE_NAME,
@@ -90,6 +92,7 @@ def test_a_part_that_hangs_or_dies_loses_nothing(tmp_path: Path) -> None:
     command = run(tmp_path, "--only", names, "--minutes", "1")
     out, _ = command.communicate(timeout=60)
     assert command.returncode == 1, out
+    assert "hangs: hang: hung: after 1 s" in out
     report = read_report(tmp_path / "out")
     assert report.complete
     assert [part.name for part in report.parts] == names.split(",")
@@ -170,8 +173,6 @@ def test_a_killed_run_leaves_its_results_and_no_process(tmp_path: Path, name: st
 
 
 def test_a_torn_line_is_not_read(tmp_path: Path) -> None:
-    from tests.devices.journal import Journal
-
     journal = Journal(tmp_path / "x.jsonl")
     journal.add_row(Row("a", "right"))
     with journal.path.open("a") as file:
@@ -254,6 +255,34 @@ def test_bad_input_is_said(words: list[str], text: str) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert text in done.stderr
+
+
+TESTS = """
+import pytest
+
+@pytest.fixture
+def broken(): raise ValueError("no set-up")
+def test_right(): pass
+def test_wrong(): assert 1 == 2, "one is not two"
+def test_broken(broken): pass
+def test_skipped(): pytest.skip("not here")
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
+def test_each_test_of_pytest_is_a_row(tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]")
+    journal = Journal(tmp_path / "journal.jsonl")
+    environment = {**os.environ, JOURNAL: str(journal.path), "PYTHONPATH": str(ROOT)}
+    words = ("-m", "pytest", "-p", "tests.devices.outcomes", "-p", "no:cacheprovider", *options)
+    done = _python(environment, *words, "--rootdir", str(tmp_path), str(tmp_path))
+    assert done.returncode == 1, done.stdout
+    found = {row.name.rpartition("::")[2]: (row.status, row.text) for row in journal.read().rows}
+    assert found["test_right"] == ("right", "")
+    assert found["test_wrong"] == ("wrong", "AssertionError: one is not two")
+    assert found["test_broken"] == ("wrong", "setup: ValueError: no set-up")
+    assert found["test_skipped"] == ("noted", "Skipped: not here")
 
 
 WARNING_PLUGIN = """
