@@ -26,22 +26,66 @@ _MEMORY = {_M_TRIM_THRESHOLD: 256 << 20, _M_MMAP_THRESHOLD: 32 << 20}
 
 
 def resolve(name: str | torch.device) -> torch.device:
-    """Return the device of `auto` (CUDA if present), `cpu`, `cuda` or `cuda:N`, if it exists."""
+    """Return the device of `auto` (CUDA if present), `TYPE` or `TYPE:N`, if it exists.
+
+    Types are `cpu`, `cuda` and every other accelerator that torch knows here.
+    """
     import torch
 
     text = str(name).strip().lower()
     if text == "auto":
-        text = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch("cpu(:0)?|cuda(:(0|[1-9][0-9]{0,3}))?", text):
-        raise QgateError(f"unknown device {str(name)!r}. Allowed: auto, cpu, cuda, cuda:N.")
-    kind, _, number = text.partition(":")
-    if kind == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if int(number or 0) >= count:
-            devices = f"{count} CUDA devices" if count else "no CUDA device here"
-            reason = f"torch {torch.__version__} sees {devices}"
-            raise QgateError(f"device {str(name)!r} was asked for, but {reason}. Use auto or cpu.")
+        text = "cuda" if _count("cuda") else "cpu"
+    parts = re.fullmatch("([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]{0,3}))?", text)
+    kind, number = parts.groups() if parts else ("", None)
+    if not _is_type(kind):
+        raise QgateError(
+            f"unknown device {str(name)!r}. Allowed: auto, cpu, cuda, cuda:N, and TYPE or TYPE:N "
+            f"of another accelerator that torch knows; {_here()}."
+        )
+    if int(number or 0) >= _count(kind):
+        raise QgateError(f"device {str(name)!r} was asked for, but {_here()}. Use auto or cpu.")
     return torch.device(text)
+
+
+def accelerators() -> tuple[str, ...]:
+    """Return the types of accelerators that torch knows here, present or not."""
+    import torch
+
+    private = torch._C._get_privateuse1_backend_name()
+    return ("cuda", "xpu", "mps", "mtia", "hpu", private)
+
+
+def _here() -> str:
+    """Say which devices exist."""
+    import torch
+
+    names = [f"{kind}:{i}" for kind in accelerators() for i in range(_count(kind))]
+    return f"torch {torch.__version__} sees {', '.join(['cpu', *names]) if names else 'only cpu'}"
+
+
+def _is_type(kind: str) -> bool:
+    """Tell if torch has devices of a type, and a module for them such as `torch.cuda`."""
+    import torch
+
+    if not hasattr(getattr(torch, kind, None), "device_count"):
+        return False
+    try:
+        return torch.device(kind).type == kind
+    except RuntimeError:
+        return False
+
+
+def _count(kind: str) -> int:
+    """Return how many devices of a type exist here."""
+    import torch
+
+    if kind == "cpu" or not _is_type(kind):
+        return int(kind == "cpu")
+    module = torch.get_device_module(kind)
+    is_available = (
+        getattr(module, "is_available", None) or getattr(torch.backends, kind).is_available
+    )
+    return int(module.device_count()) if is_available() else 0
 
 
 @functools.lru_cache(maxsize=8)
@@ -54,13 +98,22 @@ def arithmetic_of(device: torch.device) -> str:
     """
     import torch
 
-    if device.type == "cuda":
-        instructions = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
-    else:
-        instructions = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "_")
     with exact_math(), torch.inference_mode():
         digest = hashlib.sha256(b"".join(_sample_results(device))).hexdigest()
-    return f"{device.type}-{instructions}-{digest[:8]}"
+    return "-".join([device.type, *_instructions(device), digest[:8]])
+
+
+def _instructions(device: torch.device) -> list[str]:
+    """Return the word for what a device can compute, or no word where its backend has none."""
+    import torch
+
+    if device.type == "cpu":
+        return [torch.backends.cpu.get_cpu_capability().lower().replace(" ", "_")]
+    if device.type == "cuda":
+        return ["sm_{}{}".format(*torch.cuda.get_device_capability(device))]
+    name_of = getattr(torch.get_device_module(device), "get_device_name", None)
+    words = re.findall("[a-z0-9]+", str(name_of(device)).lower()) if name_of else []
+    return ["_".join(words)] if words else []
 
 
 def _sample_results(device: torch.device) -> Iterator[bytes]:
@@ -127,7 +180,10 @@ def exact_math() -> Iterator[None]:
     try:
         for owner, name, value in changed:
             setattr(owner, name, value)
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        with contextlib.ExitStack() as stack:
+            for kind in ("cpu", *accelerators()):
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
             yield
     finally:
         for owner, name, value in before:

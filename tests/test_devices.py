@@ -23,9 +23,9 @@ PLAIN = {
 ASK = "import torch; from qgate.devices import arithmetic_of; print(arithmetic_of(torch.device('cpu')))"
 
 
-def asked(**environment: str) -> str:
+def run_alone(script: str, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", ASK],
+        [sys.executable, "-c", script],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -39,8 +39,8 @@ def test_threads_are_the_same_arithmetic_and_other_instructions_another() -> Non
     here = arithmetic_of(torch.device("cpu"))
     assert is_device(here)
     assert kind_of(here) == "cpu"
-    assert asked(OMP_NUM_THREADS="3", MKL_NUM_THREADS="3") == here
-    other = asked(**PLAIN)
+    assert run_alone(ASK, OMP_NUM_THREADS="3", MKL_NUM_THREADS="3") == here
+    other = run_alone(ASK, **PLAIN)
     assert other.startswith("cpu-default-")
     assert other.rpartition("-")[2] != here.rpartition("-")[2]
 
@@ -50,6 +50,55 @@ def test_settings_of_the_caller_are_no_other_arithmetic() -> None:
     arithmetic_of.cache_clear()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert arithmetic_of(torch.device("cpu")) == here
+
+
+PRIVATE = """
+import torch
+from torch.utils import backend_registration
+from qgate.devices import accelerators, exact_math, resolve
+from qgate.errors import QgateError
+
+class Backend(backend_registration._DummyBackendModule):
+    count = 2
+
+    def device_count(self):
+        return self.count
+
+    def get_amp_supported_dtype(self):
+        return [torch.float16]
+
+backend = Backend()
+backend_registration._setup_privateuseone_for_python_backend("npu", backend_module=backend)
+print(resolve("npu"), resolve("NPU:1"), resolve(torch.device("npu", 0)), resolve("auto").type)
+for name in ("npu:2", "sim:0"):
+    try:
+        resolve(name)
+    except QgateError as error:
+        print(error)
+with torch.autocast("npu", dtype=torch.float16):
+    with exact_math():
+        print(torch.is_autocast_enabled("npu"))
+    print(torch.is_autocast_enabled("npu"))
+backend.count = 0
+try:
+    resolve("npu")
+except QgateError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the texts are those without a CUDA device")
+def test_a_device_of_another_maker_is_allowed_once_its_backend_is_there() -> None:
+    sees = f"torch {torch.__version__} sees"
+    assert run_alone(PRIVATE).splitlines() == [
+        "npu npu:1 npu:0 cpu",
+        f"device 'npu:2' was asked for, but {sees} cpu, npu:0, npu:1. Use auto or cpu.",
+        "unknown device 'sim:0'. Allowed: auto, cpu, cuda, cuda:N, and TYPE or TYPE:N of another "
+        f"accelerator that torch knows; {sees} cpu, npu:0, npu:1.",
+        "False",
+        "True",
+        f"device 'npu' was asked for, but {sees} only cpu. Use auto or cpu.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from qgate.arithmetic import divided
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import ElementFormat
 from qgate.formats._work import (
@@ -97,7 +98,7 @@ class Nvfp4Format(BlockFormat):
             factor = to_single_grid(state * to_single_grid(state.new_tensor(1.0 / 6.0)))
             block_scale = self._stored(amax * factor, work)
         else:
-            base = to_single_grid(amax / 6.0) * _encode_scale(state)
+            base = to_single_grid(divided(amax, 6.0)) * _encode_scale(state)
             block_scale = self._better(x, to_single_grid(base), decode, context)
         scaled = self._ratios(x, block_scale, decode, context).masked_fill_(bad, 0.0)
         elements = self.element.cast(scaled, work, rounding=q.rounding, generator=q.generator)
@@ -128,7 +129,9 @@ class Nvfp4Format(BlockFormat):
             block_scale = self._stored(base * factor, context.work)
             ratios = self._ratios(x, block_scale, decode, context)
             codes = self.element.cast(ratios, context.work, rounding=rounding)
-            values = to_single_grid(to_single_grid(codes * block_scale * amax) / self._bound)
+            values = to_single_grid(
+                divided(to_single_grid(codes * block_scale * amax), self._bound)
+            )
             error = to_single_grid(values - single_x).abs_()
             error = error if self.four_over_six == "mae" else to_single_grid(error.square_())
             scales.append(block_scale)

@@ -15,19 +15,19 @@ _PART, _PART_ON_DEVICE = 1 << 16, 1 << 20
 
 
 def fingerprint(tensor: Tensor) -> tuple[object, ...]:
-    """Return the address of a tensor and a weighted sum of its values.
+    """Return shape and dtype of a tensor and a weighted sum of its values.
 
     Versions of tensors do not tell: `p.data.mul_(2)` leaves them, and there are none in inference
     mode. The sum has another weight for every element of a part, and for every part, so that swaps
     are seen too.
     """
     flat = tensor.detach().reshape(-1)
-    total = 0.0
     weights = _weights(str(tensor.device))
+    total = weights.new_zeros(())
     for number, part in enumerate(flat.split(len(weights))):
         share = 0.5 + number * 0.7548776662466927 % 1
-        total += share * float(torch.dot(part.double(), weights[: len(part)]))
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype, total
+        total += share * torch.dot(part.double(), weights[: len(part)])
+    return tuple(tensor.shape), tensor.dtype, float(total)
 
 
 class WeightCache(Generic[T]):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qgate._version import __version__
+from qgate.arithmetic import divided
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
 from qgate.models.model import inputs_hash
@@ -332,7 +333,7 @@ def _running_mean(mean: Tensor | None, new: Tensor) -> Tensor:
 
 def _scale_of(reach: Tensor, arithmetic: str) -> float:
     low = reach.half() if arithmetic == "fp16" else reach
-    return max(float(low / 127), _TINY_SCALE)
+    return max(float(divided(low, 127)), _TINY_SCALE)
 
 
 def quantile(values: Tensor, alpha: float) -> Tensor:

@@ -1,0 +1,1 @@
+"""Tests of devices: a simulated one that every machine has, and a command for a real one."""

@@ -270,9 +270,21 @@ def test_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "cpu:", "cpu:1", "cpu:00", "cuda:", "cuda:-1", "cuda:01", "cuda:0:1", "cuda:99999"]
+    "name", ["", "cpu:", "cpu:00", "cuda:", "cuda:-1", "cuda:01", "cuda:0:1", "cuda:99999"]
 )
 def test_a_number_that_no_device_has_is_an_unknown_device(name: str) -> None:
+    with pytest.raises(QgateError, match=f"unknown device '{name}'"):
+        load("tiny-llama", device=name)
+
+
+@pytest.mark.parametrize("name", ["cpu:1", "xpu:99", "MPS:7", "mtia:3"])
+def test_a_device_that_is_not_here_is_named_with_those_that_are(name: str) -> None:
+    with pytest.raises(QgateError, match=f"device '{name}' was asked for, but .* sees .*cpu"):
+        load("tiny-llama", device=name)
+
+
+@pytest.mark.parametrize("name", ["meta", "nn", "ops", "classes", "accelerator", "mkldnn", "npu"])
+def test_a_name_of_torch_that_is_no_accelerator_is_an_unknown_device(name: str) -> None:
     with pytest.raises(QgateError, match=f"unknown device '{name}'"):
         load("tiny-llama", device=name)
 
@@ -280,7 +292,8 @@ def test_a_number_that_no_device_has_is_an_unknown_device(name: str) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_cuda_where_there_is_none() -> None:
     with pytest.raises(
-        QgateError, match=r"device 'cuda' was asked for, but .* no CUDA device here"
+        QgateError,
+        match=r"device 'cuda' was asked for, but torch .* sees only cpu\. Use auto or cpu",
     ):
         load("tiny-llama", device="cuda")
 

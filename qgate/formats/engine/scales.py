@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qgate.arithmetic import divided
 from qgate.errors import QgateError
 from qgate.formats._element import round_to_integer
 from qgate.formats._work import DOUBLE, ScaledChunk, widen
@@ -27,8 +28,7 @@ def of_amax(amax: Tensor, q: QuantizerSettings) -> Tensor:
     spoilt = bits > infinity if q.inf == "saturate" else bits >= infinity
     wide = widen(amax)
     largest = torch.finfo(torch.float64).max if double else FP32_MAX
-    # Divided by a tensor: torch multiplies by the reciprocal of a number on some devices.
-    scale = wide.clamp(max=largest) / wide.new_tensor(q.format.max)
+    scale = divided(wide.clamp(max=largest), q.format.max)
     if not double:
         scale = to_single_grid(scale)
     scale = scale.clamp_(min=2.0**-1022 if double else 2.0**-149)
@@ -62,8 +62,7 @@ def fit_zero_points(highest: Tensor, lowest: Tensor, q: QuantizerSettings) -> tu
     scale = high + low
     if not double:
         scale = scale.where(scale > FP32_MAX, to_single_grid(scale))
-    # Divided by a tensor: torch multiplies by the reciprocal of a number on some devices.
-    scale = scale / scale.new_tensor(last - first)
+    scale = divided(scale, last - first)
     scale = scale if double else to_single_grid(scale)
     scale = scale.clamp_(2.0**-1022 if double else 2.0**-149, largest).masked_fill_(ends == 0, 1.0)
     below = low / scale

@@ -105,7 +105,8 @@ class ModelSubject(Subject):
         """Return the FP32 outputs of all blocks and the logits, cut to a seeded sample of rows."""
         return {
             site: ReferenceTensor.of(
-                torch.cat([t.reshape(-1, t.shape[-1]) for t in tensors]).numpy(), REFERENCE_CAP
+                torch.cat([t.reshape(-1, t.shape[-1]) for t in tensors]).cpu().numpy(),
+                REFERENCE_CAP,
             )
             for site, tensors in self.bench.fp32(basis).tensors.items()
             if not site.endswith(":input")

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from qgate.arithmetic import divided
+
 Rounding = Literal["even", "away"]
 LOW, HIGH = -128, 127
 
@@ -92,7 +94,7 @@ class GridCast(Cast):
         self.scale = scale
 
     def forward(self, x: Tensor, rounding: Rounding | None = None) -> Tensor:
-        return super().forward(x / self.scale, rounding) * self.scale
+        return super().forward(divided(x, self.scale), rounding) * self.scale
 
     def extra_repr(self) -> str:
         return f"scale={self.scale:g}, rounding={self.rounding!r}"
@@ -103,13 +105,13 @@ class DynamicCast(Cast):
 
     def forward(self, x: Tensor, rounding: Rounding | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         largest = x.detach().abs().amax()
-        scale = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+        scale = torch.where(largest > 0, divided(largest, 127), torch.ones_like(largest))
         return super().forward(x / scale, rounding) * scale, scale
 
 
 def codes_on_grid(x: Tensor, scale: float | Tensor) -> Tensor:
     """Return the codes of numbers that are multiples of a scale already."""
-    k = x / scale
+    k = divided(x, scale)
     return straight_through(k, k.detach().round())
 
 

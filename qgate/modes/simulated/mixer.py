@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from qgate.arithmetic import divided
 from qgate.models.mamba.hadamard import transform
 from qgate.models.mamba.network import MambaMixer
 from qgate.models.mamba.scanning import Scan, ScanResult
@@ -154,7 +155,7 @@ class UPath(Cast):
             return 2 * y.abs()
         if self.name == "second_grid":
             largest = torch.where(y.isnan(), 0, y.abs()).amax()
-            return (largest / HIGH).clamp(min=self.scale)
+            return divided(largest, HIGH).clamp(min=self.scale)
         if self.name == "wide_grid":
             return max(self.scale, self.wide)
         return 4 * self.scale if self.name == "three_zones" else self.scale

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.utils import parametrize
 
+from qgate.arithmetic import divided
 from qgate.models.fingerprints import WeightCache
 from qgate.models.mamba.network import StepProjection, causal_conv
 from qgate.modes.simulated.casts import Cast, codes_on_grid, half, straight_through
@@ -42,11 +43,11 @@ class IntWeight:
         values = weight.detach()
         if self.arithmetic == "fp16":
             low = values.half()
-            scale = (low.abs().amax().clamp(min=1e-5) / 127).clamp(min=2.0**-24)
+            scale = divided(low.abs().amax().clamp(min=1e-5), 127).clamp(min=2.0**-24)
             k = (low / scale).float()
             scale = scale.float()
         else:
-            scale = values.abs().amax().clamp(min=1e-5) / 127
+            scale = divided(values.abs().amax().clamp(min=1e-5), 127)
             k = values / scale
         codes = k.round().clamp(self.low, self.high)
         return straight_through(weight / scale, codes), scale
@@ -118,10 +119,10 @@ class IntLinear(nn.Module):
         ratio = self.s_in / self.s_out
         single = sums.shape[:-1].numel() == 1
         if single:
-            k = (scale * self.s_in / self.s_out) * sums
+            k = divided(scale * self.s_in, self.s_out) * sums
         else:
             k = scale * (ratio * sums) if self.order == "outside" else ratio * (scale * sums)
-        k = k if bias is None else k + bias / self.s_out
+        k = k if bias is None else k + divided(bias, self.s_out)
         return self.cast(k, "away" if single else None) * self.s_out  # type: ignore[no-any-return]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qgate.arithmetic import divided
 from qgate.formats import Quantizer
 from qgate.modes.states.choices import StateChoice
 from qgate.modes.states.draws import Draws, site_key
@@ -63,7 +64,9 @@ class StoredState(nn.Module):
             return None
         if self.choice.share == "token":
             largest = x.abs().amax(self._axis, keepdim=True).double()
-            scale = (largest / self.quantizer.format.element.max).float().double()  # type: ignore[union-attr]
+            assert self.quantizer is not None
+            highest = self.quantizer.format.element.max
+            scale = divided(largest, highest).float().double()
             smallest = torch.finfo(torch.float32).smallest_normal * 2.0**-23
             return scale.clamp_min(smallest).where(largest > 0, 1.0)
         return torch.as_tensor(self.scale, dtype=torch.float32, device=x.device).double()

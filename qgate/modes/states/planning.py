@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from qgate.arithmetic import divided
 from qgate.modes.attention.casting import largest_value
 from qgate.modes.plan import PlanEntry
 from qgate.modes.states.casting import Scale, StoredState
@@ -42,8 +43,7 @@ def static_scale(choice: StateChoice, ranges: Ranges, site: str) -> Scale:
     """Return the static scale of a state: one, or one for each channel; None without one."""
     if not choice.is_static:
         return None
-    # Divided in float64 and rounded once: some devices multiply by a reciprocal.
-    scales = (ranges[site].double() / largest_value(choice.format)).float()
+    scales = divided(ranges[site].double(), largest_value(choice.format)).float()
     return float(scales.amax()) if choice.share == "tensor" else scales
 
 
