@@ -3,6 +3,7 @@
   python -m tests.devices cuda
   python -m tests.devices cuda:1 --minutes 12 --out results
   python -m tests.devices cuda --only kernels,speed
+  python -m tests.devices cuda --only table --match 'nvfp4 .* axis=0'
 
 It needs what the library needs, and nothing of the tests. Each part is processes of its own: one
 that hangs or dies is a row of the page, and the others go on. Exit status: 0 if all parts ran and
@@ -75,6 +76,9 @@ def _arguments() -> argparse.Namespace:
     add("--out", type=Path, default=Path("qgate-out/devices"), metavar="FOLDER",
         help="where results go (default qgate-out/devices)")  # fmt: skip
     add("--only", metavar="PART,…", help="some parts (default: all)")
+    add(
+        "--match", type=_pattern, default="", metavar="REGEX", help="cases with this in their names"
+    )
     jobs = max(1, min(8, (os.cpu_count() or 1) // 2))
     add(
         "--jobs",
@@ -91,6 +95,13 @@ def _device(text: str) -> str:
     if not re.fullmatch(r"cpu|(cuda|sim)(:\d+)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no device: cuda, cuda:N, cpu or sim")
     return text
+
+
+def _pattern(text: str) -> str:
+    try:
+        return re.compile(text).pattern
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
 
 
 def _minutes(text: str) -> float:
@@ -180,7 +191,7 @@ class _Run:
         name = f"{part.name}-{place + 1}"
         command = [
             sys.executable, "-X", "faulthandler", "-m", "tests.devices.child", self.args.parts,
-            part.name, self.args.device, str(self.args.jobs), str(folder), name, f"{place}/{number}",
+            part.name, self.args.device, str(self.args.jobs), str(folder), name, f"{place}/{number}", self.args.match,
         ]  # fmt: skip
         return Lane(name, command, self._environment(part, number), folder, part.case_s)
 

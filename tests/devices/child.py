@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import time
 import traceback
@@ -15,7 +16,9 @@ from tests.devices.lanes import LOST, die_with_parent
 from tests.devices.record import Row
 
 
-def main(parts: str, part: str, device: str, jobs: str, folder: str, name: str, lane: str) -> None:
+def main(
+    parts: str, part: str, device: str, jobs: str, folder: str, name: str, lane: str, match: str
+) -> None:
     die_with_parent()
     journal = Journal(Path(folder) / f"{name}.jsonl")
     if device.startswith("sim"):
@@ -23,7 +26,7 @@ def main(parts: str, part: str, device: str, jobs: str, folder: str, name: str, 
     setting = Setting(device, int(jobs), Path(folder), journal)
     cases = importlib.import_module(parts).PARTS[part].cases(setting)
     place, number = map(int, lane.split("/"))
-    mine = list(cases)[place::number]
+    mine = [case for case in cases if re.search(match, case)][place::number]
     begun = journal.read().begun  # by a process before this one
     if not begun:
         journal.add(cases=len(mine))

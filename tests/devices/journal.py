@@ -12,7 +12,6 @@ Lines are written whole, so a killed process leaves all but the one it was in.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +38,26 @@ class Journal:
             with self.path.open("ab") as file:
                 file.write(b"\n")
 
-    def _steps(self) -> Iterator[dict[str, Any]]:
-        content = self.path.read_bytes() if self.path.exists() else b""
-        for line in content.split(b"\n")[:-1]:  # the last one is empty, or not whole yet
-            try:
-                step = json.loads(line)
-                if not isinstance(step, dict):
-                    raise ValueError("no step")
-            except ValueError:
-                step = {"unreadable": line[:200].decode(errors="replace")}
-            yield step
-
-    def read(self) -> Progress:
-        progress = Progress()
-        for step in self._steps():
-            progress.take(step)
+    def read(self, progress: Progress | None = None) -> Progress:
+        """Return the progress after all whole lines, of which it takes those that are new."""
+        progress = progress or Progress()
+        if not self.path.exists():
+            return progress
+        with self.path.open("rb") as file:
+            file.seek(progress.offset)
+            whole, end, _ = file.read().rpartition(b"\n")
+        progress.offset += len(whole + end)
+        for line in whole.split(b"\n") if end else ():
+            progress.take(_step(line))
         return progress
+
+
+def _step(line: bytes) -> dict[str, Any]:
+    try:
+        step = json.loads(line)
+    except ValueError:
+        step = None
+    return step if isinstance(step, dict) else {"unreadable": line[:200].decode(errors="replace")}
 
 
 class Progress(msgspec.Struct):
@@ -66,6 +69,7 @@ class Progress(msgspec.Struct):
     under_way: str | None = None
     ended: bool = False
     unreadable: str = ""
+    offset: int = 0
 
     def take(self, step: dict[str, Any]) -> None:
         try:

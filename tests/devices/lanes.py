@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 
 from tests.devices.journal import Journal, Progress
-from tests.devices.record import Row
+from tests.devices.record import Row, Status
 
 ROOT = Path(__file__).resolve().parents[2]
 LOST = 86
 """The exit status of a process whose device answers nothing any more."""
 _PR_SET_PDEATHSIG = 1
+_SOON_S = 2
+"""A case that ran for less when the time was over is not hung."""
 
 
 def die_with_parent() -> None:
@@ -63,16 +65,17 @@ class Lane:
             self._close()
             self._after(status, took)
         elif now >= until:
-            self.stop(f"after {took:.0f} s, when the time of the part was over")
+            words = f"after {took:.0f} s, when the time of the part was over"
+            self.stop(words, "hung" if took > _SOON_S else "not run")
         elif self.progress.under_way is not None and took > self.case_s:
             self._kill()
             self._note("hung", f"after {took:.0f} s")
             self._start()
 
-    def stop(self, why: str) -> None:
-        """Kill the process for good."""
+    def stop(self, why: str, status: Status = "hung") -> None:
+        """Kill the process for good; `status` is that of the case it is in."""
         self._kill()
-        self._note("hung", why)
+        self._note(status, why)
         self.running = False
 
     def _after(self, status: int, took: float) -> None:
@@ -95,10 +98,10 @@ class Lane:
         else:
             self.running = False
 
-    def _note(self, status: str, text: str) -> None:
+    def _note(self, status: Status, text: str) -> None:
         name = self.progress.under_way or f"{self.name}, outside of its cases"
         self.journal.close_line()
-        self.journal.add_row(Row(name, status, text))  # type: ignore[arg-type]
+        self.journal.add_row(Row(name, status, text))
         if self.progress.under_way is not None:
             self.journal.add(ends=self.progress.under_way)
         self._read()
@@ -109,7 +112,7 @@ class Lane:
             if size != self._size:
                 self._size = size
                 begun = len(self.progress.begun)
-                self.progress = self.journal.read()
+                self.journal.read(self.progress)
                 if len(self.progress.begun) != begun:
                     self._case_began = time.monotonic()
 
