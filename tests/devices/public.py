@@ -1,0 +1,136 @@
+"""What users call, on a device and on the CPU: the same bits, counts and sums, by kernels."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+from unittest import mock
+
+import torch
+
+import qgate
+from qgate.kernels import cases, comparing, proving
+from qgate.stats.error_stats import errors
+from qgate.stats.value_counts import counts
+from tests.kernels.checks import Check, errors_apart
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+WAYS: dict[str, dict[str, Any]] = {
+    "mxfp8": {}, "mxfp4": {"axis": 0}, "nvfp4": {}, "hif4": {}, "hif8": {},
+    "fp8_e4m3": {"saturate": False}, "int8": {}, "int4": {"granularity": "channel", "axis": 1},
+    "fp8_e5m2": {"granularity": "block"},
+}  # fmt: skip
+_TWICE = "sums of the same tensors are others the second time"
+
+
+def _strict(check: Check) -> Check:
+    """A kernel that was not used, and says so, is wrong."""
+
+    def run(device: torch.device) -> str:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", proving.KernelWarning)
+            return check(device)
+
+    return run
+
+
+def quantized(fmt: str, dtype: torch.dtype) -> Check:
+    def check(device: torch.device) -> str:
+        x = cases.numbers(torch.float32 if dtype == torch.float64 else dtype).to(dtype)
+        x = x[: len(x) // 97 * 97].view(-1, 97)
+        found = qgate.quantize(x.to(device), fmt, **WAYS[fmt])
+        if found.device.type != device.type:
+            return f"the result is on {found.device}"
+        return proving.first_difference(found, qgate.quantize(x, fmt, **WAYS[fmt]), x)
+
+    return check
+
+
+def counted(dtype: torch.dtype) -> Check:
+    def check(device: torch.device) -> str:
+        x = cases.bell_curve(dtype, count=200_001)
+        pairs = torch.stack([x, x.flip(0)], 1)
+        if counts(x.to(device)) != counts(x):
+            return "counts are others than the CPU's"
+        if counts(pairs.to(device)[:, 0]) != counts(x):
+            return "counts of a view with gaps are others than the CPU's"
+        return ""
+
+    return check
+
+
+def swept(dtype: torch.dtype) -> Check:
+    def check(device: torch.device) -> str:
+        x = cases.bell_curve(dtype, count=200_001)
+        there, here = (qgate.sweep(t, "fp8_e4m3").exponent for t in (x.to(device), x))
+        return "" if there == here else f"the exponent is {there} instead of {here}"
+
+    return check
+
+
+def erred(dtype: torch.dtype) -> Check:
+    def check(device: torch.device) -> str:
+        x = cases.bell_curve(dtype, count=200_001)
+        y = qgate.quantize(x, "fp8_e4m3")
+        there, here = errors(y.to(device), x.to(device)), errors(y, x)
+        a, b = (each.metric("relative_mse") for each in (there, here))
+        if not math.isclose(a, b, rel_tol=1e-14):
+            return f"relative_mse: {a} instead of {b}"
+        again = errors(y.to(device), x.to(device)).sums
+        return errors_apart(there, here) or ("" if again == there.sums else _TWICE)
+
+    return check
+
+
+def erred_hard(actual: torch.dtype, reference: torch.dtype) -> Check:
+    def check(device: torch.device) -> str:
+        pairs = list(comparing.trials(actual, reference))
+        pairs += [(a[1::3], r[1::3]) for a, r in pairs[:2]]
+        for a, r in pairs:
+            x, y = a.to(device), r.to(device)
+            there = errors(x, y, worst=30)
+            if apart := errors_apart(there, errors(a, r, worst=30)):
+                return apart
+            if errors(torch.stack([x, x], 1)[:, 0], y, worst=30).sums != there.sums:
+                return "sums of a view with gaps are others"
+            with mock.patch.object(proving, "serves", return_value=False):
+                if errors(x, y, worst=30).sums != there.sums:
+                    return "sums without the kernel are others"
+        return ""
+
+    return check
+
+
+def with_gaps(dtype: torch.dtype) -> Check:
+    def check(device: torch.device) -> str:
+        x = cases.bell_curve(dtype, count=20_000).view(-1, 2)
+        found = qgate.quantize(x.to(device)[:, 0], "int8")
+        return proving.first_difference(found, qgate.quantize(x[:, 0], "int8"))
+
+    return check
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+CASES: dict[str, Check] = {
+    name: _strict(check)
+    for name, check in {
+        **{
+            f"public: {fmt} {_name(of)}": quantized(fmt, of)
+            for fmt in WAYS
+            for of in (*DTYPES, torch.float64)
+        },
+        **{f"public: counts {_name(of)}": counted(of) for of in DTYPES[:2]},
+        **{f"public: sweep {_name(of)}": swept(of) for of in DTYPES},
+        **{f"public: errors {_name(of)}": erred(of) for of in DTYPES},
+        **{
+            f"public: errors of hard pairs {_name(a)}, {_name(r)}": erred_hard(a, r)
+            for a in DTYPES
+            for r in DTYPES
+        },
+        **{f"public: int8 of a view with gaps {_name(of)}": with_gaps(of) for of in DTYPES[:2]},
+    }.items()
+}
