@@ -19,6 +19,7 @@ from tests.baselines.building import rewrite
 from tests.gate.benches import LLAMA
 from tests.plugin.conftest import Run
 from tests.plugin.projects import SITE, accepted, add, files, header, page, records, tightened
+from tests.shares import proof, share
 
 CUDA = "cuda-sm_90-deadbeef"
 FILE = f"{LLAMA}/{accepted_file('int8', 'cuda')}"
@@ -99,7 +100,7 @@ def test_an_update_adds_a_file_and_leaves_the_first_one(
     expected = tightened(project)
     before = files(project)
     on(CUDA)
-    gates("--update-baselines", "--dry-run").stdout.fnmatch_lines([
+    gates("--update-baselines", "--update-dry-run").stdout.fnmatch_lines([
         f"tiny-llama int8: 1 value would be added for {CUDA} in accepted/int8@cuda.txt, beside "
         f"those of {here()} in accepted/int8.txt"
     ])  # fmt: skip
@@ -143,6 +144,7 @@ def test_an_update_adds_a_file_and_leaves_the_first_one(
     gates().assert_outcomes(passed=1)
 
 
+@proof
 def test_all_and_new_add_no_more_than_they_say(project: Path, gates: Run, on: On) -> None:
     before = files(project)
     on(CUDA)
@@ -158,12 +160,13 @@ def test_all_and_new_add_no_more_than_they_say(project: Path, gates: Run, on: On
     assert {*beside(project).values} == {gone}
     gates("--update-baselines", "--update-which", "all")
     stored = read_accepted(accepted(project).read_bytes(), "")
-    layer = {key: value for key, value in stored.values.items() if "layers.1." in key.site}
+    layer = {key: value for key, value in stored.values.items() if "layers.1" in key.site}
     layer = {key: value for key, value in layer.items() if key.suite == "layer_outputs"}
     assert beside(project).values == layer | {gone: beside(project).values[gone]}
     assert {name: data for name, data in files(project).items() if name != FILE} == before
 
 
+@proof
 def test_candidates_of_a_second_kind_are_accepted_beside(
     project: Path,
     gates: Run,
@@ -182,12 +185,13 @@ def test_candidates_of_a_second_kind_are_accepted_beside(
     assert {name: data for name, data in files(project).items() if name != FILE} == before
     gates().assert_outcomes(passed=1)
     assert main(["baselines", "list"]) == 0
-    print(out := capsys.readouterr().out)
-    assert f"int8 on cuda  1        {CUDA}" in out
+    out = capsys.readouterr().out
+    assert f"int8 on cuda  1          {CUDA}" in out
     assert main(["baselines", "prune", "--mode", "int8", "--model", LLAMA]) == 0
     assert {FILE, f"{LLAMA}/accepted/int8.txt"}.isdisjoint(files(project))
 
 
+@proof
 def test_a_site_of_the_first_device_is_removed_there_only(
     project: Path, gates: Run, on: On
 ) -> None:
@@ -203,6 +207,7 @@ def test_a_site_of_the_first_device_is_removed_there_only(
     assert gates("--update-baselines").ret == pytest.ExitCode.OK
 
 
+@proof
 def test_references_stay_those_of_the_first_device(project: Path, gates: Run, on: On) -> None:
     add(project, "test_reference.py")
     gates("--update-baselines", suite="reference").assert_outcomes(passed=1)
@@ -215,6 +220,7 @@ def test_references_stay_those_of_the_first_device(project: Path, gates: Run, on
     assert Store(project / "baselines", LLAMA).origin().device == here()  # type: ignore[union-attr]
 
 
+@share(5)
 @pytest.mark.parametrize("fault", ["edited", "moved here", "moved away", "kind", "stale"])
 def test_a_line_that_is_not_of_this_kind_is_named(
     project: Path, gates: Run, on: On, fault: str
@@ -254,6 +260,7 @@ def _is_of_key(text: str) -> bool:
     return text.split()[:4] == [*KEY]
 
 
+@proof
 def test_with_other_weights_an_update_begins_anew(project: Path, gates: Run, on: On) -> None:
     """What is of other weights goes, whatever device it is of: nothing can be compared with it."""
     tightened(project)
