@@ -10,7 +10,7 @@ from qgate.baselines.candidates import (
 )
 from qgate.baselines.checking import unused, verify
 from qgate.baselines.names import safe_name
-from qgate.baselines.origin import Key, Origin, differences
+from qgate.baselines.origin import Key, Origin, differences, kind_of
 from qgate.baselines.packing import joined, pack, unpack
 from qgate.baselines.rows import BaselineRows, ReferenceTensor, row_sample, same_rows
 from qgate.baselines.store import Store, stored_models
@@ -31,6 +31,7 @@ __all__ = [
     "differences",
     "drop_candidate",
     "joined",
+    "kind_of",
     "pack",
     "read_candidates",
     "row_sample",

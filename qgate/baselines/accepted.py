@@ -4,6 +4,9 @@ Columns have fixed widths that longer names overflow, so that no line depends on
 line ends in a digest of itself and of the header, without the device: lines that git merges from
 two branches stay valid, and a line that was edited, or is of another file, is an error. Figures of
 samples, none of which is held by itself, share a line.
+
+A file belongs to a kind of device. The first one of a mode is `accepted/int8.txt`; each further
+kind has a file beside it, `accepted/int8@cuda.txt`, whose header and digests have the kind too.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from dataclasses import dataclass, field, replace
 
 from qgate.baselines._reading import check_version
 from qgate.baselines.names import quoted, safe_name, unquoted
-from qgate.baselines.origin import Key, Origin, hashes_text, is_device
+from qgate.baselines.origin import KIND, MIXED, Key, Origin, hashes_text, is_device, kind_of
 from qgate.baselines.sample_lines import Line, folded, is_folded, unfolded
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
 
 VERSION = 3
-MIXED = "mixed"
+BESIDE_VERSION = 4
+"""Version of a file of a further kind of device, which earlier readers would take for the first."""
 FOLDER = "accepted"
 REMEDY = (
     "Restore the file from version control, or delete it and record it again with "
@@ -36,13 +40,12 @@ EDITED_REMEDY = (
 _TITLE = "# qgate accepted errors, version "
 # What lines belong to. A device is not part of it: branches may accept errors on several.
 _IDENTITY = ("model", "mode", "weights", "inputs", "calibration")
-_HEADER = (*_IDENTITY, "device")
 _ADVICE = "# written by --update-baselines and by qgate baselines accept; not to be edited"
 _WIDTHS = (20, 44, 9, 32, 24)
 _COLUMNS = ("suite", "site", "scope", "metric", "value")
-_FIRST_LINE = len(_HEADER) + 4
 # The first version whose lines have digests.
 _DIGESTS = 3
+_BESIDE = re.compile(rf".+@({KIND})\.txt")
 _VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
@@ -51,8 +54,10 @@ _DIGITS = re.compile(r"(\d+)", re.ASCII)
 class Accepted:
     """Accepted errors of a mode, and the model and device they were measured with.
 
-    Without a calibration they do not depend on one. Values from two device profiles are `mixed`.
-    `edited` are entries of the file whose lines do not have their digest; they have no value.
+    Without a calibration they do not depend on one. Values from two arithmetics of one kind of
+    device are of `cpu-mixed`; earlier files say `mixed`. `kind` is that of a file beside the first
+    one of its mode, and empty for the first. `edited` are entries of the file whose lines do not
+    have their digest; they have no value.
     """
 
     model: str
@@ -63,6 +68,7 @@ class Accepted:
     device: str
     values: dict[Key, float | str] = field(default_factory=dict)
     edited: frozenset[Key] = frozenset()
+    kind: str = ""
 
     def stale(self, origin: Origin) -> list[str]:
         """Say why these are not the accepted errors of a baseline, one sentence per cause."""
@@ -72,25 +78,35 @@ class Accepted:
             "calibration": (self.calibration, self.calibration and origin.calibration),
         }
         return [
-            f"the accepted errors of mode {self.mode} were measured with other {name} "
+            f"the accepted errors of mode {self.mode}{self.where} were measured with other {name} "
             f"than those of the baseline {hashes_text(old or 'none', new or 'none')}"
             for name, (old, new) in pairs.items()
             if old != new
         ]
+
+    @property
+    def where(self) -> str:
+        """Return ` on cuda` for those beside the first ones."""
+        return f" on {self.kind}" if self.kind else ""
+
+    @property
+    def file(self) -> str:
+        """Return their file, under the folder of the model."""
+        return accepted_file(self.mode, self.kind)
 
     def to_bytes(self, *, folds: bool = True) -> bytes:
         """Write the file, in an order that depends on nothing but the keys.
 
         Without `folds` samples have lines of their own, as earlier files have.
         """
-        identity = self.identity()
-        header = [f"# {name:<12} {_field(getattr(self, name))}" for name in _IDENTITY]
+        identity, version = self.identity(), BESIDE_VERSION if self.kind else VERSION
+        header = [f"# {name:<12} {_field(getattr(self, name))}" for name in self._names]
         header.append(_device_line(identity, self.device))
         title = f"# {_aligned(_COLUMNS)} digest"
         named = self.lines() if folds else self.values.items()
         entries = [_entry(*line) for line in sorted(named, key=lambda line: order(line[0]))]
         lines = [f"{entry} {_digest(identity, entry)}" for entry in entries]
-        text = "\n".join([f"{_TITLE}{VERSION}", *header, _ADVICE, title, *lines, ""])
+        text = "\n".join([f"{_TITLE}{version}", *header, _ADVICE, title, *lines, ""])
         return text.encode("utf-8")
 
     def lines(self) -> list[Line]:
@@ -99,13 +115,27 @@ class Accepted:
 
     def identity(self) -> bytes:
         """Return the key of all digests: what the lines were measured with."""
-        words = "\n".join(_field(getattr(self, name)) for name in _IDENTITY)
+        words = "\n".join(_field(getattr(self, name)) for name in self._names)
         return hashlib.sha256(words.encode("utf-8")).digest()
 
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return _identity_names(BESIDE_VERSION if self.kind else VERSION)
 
-def accepted_file(mode: str) -> str:
-    """Return the file of a mode, under the folder of the model."""
-    return f"{FOLDER}/{safe_name(mode)}.txt"
+
+def accepted_file(mode: str, kind: str = "") -> str:
+    """Return the first file of a mode, or that of a kind of device beside it."""
+    return f"{FOLDER}/{safe_name(mode)}{f'@{kind}' if kind else ''}.txt"
+
+
+def kind_in(file: str) -> str:
+    """Return the kind of device in the name of a file; empty for the first file of a mode."""
+    match = _BESIDE.fullmatch(file)
+    return match[1] if match else ""
+
+
+def _identity_names(version: int) -> tuple[str, ...]:
+    return (*_IDENTITY, "kind") if version == BESIDE_VERSION else _IDENTITY
 
 
 def order(key: Key) -> tuple[object, ...]:
@@ -208,12 +238,13 @@ def _inspect(data: bytes, file: str, oldest: int) -> tuple[Accepted | None, list
     accepted = _read_header(lines, file, version, problems)
     if accepted is None:
         return None, problems, []
+    device_line = 2 + len(_identity_names(version))
     if lines[-1]:
         problems.append(f"{file}:{len(lines)}: the last line has no end, it may be cut off")
     identity = accepted.identity()
     line_of: dict[Key, int] = {}
     edits: dict[Key, str] = {}
-    for number, line in list(enumerate(lines, 1))[_FIRST_LINE - 1 : -1]:
+    for number, line in list(enumerate(lines, 1))[device_line + 2 : -1]:
         try:
             entries, why = _read_line(line, identity if version >= _DIGESTS else b"")
         except ValueError as error:
@@ -235,11 +266,11 @@ def _inspect(data: bytes, file: str, oldest: int) -> tuple[Accepted | None, list
         count = len({*line_of.values()})
         notes = [
             f"{next(iter(edits.values()))}. So do all {count} lines: they were recorded for "
-            f"another header ({', '.join(_IDENTITY)})"
+            f"another header ({', '.join(_identity_names(version))})"
         ]
-    elif version >= _DIGESTS and lines[len(_HEADER)] != _device_line(identity, accepted.device):
+    elif version >= _DIGESTS and lines[device_line - 1] != _device_line(identity, accepted.device):
         # Which limits hold depends on it, so nothing is compared under it.
-        notes = [f"{file}:{1 + len(_HEADER)}: device {accepted.device} was edited", *notes]
+        notes = [f"{file}:{device_line}: device {accepted.device} was edited", *notes]
         edits |= dict.fromkeys(accepted.values, "")
         accepted.values.clear()
     return replace(accepted, edited=frozenset(edits)), problems, notes
@@ -255,8 +286,8 @@ def _check_version(file: str, version: int, oldest: int) -> None:
             f"`qgate baselines migrate{option}`, which keeps the values and lists what it cannot "
             "keep."
         )
-    if not 0 < version <= VERSION:
-        check_version(file, version, VERSION)
+    if not 0 < version <= BESIDE_VERSION:
+        check_version(file, version, BESIDE_VERSION)
 
 
 def _read_header(lines: list[str], file: str, version: int, problems: list[str]) -> Accepted | None:
@@ -267,16 +298,20 @@ def _read_header(lines: list[str], file: str, version: int, problems: list[str])
         return None
     for name, value in values.items():
         if not value and (name != "calibration" or value is not None):
-            problems.append(f"{file}:{2 + _HEADER.index(name)}: {name} is empty")
-    if values["device"] != MIXED and not is_device(values["device"]):
-        problems.append(f"{file}:{1 + len(_HEADER)}: there is no device {values['device']!r}")
+            problems.append(f"{file}:{2 + list(values).index(name)}: {name} is empty")
+    device, kind = values["device"] or "", values.get("kind")
+    if device != MIXED and not is_device(device):
+        problems.append(f"{file}:{1 + len(values)}: there is no device {device!r}")
+    elif kind is not None and kind_of(device) != kind:
+        problems.append(f"{file}:{1 + len(values)}: device {device} is no {kind}")
     if problems:
         return None
     return Accepted(**values)  # type: ignore[arg-type]
 
 
 def _header_values(lines: list[str], version: int) -> Iterator[tuple[str, str | None]]:
-    for number, name in enumerate(_HEADER, 2):
+    names = (*_identity_names(version), "device")
+    for number, name in enumerate(names, 2):
         words = lines[number - 1].split(" ") if number <= len(lines) else []
         words = [word for word in words if word]
         count = 4 if name == "device" and version >= _DIGESTS else 3
@@ -286,7 +321,7 @@ def _header_values(lines: list[str], version: int) -> Iterator[tuple[str, str | 
             yield name, None if words[2] == "%none" else unquoted(words[2])
         except ValueError as error:
             raise ValueError(number, str(error)) from None
-    for number in (len(_HEADER) + 2, len(_HEADER) + 3):
+    for number in (len(names) + 2, len(names) + 3):
         if number > len(lines) or not lines[number - 1].startswith("#"):
             raise ValueError(number, "the header has to go on here")
 

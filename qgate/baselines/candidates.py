@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
 
 from qgate.baselines._reading import naming, read_json, read_origin
-from qgate.baselines.accepted import Accepted
+from qgate.baselines.kinds import Files, values_for
 from qgate.baselines.names import safe_name
 from qgate.baselines.origin import REFERENCE_FIELDS, Key, Origin, differences, kind_of
 from qgate.baselines.update import Update
@@ -191,7 +191,7 @@ def _read(data: bytes, path: Path) -> Candidate:
 def update_of(
     recorded: Origin,
     candidates: Iterable[Candidate],
-    accepted: Mapping[str, Accepted] | None = None,
+    accepted: Mapping[str, Files] | None = None,
 ) -> tuple[Update, list[str]]:
     """Make the update that accepts candidates, and a sentence for each one that is refused.
 
@@ -204,7 +204,10 @@ def update_of(
         name = candidate.source if candidate.path is None else candidate.path.name
         problem = _problem(candidate, recorded, update)
         if not problem and accepted is not None and candidate.mode in accepted:
-            problem = _other_plan(candidate, accepted[candidate.mode].values)
+            files = accepted[candidate.mode]
+            own = kind_of(candidate.origin.device)
+            known = values_for(files[kind] for kind in (own, "") if kind in files)
+            problem = _other_plan(candidate, {key: value for key, (value, _) in known.items()})
         if problem:
             refused.append(f"{name} (mode {candidate.mode}): {problem}")
             continue

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 
-from qgate.baselines.accepted import FOLDER, accepted_file, inspect_accepted
+from qgate.baselines.accepted import FOLDER, Accepted, accepted_file, inspect_accepted, kind_in
+from qgate.baselines.kinds import is_same_kind, values_for
 from qgate.baselines.manifest import (
     NAME,
     Manifest,
@@ -44,10 +46,12 @@ def verify(store: Store) -> list[str]:
     if manifest is not None and manifest.origin.model != store.model:
         problems.append(f"{folder / NAME}: it is of model {manifest.origin.model!r}")
     references = {} if manifest is None else {reference_file(b): b for b in manifest.references}
-    for name in names:
+    firsts: dict[str, Accepted] = {}
+    # The first file of a mode comes before those beside it: a reader of the list knows it then.
+    for name in sorted(names, key=lambda name: (kind_in(name) != "", name)):
         if name.startswith(f"{FOLDER}/") and name.endswith(".txt"):
             if name in files:
-                problems += _accepted_problems(store, name, files[name], manifest)
+                problems += _accepted_problems(store, name, files[name], manifest, firsts)
         elif name != NAME and name not in references:
             problems.append(f"{folder / name}: it is no file of this baseline")
     return problems + _reference_problems(store, files, set(names) - set(files), manifest)
@@ -73,8 +77,13 @@ def _reference_problems(
 
 
 def _accepted_problems(
-    store: Store, name: str, data: bytes, manifest: Manifest | None
+    store: Store,
+    name: str,
+    data: bytes,
+    manifest: Manifest | None,
+    firsts: dict[str, Accepted],
 ) -> list[str]:
+    """List what is wrong with a file; `firsts` are the first files of modes so far."""
     file = str(store.folder / name)
     try:
         accepted, problems = inspect_accepted(data, file)
@@ -82,8 +91,15 @@ def _accepted_problems(
         return [str(error)]
     if accepted is None:
         return problems
-    if accepted_file(accepted.mode) != name:
-        problems.append(f"{file}: it is of mode {accepted.mode!r}, whose file has another name")
+    if accepted_file(accepted.mode, accepted.kind) != name:
+        of = f"mode {accepted.mode!r}{accepted.where}"
+        problems.append(f"{file}: it is of {of}, whose file has another name")
+    elif not accepted.kind:
+        firsts[accepted.mode] = accepted
+    elif (first := firsts.get(accepted.mode)) and manifest is not None:
+        now = replace(manifest.origin, device=accepted.device)
+        if is_same_kind(first, now, manifest.origin):
+            problems.append(f"{file}: {first.file} is of {accepted.kind}, too, and is read alone")
     if accepted.model != store.model:
         problems.append(f"{file}: it is of model {accepted.model!r}")
     text = data.replace(b"\r\n", b"\n")
@@ -103,10 +119,10 @@ def unused(
     that a mode did not run is not looked at.
     """
     keys_of: dict[str, list[Key]] = {}
-    for mode, accepted in store.accepted_of(list(measured)).items():
+    for mode, files in store.all_accepted(list(measured)).items():
         sites = measured[mode]
         suites = {suite for suite, _, _ in sites}
-        for key in accepted.values:
+        for key in values_for(files.values()):
             if key.suite in suites and (key.suite, key.site, key.scope) not in sites:
                 keys_of.setdefault(mode, []).append(key)
     return keys_of

@@ -9,8 +9,11 @@ from typing import NamedTuple
 
 from qgate.errors import QgateError
 
-DEVICES = ("cpu", "cuda")
-_DEVICE = re.compile(rf"({'|'.join(DEVICES)})(-[A-Za-z0-9_.+]+)*")
+KIND = "[a-z][a-z0-9_]*"
+"""A kind of device as torch names it: cpu, cuda, xpu, npu."""
+MIXED = "mixed"
+"""Stands in the place of a device in earlier files, whose values are of several."""
+_DEVICE = re.compile(rf"{KIND}(-[A-Za-z0-9_.+]+)*")
 COLLECTED = "collected"
 """Stands in the place of hashes: numbers of a dump are of a run elsewhere, and no weights or
 samples of qgate's have to fit them."""
@@ -33,11 +36,11 @@ class Key(NamedTuple):
 
 
 def is_device(text: object) -> bool:
-    return isinstance(text, str) and _DEVICE.fullmatch(text) is not None
+    return isinstance(text, str) and text != MIXED and _DEVICE.fullmatch(text) is not None
 
 
 def kind_of(device: str) -> str:
-    """Return cpu or cuda, without the arithmetic."""
+    """Return the kind of a device, such as cpu or cuda, without the arithmetic."""
     return device.partition("-")[0]
 
 
@@ -68,7 +71,7 @@ class Origin:
         for name, least in (("samples", 1), ("seqlen", 0), ("seed", 0)):
             good = type(getattr(self, name)) is int and getattr(self, name) >= least
             self._check(name, good, f"a whole number from {least}")
-        form = f"{' or '.join(DEVICES)}, and what is known of its arithmetic, as in cpu-avx2"
+        form = "a kind such as cpu or cuda, and what is known of its arithmetic, as in cpu-avx2"
         self._check("device", is_device(self.device), form)
 
     @classmethod

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.baselines._reading import check_version
 from qgate.baselines.accepted import (
+    BESIDE_VERSION,
     FOLDER,
     VERSION,
     Accepted,
     accepted_file,
+    kind_in,
     migrated,
     read_accepted,
     version_of,
 )
+from qgate.baselines.kinds import Files
 from qgate.baselines.manifest import (
     NAME,
     Manifest,
@@ -28,7 +31,7 @@ from qgate.baselines.manifest import (
 )
 from qgate.baselines.manifest import VERSION as MANIFEST_VERSION
 from qgate.baselines.names import safe_name
-from qgate.baselines.origin import Origin
+from qgate.baselines.origin import Origin, kind_of
 from qgate.baselines.rows import ReferenceTensor
 from qgate.baselines.update import StoredChange, Update, applied
 from qgate.errors import QgateError, unknown
@@ -45,7 +48,7 @@ BASELINES = FileRules(
     plural="baselines",
     singular="baseline",
     files=re.compile(
-        r"manifest\.json|reference-[a-z0-9_]+\.safetensors|accepted/[a-z0-9._~-]+\.txt"
+        r"manifest\.json|reference-[a-z0-9_]+\.safetensors|accepted/[a-z0-9._~-]+(@[a-z0-9_]+)?\.txt"
     ),
     first=NAME,
     check_version=check_version,
@@ -100,26 +103,41 @@ class Store:
             )
         return read_reference(files[file], manifest.references[basis], str(self.folder / file))
 
-    def accepted(self, mode: str, *, refresh: str = "", replaced: bool = False) -> Accepted | None:
-        """Read the accepted errors of a mode, stale or not: `Accepted.stale` says which.
+    def accepted(self, mode: str) -> Accepted | None:
+        """Read the first accepted errors of a mode, stale or not: `Accepted.stale` says which."""
+        return self.accepted_of([mode]).get(mode)
+
+    def accepted_on(
+        self, mode: str, kind: str, *, refresh: str = "", replaced: bool = False
+    ) -> Files:
+        """Read the first accepted errors of a mode, and those of a kind of device beside them.
 
         `refresh` and `replaced` are those of `read_accepted`.
         """
-        files = self._read(accepted_file(mode))
-        return self._accepted([mode], files, refresh, replaced).get(mode)
+        files = self._read(accepted_file(mode), accepted_file(mode, kind))
+        return self._accepted([mode], files, refresh, replaced).get(mode, {})
 
     def accepted_of(self, modes: Collection[str]) -> dict[str, Accepted]:
-        """Read the accepted errors of those modes that have some, from one moment."""
+        """Read the first accepted errors of those modes that have some, from one moment."""
         files = self._read(*map(accepted_file, modes)) if modes else {}
-        return self._accepted(modes, files)
+        return {mode: of[""] for mode, of in self._accepted(modes, files).items() if "" in of}
+
+    def all_accepted(self, modes: Collection[str] | None = None) -> Mapping[str, Files]:
+        """Read the accepted errors of all kinds of devices, of some or all modes."""
+        files = self._read(f"{FOLDER}/")
+        return self._accepted(self._modes(files) if modes is None else modes, files)
 
     def modes(self) -> list[str]:
         """List the modes that have accepted errors."""
-        files = self._read(f"{FOLDER}/").items()
+        return self._modes(self._read(f"{FOLDER}/"))
+
+    def _modes(self, files: dict[str, bytes]) -> list[str]:
         return sorted(
-            read_accepted(data, str(self.folder / name)).mode
-            for name, data in files
-            if name.endswith(".txt")
+            {
+                read_accepted(data, str(self.folder / name)).mode
+                for name, data in files.items()
+                if name.endswith(".txt")
+            }
         )
 
     def manifest(self) -> Manifest | None:
@@ -181,7 +199,8 @@ class Store:
             sentences.append(f"{NAME}: version 1 -> {MANIFEST_VERSION}")
         for name, data in sorted(files.items()):
             version = version_of(data)
-            if version is None or version == VERSION or not BASELINES.files.fullmatch(name):
+            is_current = version in (VERSION, BESIDE_VERSION)
+            if version is None or is_current or not BASELINES.files.fullmatch(name):
                 continue
             accepted, other = migrated(data, str(self.folder / name))
             contents[name] = accepted.to_bytes() if accepted.values else None
@@ -240,8 +259,13 @@ class Store:
     def _planned(
         self, update: Update, read_files: Read
     ) -> tuple[dict[str, bytes | None], list[StoredChange]]:
-        modes = update.modes()
-        files = read_files({NAME, *map(accepted_file, modes)}, None)[0]
+        modes, kind = update.modes(), kind_of(update.origin.device)
+        files, names = read_files(
+            {NAME, *map(accepted_file, modes), *(accepted_file(mode, kind) for mode in modes)}, None
+        )
+        if update.everywhere:
+            beside = {accepted_file(mode, kind_in(name)) for mode in modes for name in names}
+            files |= read_files(beside, None)[0]
         files |= read_files({reference_file(basis) for basis in update.references}, [])[0]
         manifest = self._manifest(files)
         accepted = self._accepted(modes, files, replaced=True)
@@ -278,16 +302,19 @@ class Store:
         files: dict[str, bytes],
         refresh: str = "",
         replaced: bool = False,
-    ) -> dict[str, Accepted]:
-        by_mode = {}
-        for mode in modes:
-            file = accepted_file(mode)
+    ) -> Mapping[str, Files]:
+        """Read the accepted errors of modes by mode and kind, of the files that are there."""
+        by_mode: dict[str, dict[str, Accepted]] = {}
+        kinds = sorted({"", *map(kind_in, files)})
+        for mode, kind in ((mode, kind) for mode in modes for kind in kinds):
+            file = accepted_file(mode, kind)
             if file in files:
                 path = str(self.folder / file)
                 accepted = read_accepted(files[file], path, refresh=refresh, replaced=replaced)
                 self._check(file, "model", accepted.model, self.model)
                 self._check(file, "mode", accepted.mode, mode)
-                by_mode[mode] = accepted
+                self._check(file, "kind", accepted.kind or "the first", kind or "the first")
+                by_mode.setdefault(mode, {})[kind] = accepted
         return by_mode
 
     def _check(self, file: str, kind: str, name: str, expected: str) -> None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from qgate.baselines.accepted import MIXED, Accepted, accepted_file, order
+from qgate.baselines.accepted import Accepted, accepted_file, order
+from qgate.baselines.kinds import Files, is_same_kind
 from qgate.baselines.manifest import (
     NAME,
     Manifest,
@@ -17,7 +18,7 @@ from qgate.baselines.manifest import (
     reference_bytes,
     reference_file,
 )
-from qgate.baselines.origin import REFERENCE_FIELDS, Key, Origin, differences
+from qgate.baselines.origin import REFERENCE_FIELDS, Key, Origin, differences, kind_of
 from qgate.baselines.rows import ReferenceTensor
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
@@ -27,7 +28,8 @@ from qgate.metrics import METRICS
 class StoredChange:
     """One entry of one file, before and after; None where it does not exist.
 
-    An accepted error has a mode and a key.
+    An accepted error has a mode and a key, and the kind of device that its file is of where that is
+    one beside the first.
     """
 
     file: str
@@ -36,6 +38,7 @@ class StoredChange:
     new: float | str | None
     mode: str = ""
     key: Key | None = None
+    kind: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}: {self.entry}: {brief(self.old)} -> {brief(self.new)}"
@@ -51,6 +54,7 @@ def brief(value: float | str | None) -> str:
 class Update:
     """Changes asked for by one run, whose origin says what the new numbers belong to.
 
+    They go into the files of its kind of device, those of `everywhere` into the files of all kinds.
     It holds changes, not contents, so that what another run wrote meanwhile is kept.
     """
 
@@ -60,6 +64,7 @@ class Update:
         self.values: dict[str, dict[Key, float | str]] = {}
         self.drops: dict[str, set[Key]] = {}
         self.uncalibrated: set[str] = set()
+        self.everywhere = False
 
     def set_reference(self, basis: str, tensors: Mapping[str, ReferenceTensor]) -> None:
         """Set all reference tensors of a basis by site, in forward order."""
@@ -126,7 +131,7 @@ def _check_tensor(name: str, site: str, tensor: ReferenceTensor) -> None:
 def applied(
     update: Update,
     manifest: Manifest | None,
-    accepted: Mapping[str, Accepted],
+    accepted: Mapping[str, Files],
     damaged: Collection[str] = (),
 ) -> tuple[dict[str, bytes | None], list[StoredChange]]:
     """Return the files to write (None: to remove) and the changes that are in them.
@@ -151,12 +156,14 @@ def applied(
             files[file] = reference_bytes(update.references[basis])
             changes.append(StoredChange(file, "all tensors", "damaged", "restored"))
     for mode in update.modes():
-        old = accepted.get(mode)
-        now = _accepted(update, mode, old)
-        if now != old:
-            file = accepted_file(mode)
-            files[file] = now.to_bytes() if now is not None and now.values else None
-            changes += _accepted_changes(mode, old, now)
+        stored = accepted.get(mode, {})
+        after = _accepted_files(update, mode, stored, manifest)
+        for kind in dict.fromkeys([*stored, *after]):
+            old, now = stored.get(kind), after.get(kind)
+            if now != old:
+                file = accepted_file(mode, kind)
+                files[file] = now.to_bytes() if now is not None and now.values else None
+                changes += _accepted_changes(mode, kind, old, now)
     return files, changes
 
 
@@ -192,7 +199,48 @@ def _manifest(update: Update, manifest: Manifest | None) -> Manifest | None:
     return manifest
 
 
-def _accepted(update: Update, mode: str, old: Accepted | None) -> Accepted | None:
+def _accepted_files(
+    update: Update, mode: str, before: Files, manifest: Manifest | None
+) -> dict[str, Accepted | None]:
+    """Return the accepted errors of a mode after an update, by the kind that their file is of.
+
+    Where the first file is of another kind of device, its lines stay and a file beside it changes,
+    unless the first lines are of other weights or samples: then they go, whatever their device is.
+    """
+    after: dict[str, Accepted | None] = dict(before)
+    if update.everywhere:
+        return after | {kind: _accepted(update, mode, old, kind) for kind, old in before.items()}
+    own = kind_of(update.origin.device)
+    first, beside = before.get(""), before.get(own)
+    recorded = None if manifest is None else manifest.origin
+    if first is None or _is_replaced(update, mode, first):
+        kind = "" if beside is None or _is_replaced(update, mode, beside) else own
+    else:
+        kind = "" if is_same_kind(first, update.origin, recorded) else own
+    after[kind] = _accepted(update, mode, before.get(kind), kind)
+    if kind == "" and beside is not None and after[kind] != first:
+        after[own] = None  # the first file has the values of this kind now
+    return after
+
+
+def _is_replaced(update: Update, mode: str, old: Accepted) -> bool:
+    """Tell if new values of an update are of other weights, samples or calibration."""
+    new = _new(update, mode, old.kind)
+    return bool(new.values) and replace(
+        old, values={}, device=new.device, edited=frozenset()
+    ) != replace(new, values={})
+
+
+def _new(update: Update, mode: str, kind: str) -> Accepted:
+    now = update.origin
+    calibration = None if mode in update.uncalibrated else now.calibration
+    values = dict(update.values.get(mode, {}))
+    return Accepted(
+        now.model, mode, now.weights, now.inputs, calibration, now.device, values, kind=kind
+    )
+
+
+def _accepted(update: Update, mode: str, old: Accepted | None, kind: str) -> Accepted | None:
     """Return the accepted errors after an update; those of other weights or samples go."""
     changed = update.values.get(mode, {})
     drops = update.drops.get(mode, set())
@@ -202,19 +250,16 @@ def _accepted(update: Update, mode: str, old: Accepted | None) -> Accepted | Non
         if old is None or not drops & old.values.keys():
             return old
         return replace(old, values={k: v for k, v in old.values.items() if k not in drops})
-    now = update.origin
-    calibration = None if mode in update.uncalibrated else now.calibration
-    new = Accepted(now.model, mode, now.weights, now.inputs, calibration, now.device, dict(changed))
-    if old is None or replace(old, values={}, device=now.device, edited=frozenset()) != replace(
-        new, values={}
-    ):
+    new = _new(update, mode, kind)
+    if old is None or _is_replaced(update, mode, old):
         return new
     _check_edited(old, {*changed, *drops})
     values = {key: value for key, value in old.values.items() if key not in drops} | changed
     if values == old.values and not old.edited:
         return old
-    alone = values.keys() == changed.keys() or old.device == now.device
-    return replace(new, device=now.device if alone else MIXED, values=values)
+    alone = values.keys() == changed.keys() or old.device == new.device
+    device = new.device if alone else f"{kind_of(new.device)}-mixed"
+    return replace(new, device=device, values=values)
 
 
 def _check_edited(old: Accepted, replaced: Collection[Key]) -> None:
@@ -222,7 +267,7 @@ def _check_edited(old: Accepted, replaced: Collection[Key]) -> None:
     left = sorted(old.edited - set(replaced), key=order)
     if left:
         raise QgateError(
-            f"nothing was written: in {accepted_file(old.mode)} {len(left)} lines were edited or "
+            f"nothing was written: in {old.file} {len(left)} lines were edited or "
             f"are of another file, such as that of {left[0]}, and this run did not measure them. "
             f"Restore the file from version control, or measure all that mode {old.mode} accepts."
         )
@@ -245,26 +290,28 @@ def _manifest_changes(old: Manifest | None, new: Manifest) -> list[StoredChange]
     return _compared(NAME, entries(old), entries(new))
 
 
-def _accepted_changes(mode: str, old: Accepted | None, new: Accepted | None) -> list[StoredChange]:
+def _accepted_changes(
+    mode: str, kind: str, old: Accepted | None, new: Accepted | None
+) -> list[StoredChange]:
     def header(accepted: Accepted | None) -> dict[str, float | str]:
         if accepted is None or not accepted.values:
             return {}
         names = ("weights", "inputs", "calibration", "device")
         return {name: getattr(accepted, name) or "none" for name in names}
 
-    file = accepted_file(mode)
+    file = accepted_file(mode, kind)
     before, after = (accepted.values if accepted else {} for accepted in (old, new))
-    changes = _compared(file, header(old), header(new))
+    changes = _compared(file, header(old), header(new), kind)
     for key in dict.fromkeys([*before, *after]):
         was, now = before.get(key), after.get(key)
         if was != now:
-            changes.append(StoredChange(file, str(key), was, now, mode, key))
+            changes.append(StoredChange(file, str(key), was, now, mode, key, kind))
     return changes
 
 
 def _compared(
-    file: str, old: Mapping[str, float | str], new: Mapping[str, float | str]
+    file: str, old: Mapping[str, float | str], new: Mapping[str, float | str], kind: str = ""
 ) -> list[StoredChange]:
     names = list(dict.fromkeys([*old, *new]))
     pairs = [(name, old.get(name), new.get(name)) for name in names]
-    return [StoredChange(file, name, was, now) for name, was, now in pairs if was != now]
+    return [StoredChange(file, name, was, now, kind=kind) for name, was, now in pairs if was != now]

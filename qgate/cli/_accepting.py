@@ -64,6 +64,8 @@ def print_changes(
     changes = commit_changes(args, store, update)
     for change in changes:
         say(args, f"{store.model}: {change}")
+    for sentence in accepted_changes.beside_sentences(store, changes, args.dry_run):
+        say(args, sentence)
     return changes
 
 
@@ -136,7 +138,10 @@ def _accepted(
     if recorded is None:
         why = missing_text(store.folder, " to accept errors against")
         return [], [f"{entry.source} (mode {entry.mode}): {why}" for entry in candidates]
-    accepted = {} if args.accept_plan else store.accepted_of({entry.mode for entry in candidates})
+    accepted = {}
+    for entry in () if args.accept_plan else candidates:
+        kind = baselines.kind_of(entry.origin.device)
+        accepted[entry.mode] = store.accepted_on(entry.mode, kind)
     update, refused = baselines.update_of(recorded, candidates, accepted)
     for commit in dict.fromkeys(entry.origin.commit for entry in candidates):
         say(args, f"{store.model}: measured at commit {(commit or 'unknown')[:12]}")

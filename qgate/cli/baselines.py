@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,14 +133,22 @@ def _facts(store: baselines.Store) -> dict[str, object]:
     manifest = store.manifest()
     if manifest is None:
         raise QgateError(missing_text(store.folder))
-    modes = {
-        mode: {"entries": len(accepted.values), "device": accepted.device,
-               "is_stale": any(accepted.stale(manifest.origin))}
-        for mode, accepted in store.accepted_of(store.modes()).items()
-    }  # fmt: skip
+    modes: dict[str, dict[str, object]] = {}
+    for accepted in _files_of(store):
+        entry: dict[str, object] = {
+            "entries": len(accepted.values), "device": accepted.device,
+            "is_stale": any(accepted.stale(manifest.origin)),
+        }  # fmt: skip
+        modes[f"{accepted.mode}{accepted.where}"] = entry
     references = {basis: len(tensors) for basis, tensors in manifest.references.items()}
     origin = dataclasses.asdict(manifest.origin)
     return {"folder": store.folder, "origin": origin, "references": references, "modes": modes}
+
+
+def _files_of(store: baselines.Store) -> Iterator[baselines.Accepted]:
+    """Yield the accepted errors of all modes, the first ones of a mode and those beside them."""
+    for of_mode in store.all_accepted().values():
+        yield from of_mode.values()
 
 
 def _described(store: baselines.Store) -> str:
@@ -149,13 +158,13 @@ def _described(store: baselines.Store) -> str:
     of, stats = manifest.origin, store.files.stats()
     rows = [
         [
-            one_line(mode),
+            one_line(f"{accepted.mode}{accepted.where}"),
             len(accepted.values),
             accepted.device,
-            megabytes(stats[baselines.accepted_file(mode)].size),
+            megabytes(stats[accepted.file].size),
             "stale" if any(accepted.stale(of)) else "",
         ]
-        for mode, accepted in store.accepted_of(store.modes()).items()
+        for accepted in _files_of(store)
     ]
     heads = ["mode", "entries", "device", "size", ""]
     table = table_text(rows, heads) if rows else "no accepted errors"
@@ -234,10 +243,12 @@ def _prune(args: argparse.Namespace) -> int:
         if origin is None:
             raise QgateError(missing_text(store.folder))
         update = baselines.Update(origin)
-        for mode, accepted in store.accepted_of(store.modes()).items():
+        update.everywhere = True
+        for mode, of_mode in store.all_accepted().items():
             held.add(mode)
-            for key in accepted.values if is_asked(mode, args.mode) else ():
-                update.drop(mode, key)
+            for accepted in of_mode.values() if is_asked(mode, args.mode) else ():
+                for key in accepted.values:
+                    update.drop(mode, key)
         if update.modes():
             updates.append((store, update))
     idle = [
@@ -275,6 +286,7 @@ def _prune_unused(args: argparse.Namespace) -> int:
         if origin is None or not chosen:
             continue
         update = baselines.Update(origin)
+        update.everywhere = True
         for mode, keys in baselines.unused(store, chosen).items():
             for key in keys:
                 update.drop(mode, key)

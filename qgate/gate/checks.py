@@ -50,6 +50,9 @@ class Check:
     reason     in words, where numbers do not say it
     text       what it is, where that is a text: then `value` is 0 if it is the accepted one, else 1
     accepted_text   the text that was accepted
+    accepted_on     the device of the accepted value, where other arithmetic made it
+    room            how much the arithmetic of this device adds, which the bound allows beside
+                    `allowed`
     """
 
     site: str
@@ -71,6 +74,8 @@ class Check:
     reason: str = ""
     text: str = ""
     accepted_text: str = ""
+    accepted_on: str = ""
+    room: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -95,8 +100,11 @@ class Check:
         return dataclasses.asdict(self)
 
 
-def checks_of(measured: Measured, limits: Limits, device_matches: bool) -> list[Check]:
-    """Make all checks of one site; one that has nothing to check fails for that."""
+def checks_of(measured: Measured, limits: Limits, device_matches: bool = True) -> list[Check]:
+    """Make all checks of one site; one that has nothing to check fails for that.
+
+    Unless `device_matches`, all accepted values are of other arithmetic.
+    """
     checks = [
         *_void(measured),
         *_nonfinite(measured),
@@ -115,15 +123,9 @@ def checks_of(measured: Measured, limits: Limits, device_matches: bool) -> list[
 
 def check(measured: Measured, metric: str, kind: Kind, passed: bool, **fields: Any) -> Check:
     return Check(
-        site=measured.site,
-        layer=measured.layer,
-        scope=measured.scope,
-        order=measured.order,
-        metric=metric,
-        kind=kind,
-        passed=passed,
-        **fields,
-    )
+        site=measured.site, layer=measured.layer, scope=measured.scope, order=measured.order,
+        metric=metric, kind=kind, passed=passed, **fields,
+    )  # fmt: skip
 
 
 def _bounded(
@@ -232,8 +234,10 @@ def _accepted(measured: Measured, limits: Limits, device_matches: bool) -> Itera
             yield check(measured, name, "nonfinite", False, value=value, times=times, reason=why)
             continue
         accepted = (measured.accepted or {}).get(name)
+        is_same = device_matches and name not in measured.elsewhere
         if accepted is None:
-            if not device_matches and _is_accepted_whole(measured, metric, value, limits):
+            is_same = device_matches and metric.base not in measured.elsewhere
+            if not is_same and _is_accepted_whole(measured, metric, value, limits):
                 continue
             why = _missing(measured)
             yield check(measured, name, "missing", False, value=value, reason=why)
@@ -243,7 +247,7 @@ def _accepted(measured: Measured, limits: Limits, device_matches: bool) -> Itera
                 measured, name, "regression", value, "==", accepted, against=accepted, reason=why
             )
         else:
-            yield _regression(measured, metric, value, accepted, limits, device_matches)
+            yield _regression(measured, metric, value, accepted, limits, is_same)
 
 
 def _samples(measured: Measured, limits: Limits, device_matches: bool) -> Iterator[Check]:
@@ -264,20 +268,14 @@ def _samples(measured: Measured, limits: Limits, device_matches: bool) -> Iterat
     if not (is_paired and all(map(is_finite, now.values()))):
         return
     change = paired_change(accepted, paired)
+    device_matches = device_matches and measured.elsewhere.keys().isdisjoint(figures.values())
     limit = limits.task_limit(device_matches)
     share = getattr(limits, limit) * room_for_few_tokens(sum(measured.positions))
     margin = share * abs(sum(accepted.values()) / len(accepted)) + limits.atol
     yield _bounded(
-        measured,
-        TASK_CHANGE,
-        "regression",
-        change.largest,
-        "<=",
-        margin,
-        allowed=share,
-        source=limits.source(limit),
-        reason=change.text(),
-    )
+        measured, TASK_CHANGE, "regression", change.largest, "<=", margin, allowed=share,
+        source=limits.source(limit), reason=change.text(),
+    )  # fmt: skip
 
 
 def _missing(measured: Measured) -> str:
@@ -315,6 +313,8 @@ def _regression(
         slack += measured.floor
     if metric.counted:
         slack += limits.counted_slack(device_matches, measured.grain)
+    room = measured.device_room.get(metric.name, 0.0)
+    slack += room
     side: Side = ">=" if metric.direction == "higher" else "<="
     bound, better = (goal - slack, goal + slack) if side == ">=" else (goal + slack, goal - slack)
     reason = "" if math.isfinite(accepted) else f"the accepted value is {accepted}"
@@ -344,6 +344,8 @@ def _regression(
             else limits.regression_limit(device_matches)
         ),
         reason=reason,
+        accepted_on=measured.elsewhere.get(metric.name, ""),
+        room=room,
     )
 
 

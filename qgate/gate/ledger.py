@@ -6,9 +6,10 @@ failure, before anything is measured. Across weights, relative errors can be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.baselines import (
@@ -21,13 +22,16 @@ from qgate.baselines import (
     accepted_file,
     brief,
     differences,
+    kind_of,
 )
+from qgate.baselines.kinds import Files, is_same_kind, values_for
 from qgate.baselines.origin import REFERENCE_FIELDS
 from qgate.errors import QgateError
 from qgate.gate.checks import Check
 from qgate.gate.subjects import Subject
 from qgate.gate.updating import Which, decide_update
 from qgate.gate.verdict import Verdict
+from qgate.storage.locations import short_path
 from qgate.text import listed
 
 if TYPE_CHECKING:
@@ -39,16 +43,29 @@ _TITLES = 6
 
 @dataclass(frozen=True)
 class AcceptedErrors:
-    """Accepted errors of one file by key, by suite, site and scope, and by suite and layer.
+    """Accepted errors of one title by key, by suite, site and scope, and by suite and layer.
 
+    They are those of the device of a run, and of the first device where that one has none.
+
+    elsewhere       the devices of those that other arithmetic than this run's made
+    kept            those of another kind of device, which no update of this run changes
+    sources         the files that they are from, each with its device
     other_weights   the hash of the weights that they are of, where others run
     """
 
     values: Mapping[Key, float | str] = field(default_factory=dict)
-    device: str | None = None
+    elsewhere: Mapping[Key, str] = field(default_factory=dict)
+    kept: Set[Key] = frozenset()
+    sources: Sequence[tuple[str, str]] = ()
     by_site: Mapping[tuple[str, str, str], dict[str, float | str]] = field(default_factory=dict)
     by_layer: Mapping[tuple[str, str], Set[tuple[str, str]]] = field(default_factory=dict)
     other_weights: str = ""
+
+    def devices_at(self, suite: str, site: str, scope: str) -> dict[str, str]:
+        """Return the devices of values of other arithmetic at a site, by metric."""
+        metrics = self.by_site.get((suite, site, scope), ())
+        keys = {metric: Key(suite, site, scope, metric) for metric in metrics}
+        return {name: self.elsewhere[key] for name, key in keys.items() if key in self.elsewhere}
 
 
 @dataclass(frozen=True)
@@ -89,7 +106,7 @@ class Ledger:
         self.store = Store(root, subject.name)
         self._update: Update | None = None
         self._sources: dict[tuple[str, Key], tuple[float | str, str]] = {}
-        self._files: dict[str, Accepted | None] = {}
+        self._files: dict[str, Files] = {}
         self._accepted: dict[str, AcceptedErrors] = {}
         self._records_anew = False
         self.stale_titles: list[str] = []
@@ -102,6 +119,12 @@ class Ledger:
     def recorded(self) -> Origin | None:
         """Return what was recorded when this run began: every test asks for it."""
         return self.store.origin()
+
+    @property
+    def is_other_kind(self) -> bool:
+        """Tell if the references were recorded on another kind of device than this run's."""
+        recorded = self.recorded
+        return recorded is not None and kind_of(recorded.device) != kind_of(self._origin.device)
 
     @property
     def is_used(self) -> bool:
@@ -168,16 +191,24 @@ class Ledger:
             )
         return f"If that is meant, {record_again}; else run what it was made with."
 
-    def file(self, title: str) -> Location:
-        """Return where the accepted errors of a title are kept."""
-        return self.store.folder / accepted_file(title)
+    def baseline_text(self, title: str, accepted: AcceptedErrors) -> str:
+        """Return the files that accepted errors are from, and on which device where that differs.
+
+        Without any it is the file that an update would write.
+        """
+        parts = []
+        for file, device in accepted.sources or ((accepted_file(title), self._origin.device),):
+            part = short_path(Path.cwd(), self.store.folder / file)
+            if device != self._origin.device:
+                part += f" (accepted on {device}, this run is on {self._origin.device})"
+            parts.append(part)
+        return ", and for all other values ".join(parts)
 
     def accepted(self, title: str, calibrated: bool) -> AcceptedErrors:
         """Return the accepted errors of a title, none where they were never recorded."""
         if title in self._accepted:
             return self._accepted[title]
-        accepted, other_weights = self._stored(title), ""
-        stale = self._stale(accepted, calibrated)
+        sources, stale = self._sources_of(title, calibrated)
         if stale and self.updating is None:
             titles = list(dict.fromkeys([title, *self.stale_titles]))
             modes = ",".join(dict.fromkeys(name.partition("@")[0] for name in titles))
@@ -186,34 +217,58 @@ class Ledger:
                 f"are stale: {'; '.join(stale)}. Refresh them with --mode {modes} "
                 "--update-baselines."
             )
-        if accepted is not None and accepted.weights != self._origin.weights:
-            other_weights = accepted.weights
-        errors = AcceptedErrors()
-        if accepted is not None and not stale:
-            by_site: dict[tuple[str, str, str], dict[str, float | str]] = {}
-            by_layer: dict[tuple[str, str], set[tuple[str, str]]] = {}
-            for key, value in accepted.values.items():
-                by_site.setdefault((key.suite, key.site, key.scope), {})[key.metric] = value
-            for suite, site, scope in by_site:
-                layer = self.subject.layer_of(site)
-                by_layer.setdefault((suite, layer), set()).add((site, scope))
-            errors = AcceptedErrors(
-                accepted.values, accepted.device, by_site, by_layer, other_weights
-            )
-        self._accepted[title] = errors
-        return errors
+        weights = (of.weights for of in sources if of.weights != self._origin.weights)
+        by_site: dict[tuple[str, str, str], dict[str, float | str]] = {}
+        by_layer: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        values = values_for(sources)
+        for key, (value, _) in values.items():
+            by_site.setdefault((key.suite, key.site, key.scope), {})[key.metric] = value
+        for suite, site, scope in by_site:
+            layer = self.subject.layer_of(site)
+            by_layer.setdefault((suite, layer), set()).add((site, scope))
+        own = next((of.values for of in sources if self._is_own(of)), {})
+        self._accepted[title] = AcceptedErrors(
+            values={key: value for key, (value, _) in values.items()},
+            elsewhere={key: of for key, (_, of) in values.items() if of != self._origin.device},
+            kept=values.keys() - own.keys(),
+            sources=[(of.file, of.device) for of in sources],
+            by_site=by_site,
+            by_layer=by_layer,
+            other_weights=next(weights, ""),
+        )
+        return self._accepted[title]
 
-    def _stored(self, title: str) -> Accepted | None:
+    def _sources_of(self, title: str, calibrated: bool) -> tuple[list[Accepted], list[str]]:
+        """Return the files that a run takes its values from, and why the stored ones are stale.
+
+        Those of its own kind of device come first. Where they are of this run, it does not matter
+        that those of the first device are stale: what is missing then fails.
+        """
+        files = self._stored(title)
+        first, beside = files.get(""), files.get(kind_of(self._origin.device))
+        if first is not None and self._is_own(first):
+            beside = None
+        sources = [accepted for accepted in (beside, first) if accepted is not None]
+        stale = [self._stale(accepted, calibrated) for accepted in sources]
+        fresh = [of for of, why in zip(sources, stale, strict=True) if not why]
+        return fresh, stale[0] if stale else []
+
+    def _is_own(self, accepted: Accepted) -> bool:
+        """Tell if accepted errors are of the kind of device of this run, which it may update."""
+        return bool(accepted.kind) or is_same_kind(accepted, self._origin, self.recorded)
+
+    def _stored(self, title: str) -> Files:
         if title not in self._files:
             refresh = "" if self.refresh is None else self.refresh(title)
             replaced = self.updating in ("failed", "all")
-            self._files[title] = self.store.accepted(title, refresh=refresh, replaced=replaced)
+            kind = kind_of(self._origin.device)
+            self._files[title] = self.store.accepted_on(
+                title, kind, refresh=refresh, replaced=replaced
+            )
         return self._files[title]
 
-    def _stale(self, accepted: Accepted | None, calibrated: bool) -> list[str]:
+    def _stale(self, accepted: Accepted, calibrated: bool) -> list[str]:
         """Say why accepted errors are not those of this run; across weights these may differ."""
-        if accepted is None:
-            return []
         # Without a calibration of its own, a file does not make a model be calibrated.
         origin = self.origin(calibrated and accepted.calibration is not None)
         if self.across_weights:
@@ -227,19 +282,13 @@ class Ledger:
         """
         if self.updating is None:
             self.stale_titles = [
-                title for title, of in titles.items() if self._stale(self._stored(title), of)
+                title for title, of in titles.items() if self._sources_of(title, of)[1]
             ]
         return self.stale_titles
 
     def same_device(self, accepted: AcceptedErrors) -> bool:
-        """Tell if accepted errors were measured with the arithmetic of this device."""
-        return accepted.device in (None, self._origin.device)
-
-    def other_device(self, accepted: AcceptedErrors) -> str:
-        """Name the arithmetic of the accepted errors and that of this run, where they differ."""
-        if self.same_device(accepted):
-            return ""
-        return f" (accepted on {accepted.device}, this run is on {self._origin.device})"
+        """Tell if all accepted errors were measured with the arithmetic of this device."""
+        return not accepted.elsewhere
 
     # An update ------------------------------------------------------------------------------------
 
@@ -255,13 +304,19 @@ class Ledger:
         """Return what an update would write for a verdict; nothing is noted yet."""
         decided = decide_update(verdict, which, accept_plan or self.accept_plan)
         values = {Key(suite, *entry): value for entry, value in decided.values.items()}
-        gone = set(decided.removed)
-        drops = tuple(
-            key
-            for key in self.accepted(title, calibrated).values
-            if key.suite == suite and (key.site, key.scope) in gone
+        gone, accepted = set(decided.removed), self.accepted(title, calibrated)
+        entries = [
+            key for key in accepted.values if key.suite == suite and (key.site, key.scope) in gone
+        ]
+        drops = tuple(key for key in entries if key not in accepted.kept)
+        # What another kind of device accepted is removed there only.
+        kept = {(key.site, key.scope) for key in entries if key in accepted.kept}
+        remaining = decided.remaining + tuple(
+            check
+            for check in verdict.failed
+            if check.kind == "absent" and (check.site, check.scope) in kept
         )
-        return Decision(title, suite, calibrated, values, drops, decided.remaining)
+        return Decision(title, suite, calibrated, values, drops, remaining)
 
     def collect(self, decision: Decision, source: str = "") -> None:
         """Note what is to be written, once the test that measured it has passed."""

@@ -70,6 +70,9 @@ class Measured:
     accepted             the accepted errors, by metric; None where there are none yet
     texts                metrics that are a text, such as what quantizes the site
     accepted_texts       the accepted texts, by metric
+    elsewhere            metrics accepted with other arithmetic, each with the device that it is of
+    device_room          by metric, how much this device's own arithmetic adds to the error, as
+                         measured in this run; it counts beside what another kind of device accepted
     parts                values of parts of the tensor, named `metric@worst_channel` in `accepted`;
                          those without massive activations are of the whole where there are none
     gated                metrics that need an accepted value; None means those of the scope
@@ -95,6 +98,8 @@ class Measured:
     accepted: Mapping[str, float] | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
     accepted_texts: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    device_room: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     gated: tuple[str, ...] | None = None
     why: Mapping[str, str] | None = None
@@ -112,6 +117,12 @@ class Measured:
             )
         if not 0 <= self.grain <= 1:
             raise QgateError(f"grain {self.grain} at {self.site} is no share: it is from 0 to 1.")
+        for name, room in self.device_room.items():
+            if not (math.isfinite(room) and room >= 0):
+                raise QgateError(
+                    f"device_room {room} of {name} at {self.site} is not allowed: it is finite, "
+                    "from 0."
+                )
         for name in ("nonfinite", "nonfinite_reference"):
             if getattr(self, name) < 0:
                 raise QgateError(f"{name} {getattr(self, name)} at {self.site} is no count.")

@@ -19,6 +19,7 @@ from qgate.baselines import (
     Store,
     StoredChange,
     drop_candidate,
+    kind_of,
     write_candidate,
 )
 from qgate.errors import QgateError
@@ -171,7 +172,12 @@ class GateSession:
         title = title or self.subject.title(mode.name)
         accepted = ledger.accepted(title, mode.calibrated)
         rows = [
-            with_accepted(row, accepted.by_site.get((suite, row.site, row.scope), {}))
+            with_accepted(
+                row,
+                accepted.by_site.get((suite, row.site, row.scope), {}),
+                accepted.devices_at(suite, row.site, row.scope),
+                kind_of(ledger.origin().device),
+            )
             for row in measured
         ]
         compared = self._positions.setdefault(mode.name, {})
@@ -186,12 +192,13 @@ class GateSession:
             pairs = [comparable(row) for row in rows]
             rows = [row for row, _ in pairs]
             left_out = list(dict.fromkeys(text for _, texts in pairs for text in texts))
-        verdict = judge(
-            rows,
-            limits_of,
-            ledger.same_device(accepted),
-            absent=_absent_sites(accepted, suite, rows, whole),
-        )
+        absent = _absent_sites(accepted, suite, rows, whole)
+        kept_on = {
+            (key.site, key.scope): accepted.elsewhere[key]
+            for key in accepted.kept
+            if key.suite == suite and (key.site, key.scope) in absent
+        }
+        verdict = judge(rows, limits_of, absent=absent, kept_on=kept_on)
         if accepted.other_weights:
             self._note_across_weights(accepted.other_weights, left_out, verdict)
         self._power[:] = add_power(
@@ -219,9 +226,7 @@ class GateSession:
                 Verdict(verdict.measured, in_order),
                 mode.name,
                 label=label,
-                baseline=short_path(Path.cwd(), ledger.file(title)) + ledger.other_device(accepted)
-                if self.accepts
-                else "",
+                baseline=ledger.baseline_text(title, accepted) if self.accepts else "",
                 command=accept_command,
                 report=self.report,
                 diagnoses=diagnoses,
@@ -338,8 +343,17 @@ class GateSession:
         return self.ledger.commit(dry_run)
 
 
-def with_accepted(row: Measured, accepted: Mapping[str, float | str]) -> Measured:
-    """Add what was accepted to a row; a text that was accepted is asked for."""
+def with_accepted(
+    row: Measured,
+    accepted: Mapping[str, float | str],
+    elsewhere: Mapping[str, str] | None = None,
+    kind: str = "",
+) -> Measured:
+    """Add what was accepted to a row; a text that was accepted is asked for.
+
+    `elsewhere` has the devices of values of other arithmetic. Only those of another kind than this
+    run's have the room that its own arithmetic needs.
+    """
     if row.accepted is not None:
         raise QgateError(
             f"what was measured at {row.site} brings accepted errors of its own: leave `accepted` "
@@ -348,7 +362,16 @@ def with_accepted(row: Measured, accepted: Mapping[str, float | str]) -> Measure
     texts = {name: value for name, value in accepted.items() if isinstance(value, str)}
     numbers = {name: value for name, value in accepted.items() if not isinstance(value, str)}
     now = {**dict.fromkeys(texts, NOT_QUANTIZED), **row.texts}
-    return replace(row, accepted=numbers or None, accepted_texts=texts, texts=now)
+    devices = elsewhere or {}
+    room = {
+        name: size
+        for name, size in row.device_room.items()
+        if name in devices and kind_of(devices[name]) != kind
+    }
+    return replace(
+        row, accepted=numbers or None, accepted_texts=texts, texts=now, elsewhere=devices,
+        device_room=room,
+    )  # fmt: skip
 
 
 def _absent_sites(

@@ -77,6 +77,8 @@ def sentence(check: Check, where: str = "") -> str:
         return f"no accepted {check.metric}{at}{lacking}: record it with --update-baselines"
     if check.kind == "absent":
         reason = "it has accepted errors, the set of sites changed"
+        if check.accepted_on:
+            reason += f" (only an update on {check.accepted_on} removes them)"
         return f"not measured{colon} {reason}" if where else reason
     if check.kind == "nothing":
         if check.times is None:
@@ -175,7 +177,15 @@ def _why(check: Check) -> str:
         return _moved_decibels(check.value, against, check.bound or 0.0)
     if not check.allowed and check.bound is not None:
         return f"accepted is {number(against)}, it may be {number(abs(check.bound - against))} off"
-    return _times(check.value, against, check.allowed or 0.0)
+    return _times(check.value, against, check.allowed or 0.0) + _elsewhere(check)
+
+
+def _elsewhere(check: Check) -> str:
+    """Write ` (accepted on cpu-avx512-af3c5255)`, and the room of this device beside the limit."""
+    if not check.accepted_on:
+        return ""
+    room = f"; this device's own arithmetic may add {number(check.room)}" if check.room else ""
+    return f" (accepted on {check.accepted_on}{room})"
 
 
 def _factors(value: float | None, accepted: float, bound: float) -> str:

@@ -84,14 +84,18 @@ def _check_row(check: Check) -> dict[str, object]:
 def judge(
     measured: Sequence[Measured],
     limits_of: Callable[[Measured], Limits],
-    device_matches: bool,
+    device_matches: bool = True,
     *,
     absent: Mapping[tuple[str, str], str] | None = None,
+    kept_on: Mapping[tuple[str, str], str] | None = None,
 ) -> Verdict:
     """Check every site against its limits.
 
+    Unless `device_matches`, all accepted values are of other arithmetic; else `Measured.elsewhere`
+    says which are.
     `absent` has the (site, scope) with accepted values that were not measured, each with the
-    quantizer that was accepted there, or an empty text: they fail.
+    quantizer that was accepted there, or an empty text: they fail. `kept_on` has the devices of
+    those that another kind of device accepted.
     Nothing measured is an error, not a pass.
     """
     ordered = sorted(measured, key=lambda row: (row.order, row.site, row.scope))
@@ -108,6 +112,7 @@ def judge(
         Check(
             site=site, layer="", scope=scope, order=last, metric="", kind="absent", passed=False,
             reason=reason, accepted_text=quantizer, text=_NO_SITE if quantizer else "",
+            accepted_on=(kept_on or {}).get((site, scope), ""),
         )
         for (site, scope), quantizer in gone
     ]  # fmt: skip

@@ -175,6 +175,8 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     }
     where = f" ({check.source})" if check.source and check.source != "default" else ""
     reason = check.reason or reasons.get(check.kind, "") + where
+    if check.accepted_on:
+        reason += f"; accepted on {check.accepted_on}"
     also = [f"{other.metric} {times_cell(other)[0]} ({other.kind})" for other in further_checks]
     return (
         site,

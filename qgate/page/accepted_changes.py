@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from qgate.baselines import Key, StoredChange
+from qgate.baselines import Key, Store, StoredChange
 from qgate.page.tables import table
 from qgate.results.movements import Movement, movement
 from qgate.text import brief, counted, listed, one_line, shortened
@@ -31,7 +31,8 @@ def _movement(model: str, change: StoredChange, key: Key) -> Movement:
     if change.old is None or change.new is None:
         outcome, text, size = ("new" if change.old is None else "removed"), "", 0.0
     where = (key.site, key.scope, key.metric)
-    return Movement(model, change.mode, change.mode, *where, old, new, outcome, text, size)
+    mode = f"{change.mode} on {change.kind}" if change.kind else change.mode
+    return Movement(model, mode, change.mode, *where, old, new, outcome, text, size)
 
 
 def mode_sentences(moves: Sequence[Movement]) -> list[str]:
@@ -43,6 +44,34 @@ def mode_sentences(moves: Sequence[Movement]) -> list[str]:
         one_line(f"{model} {mode}: {'; '.join(_parts(of_mode))}")
         for (model, mode), of_mode in sorted(by_mode.items())
     ]
+
+
+def beside_sentences(store: Store, changes: Iterable[StoredChange], dry_run: bool) -> list[str]:
+    """Say which values an update keeps for a kind of device beside those of the first one."""
+    by_file: dict[str, list[StoredChange]] = {}
+    for change in changes:
+        if change.kind:
+            by_file.setdefault(change.file, []).append(change)
+    sentences = []
+    for file, of_file in by_file.items():
+        entries = [change for change in of_file if change.key is not None]
+        if not entries:
+            continue
+        mode = entries[0].mode
+        counts = {
+            "added": sum(change.old is None for change in entries),
+            "changed": sum(None not in (change.old, change.new) for change in entries),
+            "removed": sum(change.new is None for change in entries),
+        }
+        verb = "would be " if dry_run else ""
+        parts = [f"{counted(n, 'value')} {verb}{done}" for done, n in counts.items() if n]
+        devices = (change.new for change in of_file if change.entry == "device" and change.new)
+        text = f"{store.model} {mode}: {', '.join(parts)}"
+        text += f" for {next(devices, of_file[0].kind)} in {file}"
+        if (first := store.accepted(mode)) is not None:
+            text += f", beside those of {first.device} in {first.file}"
+        sentences.append(one_line(text))
+    return sentences
 
 
 def _parts(moves: Sequence[Movement]) -> list[str]:

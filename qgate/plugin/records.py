@@ -14,7 +14,7 @@ import torch
 from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
-from qgate.page.accepted_changes import accepted_movements
+from qgate.page.accepted_changes import accepted_movements, beside_sentences
 from qgate.plugin.out_folder import out_folder
 from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
 from qgate.plugin.settings import options_of
@@ -212,14 +212,16 @@ def update_baselines(run: SuiteRun) -> None:
         changes = store.preview(update) if run.options.dry_run else store.commit(update)
         run.changes += changes
         run.accepted += accepted_movements(model, changes)
+        run.selection.notes += beside_sentences(store, changes, run.options.dry_run)
         origin, written = store.origin(), {} if run.options.dry_run else update.modes()
-        for mode, accepted in store.accepted_of(store.modes()).items():
+        files = [file for of_mode in store.all_accepted().values() for file in of_mode.values()]
+        for accepted in files:
             if origin is not None and accepted.stale(origin):
-                run.stale.append(f"{model} {mode}")
-            if mode in written and (lines := len(accepted.lines())) > _LINES:
-                file = short_path(run.options.home, store.folder / accepted_file(mode))
+                run.stale.append(f"{model} {accepted.mode}{accepted.where}")
+            if accepted.mode in written and (lines := len(accepted.lines())) > _LINES:
+                path = short_path(run.options.home, store.folder / accepted.file)
                 run.selection.notes.append(
-                    f"{file} has {lines:,} lines, more than a review reads one by "
+                    f"{path} has {lines:,} lines, more than a review reads one by "
                     "one: look at what changed, in a diff or in the update of the report"
                 )
     run.updated = True

@@ -46,6 +46,8 @@ class RecordedCheck(TypedDict):
     source     setting or marker of the limit
     text       the value of a metric of texts; value is 0 if it is the accepted one, else 1
     accepted_text  the text that was accepted
+    accepted_on  the device of the accepted value where other arithmetic than this run's made it
+    room       how much the arithmetic of this device adds, which the bound allows too
     """
 
     metric: str
@@ -67,6 +69,8 @@ class RecordedCheck(TypedDict):
     reason: NotRequired[str]
     text: NotRequired[str]
     accepted_text: NotRequired[str]
+    accepted_on: NotRequired[str]
+    room: NotRequired[float]
 
 
 class Commands(TypedDict):

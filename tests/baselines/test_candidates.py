@@ -53,12 +53,12 @@ def test_candidates_become_an_update(tmp_path: Path) -> None:
     update, refused = update_of(ORIGIN, [cuda, free, replace(cuda, source="the same again")])
     assert refused == []
     store.commit(update)
-    found, other = store.accepted("2-1"), store.accepted("mxfp4")
-    assert found is not None
+    first, found = store.accepted_on("2-1", "cuda").values()
+    other = store.accepted("mxfp4")
     assert other is not None
-    assert found.values[key()] == 0.125
-    assert len(found.values) == 12
-    assert (found.device, found.calibration) == ("mixed", ORIGIN.calibration)
+    assert (first.device, first.values[key()], len(first.values)) == ("cpu", 0.0001, 12)
+    assert found.values == {key(): 0.125}
+    assert (found.device, found.calibration) == ("cuda", ORIGIN.calibration)
     assert (other.device, other.calibration) == ("cuda", None)
     assert store.origin() == ORIGIN
 

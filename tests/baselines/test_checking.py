@@ -65,7 +65,7 @@ PROBLEMS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
         lambda f: (edit("accepted/2-1.txt", b" 0.0002", b" x")(f), edit("accepted/2-1.txt", b" 0.0012", b" inf")(f)),
         ["accepted/2-1.txt:11: 'x' is no number", "accepted/2-1.txt:21: test_layer_outputs layers.11:output local relative_mse is inf"],
     ),
-    "newer accepted": (edit("accepted/2-1.txt", b"version 3", b"version 4"), ["update qgate"]),
+    "newer accepted": (edit("accepted/2-1.txt", b"version 3", b"version 5"), ["update qgate"]),
     "renamed mode": (lambda f: (f / "accepted/2-1.txt").rename(f / "accepted/2-2.txt"), ["2-2.txt: it is of mode '2-1'"]),
     "accepted of another model": (edit("accepted/2-1.txt", b"tiny", b"large"), ["all 12 lines: they were recorded for another header", "2-1.txt: it is of model 'large'"]),
     "out of order": (swap_lines, ["2-1.txt: its lines are not in the order"]),

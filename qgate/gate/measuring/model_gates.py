@@ -188,10 +188,10 @@ class ModelGates(GateSession):
     def has_accepted(self, suite: str, title: str) -> bool:
         """Tell if figures of a suite are accepted under a title, stale or not."""
         try:
-            accepted = self.store.accepted(title)
+            accepted = self.store.accepted_on(title, self.bench.model.device.type)
         except QgateError:
             return False
-        return accepted is not None and any(key.suite == suite for key in accepted.values)
+        return any(key.suite == suite for of in accepted.values() for key in of.values)
 
     # The gates ------------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class ModelGates(GateSession):
         """Judge whether the stored reference is the live one, and that one is unquantized.
 
         An update records it where there is none, where it is of something else, or out of its
-        noise; one that only adds leaves it alone.
+        noise; one that only adds leaves it alone, and so does one on another kind of device.
         """
         which, misfits = self.ledger.updating, self.ledger.misfits()
         stored = [] if misfits else self.store.bases()
@@ -295,6 +295,8 @@ class ModelGates(GateSession):
         limits = self.policy.limits_of(FP32.name)
         moved = not rows or not judge(list(rows.values()), limits, True).passed
         anew = which is not None and ((moved and which != "new") or not stored or which == "all")
+        if stored and self.ledger.is_other_kind:
+            anew = False
         measured = [] if anew and not self.dry_run else list(rows.values())
         measured += unquantized(self.bench)
         notes = {NOT_ACROSS_WEIGHTS: [REFERENCE]} if misfits and which is None else None
