@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qgate.device_errors import device_error
 from qgate.errors import QgateError
 from qgate.text import beginning, one_line
 
@@ -18,8 +19,11 @@ class RefusedSampleError(QgateError, RuntimeError):
     """A sample that a model does not run on; its cause is the model's own error."""
 
 
-def refusal(name: str, which: str, sample: Any, error: BaseException) -> RefusedSampleError:
-    """Return the error, on one line."""
+def refusal(name: str, which: str, sample: Any, error: BaseException) -> QgateError:
+    """Return the error, on one line; an error of the device is no refusal."""
+    own = device_error(error, f"{which} of {one_line(name)} ({_shapes(sample)})")
+    if own is not None:
+        return own
     reason = beginning(f"{type(error).__name__}: {error}", _MOST)
     return RefusedSampleError(f"{one_line(name)} cannot run {which} ({_shapes(sample)}): {reason}")
 
