@@ -6,6 +6,7 @@ this process any more. Such an error shows late, at whatever waits for the devic
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import sys
@@ -30,6 +31,9 @@ _LOST = (
     "invalid program counter",
     "uncorrectable ECC error",
 )
+_ADVICE = (
+    "fewer or shorter samples (--samples, --seqlen), a device with more memory, or --device cpu"
+)
 _SIZE = r"([0-9.]+ [KMGT]?i?B)"
 _WANTED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
 _MEMORY = re.compile(rf"(?:total )?capacity of {_SIZE}(?: of which {_SIZE} is free)?")
@@ -50,17 +54,16 @@ class LostDeviceError(QgateError):
     """A kernel ended the context of a device: nothing runs there in this process any more."""
 
 
-def device_error(error: BaseException, what: str = "this") -> QgateError | None:
+def device_error(
+    error: BaseException, what: str = "this", advice: str = _ADVICE
+) -> QgateError | None:
     """Return an error of a device as one sentence about `what`; None for any other error."""
     for cause in _causes(error):
         if isinstance(cause, DeviceMemoryError | LostDeviceError):
             return cause
         if _is_out_of_memory(cause):
             memory = _memory(cause)
-            shortage = DeviceMemoryError(
-                f"{memory} is too small for {what}. Give fewer or shorter samples (--samples, "
-                "--seqlen), a device with more memory, or --device cpu."
-            )
+            shortage = DeviceMemoryError(f"{memory} is too small for {what}. Give {advice}.")
             shortage.memory = memory
             return shortage
         if (words := _words_of_loss(cause)) is not None:
@@ -70,6 +73,18 @@ def device_error(error: BaseException, what: str = "this") -> QgateError | None:
                 "kernel it was."
             )
     return None
+
+
+@contextlib.contextmanager
+def in_sentences(what: str, advice: str) -> Iterator[None]:
+    """Raise errors of devices as one sentence about `what`, without what torch did."""
+    try:
+        yield
+    except Exception as error:
+        own = device_error(error, what, advice)
+        if own is None or own is error:
+            raise
+        raise own from None
 
 
 def lost_device(error: BaseException) -> bool:
