@@ -76,7 +76,7 @@ def device_error(
 
 
 @contextlib.contextmanager
-def in_sentences(what: str, advice: str) -> Iterator[None]:
+def in_sentences(what: str, advice: str = _ADVICE) -> Iterator[None]:
     """Raise errors of devices as one sentence about `what`, without what torch did."""
     try:
         yield

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
-from qgate.device_errors import device_error
+from qgate.device_errors import in_sentences
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
 from qgate.page.accepted_changes import accepted_movements
@@ -166,12 +166,10 @@ def measured_part(config: pytest.Config, updates: bool) -> Part:
         part["errors"].append(f"{loss} No baseline was written: run the update again.")
     for session in () if part["selection"][0] else sessions_used(config):
         try:
-            _add_session(part, session, updates and loss is None)
-        except Exception as error:
-            own = device_error(error, "what was measured")
-            if own is None:
-                raise
-            part["errors"].append(str(own))
+            with in_sentences("what was measured"):
+                _add_session(part, session, updates and loss is None)
+        except QgateError as error:
+            part["errors"].append(str(error))
     return part
 
 
@@ -192,12 +190,7 @@ def _add_session(part: Part, session: GateSession, updates: bool) -> None:
         facts["scopes"][f"{scope.model} {scope.mode}"] = asdict(scope)
     if not origin.is_collected:
         facts["run"] |= {"device": device, "seed": origin.seed}
-    try:
-        update = session.ledger.finish() if updates else None
-    except QgateError as error:
-        part["errors"].append(str(error))
-        return
-    if update is not None:
+    if updates and (update := session.ledger.finish()) is not None:
         part["updates"].append(pack(update))
 
 
