@@ -228,7 +228,7 @@ class Model:
             raise_interruption()
             # Samples may be on the device that is lost: nothing compares them there any more.
             which = "a sample" if lost_device(error) else which_of(self.inputs, sample)
-            raise refusal(self.name, which, sample, error) from error
+            raise refusal(self.name, which, sample, error, self.module) from error
 
     def in_basis(self, basis: Basis) -> Model:
         """Return the same model, not quantized, with its activations in other coordinates."""
