@@ -8,11 +8,13 @@ import functools
 import hashlib
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qgate.errors import QgateError
+from qgate.errors import QgateError, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _SPINS = "3000"
 """Turns that a thread of GNU OpenMP waits awake, some 10 microseconds: the next work is near."""
 
+_DEVICE_FILES = "/dev"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MEMORY = {_M_TRIM_THRESHOLD: 256 << 20, _M_MMAP_THRESHOLD: 32 << 20}
 """Settings of `mallopt`: free memory that stays, and the size from which a tensor is mapped."""
@@ -43,7 +46,10 @@ def resolve(name: str | torch.device) -> torch.device:
             f"of another accelerator that torch knows; {_here()}."
         )
     if int(number or 0) >= _count(kind):
-        raise QgateError(f"device {str(name)!r} was asked for, but {_here()}. Use auto or cpu.")
+        reason = why_no_cuda() if kind == "cuda" and not _count(kind) else ""
+        raise QgateError(
+            f"device {str(name)!r} was asked for, but {reason or _here()}. Use auto or cpu."
+        )
     return torch.device(text)
 
 
@@ -53,6 +59,57 @@ def accelerators() -> tuple[str, ...]:
 
     private = torch._C._get_privateuse1_backend_name()
     return ("cuda", "xpu", "mps", "mtia", "hpu", private)
+
+
+_OLD_DRIVER = re.compile(r"driver on your system is too old \(found version (\d+)\)")
+
+
+def why_no_cuda() -> str:
+    """Say why torch uses no CUDA device of a machine that has one; empty where it has none."""
+    import torch
+
+    build = torch.version.cuda or torch.version.hip
+    if build is None:
+        if not _has_nvidia_device():
+            return ""
+        return (
+            f"torch {torch.__version__} is a build for the CPU, though this machine has an NVIDIA "
+            "GPU; install a build for CUDA, see https://pytorch.org/get-started/locally"
+        )
+    if torch.cuda.is_available():
+        return ""
+    text = ""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        text = first_line(error)
+    if old := _OLD_DRIVER.search(text):
+        has = f"{int(old[1]) // 1000}.{int(old[1]) % 1000 // 10}"
+        return (
+            f"the NVIDIA driver here is made for CUDA {has}, and torch {torch.__version__} wants "
+            f"{build}; update the driver, or install a torch that is built for CUDA {has}"
+        )
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides all CUDA devices" if _has_nvidia_device() else ""
+    if not _has_nvidia_device():
+        return ""
+    reason = f": {text}" if text else ""
+    return (
+        f"torch {torch.__version__} cannot use the NVIDIA GPU of this machine{reason}; "
+        "`nvidia-smi` tells if its driver works"
+    )
+
+
+def cpu_notice(name: str) -> str:
+    """Return the line that `auto` took the CPU of a machine with a GPU; empty where it did not."""
+    if str(name).strip().lower() != "auto" or not (reason := why_no_cuda()):
+        return ""
+    return f"device auto is the CPU: {reason}."
+
+
+def _has_nvidia_device() -> bool:
+    """Tell if the system shows an NVIDIA GPU."""
+    return any(Path(_DEVICE_FILES).glob("nvidia[0-9]*")) or bool(shutil.which("nvidia-smi"))
 
 
 def _here() -> str:

@@ -23,6 +23,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from qgate.device_errors import in_sentences
 from qgate.errors import QgateError
 from qgate.expected.conventions import Convention, tiles
 from qgate.formats import Encoded
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
+_ADVICE = "smaller tensors, or those of a device with more memory, such as the CPU"
 
 
 def check(
@@ -72,9 +74,10 @@ def check(
     """
     __tracebackhide__ = True
     try:
-        return check_cast(
-            actual, source, format, convention=convention, unpack=unpack, options=options
-        )
+        with in_sentences("what was checked", _ADVICE):
+            return check_cast(
+                actual, source, format, convention=convention, unpack=unpack, options=options
+            )
     except CheckFailure as failure:
         raise failure.with_traceback(None) from None  # what failed is a line of the test
 
@@ -122,25 +125,26 @@ def check_kernel(
         path = folder / "accepted_kernels" / f"{accept}.json" if isinstance(accept, str) else accept
     __tracebackhide__ = True
     try:
-        return _check_kernel(
-            kernel,
-            arguments,
-            like=like,
-            inputs=inputs,
-            output=output,
-            convention=convention,
-            pack=pack,
-            unpack=unpack,
-            shapes=shapes,
-            relations=relations,
-            dtype=dtype,
-            device=device,
-            arithmetic=arithmetic,
-            invariant=invariant,
-            limit=limit,
-            accept=path,
-            seed=seed,
-        )
+        with in_sentences(getattr(kernel, "__name__", "the kernel"), _ADVICE):
+            return _check_kernel(
+                kernel,
+                arguments,
+                like=like,
+                inputs=inputs,
+                output=output,
+                convention=convention,
+                pack=pack,
+                unpack=unpack,
+                shapes=shapes,
+                relations=relations,
+                dtype=dtype,
+                device=device,
+                arithmetic=arithmetic,
+                invariant=invariant,
+                limit=limit,
+                accept=path,
+                seed=seed,
+            )
     except CheckFailure as failure:
         raise failure.with_traceback(None) from None
 

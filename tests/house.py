@@ -33,7 +33,7 @@ FLOORS = {
         3: "code_changes formats stats models results baselines engine",
         2.5: "charts",
         2: "hooks storage devices kernels metrics",
-        1: "arithmetic registry archives hashing records text documents tensor_inputs",
+        1: "arithmetic registry archives hashing records text documents tensor_inputs device_errors",
         0: "errors exports interruptions loading _version",
     }.items()
     for room in rooms.split()

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from qgate import devices
 from qgate.baselines.origin import is_device, kind_of
+from qgate.cli import main
 from qgate.devices import arithmetic_of
+from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.metrics import METRICS
 from tests.shares import proof
@@ -164,3 +168,69 @@ def test_the_wider_of_two_rooms_holds_on_another_device_with_other_weights() -> 
     assert limits.counted_slack(True, 1e-4) == 0.01
     assert Policy().limits_for("x").counted_slack(False, 1e-4) == 2e-4
     assert Policy().limits_for("x").counted_slack(True, 1e-4) == 0
+
+
+OLD = (
+    "The NVIDIA driver on your system is too old (found version 12080). Please update your GPU "
+    "driver by downloading and installing a new version."
+)
+VERSION = torch.__version__
+BROKEN = [
+    ("13.0", OLD, {}, f"the NVIDIA driver here is made for CUDA 12.8, and torch {VERSION} wants 13.0; update the driver, or install a torch that is built for CUDA 12.8"),
+    ("13.0", "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", {}, f"torch {VERSION} cannot use the NVIDIA GPU of this machine: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized; `nvidia-smi` tells if its driver works"),
+    (None, "", {}, f"torch {VERSION} is a build for the CPU, though this machine has an NVIDIA GPU; install a build for CUDA, see https://pytorch.org/get-started/locally"),
+    ("13.0", "No CUDA GPUs are available", {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES hides all CUDA devices"),
+]  # fmt: skip
+
+
+def broken(
+    monkeypatch: pytest.MonkeyPatch, build: str | None, text: str, environment: dict[str, str]
+) -> None:
+    """Let torch fail on the GPU of this machine."""
+
+    def fail() -> None:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize(("build", "text", "environment", "reason"), BROKEN)
+def test_a_gpu_that_torch_cannot_use_is_said_with_what_to_do(
+    build: str | None,
+    text: str,
+    environment: dict[str, str],
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    broken(monkeypatch, build, text, environment)
+    monkeypatch.setattr(devices, "_DEVICE_FILES", str(tmp_path))
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(QgateError) as caught:
+        devices.resolve("cuda:1")
+    assert str(caught.value) == f"device 'cuda:1' was asked for, but {reason}. Use auto or cpu."
+    assert devices.cpu_notice("auto") == f"device auto is the CPU: {reason}."
+    assert not devices.cpu_notice("cpu")
+    assert devices.resolve("auto").type == "cpu"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    main(["doctor"])
+    assert f"gates run on the CPU: {reason}." in capsys.readouterr().out
+
+
+def test_a_machine_without_a_gpu_has_nothing_to_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(devices, "_DEVICE_FILES", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for build in ("13.0", None):
+        broken(monkeypatch, build, "Found no NVIDIA driver on your system.", {})
+        assert not devices.cpu_notice("auto")
+        with pytest.raises(QgateError, match=r"but torch .* sees only cpu\. Use auto or cpu\.$"):
+            devices.resolve("cuda")

@@ -36,7 +36,7 @@ CONTENTS = {
     "How to": (
         "failures", "adopting", "ci", "bisect", "baselines", "reports", "kernels", "checkpoints",
         "collecting", "drawing", "activations", "sweep", "capture", "engines", "relations",
-        "audit", "recipes", "engine-kernels", "scale",
+        "audit", "recipes", "engine-kernels", "gpu", "scale",
     ),
     "Coming from": (
         "migrate/assert-close", "migrate/pytest-regressions", "migrate/msprobe",

@@ -121,6 +121,8 @@ def _devices(examination: Examination, project: ProjectSettings) -> None:
         device = devices.resolve(wanted)
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         arithmetic = devices.arithmetic_of(device)
+        if device.type == "cpu" and (reason := devices.why_no_cuda()):
+            examination.notes.append(f"gates run on the CPU: {reason}.")
     except Exception as error:  # a broken torch raises anything
         is_ours = isinstance(error, QgateError)
         problem = str(error) if is_ours else f"torch cannot be used: {first_line(error)}."

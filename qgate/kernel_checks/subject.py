@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qgate.device_errors import device_error, lost_device
 from qgate.expected.noise import ARITHMETICS, Expected, evaluate, expect
 from qgate.formats import Encoded
 from qgate.kernel_checks.declared import Quantization, declare
@@ -133,13 +134,19 @@ class KernelSubject:
                 passed.append(value)
         tensors = [value for value in arguments if isinstance(value, Tensor)]
         copies = [value.clone() for value in tensors]
-        result = self.kernel(*passed)
-        result = result if self.unpack is None else self.unpack(result)
-        if isinstance(result, Tensor):
-            result = result.clone()
-        for tensor, copy in zip(tensors, copies, strict=True):
-            if not torch.equal(tensor.nan_to_num(), copy.nan_to_num()):
-                tensor.copy_(copy)
+        try:
+            result = self.kernel(*passed)
+            result = result if self.unpack is None else self.unpack(result)
+            if isinstance(result, Tensor):
+                result = result.clone()
+            # The first that waits for the kernel.
+            for tensor, copy in zip(tensors, copies, strict=True):
+                if not torch.equal(tensor.nan_to_num(), copy.nan_to_num()):
+                    tensor.copy_(copy)
+        except RuntimeError as error:
+            if lost_device(error):  # no refusal of this input
+                raise (device_error(error, self.name) or error) from None
+            raise
         return self._tensor(result)
 
     def _tensor(self, result: Any) -> Tensor:

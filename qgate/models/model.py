@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qgate.device_errors import lost_device
 from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks.observing import compile_pattern
@@ -225,7 +226,9 @@ class Model:
             raise
         except RAISED_BY_USERS as error:
             raise_interruption()
-            raise refusal(self.name, which_of(self.inputs, sample), sample, error) from error
+            # Samples may be on the device that is lost: nothing compares them there any more.
+            which = "a sample" if lost_device(error) else which_of(self.inputs, sample)
+            raise refusal(self.name, which, sample, error, self.module) from error
 
     def in_basis(self, basis: Basis) -> Model:
         """Return the same model, not quantized, with its activations in other coordinates."""

@@ -6,22 +6,53 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from qgate.device_errors import device_error
 from qgate.errors import QgateError
 from qgate.text import beginning, one_line
 
 _MOST = 300
+_MIXED = "on the same device"
+"""Words of torch about tensors of two devices."""
 
 
 class RefusedSampleError(QgateError, RuntimeError):
     """A sample that a model does not run on; its cause is the model's own error."""
 
 
-def refusal(name: str, which: str, sample: Any, error: BaseException) -> RefusedSampleError:
-    """Return the error, on one line."""
+def refusal(
+    name: str, which: str, sample: Any, error: BaseException, module: nn.Module | None = None
+) -> QgateError:
+    """Return the error, on one line; an error of the device is no refusal."""
+    own = device_error(error, f"{which} of {one_line(name)} ({_shapes(sample)})")
+    if own is not None:
+        return own
     reason = beginning(f"{type(error).__name__}: {error}", _MOST)
-    return RefusedSampleError(f"{one_line(name)} cannot run {which} ({_shapes(sample)}): {reason}")
+    text = f"{one_line(name)} cannot run {which} ({_shapes(sample)}): {reason}"
+    if module is not None and _MIXED in str(error):
+        text = f"{text.rstrip('.!')}; {_places_of(module)}."
+    return RefusedSampleError(text)
+
+
+def _places_of(module: nn.Module) -> str:
+    """Say on which devices the weights of a model are, and what to do about a mixture."""
+    by_device: dict[str, list[str]] = {}
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        by_device.setdefault(str(tensor.device), []).append(name)
+    if len(by_device) < 2:
+        return (
+            f"its weights are all on {''.join(by_device) or 'no device'}: its code makes or keeps "
+            "another tensor elsewhere, which register_buffer or device=x.device would move along"
+        )
+    places = [
+        f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} on {device}"
+        for device, names in by_device.items()
+    ]
+    return (
+        f"it has {', '.join(places)}: move it to one device with .to(DEVICE), or let its own code "
+        "move what flows between them"
+    )
 
 
 def which_of(inputs: Sequence[Any], sample: Any) -> str:

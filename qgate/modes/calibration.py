@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qgate._version import __version__
+<<<<<<< HEAD
 from qgate.arithmetic import divided
+=======
+from qgate.device_errors import in_parts
+>>>>>>> wt-d
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
 from qgate.models.model import inputs_hash
@@ -211,16 +215,21 @@ def measure(
         _check_attention(model)
     samples = model.calibration_samples()
 
-    def batches() -> Iterator[Tensor]:
+    def batches(at_once: int) -> Iterator[Tensor]:
         done = 0
-        for batch in _batches(samples):
+        for batch in _batches(samples, at_once):
             yield batch
             done += len(batch)
             if progress:
                 progress(done, len(samples))
 
+    def scales(at_once: int) -> dict[str, SiteScale]:
+        if is_mamba:
+            return _mixer_scales(model, settings, batches(at_once))
+        return _cache_scales(model, batches(at_once))
+
     return Calibration(
-        _mixer_scales(model, settings, batches()) if is_mamba else _cache_scales(model, batches()),
+        in_parts(scales, _BATCH, model.name, model.device)[0],
         settings,
         model.name,
         model.weights_hash(),
@@ -271,7 +280,7 @@ def _observer(site: Site) -> Observer | None:
     return OBSERVED.get(leaf) if ".mixer." in site.module else None
 
 
-def _batches(samples: Sequence[Tensor]) -> Iterator[Tensor]:
+def _batches(samples: Sequence[Tensor], most: int) -> Iterator[Tensor]:
     """Join neighbors of one length; each sample is still observed alone."""
     import torch
 
@@ -281,7 +290,7 @@ def _batches(samples: Sequence[Tensor]) -> Iterator[Tensor]:
             raise QgateError(
                 f"calibration samples are tensors of token ids, not {type(sample).__name__}."
             )
-        if batch and (sample.shape != batch[0].shape or len(batch) == _BATCH):
+        if batch and (sample.shape != batch[0].shape or len(batch) == most):
             yield torch.cat(batch)
             batch = []
         batch.append(sample)

@@ -45,6 +45,7 @@ from qgate.plugin.fixtures import (
 )
 from qgate.plugin.gate_collection import FileHooks, gates_of, has_fixture
 from qgate.plugin.holding_back import hold_back
+from qgate.plugin.lost_devices import note_loss, refuse_without_device
 from qgate.plugin.out_folder import reserve_out_folder, tell_worker
 from qgate.plugin.progress_lines import grouped_by_mode, name_lines
 from qgate.plugin.reports import add_other, add_report, attach, finish
@@ -179,9 +180,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     name_lines(session.config, session.items)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    refuse_without_device(item)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
     """Let what the gates of a test decided travel with its report, across processes too."""
+    if call.excinfo is not None:
+        note_loss(item, call.excinfo.value)
     report = yield
     attach(item, report)
     return report

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
+from qgate.device_errors import device_error
 from qgate.errors import QgateError
 from qgate.plugin import lazy
 from qgate.plugin.gate_collection import parameters_of, suite_of, text_parameter
+from qgate.plugin.lost_devices import note_loss
 from qgate.plugin.runs import note_looser
 from qgate.plugin.settings import options_of
 from qgate.plugin.shared_sessions import sessions_of
@@ -171,8 +173,12 @@ def _ready(item: pytest.Item, session: S | None, make: Callable[[pytest.Item, S]
     try:
         session.check_baseline()
         return make(item, session)
-    except QgateError as error:
-        reason = str(error)
+    except Exception as error:
+        own = device_error(error, item.name)
+        if own is None and not isinstance(error, QgateError):
+            raise
+        note_loss(item, own or error)
+        reason = str(own or error)
     pytest.fail(one_line(reason), pytrace=False)
 
 
@@ -204,8 +210,13 @@ class SuiteGate:
                 about = (self.session.bench.mode(mode), *about)
             outcome = getattr(self.session, gate)(self.suite, *about)
             reason = for_terminal(lazy.records.show_to_hooks(self._item, outcome))
-        except QgateError as error:
-            reason = one_line(error)
+        except Exception as error:
+            # Of a device an error shows late, at whatever waits for it next.
+            own = device_error(error, f"mode {mode}" if mode is not None else self._item.name)
+            if own is None and not isinstance(error, QgateError):
+                raise
+            note_loss(self._item, own or error)
+            reason = one_line(own or error)
         if reason:
             pytest.fail(reason, pytrace=False)
         assert outcome is not None

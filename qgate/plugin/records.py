@@ -12,9 +12,15 @@ import pytest
 import torch
 
 from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
+from qgate.device_errors import in_sentences
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
+<<<<<<< HEAD
 from qgate.page.accepted_changes import accepted_movements, beside_sentences
+=======
+from qgate.page.accepted_changes import accepted_movements
+from qgate.plugin.lost_devices import loss_of
+>>>>>>> wt-d
 from qgate.plugin.out_folder import out_folder
 from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
 from qgate.plugin.settings import options_of
@@ -159,30 +165,37 @@ def keep(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> No
 def measured_part(config: pytest.Config, updates: bool) -> Part:
     """Return what this process knows of a run, with what it measured and would write."""
     part = part_of(config)
-    facts = part["facts"]
+    loss = loss_of(config)
+    if loss is not None and updates:
+        part["errors"].append(f"{loss} No baseline was written: run the update again.")
     for session in () if part["selection"][0] else sessions_used(config):
-        origin, device = session.origin(), session.subject.device
-        about = {"weights": origin.weights, "inputs": origin.inputs, "device": device}
-        facts["models"][origin.model] = about
-        plans = session.subject.plans()
-        facts["plans"] |= {f"{origin.model} {k}": plan for k, plan in plans.items()}
-        facts["limits"][origin.model] = session.policy.to_dict()
-        facts["run"] |= {"torch": origin.torch, "commit": origin.commit}
-        facts["across_weights"] += filter(None, [session.across_weights()])
-        facts["power"] += [mode for mode in session.power() if mode["mode"] in plans]
-        facts["tasks"] += session.tasks
-        for scope in session.scopes():
-            facts["scopes"][f"{scope.model} {scope.mode}"] = asdict(scope)
-        if not origin.is_collected:
-            facts["run"] |= {"device": device, "seed": origin.seed}
         try:
-            update = session.ledger.finish() if updates else None
+            with in_sentences("what was measured"):
+                _add_session(part, session, updates and loss is None)
         except QgateError as error:
             part["errors"].append(str(error))
-            continue
-        if update is not None:
-            part["updates"].append(pack(update))
     return part
+
+
+def _add_session(part: Part, session: GateSession, updates: bool) -> None:
+    """Add what one session measured and would write."""
+    facts = part["facts"]
+    origin, device = session.origin(), session.subject.device
+    about = {"weights": origin.weights, "inputs": origin.inputs, "device": device}
+    facts["models"][origin.model] = about
+    plans = session.subject.plans()
+    facts["plans"] |= {f"{origin.model} {k}": plan for k, plan in plans.items()}
+    facts["limits"][origin.model] = session.policy.to_dict()
+    facts["run"] |= {"torch": origin.torch, "commit": origin.commit}
+    facts["across_weights"] += filter(None, [session.across_weights()])
+    facts["power"] += [mode for mode in session.power() if mode["mode"] in plans]
+    facts["tasks"] += session.tasks
+    for scope in session.scopes():
+        facts["scopes"][f"{scope.model} {scope.mode}"] = asdict(scope)
+    if not origin.is_collected:
+        facts["run"] |= {"device": device, "seed": origin.seed}
+    if updates and (update := session.ledger.finish()) is not None:
+        part["updates"].append(pack(update))
 
 
 def joined_facts(parts: Iterable[Part]) -> RunFacts:

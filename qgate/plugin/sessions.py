@@ -16,7 +16,7 @@ import torch
 
 from qgate import modes
 from qgate.baselines.store import check_root
-from qgate.devices import resolve
+from qgate.devices import cpu_notice, resolve
 from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.gate.measuring.activation_gates import ActivationGates
@@ -89,6 +89,8 @@ class Sessions:
             reference_mode=self.options.values["reference"],
             progress=self._progress,
         )
+        notes = selection_of(self.config).notes
+        notes += {cpu_notice(self.options.values["device"])} - {"", *notes}
         session = ModelGates(bench, policy=policy.for_model(bench.model.name), **shared)
         session.check_policy()
         return session

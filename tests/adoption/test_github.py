@@ -318,6 +318,31 @@ def test_base_gates_run_for_forks_and_where_asked(
     assert evaluated(condition, known) is runs
 
 
+@pytest.mark.parametrize(
+    ("event", "head", "labels", "runs"),
+    [
+        ("push", None, '["self-hosted", "gpu"]', True),
+        ("push", None, "", False),
+        ("pull_request", "us/product", '"gpu-large"', True),
+        ("pull_request", "us/product", "", False),
+        ("pull_request", "them/product", '"gpu-large"', False),
+        ("workflow_dispatch", None, '"gpu-large"', False),
+    ],
+)
+def test_gates_on_a_gpu_run_where_there_is_a_runner_and_for_no_fork(
+    event: str, head: str | None, labels: str, runs: bool
+) -> None:
+    job = yaml.safe_load(WORKFLOW.read_text())["jobs"]["gpu-gates"]
+    known = {
+        "github.event_name": event,
+        "github.repository": "us/product",
+        "vars.QGATE_GPU_RUNNER": labels,
+        "github.event.pull_request.head.repo.full_name": head,
+    }
+    assert evaluated(job["if"], known) is runs
+    assert job["steps"][-1]["with"]["device"] == "cuda"
+
+
 # Comments --------------------------------------------------------------------------------------
 
 OWN = {"event.workflow_run.id": "9", "event.workflow_run.html_url": "https://github.com/run/9",

@@ -104,7 +104,7 @@ def other_batches() -> None:
     from qgate.gate.measuring import passes
     from qgate.modes import calibration
 
-    passes._BATCH = 3
+    passes.AT_ONCE = 3
     calibration._BATCH = 3
 
 

@@ -101,3 +101,46 @@ def test_errors_of_qgate_pass_as_they_are() -> None:
 
     with pytest.raises(QgateError, match=r"^read the manual$"):
         Model(Own(), [ROW])(ROW)
+
+
+# Devices ----------------------------------------------------------------------------------------
+
+MIXED = """
+Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"""
+
+
+class Mixing(nn.Module):
+    """Refuses its input in the words of torch; some of its weights may be elsewhere."""
+
+    def __init__(self, elsewhere: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4, device="meta" if elsewhere else "cpu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel():
+            raise RuntimeError(MIXED.strip())
+        return x
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "words"),
+    [
+        (
+            True,
+            "cuda:0 and cpu; it has first.weight and 1 more on cpu, second.weight and 1 more on "
+            "meta: move it to one device with .to(DEVICE), or let its own code move what flows "
+            "between them.",
+        ),
+        (
+            False,
+            "cuda:0 and cpu; its weights are all on cpu: its code makes or keeps another tensor "
+            "elsewhere, which register_buffer or device=x.device would move along.",
+        ),
+    ],
+)
+def test_a_mixture_of_devices_says_what_lies_where(elsewhere: bool, words: str) -> None:
+    model = Model(Mixing(elsewhere), [torch.ones(1, 4)], "own")
+    message = refused(model, 0)
+    assert message.startswith("own cannot run sample 0 of 0 to 0 (float32 1 x 4): RuntimeError: ")
+    assert message.endswith(words)

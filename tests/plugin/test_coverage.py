@@ -219,7 +219,7 @@ def test_what_no_sample_passes_is_not_asked_for(nets: Path, suites: Run) -> None
 
 
 def one_batch(batches: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda samples, together: list(batches(samples, together))[:1]
+    return lambda *given: list(batches(*given))[:1]
 
 
 def test_samples_and_tokens_that_are_not_compared_are_counted(

@@ -79,37 +79,44 @@ class Bench(LoadedModel):
     def measure(self, mode: Mode) -> list[Measured]:
         """Measure all errors of a mode, sites in the order of execution."""
         if mode.name not in self._measured:
-            quantized = self.quantized(mode)
-            self.progress(f"mode {mode.name} of {self.model.name}")
-            reference = self.reference(quantized.model.basis)
-            inputs, together = self.model.inputs, self.runs_together(mode)
-            segments = self.segments(quantized)
-            meant = self._meant(quantized)
-            holding = Holding(quantized, self.model, meant)
-            caches, states = RunTraces(quantized), StateRunTraces(quantized)
-            with holding.watch(), caches.watch(), states.watch():
-                carried = outer_tensors(quantized.model, inputs, None, together, segments.watch)
-            self._keep_logits(mode, carried)
-            rows = self.site_errors(quantized)
-            # A layer that is one module is compared there already, on a short text.
-            inner = {row.site for row in rows}
-            layers = quantized.model.layers
-            outer = [name for name in layers if f"{name}:output" not in inner]
-            if outer:
-                local = outer_tensors(quantized.model, inputs, reference, together)
-                rows += self._blocks("local", local, reference, outer)
-            rows += self._blocks("carried", carried, reference, layers)
-            rows += self._outputs(carried, reference)
-            rows += self._isolated(segments)
-            base = self.model.in_basis(quantized.model.basis)
-            rows += expert_rows(quantized, base, meant, self._places)
-            if mode.attention is not None:
-                rows += cache_rows(quantized, base, caches, self._places)
-            if mode.states is not None:
-                rows += state_rows(quantized, base, states, self._places)
-            rows = unless_idle(rows) if self._chosen is None else rows
-            self._measured[mode.name] = holding.attach(rows, self._places)
+            self._measured[mode.name] = self.in_parts(
+                lambda: self._measure(mode), lambda: self._segments.pop(mode.name, None)
+            )
         return self._measured[mode.name]
+
+    def _measure(self, mode: Mode) -> list[Measured]:
+        quantized = self.quantized(mode)
+        self.progress(f"mode {mode.name} of {self.model.name}")
+        reference = self.reference(quantized.model.basis)
+        inputs, together = self.model.inputs, self.runs_together(mode)
+        segments = self.segments(quantized)
+        meant = self._meant(quantized)
+        holding = Holding(quantized, self.model, meant)
+        caches, states = RunTraces(quantized), StateRunTraces(quantized)
+        with holding.watch(), caches.watch(), states.watch():
+            carried = outer_tensors(
+                quantized.model, inputs, None, together, segments.watch, self.at_once
+            )
+        self._keep_logits(mode, carried)
+        rows = self.site_errors(quantized)
+        # A layer that is one module is compared there already, on a short text.
+        inner = {row.site for row in rows}
+        layers = quantized.model.layers
+        outer = [name for name in layers if f"{name}:output" not in inner]
+        if outer:
+            local = outer_tensors(quantized.model, inputs, reference, together, most=self.at_once)
+            rows += self._blocks("local", local, reference, outer)
+        rows += self._blocks("carried", carried, reference, layers)
+        rows += self._outputs(carried, reference)
+        rows += self._isolated(segments)
+        base = self.model.in_basis(quantized.model.basis)
+        rows += expert_rows(quantized, base, meant, self._places)
+        if mode.attention is not None:
+            rows += cache_rows(quantized, base, caches, self._places)
+        if mode.states is not None:
+            rows += state_rows(quantized, base, states, self._places)
+        rows = unless_idle(rows) if self._chosen is None else rows
+        return holding.attach(rows, self._places)
 
     def outputs(self, mode: Mode | None) -> list[Tensor]:
         """Return the logits of every sample, of a mode or (None) of the reference."""
@@ -119,7 +126,11 @@ class Bench(LoadedModel):
             return self._logits[mode.name]
         # The very pass that `measure` makes: the same bits, whichever of the two comes first.
         model, inputs = self.quantized(mode).model, self.model.inputs
-        return outer_tensors(model, inputs, together=self.runs_together(mode)).tensors["logits"]
+        together = self.runs_together(mode)
+        capture = self.in_parts(
+            lambda: outer_tensors(model, inputs, together=together, most=self.at_once)
+        )
+        return capture.tensors["logits"]
 
     @cached_property
     def long_reference(self) -> Tensor:

@@ -161,7 +161,9 @@ class SiteDiagnoses:
         reference = self._bench.reference(model.basis)
         samples = self._bench.model.inputs
         together = self._bench.runs_together(mode)
-        actual = outer_tensors(model, samples, reference, together)[site.name]
+        actual = outer_tensors(model, samples, reference, together, most=self._bench.at_once)[
+            site.name
+        ]
         expected, source = reference[site.name], reference[f"{site.module}:input"]
         worst = max(range(len(actual)), key=lambda n: relative_error(actual[n], expected[n]))
         if keep:

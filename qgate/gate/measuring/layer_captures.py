@@ -90,35 +90,58 @@ def capture_modes(
         say(f"{path} goes")
     runs: list[str | Mode] = [*references, *modes]
     for number, basis_or_mode in enumerate(runs, 1):
-        casts: Callable[[], Mapping[str, dict[str, int]]] = dict
-        if isinstance(basis_or_mode, str):
-            run, together = bench.model.in_basis(basis_or_mode), True
-            run_of = replace(of, basis=basis_or_mode)
-        else:
-            mode = basis_or_mode
-            scales = bench.calibration if mode.calibrated else None
-            quantized = apply(mode, bench.model, scales)
-            run, together, casts = quantized.model, mode.causal and not mode.own, quantized.casts
-            hashed = _scales_hash(scales)
-            run_of = replace(of, mode=mode.name, basis=run.basis, calibration=hashed)
+        run_of = _settings_of(bench, of, basis_or_mode)
         say(f"[{number}/{len(runs)}] mode {run_of.mode}, basis {run_of.basis}")
-        lost = [site for site in sites.values() if site.rpartition(":")[0] not in run.layers]
-        if lost:
-            raise QgateError(
-                f"{', '.join(lost)} is not there in mode {run_of.mode}: nothing captured."
-            )
+
+        def write(
+            at: str | Mode = basis_or_mode, of: CaptureSettings = run_of, gone: list[Path] = gone
+        ) -> LayerCapture:
+            return _written(bench, at, of, folder, sites, gone, step)
+
         try:
-            with writing(folder, run_of, sites, gone) as writer:
-                _pass_all(run, together, model.inputs, sites, writer.add, step)
-                writer.casts = {name: dict(counts) for name, counts in casts().items()}
+            capture = bench.in_parts(write)
         except OSError as error:
             raise QgateError(
                 f"mode {run_of.mode} could not be written into {str(folder)!r}: {error.strerror}."
             ) from None
-        if writer.result is None:
-            raise QgateError(f"mode {run_of.mode} was not captured.")
-        yield writer.result
+        yield capture
         gone = []
+
+
+def _settings_of(bench: Bench, of: CaptureSettings, run: str | Mode) -> CaptureSettings:
+    """Return the settings of one run: the reference in a basis, or a mode."""
+    if isinstance(run, str):
+        return replace(of, basis=run)
+    scales = bench.calibration if run.calibrated else None
+    basis = bench.model.basis if run.own else run.basis
+    return replace(of, mode=run.name, basis=basis, calibration=_scales_hash(scales))
+
+
+def _written(
+    bench: Bench,
+    run: str | Mode,
+    of: CaptureSettings,
+    folder: Path,
+    sites: Mapping[str, str],
+    gone: Sequence[Path],
+    step: Step,
+) -> LayerCapture:
+    """Run a basis or a mode, and write its capture whole or not at all."""
+    casts: Callable[[], Mapping[str, dict[str, int]]] = dict
+    if isinstance(run, str):
+        model, together = bench.model.in_basis(run), True
+    else:
+        quantized = apply(run, bench.model, bench.calibration if run.calibrated else None)
+        model, together, casts = quantized.model, run.causal and not run.own, quantized.casts
+    lost = [site for site in sites.values() if site.rpartition(":")[0] not in model.layers]
+    if lost:
+        raise QgateError(f"{', '.join(lost)} is not there in mode {of.mode}: nothing captured.")
+    with writing(folder, of, sites, gone) as writer:
+        _pass_all(model, together, bench.at_once, bench.model.inputs, sites, writer.add, step)
+        writer.casts = {name: dict(counts) for name, counts in casts().items()}
+    if writer.result is None:
+        raise QgateError(f"mode {of.mode} was not captured.")
+    return writer.result
 
 
 def _scales_hash(scales: Calibration | None) -> str | None:
@@ -244,6 +267,7 @@ def _check_reference(bench: Bench) -> None:
 def _pass_all(
     model: Model,
     together: bool,
+    most: int,
     samples: Sequence[Any],
     sites: Mapping[str, str],
     add: Callable[[str, Tensor], None],
@@ -257,7 +281,7 @@ def _pass_all(
     )
     done = 0
     with torch.no_grad():
-        for listed in batches(samples, together):
+        for listed in batches(samples, together, most):
             batch = listed[0] if len(listed) == 1 else torch.cat(listed)
 
             def keep(

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from qgate.capture import Capture
 from qgate.capture.running import run
+from qgate.device_errors import DeviceMemoryError, in_parts
 from qgate.errors import QgateError
+from qgate.gate.measuring import passes
 from qgate.gate.measuring.compared_sites import backward_sites
 from qgate.gate.measuring.passes import (
     capture_sites,
@@ -27,6 +30,7 @@ from qgate.modes import Calibration, Mode, Quantized, apply
 from qgate.modes.setups import ModelSetup
 
 FP32 = "fp32"
+T = TypeVar("T")
 _BACKWARD_SAMPLES = 2
 
 
@@ -42,6 +46,7 @@ class LoadedModel:
     reference_mode: str = FP32
     pictures: bool = False
     progress: Callable[[str], None] = lambda _text: None
+    at_once: int = field(default_factory=lambda: passes.AT_ONCE)
     _model: Model | None = None
     _captures: dict[tuple[str, str, str], Capture] = field(default_factory=dict)
     _modes: dict[str, Mode] = field(default_factory=dict)
@@ -85,13 +90,23 @@ class LoadedModel:
                 outer_tensors(self.model, [sample]).tensors
                 for sample in (first, torch.cat([first, first]))
             )
-        except LENGTH_REFUSALS:
+        except (*LENGTH_REFUSALS, DeviceMemoryError):
             return False
         return all(
             (2 * len(tensor), *tensor.shape[1:]) == of_two.shape
             for site, tensors in alone.items()
             for tensor, of_two in zip(tensors, joined[site], strict=True)
         )
+
+    def in_parts(self, run: Callable[[], T], undo: Callable[[], object] = lambda: None) -> T:
+        """Run what takes `at_once` samples at a time, and fewer once they do not fit the device."""
+
+        def run_some(at_once: int) -> T:
+            self.at_once = at_once
+            return run()
+
+        name, device = self.model.name, self.model.device
+        return in_parts(run_some, self.at_once, name, device, undo)[0]
 
     def runs_together(self, mode: Mode) -> bool:
         """Tell if the samples of a mode run in batches."""
@@ -168,7 +183,11 @@ class LoadedModel:
         key = (name, model.basis, "outer")
         if key not in self._captures:
             self.progress(f"reference {name} of {model.name}, basis {model.basis}")
-            self._captures[key] = outer_tensors(model, self.model.inputs, together=together)
+            self._captures[key] = self.in_parts(
+                lambda: outer_tensors(
+                    model, self.model.inputs, together=together, most=self.at_once
+                )
+            )
         return self._captures[key]
 
     def fp32_gradients(self, basis: str) -> dict[str, list[Tensor]]:

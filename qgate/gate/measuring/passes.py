@@ -36,7 +36,8 @@ _MOST_NUMBERS = 1 << 16
 # Sums whose order differs between two runs, as on a GPU, move an output by 1e-13 of its energy.
 _REPEATABLE = 1e-9
 Watch = Callable[[Any, str], AbstractContextManager[dict[str, Tensor]]]
-_BATCH = 8
+AT_ONCE = 8
+"""Samples that run side by side, where a device has the memory."""
 
 
 def short_layer(name: str) -> str:
@@ -49,11 +50,11 @@ def linear_weights(model: Model) -> list[Site]:
     return [site for site in model.sites() if site.port == "weight" and site.is_product]
 
 
-def batches(samples: Sequence[Any], together: bool) -> Iterator[list[Any]]:
+def batches(samples: Sequence[Any], together: bool, most: int = AT_ONCE) -> Iterator[list[Any]]:
     """Put samples of one shape side by side, where a mode is the same alone and in a batch."""
     batch: list[Any] = []
     for sample in samples:
-        fits = together and batch and isinstance(sample, Tensor) and len(batch) < _BATCH
+        fits = together and batch and isinstance(sample, Tensor) and len(batch) < most
         if batch and not (fits and sample.shape == batch[0].shape):
             yield batch
             batch = []
@@ -68,18 +69,20 @@ def outer_tensors(
     forced: Capture | None = None,
     together: bool = True,
     watch: Watch | None = None,
+    most: int = AT_ONCE,
 ) -> Capture:
     """Capture inputs and outputs of the blocks and of the model, one tensor per sample.
 
     `forced` gives the inputs. `watch(batch, name)` is entered around each pass, and gets the
-    outputs of the model. Where samples are not told apart in a batch, each runs alone.
+    outputs of the model. Where samples are not told apart in a batch, each runs alone; at most
+    `most` run at once.
     """
     sites = [s for s in model.sites() if s.is_block and s.port in ("input", "output")]
     record = Capture(model.name, model.basis, "")
     record.tensors = {site.name: [] for site in sites}
     start = 0
     with torch.no_grad():
-        for batch in batches(samples, together):
+        for batch in batches(samples, together, most):
             passed: dict[str, Tensor] = {}
 
             def keep(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qgate.device_errors import DeviceMemoryError
 from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
 from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.runs import LENGTH_REFUSALS
@@ -117,7 +118,7 @@ class Segments:
             try:
                 with self.watch(short, name, is_probe=True) as outputs:
                     outputs |= self.model.outputs(short)
-            except LENGTH_REFUSALS as error:
+            except (*LENGTH_REFUSALS, DeviceMemoryError) as error:
                 self.left_out.setdefault(
                     name, f"the model refuses it ({type(error.__cause__ or error).__name__})"
                 )

@@ -1,0 +1,36 @@
+"""Gates behind a kernel that ended its device: they are not held, and say so at once.
+
+After a device-side assert nothing runs on that device in this process any more. Gates that need it
+would each end in the same error, or in a crash.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from qgate.device_errors import LostDeviceError, device_error
+from qgate.plugin.gate_collection import has_fixture
+from qgate.text import one_line
+
+_LOSS: pytest.StashKey[str] = pytest.StashKey()
+_NEEDED_BY = ("model", "device")
+"""Fixtures that something on the device comes from."""
+
+
+def note_loss(item: pytest.Item, error: BaseException) -> None:
+    """Keep that a test lost the device of this process."""
+    loss = device_error(error, item.name)
+    if isinstance(loss, LostDeviceError):
+        item.config.stash.setdefault(_LOSS, f"{loss} It happened in {item.nodeid}.")
+
+
+def loss_of(config: pytest.Config) -> str | None:
+    """Return how this process lost its device; None if it has it."""
+    return config.stash.get(_LOSS, None)
+
+
+def refuse_without_device(item: pytest.Item) -> None:
+    """End the set-up of a test that needs a device which this process lost."""
+    loss = loss_of(item.config)
+    if loss is not None and has_fixture(item, *_NEEDED_BY):
+        pytest.fail(f"not held: {one_line(loss)}", pytrace=False)
