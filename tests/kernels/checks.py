@@ -145,7 +145,7 @@ def errors(actual: torch.dtype, reference: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         with wide():
             tensor, other = (torch.empty(0, dtype=of, device=device) for of in (actual, reference))
-            return comparing._wrong(tensor, other, SHIFT)
+            return comparing._wrong(comparing.compare_by_kernel, tensor, other, SHIFT)
 
     return check
 
