@@ -56,8 +56,8 @@ def _wrong(device: torch.device) -> str:
     )
     for first, last, begin in ((0, 2**16, 0), (0, 2**16, 1), (3, -2, 3), (5, 40_000, 0), (1, 4, 2)):
         part = x[first:last]
-        expected = torch.zeros(2**16 + 16, dtype=torch.int16)
-        found = expected.to(device)
+        expected = torch.zeros(2**16 + 16, dtype=torch.int16, device="cpu")
+        found = torch.zeros(2**16 + 16, dtype=torch.int16, device=device)
         look_up_by_torch(part, table, expected[begin : begin + len(part)])
         look_up_by_kernel(
             x.to(device)[first:last], table.to(device), found[begin : begin + len(part)]

@@ -34,6 +34,12 @@ def test_the_kernel_gives_the_definitions_bits(name: str) -> None:
 
 
 @needs_cuda
+@pytest.mark.parametrize("name", checks.IN_C)
+def test_the_kernel_in_c_gives_the_definitions_bits(name: str) -> None:
+    assert checks.IN_C[name](torch.device("cuda")) == ""
+
+
+@needs_cuda
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("fmt", WAYS)
 def test_quantize_gives_the_bits_of_the_cpu(fmt: str, dtype: torch.dtype) -> None:
