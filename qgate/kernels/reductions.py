@@ -1,4 +1,4 @@
-"""Counts of bit patterns and the largest magnitude, each in one pass over a tensor."""
+"""Counts of bit patterns and the largest magnitude of a tensor."""
 
 from __future__ import annotations
 
