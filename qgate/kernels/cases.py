@@ -46,3 +46,8 @@ def bell_curve(dtype: torch.dtype, exponent: int = 0, count: int = 2**13) -> Ten
     x = torch.randn(count, generator=generator, device="cpu")
     x[::97] *= 50
     return (x.double() * 2.0**exponent).to(dtype)
+
+
+def move(x: Tensor, device: torch.device, before: int) -> Tensor:
+    """Copy x to a device, after so many other numbers: it may begin at an odd address."""
+    return torch.cat([x.new_zeros(before), x]).to(device)[before:]

@@ -8,13 +8,14 @@ proven bit by bit, and a device without kernels gives the same.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from qgate.kernels import cases, proving
+from qgate.kernels import cases, compiling, proving
 from qgate.kernels.launching import flat_bits, launch
 from qgate.kernels.shapes import kind_of
 
@@ -24,6 +25,9 @@ _WIDTH = 128
 _SLICE = 2**22
 _PER_TABLE = 2**16
 _TABLES = 8
+_LEAST, _OCTAVES = -149, 278
+"""Differences of float32 numbers are 0 or from 2**-149 to below 2**129."""
+THREADS, UNROLL = 384, 2
 
 SUMS = (
     "sum_a", "sum_r", "rest_a", "rest_r", "m2_a", "m2_r", "co", "squares", "abs_error", "error",
@@ -50,6 +54,9 @@ class Partials:
     keys: Tensor
 
 
+Compare = Callable[[Tensor, Tensor, int], Partials]
+
+
 def compare(actual: Tensor, reference: Tensor, shift: int) -> Partials | None:
     """Compare flat tensors of one length, at most `AT_ONCE`; None without a kernel."""
     a, r = actual.dtype, reference.dtype
@@ -57,13 +64,51 @@ def compare(actual: Tensor, reference: Tensor, shift: int) -> Partials | None:
         return None
     names = (str(dtype).removeprefix("torch.") for dtype in (a, r))
     work = "errors of {} tensors against {} ones".format(*names)
-    way = ("compare", a, r, shift)
-    if not proving.prove_once(way, actual.device, work, lambda: _wrong(actual, reference, shift)):
-        return None
-    return compare_by_kernel(actual, reference, shift)
+    ways: list[tuple[str, Compare, str]] = [("compare", compare_by_kernel, "torch alone")]
+    if fits_shared_memory(actual.device, shift):
+        ways.insert(0, ("compare in C", compare_by_warps, "a Triton kernel"))
+    for name, kernel, instead in ways:
+        way = (name, a, r, shift)
+        wrong = partial(_wrong, kernel, actual, reference, shift)
+        if proving.prove_once(way, actual.device, work, wrong, instead):
+            return kernel(actual, reference, shift)
+    return None
+
+
+def fits_shared_memory(device: torch.device, shift: int) -> bool:
+    """Tell whether a block of the device can have a counter for each key that can occur."""
+    return compiling.serves(device) and 4 * _window(shift)[1] <= compiling.shared_memory(device)
+
+
+def _window(shift: int) -> tuple[int, int]:
+    """Return the first key that is not zero's and how many follow."""
+    per_octave = 1 << (52 - shift)
+    return (_LEAST + 1023) * per_octave, _OCTAVES * per_octave
+
+
+def compare_by_warps(actual: Tensor, reference: Tensor, shift: int) -> Partials:
+    """Compare by a kernel in CUDA C: a warp takes a tile, a block has a table of all keys."""
+    n, device, tiles = len(actual), actual.device, -(-len(actual) // TILE)
+    low, room = _window(shift)
+    sums = torch.empty(len(SUMS), tiles, dtype=torch.float64, device=device)
+    extremes = torch.empty(len(EXTREMES), tiles, dtype=torch.float64, device=device)
+    counts = torch.empty(len(COUNTS), tiles, dtype=torch.int32, device=device)
+    keys = torch.zeros(_keys(shift), dtype=torch.int64, device=device)
+    kernel = compiling.kernel(
+        "comparing.cu", "compare_pairs", device, KIND_A=kind_of(actual.dtype) or 0,
+        KIND_R=kind_of(reference.dtype) or 0, TILE=TILE, WIDTH=_WIDTH, THREADS=THREADS,
+        UNROLL=UNROLL,
+    )  # fmt: skip
+    blocks = min(compiling.processors(device), -(-tiles // (THREADS // 32)))
+    kernel(
+        blocks, THREADS, flat_bits(actual), flat_bits(reference), sums, extremes, counts, keys, n,
+        tiles, shift, low, room, shared=4 * room,
+    )  # fmt: skip
+    return Partials(sums, extremes, counts, keys)
 
 
 def compare_by_kernel(actual: Tensor, reference: Tensor, shift: int) -> Partials:
+    """Compare by a Triton kernel, with tables in the device's memory."""
     programs = importlib.import_module("qgate.kernels.programs.comparing")
     n, device, keys = len(actual), actual.device, _keys(shift)
     tiles, spread = -(-n // TILE), min(max(n // _PER_TABLE, 1), _TABLES)
@@ -161,9 +206,10 @@ def _totals(*values: Tensor) -> Tensor:
     return total[..., 0]
 
 
-def _wrong(actual: Tensor, reference: Tensor, shift: int) -> str:
-    for a, r in trials(actual.dtype, reference.dtype):
-        actual_partials = compare_by_kernel(a.to(actual.device), r.to(actual.device), shift)
+def _wrong(kernel: Compare, actual: Tensor, reference: Tensor, shift: int) -> str:
+    for i, (a, r) in enumerate(trials(actual.dtype, reference.dtype)):
+        there_a, there_r = (cases.move(side, actual.device, i % 3) for side in (a, r))
+        actual_partials = kernel(there_a, there_r, shift)
         if problem := first_difference(actual_partials, compare_by_torch(a, r, shift)):
             return problem
     return ""

@@ -40,6 +40,16 @@ def launch(
         program[(programs,)](x, *arguments, **constants, num_warps=warps, enable_fp_fusion=False)
 
 
+def to_host(x: Tensor) -> Tensor:
+    """Copy a tensor to the host, by pinned memory from CUDA: it is not copied twice there."""
+    if not x.is_cuda:
+        return x.cpu()
+    room = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
+    room.copy_(x, non_blocking=True)
+    torch.cuda.current_stream(x.device).synchronize()
+    return room
+
+
 def interpreted() -> bool:
     """Tell whether triton runs programs in numpy, on tensors of the CPU."""
     try:

@@ -32,7 +32,13 @@ def serves(device: torch.device) -> bool:
     return device.type in DEVICES and has_triton
 
 
-def prove_once(way: Hashable, device: torch.device, work: str, prove: Callable[[], str]) -> bool:
+def prove_once(
+    way: Hashable,
+    device: torch.device,
+    work: str,
+    prove: Callable[[], str],
+    instead: str = "torch alone",
+) -> bool:
     """Tell whether a kernel may be used in this way; `prove` describes its first error or none."""
     key = (way, device)
     with _lock:
@@ -45,7 +51,7 @@ def prove_once(way: Hashable, device: torch.device, work: str, prove: Callable[[
             _verdicts[key] = not wrong
             if wrong:
                 warnings.warn(
-                    f"qgate computes {work} on {device} with torch alone, which is slower and the "
+                    f"qgate computes {work} on {device} with {instead}, which is slower and the "
                     f"same to the last bit: its kernel was tried and failed ({wrong}).",
                     KernelWarning,
                     stacklevel=2,

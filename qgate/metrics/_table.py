@@ -247,14 +247,12 @@ class MetricTable(Registry[Metric]):
 
     def get(self, name: str) -> Metric:
         """Return a metric of the whole or of a part; an unknown name is an error with near ones."""
-        if of_part := self._parts.get(name) or self._of_sample(name):
-            return of_part
+        if entry := self.entries.get(name) or self._parts.get(name) or self._of_sample(name):
+            return entry
         whole, at, part = name.partition("@")
         if at and whole in self.entries:
             raise unknown("part of a tensor", part, [entry.name for entry in PARTS])
-        if name not in self.entries:
-            raise unknown(self.noun, name, self.entries)
-        return self.entries[name]
+        raise unknown(self.noun, name, self.entries)
 
     def _of_sample(self, name: str) -> Metric | None:
         """Return a metric of one sample, of which there are as many as the evaluation has."""

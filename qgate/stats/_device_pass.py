@@ -14,7 +14,8 @@ from torch import Tensor
 
 from qgate.kernels import comparing
 from qgate.kernels.comparing import AT_ONCE, COUNTS, EXTREMES, SUMS, TILE, Partials
-from qgate.stats._error_pass import KEYS, SHIFT, DifferenceCounts, Element, NonFinite, PairTotals
+from qgate.kernels.launching import to_host
+from qgate.stats._error_pass import SHIFT, DifferenceCounts, Element, NonFinite, PairTotals
 from qgate.stats._sums import ErrorSums, push_sums
 
 _PART = AT_ONCE
@@ -47,9 +48,10 @@ class DevicePass(PairTotals):
 
     @property
     def differences(self) -> DifferenceCounts:
-        table = np.zeros(KEYS, np.int64) if self._keys is None else self._keys.cpu().numpy()
-        keys = np.flatnonzero(table)
-        return DifferenceCounts(keys, table[keys])
+        if self._keys is None:
+            return DifferenceCounts(np.empty(0, np.int64), np.empty(0, np.int64))
+        keys = self._keys.nonzero().view(-1)
+        return DifferenceCounts(*to_host(torch.stack([keys, self._keys[keys]])).numpy())
 
     def _add(self, actual: Tensor, reference: Tensor) -> None:
         partials = comparing.compare(actual, reference, SHIFT)
@@ -95,7 +97,7 @@ class DevicePass(PairTotals):
 
     def _elements(self, places: list[int], actual: Tensor, reference: Tensor) -> list[Element]:
         at = torch.tensor(places, dtype=torch.int64, device=actual.device)
-        a, r = (side[at].tolist() for side in (actual, reference))
+        a, r = torch.stack([side[at].to(torch.float64) for side in (actual, reference)]).tolist()
         return [Element(self.elements + i, x, y) for i, x, y in zip(places, a, r, strict=True)]
 
 
@@ -109,7 +111,7 @@ def _largest(size: Tensor, room: int) -> Tensor:
 
 def _figures(partials: Partials, n: int) -> dict[str, float]:
     """Return all figures of a part that the host needs, in one transfer."""
-    counts = partials.counts.to(torch.int64)
+    counts = partials.counts
     pairs = counts[0].to(torch.float64)
     total = pairs.sum()
     sums = _totals(partials.sums)
@@ -129,7 +131,7 @@ def _figures(partials: Partials, n: int) -> dict[str, float]:
         *zip(("sum_a", "sum_r", *SUMS[7:]), (*sums[:2], *sums[7:]), strict=True),
         *zip(("mean_a", "mean_r"), means, strict=True),
         *zip(SUMS[2:7], centered, strict=True),
-        *zip(COUNTS, counts.sum(1), strict=True),
+        *zip(COUNTS, counts.sum(1).to(torch.float64), strict=True),
         *zip(EXTREMES, (high[0], low[1], high[2], low[3], high[4]), strict=True),
         ("first_bad_tile", bad.to(torch.int8).argmax()),
     ]

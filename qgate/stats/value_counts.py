@@ -6,6 +6,7 @@ overflow follow from the counts without reading the tensor again.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -20,6 +21,7 @@ from torch import Tensor
 from qgate.archives import check_archive
 from qgate.errors import QgateError, unknown
 from qgate.kernels import proving, reductions
+from qgate.kernels.launching import to_host
 from qgate.stats import bits as _bits
 from qgate.stats.direct_values import Values
 from qgate.stats.summary import Floats, Ints, SummaryOfKinds
@@ -269,15 +271,15 @@ def counts(x: Any, *, via: Literal["bf16", "fp16"] | None = None) -> Counts | Va
 def _count(x: Tensor, dtype: torch.dtype) -> Counts:
     integer = _bits.COUNTABLE[dtype]
     size = 2 ** (8 * dtype.itemsize)
-    total = torch.zeros(size, dtype=torch.int64, device=x.device)
     name = _bits.short_name(x.dtype)
     rounded_from = name if x.dtype != dtype else None
     if proving.serves(x.device):
         parts = [reductions.count(slab.to(dtype)) for slab in _bits.slabs(x, _SLAB_ON_DEVICE)]
         by_kernel = [part for part in parts if part is not None]
-        if len(by_kernel) == len(parts):
-            summed = sum(by_kernel, total).cpu().numpy()
-            return Counts(_bits.short_name(dtype), summed, rounded_from)
+        if parts and len(by_kernel) == len(parts):
+            summed = to_host(functools.reduce(Tensor.add, by_kernel))
+            return Counts(_bits.short_name(dtype), summed.numpy(), rounded_from)
+    total = torch.zeros(size, dtype=torch.int64, device=x.device)
     room = _bits.CHUNK if x.device.type == "cpu" else 2**26
     buffer = torch.empty(min(room, max(x.numel(), 1)), dtype=torch.int32, device=x.device)
     for slab in _bits.slabs(x, room):

@@ -99,9 +99,9 @@ def record_of(
 def _swept_level(
     sums: LevelSums, i: int, level: Level, summary: Counts | Values, scale_bits: int, block: bool
 ) -> SweptLevel:
-    energy = sums.r_square or 1.0
+    energy, finite = sums.r_square or 1.0, summary.finite
     counts = {"overflow": sums.saturated, "underflow": sums.underflow, "flush": sums.flushed}
-    shares = {kind: float(count[i] / summary.finite) for kind, count in counts.items()}
+    shares = {kind: float(count[i] / finite) for kind, count in counts.items()}
     fits_scale = level.integer and abs(level.exponent) <= 2 ** (scale_bits - 1) - 1
     factor = 1.0 if block else level.factor
     return {

@@ -186,6 +186,8 @@ class LevelSums:
         if self.broken[level]:
             return {metric.name: math.nan for metric in metrics}
         sums = self._error_sums(level)
+        if not self.base:
+            return {metric.name: float(metric.function(sums)) for metric in metrics}
         with np.errstate(over="ignore", under="ignore"):
             return {
                 metric.name: float(np.ldexp(metric.function(sums), metric.degree * self.base))

@@ -49,7 +49,7 @@ def _of(module: str, function: str = "cases") -> Callable[[Setting], Cases]:
     )
 
 
-def _kernels(_: Setting) -> Cases:
+def _kernels(setting: Setting) -> Cases:
     from tests.kernels import checks as kernels
 
     def planted(check: kernels.Check, words: str) -> kernels.Check:
@@ -63,7 +63,8 @@ def _kernels(_: Setting) -> Cases:
         "planted: a wrong kernel": planted(kernels.a_wrong_kernel, "values differ, the first is"),
         "planted: wrong errors": planted(kernels.wrong_errors, "sums: "),
     }
-    return checks({**wrong, **kernels.CHECKS})
+    in_c = kernels.IN_C if setting.device.startswith("cuda") else {}
+    return checks({**wrong, **kernels.CHECKS, **in_c})
 
 
 def _table(_: Setting) -> Cases:

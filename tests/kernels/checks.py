@@ -17,7 +17,7 @@ import qgate
 from qgate.formats import quantizer
 from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
-from qgate.kernels import cases, comparing, proving, reductions
+from qgate.kernels import cases, comparing, lookups, proving, reductions
 from qgate.kernels.casts import MxCast
 from qgate.kernels.launching import interpreted
 from qgate.stats._error_pass import SHIFT
@@ -95,7 +95,9 @@ def nvfp4_scales(dtype: torch.dtype, exponents: tuple[int, ...]) -> Check:
     return check
 
 
-def counted(dtype: torch.dtype) -> Check:
+def counted(
+    dtype: torch.dtype, count: Callable[[Tensor], Tensor] = reductions.count_by_kernel
+) -> Check:
     def check(device: torch.device) -> str:
         patterns = 256**dtype.itemsize
         rng = np.random.default_rng(0)
@@ -104,14 +106,16 @@ def counted(dtype: torch.dtype) -> Check:
             skewed,
             np.arange(patterns),
             np.zeros(70_001, int),
+            np.array([0, patterns // 2, 5])[rng.integers(0, 3, 90_001)],
             np.array([patterns - 1]),
         ):
             expected = np.bincount(values, minlength=patterns)
             narrow = values.astype(np.uint8 if patterns == 256 else np.uint16)
             x = torch.from_numpy(narrow.view(np.int16) if patterns > 256 else narrow)
-            with_gaps = torch.stack([x, x.flip(0)], 1)[:, 0]
-            for each in (x, with_gaps):
-                got = reductions.count_by_kernel(each.view(dtype).to(device)).cpu().numpy()
+            with_gaps = torch.stack([x, x.flip(0)], 1).view(dtype).to(device)[:, 0]
+            moved = (cases.move(x.view(dtype), device, before) for before in (0, 1, 7))
+            for each in (*moved, with_gaps):
+                got = count(each).cpu().numpy()
                 if not np.array_equal(got, expected):
                     return f"{int((got != expected).sum())} patterns are counted wrong"
         return ""
@@ -141,11 +145,19 @@ def wide() -> AbstractContextManager[object]:
     return mock.patch.multiple(comparing, TILE=2**15, _WIDTH=2**13)
 
 
+def errors_by_warps(actual: torch.dtype, reference: torch.dtype) -> Check:
+    def check(device: torch.device) -> str:
+        tensor, other = (torch.empty(0, dtype=of, device=device) for of in (actual, reference))
+        return comparing._wrong(comparing.compare_by_warps, tensor, other, SHIFT)
+
+    return check
+
+
 def errors(actual: torch.dtype, reference: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         with wide():
             tensor, other = (torch.empty(0, dtype=of, device=device) for of in (actual, reference))
-            return comparing._wrong(tensor, other, SHIFT)
+            return comparing._wrong(comparing.compare_by_kernel, tensor, other, SHIFT)
 
     return check
 
@@ -256,6 +268,16 @@ CHECKS: dict[str, Check] = {
     "errors fp32": errors(FP32, FP32),
     "errors, real tiles": errors_of_real_tiles,
 }
+
+IN_C: dict[str, Check] = {
+    "count bf16 in C": counted(BF16, reductions.count_in_shared_memory),
+    "count fp8 in C": counted(torch.float8_e4m3fn, reductions.count_in_shared_memory),
+    "look up in C": lookups._wrong,
+    "errors bf16 in C": errors_by_warps(BF16, BF16),
+    "errors fp16, fp32 in C": errors_by_warps(FP16, FP32),
+    "errors fp32, bf16 in C": errors_by_warps(FP32, BF16),
+}
+"""The checks of the kernels in CUDA C, which triton's interpreter does not run."""
 
 
 def run(names: Iterable[str], device: torch.device) -> Iterator[tuple[str, str]]:

@@ -11,13 +11,13 @@ from qgate.formats._work import widen
 from qgate.formats.engine.dtypes import narrow
 from qgate.formats.engine.job import Job
 from tests.devices.public import CASES, WAYS
-from tests.kernels.checks import CHECKS
+from tests.kernels.checks import CHECKS, IN_C
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-@pytest.mark.parametrize("name", [*CHECKS, *CASES])
+@pytest.mark.parametrize("name", [*CHECKS, *IN_C, *CASES])
 def test_a_device_gives_the_bits_of_the_cpu(name: str) -> None:
-    assert (CHECKS | CASES)[name](torch.device("cuda")) == ""
+    assert (CHECKS | IN_C | CASES)[name](torch.device("cuda")) == ""
 
 
 @pytest.mark.parametrize("shape", [(6, 70), (64,)], ids=str)
