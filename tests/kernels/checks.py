@@ -31,13 +31,13 @@ def quantized(x: Tensor, device: torch.device, fmt: str, **options: Any) -> str:
     """Quantize x by the kernel for these options alone, without its proof."""
     q = qgate.Quantizer(fmt, **options)
     there = Job(x.to(device), q)
-    cast = on_device.cast_for(there)
+    cast = on_device.cast_for(there.x, q, there.layout)
     assert cast is not None, f"no kernel for {fmt} with {options}"
     layout = there.layout
     out = torch.empty(
         layout.outer, layout.length, layout.inner, dtype=there.dtype, device=device
     ).fill_(77)
-    on_device._run(cast, there, out)
+    on_device.run(cast, there, out)
     return proving.first_difference(layout.restore(out), quantizer.by_definition(Job(x, q)), x)
 
 
@@ -271,10 +271,10 @@ def a_wrong_kernel(device: torch.device) -> str:
     """Check an MX kernel whose scales follow another rule."""
     q, x = qgate.Quantizer("mxfp8_e4m3"), rows(BF16, 64)
     job = Job(x.to(device), q)
-    cast = on_device.cast_for(job)
+    cast = on_device.cast_for(job.x, q, job.layout)
     assert isinstance(cast, MxCast)
     out = torch.empty(job.layout.outer, job.layout.length, 1, dtype=x.dtype, device=device)
-    on_device._run(replace(cast, carry=2**23 - 1), job, out)
+    on_device.run(replace(cast, carry=2**23 - 1), job, out)
     return proving.first_difference(job.layout.restore(out), quantizer.by_definition(Job(x, q)), x)
 
 

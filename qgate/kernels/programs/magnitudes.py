@@ -1,0 +1,65 @@
+"""Programs that find the largest magnitude of rows and of columns, as bits of float32."""
+
+import triton
+import triton.language as tl
+
+from qgate.kernels.programs.grid import BF16, FP32, INFINITY, MAGNITUDE, widen
+
+
+@triton.jit
+def _larger(most, raw, KIND: tl.constexpr, FINITE: tl.constexpr):
+    """Compare magnitudes in the bits of their dtype, which have the numbers' order."""
+    if KIND == FP32:
+        size = raw & MAGNITUDE
+        INFINITE: tl.constexpr = INFINITY
+    else:
+        size = raw.to(tl.int32) & 0x7FFF
+        INFINITE: tl.constexpr = 0x7F80 if KIND == BF16 else 0x7C00
+    if FINITE:
+        size = tl.where(size < INFINITE, size, 0)
+    return tl.maximum(most, size)
+
+
+@triton.jit
+def _as_single(most, KIND: tl.constexpr):
+    return most if KIND == FP32 else widen(most.to(tl.int16), KIND)
+
+
+@triton.jit
+def largest_rows(
+    x, amax, length, TILE: tl.constexpr, TILES: tl.constexpr, KIND: tl.constexpr,
+    FINITE: tl.constexpr,
+):  # fmt: skip
+    """Find the largest (finite) magnitude of each row: TILES tiles of it and one atomic a program."""
+    pieces = tl.cdiv(length, TILE * TILES)
+    program = tl.program_id(0).to(tl.int64)
+    row = program // pieces
+    within = (program - row * pieces) * (TILE * TILES) + tl.arange(0, TILE)
+    most = tl.zeros([TILE], tl.int32)
+    for _ in tl.static_range(TILES):
+        raw = tl.load(x + row * length + within, mask=within < length, other=0)
+        most = _larger(most, raw, KIND, FINITE)
+        within += TILE
+    tl.atomic_max(amax + row, _as_single(tl.max(most, 0), KIND), sem="relaxed")
+
+
+@triton.jit
+def largest_columns(
+    x, amax, length, inner, HIGH: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
+    KIND: tl.constexpr,
+):  # fmt: skip
+    """Find the largest magnitude of each column of an [outer, length, inner] tensor."""
+    chunks, pieces = tl.cdiv(inner, COLUMNS), tl.cdiv(length, HIGH * TILES)
+    program = tl.program_id(0).to(tl.int64)
+    part = program // chunks
+    outer = part // pieces
+    column = (program - part * chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    within = (part - outer * pieces) * (HIGH * TILES) + tl.arange(0, HIGH)[:, None]
+    most = tl.zeros([HIGH, COLUMNS], tl.int32)
+    for _ in tl.static_range(TILES):
+        at = (outer * length + within) * inner + column
+        raw = tl.load(x + at, mask=(within < length) & (column < inner), other=0)
+        most = _larger(most, raw, KIND, False)
+        within += HIGH
+    size = _as_single(tl.max(most, 0, keep_dims=True), KIND)
+    tl.atomic_max(amax + outer * inner + column, size, mask=column < inner, sem="relaxed")
