@@ -168,7 +168,7 @@ class BlockCast(abc.ABC):
         if self.any_block:
             constants = {"BLOCK": memory.block, "PADDED": memory.padded}
         constants["COLUMNS" if memory.upright else "ROWS"] = across
-        if self.any_block and not memory.upright:
+        if not memory.upright:
             constants["TAIL"] = memory.kind[1]
         constants |= {"KIND": kind_of(dtype), "OUT": kind_of(out), **self.constants()}
         constants["INF_SATURATES"] = self.inf_saturates

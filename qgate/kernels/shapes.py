@@ -88,7 +88,7 @@ class Grid:
     @property
     def is_single(self) -> bool:
         """True if casts can compute in float32, also with a scale."""
-        return self.fits_single and self.mantissa <= 10
+        return self.fits_single and self.mantissa <= 10 and self.lowest - self.mantissa > -60
 
     @property
     def fits_single(self) -> bool:

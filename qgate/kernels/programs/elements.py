@@ -18,10 +18,12 @@ from qgate.kernels.programs.grid import (
     leading,
     narrow,
     number,
+    parts,
     product,
     round_once,
     round_to,
     round_to_step,
+    side,
     upright_tile,
     widen,
 )
@@ -158,8 +160,21 @@ def _scale_of(amax, largest, INF_SATURATES: tl.constexpr):
 
 
 @triton.jit
+def _parts_of(scale, WIDE: tl.constexpr):
+    """Return f, m, 1 / m and 1 / f of scales m / f, as `_scaled` takes them."""
+    if WIDE:
+        return scale, scale, scale, scale
+    else:
+        power = tl.minimum((254 << 23) - (bits_of(scale) & INFINITY), 254 << 23)
+        power = tl.maximum(power, 1 << 23)
+        back = tl.where(power == (254 << 23), 0x00400000, (254 << 23) - power)
+        m = scale * number(power)
+        return number(power), m, tl.div_rn(1.0, m), number(back)
+
+
+@triton.jit
 def _scaled(
-    bits, scale, lowest, growth, largest, largest_negative, OUT: tl.constexpr,
+    bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT: tl.constexpr,
     ROUNDING: tl.constexpr, FIXED: tl.constexpr, SYMMETRIC: tl.constexpr, TAPERED: tl.constexpr,
     SATURATES: tl.constexpr, TO_INFINITY: tl.constexpr, SIGNED_ZERO: tl.constexpr,
 ):  # fmt: skip
@@ -172,24 +187,32 @@ def _scaled(
     The product with m gets the bits of its result's dtype in the same way, and stays exact in the
     last product where that is a subnormal bf16 number, for it has 19 bits.
     """
-    power = tl.maximum(tl.minimum((254 << 23) - (bits_of(scale) & INFINITY), 254 << 23), 1 << 23)
-    f = number(power)
-    m = scale * f
-    back = number(tl.where(power == (254 << 23), 0x00400000, (254 << 23) - power))
-    infinite = (bits & MAGNITUDE) == INFINITY
+    size = bits & MAGNITUDE
     bound = _bound(bits < 0, largest, largest_negative, SYMMETRIC, SATURATES)
-    a = _at_most(number(bits & MAGNITUDE) * f, bound * m * 1.0000002384185791)
-    near = leading(a * tl.div_rn(1.0, m), 4096)
-    quotient = beside(near, tl.fma(-near, m, a), 4096)
-    r = _on_grid(quotient, lowest, growth, ROUNDING, FIXED, TAPERED, False, 0, 0)
-    e = _overflow(r, infinite, largest, ROUNDING, SATURATES, TO_INFINITY)
-    e = _with_sign(e, bits, SIGNED_ZERO)
-    if OUT == FP32:
-        y = e * scale
+    a = _at_most(number(size) * f, bound * m * 1.0000002384185791)
+    if FIXED:
+        # The ties of equal steps are multiples of half a step.
+        magic = lowest * growth * 0.25
+        near = (a * inverse + magic) - magic
+        rest = tl.fma(near, m * -1.0, a)
+        quotient = tl.fma(side(rest), magic * 5.960464477539063e-08, near)
     else:
+        near = leading(a * inverse, 4096)
+        quotient = beside(near, tl.fma(near, m * -1.0, a), 4096)
+    r = _on_grid(quotient, lowest, growth, ROUNDING, FIXED, TAPERED, False, 0, 0)
+    e = _overflow(r, size == INFINITY, largest, ROUNDING, SATURATES, TO_INFINITY)
+    if OUT == FP32:
+        y = _with_sign(e * scale, bits, True)
+        if not SIGNED_ZERO:
+            y = tl.where(e == 0, 0.0, y)
+    else:
+        if not SIGNED_ZERO:
+            e = _with_sign(e, bits, True)  # the sums below make zeros positive
         y = product(e, m, 32768 if OUT == BF16 else 4096) * back
-        if TO_INFINITY and not SATURATES:
+        if TO_INFINITY:
             y = tl.where(tl.abs(e) == float("inf"), e * scale, y)
+        if SIGNED_ZERO:
+            y = _with_sign(y, bits, True)
     return narrow(bits_of(y), OUT)
 
 
@@ -218,7 +241,7 @@ def _scaled_wide(
 
 @triton.jit
 def _cast(
-    bits, scale, lowest, growth, largest, largest_negative, OUT: tl.constexpr,
+    bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT: tl.constexpr,
     ROUNDING: tl.constexpr, FIXED: tl.constexpr, SYMMETRIC: tl.constexpr, TAPERED: tl.constexpr,
     SATURATES: tl.constexpr, TO_INFINITY: tl.constexpr, SIGNED_ZERO: tl.constexpr,
     WIDE: tl.constexpr, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, LARGEST: tl.constexpr,
@@ -231,8 +254,8 @@ def _cast(
         )  # fmt: skip
     else:
         return _scaled(
-            bits, scale, lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC,
-            TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO,
+            bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT,
+            ROUNDING, FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO,
         )  # fmt: skip
 
 
@@ -272,9 +295,10 @@ def cast_rows(
         scale = _scale_of(tl.max(bits & MAGNITUDE, 1, keep_dims=True), largest, INF_SATURATES)
     else:
         scale = _load_scale(scales, group, group < count, largest, SOURCE, INF_SATURATES)
+    f, m, inverse, back = _parts_of(scale, WIDE)
     y = _cast(
-        bits, scale, lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC,
-        TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
+        bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
+        FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
         LARGEST_NEGATIVE,
     )  # fmt: skip
     tl.store(out + at, y, mask=exists)
@@ -290,16 +314,15 @@ def cast_long_rows(
     LARGEST_NEGATIVE: tl.constexpr,
 ):  # fmt: skip
     """Cast with a scale for each row of any length: the whole tensor, or leading channels."""
-    pieces = tl.cdiv(length, TILE)
-    program = tl.program_id(0).to(tl.int64)
-    row = program // pieces
-    within = (program - row * pieces) * TILE + tl.arange(0, TILE)
-    at = row * length + within
+    row, piece = parts(tl.cdiv(length, TILE))
+    within = piece.to(tl.int64) * TILE + tl.arange(0, TILE)
+    at = row.to(tl.int64) * length + within
     bits = widen(tl.load(x + at, mask=within < length, other=0), KIND)
     scale = _load_scale(scales, row, True, largest, SOURCE, INF_SATURATES)
+    f, m, inverse, back = _parts_of(scale, WIDE)
     y = _cast(
-        bits, scale, lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC,
-        TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
+        bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
+        FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
         LARGEST_NEGATIVE,
     )  # fmt: skip
     tl.store(out + at, y, mask=within < length)
@@ -317,20 +340,23 @@ def cast_columns(
 ):  # fmt: skip
     """Cast with a scale for each block along another axis, or with SHARED for each column."""
     at, exists = upright_tile(length, groups, inner, block, PADDED, COLUMNS)
-    chunks = tl.cdiv(inner, COLUMNS)
-    row = tl.program_id(0).to(tl.int64) // chunks
-    column = (tl.program_id(0) % chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
+    row, chunk = parts(tl.cdiv(inner, COLUMNS))
     if SHARED:
         row = row // groups
-    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
     if SOURCE == OWN:
-        scale = _scale_of(tl.max(bits & MAGNITUDE, 0, keep_dims=True), largest, INF_SATURATES)
+        scale = _scale_of(tl.max(bits & MAGNITUDE, 0), largest, INF_SATURATES)
     else:
-        place = row * inner + column
+        column = chunk * COLUMNS + tl.arange(0, COLUMNS)
+        place = row.to(tl.int64) * inner + column
         scale = _load_scale(scales, place, column < inner, largest, SOURCE, INF_SATURATES)
+    f, m, inverse, back = _parts_of(scale, WIDE)
+    scale, f, m, inverse, back = (
+        scale[None, :], f[None, :], m[None, :], inverse[None, :], back[None, :]
+    )  # fmt: skip
     y = _cast(
-        bits, scale, lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC,
-        TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
+        bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
+        FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
         LARGEST_NEGATIVE,
     )  # fmt: skip
     tl.store(out + at, y, mask=exists)

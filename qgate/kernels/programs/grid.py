@@ -81,17 +81,6 @@ def round_to(a, lowest, highest_step, ROUNDING: tl.constexpr, FIXED: tl.constexp
 
 
 @triton.jit
-def beside(near, rest, SPLIT: tl.constexpr):
-    """Return a number that rounds to 23 - log2(SPLIT) bits, or to fewer, as near + rest does.
-
-    `near` has one bit more than that: it is a tie, a number of the grid, or far from both. The
-    result is on the side of it that `rest` says by its sign; `rest` may be rounded.
-    """
-    most = tl.abs(near) * (0.5 / (16777216.0 / SPLIT))
-    return near + tl.minimum(tl.maximum(rest * 1.152921504606847e18, -most), most)
-
-
-@triton.jit
 def leading(a, SPLIT: tl.constexpr):
     """Round float32 numbers to 24 - log2(SPLIT) bits, of which ties may go either way (Veltkamp)."""
     t = a * (SPLIT + 1.0)
@@ -99,10 +88,27 @@ def leading(a, SPLIT: tl.constexpr):
 
 
 @triton.jit
+def side(rest):
+    """Return 1, -1 or 0 by the sign of numbers that are zero, or above 2**-106 with any error."""
+    return tl.minimum(tl.maximum(rest * 1.329227995784916e36, -1.0), 1.0)
+
+
+@triton.jit
+def beside(near, rest, SPLIT: tl.constexpr):
+    """Return a number that rounds to 23 - log2(SPLIT) bits, or to fewer, as near + rest does.
+
+    `near` has one bit more than that: it is a tie, a number of the grid, or far from both. The
+    result is on the side of it that `rest` says by its sign; `rest` may be rounded. Integers and
+    comparisons take twice the time of products and sums, so there are few.
+    """
+    return tl.fma(side(rest), tl.abs(near) * (0.5 / (16777216.0 / SPLIT)), near)
+
+
+@triton.jit
 def product(a, b, SPLIT: tl.constexpr):
     """Multiply float32 numbers so that one rounding more, to bits as in `beside`, is the only."""
     near = leading(a * b, SPLIT)
-    return beside(near, tl.fma(a, b, -near), SPLIT)
+    return beside(near, tl.fma(a, b, near * -1.0), SPLIT)
 
 
 @triton.jit
@@ -155,14 +161,20 @@ def upright_tile(
     length, groups, inner, block, PADDED: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """Return the offsets of COLUMNS neighboring blocks along an axis before the last."""
-    chunks = tl.cdiv(inner, COLUMNS)
-    program = tl.program_id(0).to(tl.int64)
-    row = program // chunks
-    column = (program - row * chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    outer = row // groups
-    within = (row - outer * groups) * block + tl.arange(0, PADDED)[:, None]
+    row, chunk = parts(tl.cdiv(inner, COLUMNS))
+    outer, group = row // groups, row % groups
+    column = chunk * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    within = group.to(tl.int64) * block + tl.arange(0, PADDED)[:, None]
     exists = (tl.arange(0, PADDED)[:, None] < block) & (within < length) & (column < inner)
-    return (outer * length + within) * inner + column, exists
+    return (outer.to(tl.int64) * length + within) * inner + column, exists
+
+
+@triton.jit
+def parts(count):
+    """Return the quotient and the rest of this program's number; long integers divide slowly."""
+    count = count.to(tl.int32)
+    whole = tl.program_id(0) // count
+    return whole, tl.program_id(0) - whole * count
 
 
 @triton.jit

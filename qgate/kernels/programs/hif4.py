@@ -13,8 +13,10 @@ from qgate.kernels.programs.grid import (
     bits_of,
     narrow,
     number,
+    parts,
     product,
     round_to,
+    tile,
     widen,
 )
 
@@ -72,15 +74,11 @@ def _quantized(
 
 @triton.jit
 def quantize_rows(
-    x, out, length, groups, count, ROWS: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr,
-    ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
+    x, out, length, groups, count, ROWS: tl.constexpr, TAIL: tl.constexpr, KIND: tl.constexpr,
+    OUT: tl.constexpr, ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
     """Blocks along the last axis, read and written as rows so that it is in whole vectors."""
-    group = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    row = group // groups
-    within = (group - row * groups) * 64 + tl.arange(0, 64)[None, :]
-    at = row * length + within
-    exists = (group < count) & (within < length)
+    at, exists = tile(length, groups, count, 64, 64, ROWS, TAIL)
     bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
     y = _quantized(tl.reshape(bits, (ROWS, 8, 2, 4)), 1, KIND, ROUNDING, INF_SATURATES)
     tl.store(out + at, narrow(tl.reshape(y, (ROWS, 64)), OUT), mask=exists)
@@ -92,16 +90,14 @@ def quantize_columns(
     OUT: tl.constexpr, ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
     """Blocks along another axis."""
-    chunks = tl.cdiv(inner, COLUMNS)
-    program = tl.program_id(0).to(tl.int64)
-    row = program // chunks
-    column = (program - row * chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, None, None, :]
-    outer = row // groups
+    row, chunk = parts(tl.cdiv(inner, COLUMNS))
+    outer, group = row // groups, row % groups
+    column = chunk * COLUMNS + tl.arange(0, COLUMNS)[None, None, None, :]
     octet = tl.arange(0, 8)[:, None, None, None] * 8
     half = tl.arange(0, 2)[None, :, None, None] * 4
     k = octet + half + tl.arange(0, 4)[None, None, :, None]
-    within = (row - outer * groups) * 64 + k
-    at = (outer * length + within) * inner + column
+    within = group.to(tl.int64) * 64 + k
+    at = (outer.to(tl.int64) * length + within) * inner + column
     exists = (within < length) & (column < inner)
     bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
     y = _quantized(bits, 0, KIND, ROUNDING, INF_SATURATES)

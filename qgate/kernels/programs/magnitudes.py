@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from qgate.kernels.programs.grid import BF16, FP32, INFINITY, MAGNITUDE, widen
+from qgate.kernels.programs.grid import BF16, FP32, INFINITY, MAGNITUDE, parts, widen
 
 
 @triton.jit
@@ -31,13 +31,12 @@ def largest_rows(
     FINITE: tl.constexpr,
 ):  # fmt: skip
     """Find the largest (finite) magnitude of each row: TILES tiles of it and one atomic a program."""
-    pieces = tl.cdiv(length, TILE * TILES)
-    program = tl.program_id(0).to(tl.int64)
-    row = program // pieces
-    within = (program - row * pieces) * (TILE * TILES) + tl.arange(0, TILE)
+    row, piece = parts(tl.cdiv(length, TILE * TILES))
+    within = piece.to(tl.int64) * (TILE * TILES) + tl.arange(0, TILE)
+    start = x + row.to(tl.int64) * length
     most = tl.zeros([TILE], tl.int32)
     for _ in tl.static_range(TILES):
-        raw = tl.load(x + row * length + within, mask=within < length, other=0)
+        raw = tl.load(start + within, mask=within < length, other=0)
         most = _larger(most, raw, KIND, FINITE)
         within += TILE
     tl.atomic_max(amax + row, _as_single(tl.max(most, 0), KIND), sem="relaxed")
@@ -49,17 +48,16 @@ def largest_columns(
     KIND: tl.constexpr,
 ):  # fmt: skip
     """Find the largest magnitude of each column of an [outer, length, inner] tensor."""
-    chunks, pieces = tl.cdiv(inner, COLUMNS), tl.cdiv(length, HIGH * TILES)
-    program = tl.program_id(0).to(tl.int64)
-    part = program // chunks
-    outer = part // pieces
-    column = (program - part * chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    within = (part - outer * pieces) * (HIGH * TILES) + tl.arange(0, HIGH)[:, None]
+    row, chunk = parts(tl.cdiv(inner, COLUMNS))
+    pieces = tl.cdiv(length, HIGH * TILES).to(tl.int32)
+    column = chunk * COLUMNS + tl.arange(0, COLUMNS)
+    within = (row % pieces).to(tl.int64) * (HIGH * TILES) + tl.arange(0, HIGH)[:, None]
+    outer = (row // pieces).to(tl.int64)
     most = tl.zeros([HIGH, COLUMNS], tl.int32)
     for _ in tl.static_range(TILES):
-        at = (outer * length + within) * inner + column
-        raw = tl.load(x + at, mask=(within < length) & (column < inner), other=0)
+        at = (outer * length + within) * inner + column[None, :]
+        raw = tl.load(x + at, mask=(within < length) & (column[None, :] < inner), other=0)
         most = _larger(most, raw, KIND, False)
         within += HIGH
-    size = _as_single(tl.max(most, 0, keep_dims=True), KIND)
+    size = _as_single(tl.max(most, 0), KIND)
     tl.atomic_max(amax + outer * inner + column, size, mask=column < inner, sem="relaxed")

@@ -50,7 +50,7 @@ def _quantized(
     e = round_to(tl.minimum(number(size) * encode, 6.0), 1.0, 4194304.0, ROUNDING, False)
     sign = bits & SIGN
     spoilt = tl.where(bad, float("nan"), block_scale)
-    if decode > 2.0**-80:
+    if (decode > 2.0**-80) & (decode < 2.0**80):
         code = bits_of(e)
         if OUT == FP32:
             one = spoilt * decode
