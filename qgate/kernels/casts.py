@@ -163,7 +163,8 @@ class BlockCast(abc.ABC):
         self, memory: MemoryLayout, dtype: torch.dtype, out: torch.dtype, slots: tuple[int, ...]
     ) -> Step:
         programs = importlib.import_module(f"qgate.kernels.programs.{self.family}")
-        cut, constants = tiling(self.family), {}
+        cut = tiling(self.family)
+        constants: dict[str, Any] = {}
         across, count = memory.across(cut.elements), memory.programs(cut.elements)
         if self.any_block:
             constants = {"BLOCK": memory.block, "PADDED": memory.padded}

@@ -78,7 +78,10 @@ class Step:
             with _on(mine[0]):
                 compiled(*mine, *self._rest)
             return
-        raw = [bits(t) if slot < 2 or t.dtype.itemsize == 2 else t for slot, t in zip(self.slots, mine, strict=True)]
+        raw = [
+            bits(t) if slot < 2 or t.dtype.itemsize == 2 else t
+            for slot, t in zip(self.slots, mine, strict=True)
+        ]
         found = launch(
             self.program, self.programs, *raw, *self.numbers, warps=self.warps,
             **self.constants,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -73,6 +75,44 @@ def finite(fmt: str, of: torch.dtype, length: int, **options: Any) -> Check:
 def small(fmt: str, of: torch.dtype, **options: Any) -> Check:
     """Numbers near one, of which HiF8 takes no scale."""
     return lambda device: quantized(cases.bell_curve(of).view(-1, 64), device, fmt, **options)
+
+
+def called(fmt: str, of: torch.dtype, *shapes: tuple[int, ...], **options: Any) -> Check:
+    """Quantize as users do, with the proof before it, and again by what was kept."""
+
+    def check(device: torch.device) -> str:
+        with (
+            as_cuda(device),
+            mock.patch.object(on_device, "SMALL", 0),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("error", proving.KernelWarning)
+            q = qgate.Quantizer(fmt, **options)
+            there = copy.copy(q)
+            if isinstance(q.scale, Tensor) and q.scale.dim():
+                there.scale = q.scale.to(device)
+            for shape in shapes:
+                x = numbers(of)[: math.prod(shape)].view(shape)
+                expected = quantizer.by_definition(Job(x, q))
+                for _ in range(2):
+                    plan = on_device.quantize(x.to(device), there, quantizer.by_definition)
+                    if plan is None:
+                        return "no kernel was used"
+                    if problem := proving.first_difference(plan, expected, x):
+                        return problem
+        return ""
+
+    return check
+
+
+def as_cuda(device: torch.device) -> AbstractContextManager[object]:
+    """In the interpreter as if the CPU had kernels that no one has proved."""
+    if device.type == "cuda":
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(mock.patch.multiple(proving, DEVICES={"cpu"}, _verdicts={}))
+    stack.enter_context(mock.patch.object(proving, "serves", return_value=True))
+    return stack
 
 
 def slanted(device: torch.device) -> str:
@@ -247,6 +287,37 @@ CHECKS: dict[str, Check] = {
     "hif8 columns": finite("hif8", BF16, 120, granularity="channel", axis=1),
     "hif8 blocks": blocks("hif8", BF16, 300, granularity="block"),
     "e5m2 scaled, to Inf": plain("fp8_e5m2", FP16, scale=1e-3, saturate=False),
+    "called mx": called("mxfp8_e4m3", BF16, (64, 64), (5, 70)),
+    "called nvfp4": called("nvfp4", FP16, (64, 64)),
+    "called int8": called("int8", BF16, (40, 64), (9, 2000)),
+    "called by row": called("fp8_e4m3", BF16, (40, 64), granularity="channel", axis=0),
+    "called by column": called("int8", FP32, (40, 24), granularity="channel", axis=1),
+    "called by middle": called("int8", BF16, (4, 40, 24), granularity="channel", axis=1),
+    "called with a number": called("int8", BF16, (40, 64), scale=0.3),
+    "called with a scalar": called("fp8_e4m3", FP16, (40, 64), scale=torch.tensor(0.3)),
+    "called with scales of rows": called(
+        "int8", BF16, (24, 40), scale=torch.arange(1, 25) / 7, granularity="channel", axis=0
+    ),
+    "called with scales of columns": called(
+        "hif8", FP32, (40, 24), scale=torch.arange(1, 25) / 7, granularity="channel", axis=1
+    ),
+    "called with scales in float64": called(
+        "fp8_e4m3",
+        FP32,
+        (40, 24),
+        scale=torch.arange(1, 25).double() / 7,
+        granularity="channel",
+        axis=1,
+    ),
+    "called with scales of blocks": called(
+        "fp8_e4m3",
+        BF16,
+        (4, 64),
+        scale=torch.arange(1, 9).view(4, 2) / 7,
+        granularity="block",
+        block=32,
+    ),
+    "called hif8 by row": called("hif8", BF16, (9, 64), granularity="channel", axis=0),
     **{f"largest {str(of)[6:]}": largest(of) for of in (BF16, FP16, FP32)},
     "count bf16": counted(BF16),
     "count fp16": counted(FP16),

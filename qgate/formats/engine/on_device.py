@@ -81,7 +81,11 @@ class Plan:
             return None
         if x.is_neg():
             x = x.resolve_neg()
-        scales = self._given(x) if isinstance(cast, ElementCast) and cast.scaled and not cast.own else None
+        scales = (
+            self._given(x)
+            if isinstance(cast, ElementCast) and cast.scaled and not cast.own
+            else None
+        )
         if self.run_cast is None:
             self.run_cast = cast.prepare(memory_of(self.layout), x.dtype, self.dtype)
         if self.arranged:
@@ -98,7 +102,7 @@ class Plan:
         cast, q = self.cast, self.q
         assert cast is not None
         memory = memory_of(self.layout)
-        way = (cast, *_way(x, self.dtype, memory, q))
+        way = (cast, _way(x, self.dtype, memory, q))
         if not proving.is_known(way, x.device):
             if x.numel() < SMALL:
                 _waiting[way] = _waiting.get(way, 0) + 1
@@ -260,32 +264,31 @@ def _trials(
         return
     q.axis = 1
     q.scale = None
-    every = cases.arrange(cases.numbers(dtype), memory.block, memory.kind)
-    yield every, q
+    yield cases.arrange(cases.numbers(dtype), memory.block, memory.kind), q
     for exponent in (0, -12, 12, -100, 100, -126):
-        x = cases.bell_curve(dtype, exponent, every.numel()).view(every.shape)
-        yield x, q
+        yield cases.arrange(cases.bell_curve(dtype, exponent), memory.block, memory.kind), q
 
 
 def _shared(
     cast: ElementCast, job: Template, q: QuantizerSettings
 ) -> Iterator[tuple[Tensor, QuantizerSettings]]:
-    """Yield tensors of one shape with one scale in all, or one per channel: one compilation."""
+    """Yield tensors with one scale in all, or one per channel, for few compilations."""
     every = cases.numbers(job.dtype)
     if not cast.scaled:
         yield every, q
         return
     made, given = copy.copy(q), copy.copy(q)
     made.scale = None
-    finite = every[every.isfinite()]
-    for x in (every, finite, *(cases.bell_curve(job.dtype, e) for e in (0, -12, 12, -100, 100))):
-        if job.q.scale is None:
-            yield _by_channel(x, job, made, len(every)), made
+    if job.q.scale is None:
+        yield _by_channel(every[every.isfinite()], job, made), made
+        yield _by_channel(cases.patterns(job.dtype), job, made), made
+        for exponent in (0, -12, 12, -100, 100):
+            yield _by_channel(cases.bell_curve(job.dtype, exponent), job, made), made
     if cast.own:
         return
     for scale in (1.0, 1 / 3, 2.0**-130, 3e38):
-        x = _by_channel(every, job, given, len(every))
         given = copy.copy(given)
+        x = _by_channel(cases.patterns(job.dtype), job, given)
         given.scale = scale
         if q.granularity == "channel":
             channels = x.shape[given.axis_of(2)]
@@ -294,17 +297,17 @@ def _shared(
         yield x, given
 
 
-def _by_channel(x: Tensor, job: Template, q: QuantizerSettings, room: int) -> Tensor:
-    """Repeat x to a size, with channels as in the job, first or last; set the axis of `q`.
+def _by_channel(x: Tensor, job: Template, q: QuantizerSettings) -> Tensor:
+    """Arrange x with channels as in the job, first or last, and set the axis of `q`.
 
     Rows are as long as the job's, or longer than what fits a program.
     """
-    x = x.repeat(-(-room // len(x)))[:room]
+    length = min(job.memory.length, 3 * FITS + 16)
     if q.granularity != "channel":
-        return x if job.memory.length > FITS else x[: job.memory.length]
+        return x if job.memory.length > FITS else x[:: max(len(x) // length, 1)][:length]
     first = job.memory.inner == 1
     q.axis = 0 if first else 1
     if not first:
-        return x[: room // 24 * 24].view(-1, 24)
-    length = min(job.memory.length, 3 * FITS + 16)
-    return x[: room // length * length].view(-1, length)
+        return x[: len(x) // 24 * 24].view(-1, 24)
+    rows = max(len(x) // (16 * length) * 16, 1)
+    return x.repeat(-(-rows * length // len(x)))[: rows * length].view(rows, length)

@@ -48,7 +48,9 @@ def _tapered(a, ROUNDING: tl.constexpr):
     """Do the same in float32."""
     field = tl.maximum(bits_of(a) & INFINITY, 105 << 23)
     far = tl.maximum(field, (254 << 23) - field)
-    growth = tl.where(far < (131 << 23), 1048576.0, tl.where(far < (135 << 23), 2097152.0, 4194304.0))
+    growth = tl.where(
+        far < (131 << 23), 1048576.0, tl.where(far < (135 << 23), 2097152.0, 4194304.0)
+    )
     growth = tl.where(field < (112 << 23), 8388608.0, growth)
     return round_to(a, number(field), growth, ROUNDING, True)
 
@@ -60,10 +62,7 @@ def _on_grid(
 ):  # fmt: skip
     """Round magnitudes to the element's grid: with WIDE, by constants, in float64."""
     if TAPERED:
-        if WIDE:
-            r = _tapered_wide(a, ROUNDING)
-        else:
-            r = _tapered(a, ROUNDING)
+        r = _tapered_wide(a, ROUNDING) if WIDE else _tapered(a, ROUNDING)
     elif WIDE:
         r = round_to_step(a, exponent_of(a, LOWEST), MANTISSA, ROUNDING)
     else:
@@ -298,8 +297,8 @@ def cast_rows(
     f, m, inverse, back = _parts_of(scale, WIDE)
     y = _cast(
         bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
-        FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
-        LARGEST_NEGATIVE,
+        FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST,
+        LARGEST, LARGEST_NEGATIVE,
     )  # fmt: skip
     tl.store(out + at, y, mask=exists)
 
@@ -322,8 +321,8 @@ def cast_long_rows(
     f, m, inverse, back = _parts_of(scale, WIDE)
     y = _cast(
         bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
-        FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
-        LARGEST_NEGATIVE,
+        FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST,
+        LARGEST, LARGEST_NEGATIVE,
     )  # fmt: skip
     tl.store(out + at, y, mask=within < length)
 
@@ -356,7 +355,7 @@ def cast_columns(
     )  # fmt: skip
     y = _cast(
         bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
-        FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
-        LARGEST_NEGATIVE,
+        FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST,
+        LARGEST, LARGEST_NEGATIVE,
     )  # fmt: skip
     tl.store(out + at, y, mask=exists)

@@ -58,18 +58,15 @@ def on_grid(a, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, ROUNDING: tl.conste
 
 
 @triton.jit
-def round_to(a, lowest, highest_step, ROUNDING: tl.constexpr, FIXED: tl.constexpr):
+def round_to(a, lowest, growth, ROUNDING: tl.constexpr, FIXED: tl.constexpr):
     """Round float32 magnitudes to steps that grow with the exponent, or with FIXED do not.
 
-    `lowest` has the smallest power of two with full precision and `highest_step` 2**(23 - bits
+    `lowest` has the smallest power of two with full precision and `growth` 2**(23 - bits
     after the leading one): numbers that one compilation takes for each format. The products are by
     powers of two; an integer operation takes twice the time of one of floats.
     """
-    if FIXED:
-        power = lowest
-    else:
-        power = tl.maximum(number(bits_of(a) & INFINITY), lowest)
-    magic = power * highest_step
+    power = lowest if FIXED else tl.maximum(number(bits_of(a) & INFINITY), lowest)
+    magic = power * growth
     r = (a + magic) - magic
     if ROUNDING == AWAY:
         step = magic * 1.1920928955078125e-07
@@ -82,7 +79,7 @@ def round_to(a, lowest, highest_step, ROUNDING: tl.constexpr, FIXED: tl.constexp
 
 @triton.jit
 def leading(a, SPLIT: tl.constexpr):
-    """Round float32 numbers to 24 - log2(SPLIT) bits, of which ties may go either way (Veltkamp)."""
+    """Round float32 numbers to 24 - log2(SPLIT) bits, ties either way (Veltkamp)."""
     t = a * (SPLIT + 1.0)
     return t - (t - a)
 
@@ -157,9 +154,7 @@ def tile(
 
 
 @triton.jit
-def upright_tile(
-    length, groups, inner, block, PADDED: tl.constexpr, COLUMNS: tl.constexpr
-):
+def upright_tile(length, groups, inner, block, PADDED: tl.constexpr, COLUMNS: tl.constexpr):
     """Return the offsets of COLUMNS neighboring blocks along an axis before the last."""
     row, chunk = parts(tl.cdiv(inner, COLUMNS))
     outer, group = row // groups, row % groups

@@ -8,7 +8,6 @@ from qgate.kernels.programs.grid import (
     FP32,
     INFINITY,
     MAGNITUDE,
-    NAN,
     SIGN,
     bits_of,
     narrow,
@@ -60,7 +59,9 @@ def _quantized(
         octets, amax = tl.minimum(octets, 147 << 23), tl.minimum(amax, 147 << 23)
     # What is subnormal here is below the smallest scale.
     seventh = tl.minimum(_times(number(amax), 0.142578125, KIND), 65536.0)
-    unrounded = tl.maximum(round_to(seventh, 1.1754943508222875e-38, 65536.0, EVEN, False), SMALLEST)
+    unrounded = tl.maximum(
+        round_to(seventh, 1.1754943508222875e-38, 65536.0, EVEN, False), SMALLEST
+    )
     scale = round_to(tl.minimum(unrounded, 49152.0), SMALLEST, 2097152.0, EVEN, False)
     by = _inverse_of(scale)
     e8 = _times(number(octets), by, KIND) >= 4.0

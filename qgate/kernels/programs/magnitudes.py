@@ -30,7 +30,7 @@ def largest_rows(
     x, amax, length, TILE: tl.constexpr, TILES: tl.constexpr, KIND: tl.constexpr,
     FINITE: tl.constexpr,
 ):  # fmt: skip
-    """Find the largest (finite) magnitude of each row: TILES tiles of it and one atomic a program."""
+    """Find the largest (finite) magnitude of each row: TILES tiles and one atomic a program."""
     row, piece = parts(tl.cdiv(length, TILE * TILES))
     within = piece.to(tl.int64) * (TILE * TILES) + tl.arange(0, TILE)
     start = x + row.to(tl.int64) * length
