@@ -115,6 +115,33 @@ def as_cuda(device: torch.device) -> AbstractContextManager[object]:
     return stack
 
 
+def ties(fmt: str, of: torch.dtype, **options: Any) -> Check:
+    """Numbers at and beside ties of the element, in rows with scales of all sizes."""
+
+    def check(device: torch.device) -> str:
+        draw = torch.Generator().manual_seed(0)
+        even = (1 + torch.rand(24, generator=draw)) * 2.0 ** torch.arange(-12, 12)
+        tiny = [2.0**-149, 3 * 2.0**-149, 0x7FFFFF * 2.0**-149, 0x2AAAAB * 2.0**-147]
+        ends = [2.0**-126, 1.3 * 2.0**-126, 1.7 * 2.0**-112, 1.9 * 2.0**126, 3.4028234e38]
+        tenths = [1.0, 1 / 3, 0.75, 1e-30, 7e-9, 1e30, 65504 / 127, 448 / 127]
+        scale = torch.cat([even, torch.tensor([*tiny, *ends, *tenths], dtype=torch.float64)])
+        scale = scale.to(torch.float32).double()
+        element = qgate.Quantizer(fmt).format.element
+        values = torch.tensor(element.values(), dtype=torch.float64)
+        values = values[values > 0]
+        values = torch.cat([values, values[-1:] * 1.25, values[:1] / 2])
+        between = torch.cat([values, (values[1:] + values[:-1]) / 2])
+        between = between[:: max(len(between) // 150, 1)]
+        x = (scale[:, None] * between).to(torch.float32).to(of)
+        raw = x.view(torch.int16 if of.itemsize == 2 else torch.int32)
+        x = torch.cat([(raw + step).view(of) for step in (-1, 0, 1)], 1)
+        x = torch.cat([x, -x], 1).nan_to_num(nan=0.0)
+        given = {"scale": scale.to(torch.float32), "granularity": "channel", "axis": 0}
+        return quantized(x, device, fmt, **given, **options)
+
+    return check
+
+
 def slanted(device: torch.device) -> str:
     """A view with strides, not contiguous, of an odd offset."""
     x = rows(BF16, 97).t()[3:, ::2]
@@ -287,6 +314,19 @@ CHECKS: dict[str, Check] = {
     "hif8 columns": finite("hif8", BF16, 120, granularity="channel", axis=1),
     "hif8 blocks": blocks("hif8", BF16, 300, granularity="block"),
     "e5m2 scaled, to Inf": plain("fp8_e5m2", FP16, scale=1e-3, saturate=False),
+    **{
+        f"ties of {fmt}, {rounding}, {str(of)[6:]}": ties(fmt, of, rounding=rounding)
+        for fmt in ("int8", "fp8_e4m3", "hif8")
+        for of, rounding in ((BF16, "even"), (FP16, "away"), (FP32, "zero"))
+    },
+    "ties of int8, whole": ties("int8", BF16, rounding="away", narrow=False),
+    "ties of int4 to float16": ties("int4", FP32, dtype=FP16),
+    "ties of e5m2 to bf16": ties("fp8_e5m2", FP32, dtype=BF16),
+    "ties of e5m2 to Inf": ties("fp8_e5m2", FP32, saturate=False, dtype=BF16),
+    "ties of e5m2 to Inf, zero": ties("fp8_e5m2", BF16, saturate=False, rounding="zero"),
+    "ties of e4m3 to NaN": ties("fp8_e4m3", FP32, saturate=False, rounding="away"),
+    "ties of fp16": ties("fp16", FP32),
+    "ties of bf16": ties("bf16", FP32),
     "called mx": called("mxfp8_e4m3", BF16, (64, 64), (5, 70)),
     "called nvfp4": called("nvfp4", FP16, (64, 64)),
     "called int8": called("int8", BF16, (40, 64), (9, 2000)),

@@ -226,7 +226,7 @@ def _scaled_wide(
     size = bits & MAGNITUDE
     scale = scale.to(tl.float64)
     a = number(size).to(tl.float64) / scale
-    bound = _bound(bits < 0, LARGEST, LARGEST_NEGATIVE, SYMMETRIC, SATURATES).to(tl.float64)
+    bound = _bound(bits < 0, LARGEST, LARGEST_NEGATIVE, SYMMETRIC, SATURATES)
     r = _on_grid(tl.minimum(a, bound), 0.0, 0.0, ROUNDING, False, TAPERED, True, MANTISSA, LOWEST)
     e = _overflow(r, a == float("inf"), LARGEST, ROUNDING, SATURATES, TO_INFINITY)
     y = e * scale
