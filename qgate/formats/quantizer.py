@@ -173,26 +173,29 @@ def quantize_tensor(x: Tensor, q: QuantizerSettings) -> Tensor:
         check(x, q)
         result: Tensor = StraightThrough.apply(x, q)  # type: ignore[no-untyped-call]
         return result
-    return forward(Job(x, q))
+    return _values(x, q)
 
 
-def forward(job: Job, *, kernels: bool = True) -> Tensor:
+def _values(x: Tensor, q: QuantizerSettings) -> Tensor:
     """Quantize by a kernel where the device has one, else by torch."""
+    if isinstance(x, Tensor) and x.device.type in proving.DEVICES:
+        y = on_device.quantize(x, q, by_definition)
+        if y is not None:
+            return y
+    return by_definition(Job(x, q))
+
+
+def by_definition(job: Job) -> Tensor:
+    """Quantize by torch alone, which kernels have to agree with."""
     layout = job.layout
     out = layout.empty(job.dtype, job.x.device)
-    kernels = kernels and job.x.device.type in proving.DEVICES
-    if out.numel() and not (kernels and on_device.quantize(job, out, by_definition)):
+    if out.numel():
         if (table := _table_for(job)) is not None:
             _look_up(job, table, out)
         else:
             for chunk, context in job.contexts():
                 _quantize_chunk(job.q.format, chunk.data(job.data), chunk.data(out), context)
     return layout.restore(out)
-
-
-def by_definition(job: Job) -> Tensor:
-    """Quantize by torch alone, which kernels have to agree with."""
-    return forward(job, kernels=False)
 
 
 def _quantize_chunk(fmt: Format, x: Tensor, out: Tensor, context: CastContext) -> None:
@@ -204,6 +207,8 @@ def _quantize_chunk(fmt: Format, x: Tensor, out: Tensor, context: CastContext) -
 def _shortcut(fmt: Format, x: Tensor, out: Tensor, context: CastContext) -> bool:
     """Write the quantized chunk to `out` in a faster way; False where that is not exact."""
     if fmt.kind == "element":
+        if context.state is not None and x.device.type != "cpu":
+            return False  # it asks for the range of the scales, for which a device is waited for
         return fast_element.shortcut(fmt, x, out, context)
     if isinstance(fmt, MxFormat):
         return fast_mx.shortcut(fmt, x, out, context)
@@ -254,7 +259,7 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, q: QuantizerSettings) -> Tensor:
-        return forward(Job(x, q))
+        return _values(x, q)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, QuantizerSettings], output: Tensor) -> None:

@@ -1,72 +1,148 @@
-"""Casts of single numbers and of blocks with their scales, each in one kernel."""
+"""Casts of single numbers and of blocks with their scales, each in one kernel or in two."""
 
 from __future__ import annotations
 
 import abc
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from qgate.kernels.launching import bits, launch, tile
-from qgate.kernels.shapes import ROUNDINGS, Grid, MemoryLayout, Rounding, kind_of, power_of_two
+from qgate.kernels.launching import Step, interpreted
+from qgate.kernels.shapes import (
+    ROUNDINGS,
+    TILINGS,
+    Grid,
+    MemoryLayout,
+    Rounding,
+    Tiling,
+    kind_of,
+    power_of_two,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    Run = Callable[[Tensor, Tensor, "Tensor | None"], None]
 
 LONGEST = 4096
+FITS = 8192
+"""Elements of a row that one program holds, to read it once."""
 _WIDE = 128
+_GIVEN, _AMAX, _OWN = 0, 1, 2
+_X_OUT, _X_AMAX, _ALL = (0, 1), (0, 2), (0, 1, 2)
+
+
+def tiling(work: str) -> Tiling:
+    """Return the tiling of a program; the interpreter is faster with more elements."""
+    return replace(TILINGS[work], elements=2**16) if interpreted() else TILINGS[work]
 
 
 @dataclass(frozen=True)
 class ElementCast:
-    """A cast of single numbers, without a scale or with given ones."""
+    """A cast of single numbers, without a scale, with given ones, or `own` made from each group."""
 
     grid: Grid
     scaled: bool
+    own: bool = False
+    inf_saturates: bool = False
 
     def takes(self, memory: MemoryLayout) -> bool:
         return not self.scaled or memory.groups == 1 or memory.block <= LONGEST
 
-    def run(self, x: Tensor, out: Tensor, memory: MemoryLayout, scales: Tensor | None) -> None:
-        """Cast contiguous tensors; `scales` is a float64 scale per block in their order."""
+    def prepare(self, memory: MemoryLayout, dtype: torch.dtype, out: torch.dtype) -> Run:
+        """Return the cast of contiguous x to `out`; it takes a float32 scale per group, or None."""
         programs = importlib.import_module("qgate.kernels.programs.elements")
-        room = tile()
-        constants: dict[str, Any] = {
-            **self.grid.constants,
-            "KIND": kind_of(x.dtype),
-            "OUT": kind_of(out.dtype),
-        }
-        if scales is None:
-            n, wide = x.numel(), not self.grid.fits_single
-            launch(
-                programs.cast_flat, -(-n // room), bits(x), bits(out), n, TILE=room, WIDE=wide,
-                **constants,
+        grid = self.grid
+        constants: dict[str, Any] = {"KIND": kind_of(dtype), "OUT": kind_of(out)}
+        constants |= grid.constants
+        source = {"SOURCE": _GIVEN, "INF_SATURATES": self.inf_saturates}
+        if not self.scaled:
+            n, cut = memory.outer * memory.length * memory.inner, tiling("flat")
+            flat = Step(
+                programs.cast_flat, -(-n // cut.elements), _X_OUT, (n, *grid.numbers), cut.warps,
+                TILE=cut.elements, **constants,
             )  # fmt: skip
-            return
-        arguments: tuple[Any, ...] = (bits(out), scales, memory.length)
+            return lambda x, y, _: flat(x, y)
         if memory.upright:
-            shared = memory.groups == 1
-            high = max(room // min(power_of_two(memory.inner), _WIDE), 1)
-            cut = replace(memory, block=high) if shared else memory
-            launch(
-                programs.cast_columns, cut.programs(room), bits(x), *arguments, cut.groups,
-                cut.inner, SHARED=shared, BLOCK=cut.block, PADDED=cut.padded,
-                COLUMNS=cut.across(room), **constants,
+            shared, cut = memory.groups == 1, tiling("columns")
+            high = max(cut.elements // min(power_of_two(memory.inner), _WIDE), 1)
+            part = replace(memory, block=high) if shared else memory
+            if self.own:
+                source["SOURCE"] = _AMAX if shared else _OWN
+            across = part.across(cut.elements)
+            last = Step(
+                programs.cast_columns, part.programs(cut.elements), _ALL,
+                (memory.length, part.groups, memory.inner, part.block, *grid.numbers), cut.warps,
+                SHARED=shared, PADDED=part.padded, COLUMNS=across, **source, **constants,
             )  # fmt: skip
-        elif memory.groups == 1:
-            room = min(room, power_of_two(memory.length))
-            pieces = memory.outer * -(-memory.length // room)
-            launch(programs.cast_long_rows, pieces, bits(x), *arguments, TILE=room, **constants)
-        else:
-            launch(
-                programs.cast_rows, memory.programs(room), bits(x), *arguments, memory.groups,
-                memory.outer * memory.groups, BLOCK=memory.block, PADDED=power_of_two(memory.block),
-                ROWS=memory.across(room), TAIL=memory.kind[1], **constants,
+            if self.own and shared:
+                return _after(_largest_columns(memory, dtype), last, memory.outer * memory.inner)
+            return _with(last)
+        if memory.groups > 1 or memory.length <= FITS:
+            cut = tiling("rows")
+            warps = max(cut.warps, memory.padded // 1024)
+            if self.own:
+                source["SOURCE"] = _OWN
+            count = memory.outer * memory.groups
+            rows = Step(
+                programs.cast_rows, memory.programs(cut.elements), _ALL,
+                (memory.length, memory.groups, count, memory.block, *grid.numbers), warps,
+                PADDED=memory.padded, ROWS=memory.across(cut.elements), TAIL=memory.kind[1],
+                **source, **constants,
             )  # fmt: skip
+            return _with(rows)
+        cut = tiling("long rows")
+        if self.own:
+            source["SOURCE"] = _AMAX
+        pieces = memory.outer * -(-memory.length // cut.elements)
+        last = Step(
+            programs.cast_long_rows, pieces, _ALL, (memory.length, *grid.numbers), cut.warps,
+            TILE=cut.elements, **source, **constants,
+        )  # fmt: skip
+        if self.own:
+            return _after(_largest_rows(memory, dtype, finite=False), last, memory.outer)
+        return _with(last)
+
+
+def _with(step: Step) -> Run:
+    """Return a run with given scales; without them the program reads none."""
+    return lambda x, out, scales: step(x, out, x if scales is None else scales)
+
+
+def _after(first: Step, last: Step, groups: int) -> Run:
+    """Return a run whose first step finds the largest magnitude of each group."""
+
+    def run(x: Tensor, out: Tensor, _: Tensor | None) -> None:
+        amax = torch.zeros(groups, dtype=torch.int32, device=x.device)
+        first(x, out, amax)
+        last(x, out, amax)
+
+    return run
+
+
+def _largest_rows(memory: MemoryLayout, dtype: torch.dtype, *, finite: bool) -> Step:
+    programs = importlib.import_module("qgate.kernels.programs.magnitudes")
+    cut = tiling("largest")
+    pieces = memory.outer * -(-memory.length // (cut.elements * cut.tiles))
+    return Step(
+        programs.largest_rows, pieces, _X_AMAX, (memory.length,), cut.warps, TILE=cut.elements,
+        TILES=cut.tiles, KIND=kind_of(dtype), FINITE=finite,
+    )  # fmt: skip
+
+
+def _largest_columns(memory: MemoryLayout, dtype: torch.dtype) -> Step:
+    programs = importlib.import_module("qgate.kernels.programs.magnitudes")
+    cut = tiling("largest")
+    across = min(power_of_two(memory.inner), _WIDE)
+    high = max(cut.elements // across, 1)
+    pieces = -(-memory.length // (high * cut.tiles)) * -(-memory.inner // across)
+    return Step(
+        programs.largest_columns, memory.outer * pieces, _X_AMAX, (memory.length, memory.inner),
+        cut.warps, HIGH=high, COLUMNS=across, TILES=cut.tiles, KIND=kind_of(dtype),
+    )  # fmt: skip
 
 
 class BlockCast(abc.ABC):
@@ -78,34 +154,37 @@ class BlockCast(abc.ABC):
     rounding: Rounding
     inf_saturates: bool
 
-    def run(self, x: Tensor, out: Tensor, memory: MemoryLayout) -> None:
-        """Cast contiguous tensors."""
-        self.launch(x, out, memory)
+    def prepare(self, memory: MemoryLayout, dtype: torch.dtype, out: torch.dtype) -> Run:
+        """Return the cast of contiguous x to `out`, which takes no scales."""
+        step = self.step(memory, dtype, out, _X_OUT)
+        return lambda x, y, _: step(x, y)
 
-    def launch(
-        self, x: Tensor, out: Tensor, memory: MemoryLayout, *more: Tensor, **constants: Any
-    ) -> None:
+    def step(
+        self, memory: MemoryLayout, dtype: torch.dtype, out: torch.dtype, slots: tuple[int, ...]
+    ) -> Step:
         programs = importlib.import_module(f"qgate.kernels.programs.{self.family}")
-        across, count = memory.across(tile()), memory.programs(tile())
-        constants |= {
-            "KIND": kind_of(x.dtype),
-            "OUT": kind_of(out.dtype),
-            "ROUNDING": ROUNDINGS[self.rounding],
-            "INF_SATURATES": self.inf_saturates,
-        }
+        cut = tiling(self.family)
+        constants: dict[str, Any] = {}
+        across, count = memory.across(cut.elements), memory.programs(cut.elements)
         if self.any_block:
-            constants |= {"BLOCK": memory.block, "PADDED": memory.padded}
-        arguments: tuple[Any, ...] = (bits(out), *more, memory.length, memory.groups)
-        if memory.upright:
-            launch(
-                programs.quantize_columns, count, bits(x), *arguments, memory.inner,
-                COLUMNS=across, **constants,
-            )  # fmt: skip
-            return
-        if self.any_block:
+            constants = {"BLOCK": memory.block, "PADDED": memory.padded}
+        constants["COLUMNS" if memory.upright else "ROWS"] = across
+        if not memory.upright:
             constants["TAIL"] = memory.kind[1]
-        blocks = memory.outer * memory.groups
-        launch(programs.quantize_rows, count, bits(x), *arguments, blocks, ROWS=across, **constants)
+        constants |= {"KIND": kind_of(dtype), "OUT": kind_of(out), **self.constants()}
+        constants["INF_SATURATES"] = self.inf_saturates
+        last = memory.inner if memory.upright else memory.outer * memory.groups
+        program = programs.quantize_columns if memory.upright else programs.quantize_rows
+        numbers = (memory.length, memory.groups, last, *self.numbers())
+        return Step(program, count, slots, numbers, cut.warps, **constants)
+
+    def numbers(self) -> tuple[float, ...]:
+        """Return what the program takes beside the memory layout."""
+        return ()
+
+    def constants(self) -> dict[str, Any]:
+        """Return what the program is compiled for, in the order of its parameters."""
+        return {"ROUNDING": ROUNDINGS[self.rounding]}
 
 
 @dataclass(frozen=True)
@@ -123,12 +202,13 @@ class MxCast(BlockCast):
     def rounding(self) -> Rounding:  # type: ignore[override]
         return self.grid.rounding
 
-    def run(self, x: Tensor, out: Tensor, memory: MemoryLayout) -> None:
+    def numbers(self) -> tuple[float, ...]:
         grid = self.grid
-        self.launch(
-            x, out, memory, MANTISSA=grid.mantissa, LOWEST=grid.lowest, HIGHEST=grid.highest,
-            LARGEST=grid.largest, CARRY=self.carry, LIMIT=self.limit, SIGNED_ZERO=grid.signed_zero,
-        )  # fmt: skip
+        return (*grid.numbers[:3], grid.highest, self.carry, self.limit)
+
+    def constants(self) -> dict[str, Any]:
+        grid = self.grid
+        return {"FIXED": grid.fixed, **super().constants(), "SIGNED_ZERO": grid.signed_zero}
 
 
 @dataclass(frozen=True)
@@ -140,15 +220,10 @@ class Nvfp4Cast(BlockCast):
 
     family = "nvfp4"
 
-    def run(self, x: Tensor, out: Tensor, memory: MemoryLayout) -> None:
-        programs = importlib.import_module("qgate.kernels.programs.nvfp4")
-        room, n = tile(), x.numel()
-        amax = x.new_zeros(1, dtype=torch.int32)
-        launch(
-            programs.largest_finite, -(-n // room), bits(x), amax, n, TILE=room,
-            KIND=kind_of(x.dtype),
-        )  # fmt: skip
-        self.launch(x, out, memory, amax)
+    def prepare(self, memory: MemoryLayout, dtype: torch.dtype, out: torch.dtype) -> Run:
+        size = memory.outer * memory.length * memory.inner
+        first = _largest_rows(MemoryLayout(1, size, 1, size), dtype, finite=True)
+        return _after(first, self.step(memory, dtype, out, _ALL), 1)
 
 
 @dataclass(frozen=True)

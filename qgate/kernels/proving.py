@@ -10,6 +10,7 @@ import importlib.util
 import threading
 import warnings
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -28,8 +29,22 @@ class KernelWarning(UserWarning):
 
 def serves(device: torch.device) -> bool:
     """Tell whether tensors of this device may have kernels."""
-    has_triton = torch.version.hip is None and importlib.util.find_spec("triton") is not None
-    return device.type in DEVICES and has_triton
+    return device.type in DEVICES and _has_triton()
+
+
+@lru_cache(maxsize=1)
+def _has_triton() -> bool:
+    return torch.version.hip is None and importlib.util.find_spec("triton") is not None
+
+
+def verdicts() -> dict[Hashable, bool]:
+    """Return what the proofs said: the same dictionary as long as they hold."""
+    return _verdicts
+
+
+def is_known(way: Hashable, device: torch.device) -> bool:
+    """Tell whether a kernel was proved in this way, well or not."""
+    return (way, device) in _verdicts
 
 
 def prove_once(

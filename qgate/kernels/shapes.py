@@ -14,6 +14,28 @@ TILE = 4096
 
 
 @dataclass(frozen=True)
+class Tiling:
+    """Elements and warps of a program; `tiles` of them one after the other where it reduces."""
+
+    elements: int
+    warps: int
+    tiles: int = 1
+
+
+# By what a program does with a tile; measured, as fewer registers keep more programs in flight.
+TILINGS = {
+    "flat": Tiling(2048, 2),
+    "rows": Tiling(4096, 4),
+    "long rows": Tiling(4096, 4),
+    "columns": Tiling(4096, 4),
+    "mx": Tiling(4096, 4),
+    "nvfp4": Tiling(4096, 8),
+    "hif4": Tiling(1024, 4),
+    "largest": Tiling(4096, 4, 8),
+}
+
+
+@dataclass(frozen=True)
 class Grid:
     """A format's values: `mantissa` bits after the leading one, fewer below 2**lowest."""
 
@@ -29,19 +51,44 @@ class Grid:
     to_infinity: bool = False
 
     @property
+    def numbers(self) -> tuple[float, ...]:
+        """The numbers of the grid for programs in float32: a compilation serves all of them.
+
+        They are the smallest power of two with full precision, what takes a power of two to the
+        number whose sum rounds at its step, and the largest numbers.
+        """
+        if not self.is_single:
+            return (0.0, 0.0, 0.0, 0.0)
+        return (2.0**self.lowest, 2.0 ** (23 - self.mantissa), self.largest, self.largest_negative)
+
+    @property
     def constants(self) -> dict[str, object]:
-        """The constants of the casts of single numbers."""
+        """The constants of the casts of single numbers, in the order of their parameters."""
+        wide = not self.is_single
         return {
-            "MANTISSA": self.mantissa,
-            "LOWEST": self.lowest,
-            "LARGEST": self.largest,
-            "LARGEST_NEGATIVE": self.largest_negative,
             "ROUNDING": ROUNDINGS[self.rounding],
+            "FIXED": self.fixed,
+            "SYMMETRIC": self.largest == self.largest_negative,
             "TAPERED": self.tapered,
             "SATURATES": self.saturates,
-            "TO_INFINITY": self.to_infinity,
+            "TO_INFINITY": self.to_infinity and not self.saturates,
             "SIGNED_ZERO": self.signed_zero,
+            "WIDE": wide,
+            "MANTISSA": self.mantissa if wide else 0,
+            "LOWEST": self.lowest if wide else 0,
+            "LARGEST": self.largest if wide else 0.0,
+            "LARGEST_NEGATIVE": self.largest_negative if wide else 0.0,
         }
+
+    @property
+    def fixed(self) -> bool:
+        """True if all steps are the same, as those of integers."""
+        return self.lowest >= self.highest and not self.tapered
+
+    @property
+    def is_single(self) -> bool:
+        """True if casts can compute in float32, also with a scale."""
+        return self.fits_single and self.mantissa <= 10 and self.lowest - self.mantissa > -60
 
     @property
     def fits_single(self) -> bool:

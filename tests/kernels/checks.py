@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -31,13 +33,13 @@ def quantized(x: Tensor, device: torch.device, fmt: str, **options: Any) -> str:
     """Quantize x by the kernel for these options alone, without its proof."""
     q = qgate.Quantizer(fmt, **options)
     there = Job(x.to(device), q)
-    cast = on_device.cast_for(there)
+    cast = on_device.cast_for(there.x, q, there.layout)
     assert cast is not None, f"no kernel for {fmt} with {options}"
     layout = there.layout
     out = torch.empty(
         layout.outer, layout.length, layout.inner, dtype=there.dtype, device=device
     ).fill_(77)
-    on_device._run(cast, there, out)
+    on_device.run(cast, there, out)
     return proving.first_difference(layout.restore(out), quantizer.by_definition(Job(x, q)), x)
 
 
@@ -73,6 +75,71 @@ def finite(fmt: str, of: torch.dtype, length: int, **options: Any) -> Check:
 def small(fmt: str, of: torch.dtype, **options: Any) -> Check:
     """Numbers near one, of which HiF8 takes no scale."""
     return lambda device: quantized(cases.bell_curve(of).view(-1, 64), device, fmt, **options)
+
+
+def called(fmt: str, of: torch.dtype, *shapes: tuple[int, ...], **options: Any) -> Check:
+    """Quantize as users do, with the proof before it, and again by what was kept."""
+
+    def check(device: torch.device) -> str:
+        with (
+            as_cuda(device),
+            mock.patch.object(on_device, "SMALL", 0),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("error", proving.KernelWarning)
+            q = qgate.Quantizer(fmt, **options)
+            there = copy.copy(q)
+            if isinstance(q.scale, Tensor) and q.scale.dim():
+                there.scale = q.scale.to(device)
+            for shape in shapes:
+                x = numbers(of)[: math.prod(shape)].view(shape)
+                expected = quantizer.by_definition(Job(x, q))
+                for _ in range(2):
+                    plan = on_device.quantize(x.to(device), there, quantizer.by_definition)
+                    if plan is None:
+                        return "no kernel was used"
+                    if problem := proving.first_difference(plan, expected, x):
+                        return problem
+        return ""
+
+    return check
+
+
+def as_cuda(device: torch.device) -> AbstractContextManager[object]:
+    """In the interpreter as if the CPU had kernels that no one has proved."""
+    if device.type == "cuda":
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(mock.patch.multiple(proving, DEVICES={"cpu"}, _verdicts={}))
+    stack.enter_context(mock.patch.object(proving, "serves", return_value=True))
+    return stack
+
+
+def ties(fmt: str, of: torch.dtype, **options: Any) -> Check:
+    """Numbers at and beside ties of the element, in rows with scales of all sizes."""
+
+    def check(device: torch.device) -> str:
+        draw = torch.Generator().manual_seed(0)
+        even = (1 + torch.rand(24, generator=draw)) * 2.0 ** torch.arange(-12, 12)
+        tiny = [2.0**-149, 3 * 2.0**-149, 0x7FFFFF * 2.0**-149, 0x2AAAAB * 2.0**-147]
+        ends = [2.0**-126, 1.3 * 2.0**-126, 1.7 * 2.0**-112, 1.9 * 2.0**126, 3.4028234e38]
+        tenths = [1.0, 1 / 3, 0.75, 1e-30, 7e-9, 1e30, 65504 / 127, 448 / 127]
+        scale = torch.cat([even, torch.tensor([*tiny, *ends, *tenths], dtype=torch.float64)])
+        scale = scale.to(torch.float32).double()
+        element = qgate.Quantizer(fmt).format.element
+        values = torch.tensor(element.values(), dtype=torch.float64)
+        values = values[values > 0]
+        values = torch.cat([values, values[-1:] * 1.25, values[:1] / 2])
+        between = torch.cat([values, (values[1:] + values[:-1]) / 2])
+        between = between[:: max(len(between) // 150, 1)]
+        x = (scale[:, None] * between).to(torch.float32).to(of)
+        raw = x.view(torch.int16 if of.itemsize == 2 else torch.int32)
+        x = torch.cat([(raw + step).view(of) for step in (-1, 0, 1)], 1)
+        x = torch.cat([x, -x], 1).nan_to_num(nan=0.0)
+        given = {"scale": scale.to(torch.float32), "granularity": "channel", "axis": 0}
+        return quantized(x, device, fmt, **given, **options)
+
+    return check
 
 
 def slanted(device: torch.device) -> str:
@@ -259,6 +326,50 @@ CHECKS: dict[str, Check] = {
     "hif8 columns": finite("hif8", BF16, 120, granularity="channel", axis=1),
     "hif8 blocks": blocks("hif8", BF16, 300, granularity="block"),
     "e5m2 scaled, to Inf": plain("fp8_e5m2", FP16, scale=1e-3, saturate=False),
+    **{
+        f"ties of {fmt}, {rounding}, {str(of)[6:]}": ties(fmt, of, rounding=rounding)
+        for fmt in ("int8", "fp8_e4m3", "hif8")
+        for of, rounding in ((BF16, "even"), (FP16, "away"), (FP32, "zero"))
+    },
+    "ties of int8, whole": ties("int8", BF16, rounding="away", narrow=False),
+    "ties of int4 to float16": ties("int4", FP32, dtype=FP16),
+    "ties of e5m2 to bf16": ties("fp8_e5m2", FP32, dtype=BF16),
+    "ties of e5m2 to Inf": ties("fp8_e5m2", FP32, saturate=False, dtype=BF16),
+    "ties of e5m2 to Inf, zero": ties("fp8_e5m2", BF16, saturate=False, rounding="zero"),
+    "ties of e4m3 to NaN": ties("fp8_e4m3", FP32, saturate=False, rounding="away"),
+    "ties of fp16": ties("fp16", FP32),
+    "ties of bf16": ties("bf16", FP32),
+    "called mx": called("mxfp8_e4m3", BF16, (64, 64), (5, 70)),
+    "called nvfp4": called("nvfp4", FP16, (64, 64)),
+    "called int8": called("int8", BF16, (40, 64), (9, 2000)),
+    "called by row": called("fp8_e4m3", BF16, (40, 64), granularity="channel", axis=0),
+    "called by column": called("int8", FP32, (40, 24), granularity="channel", axis=1),
+    "called by middle": called("int8", BF16, (4, 40, 24), granularity="channel", axis=1),
+    "called with a number": called("int8", BF16, (40, 64), scale=0.3),
+    "called with a scalar": called("fp8_e4m3", FP16, (40, 64), scale=torch.tensor(0.3)),
+    "called with scales of rows": called(
+        "int8", BF16, (24, 40), scale=torch.arange(1, 25) / 7, granularity="channel", axis=0
+    ),
+    "called with scales of columns": called(
+        "hif8", FP32, (40, 24), scale=torch.arange(1, 25) / 7, granularity="channel", axis=1
+    ),
+    "called with scales in float64": called(
+        "fp8_e4m3",
+        FP32,
+        (40, 24),
+        scale=torch.arange(1, 25).double() / 7,
+        granularity="channel",
+        axis=1,
+    ),
+    "called with scales of blocks": called(
+        "fp8_e4m3",
+        BF16,
+        (4, 64),
+        scale=torch.arange(1, 9).view(4, 2) / 7,
+        granularity="block",
+        block=32,
+    ),
+    "called hif8 by row": called("hif8", BF16, (9, 64), granularity="channel", axis=0),
     **{f"largest {str(of)[6:]}": largest(of) for of in (BF16, FP16, FP32)},
     "count bf16": counted(BF16),
     "count fp16": counted(FP16),
@@ -293,10 +404,10 @@ def a_wrong_kernel(device: torch.device) -> str:
     """Check an MX kernel whose scales follow another rule."""
     q, x = qgate.Quantizer("mxfp8_e4m3"), rows(BF16, 64)
     job = Job(x.to(device), q)
-    cast = on_device.cast_for(job)
+    cast = on_device.cast_for(job.x, q, job.layout)
     assert isinstance(cast, MxCast)
     out = torch.empty(job.layout.outer, job.layout.length, 1, dtype=x.dtype, device=device)
-    on_device._run(replace(cast, carry=2**23 - 1), job, out)
+    on_device.run(replace(cast, carry=2**23 - 1), job, out)
     return proving.first_difference(job.layout.restore(out), quantizer.by_definition(Job(x, q)), x)
 
 

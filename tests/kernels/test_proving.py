@@ -12,6 +12,7 @@ from torch import Tensor
 
 import qgate
 from qgate.formats import quantizer
+from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
 from qgate.kernels import proving
 from qgate.kernels.casts import MxCast
@@ -28,22 +29,28 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(proving, "_verdicts", {})
     monkeypatch.setattr(proving, "DEVICES", {"cpu"})
     monkeypatch.setattr(proving, "serves", lambda device: device == CPU)
+    monkeypatch.setattr(on_device, "SMALL", 0)
     return runs
 
 
 def kernel(runs: list[int], spoil: Any = None) -> Any:
     """An MX kernel that asks the definition, and changes what it says."""
 
-    def run(cast: MxCast, x: Tensor, out: Tensor, memory: MemoryLayout) -> None:
-        del cast
-        runs.append(x.numel())
-        shaped = x.view(memory.outer, memory.length, memory.inner)
-        job = Job(shaped, qgate.Quantizer("mxfp8_e4m3", axis=1, block=memory.block))
-        out.copy_(quantizer.by_definition(job).view(out.shape))
-        if spoil is not None:
-            spoil(out)
+    def prepare(cast: MxCast, memory: MemoryLayout, dtype: torch.dtype, out: torch.dtype) -> Any:
+        del cast, dtype, out
 
-    return run
+        def run(x: Tensor, out: Tensor, scales: Tensor | None) -> None:
+            assert scales is None
+            runs.append(x.numel())
+            shaped = x.view(memory.outer, memory.length, memory.inner)
+            job = Job(shaped, qgate.Quantizer("mxfp8_e4m3", axis=1, block=memory.block))
+            out.copy_(quantizer.by_definition(job).view(out.shape))
+            if spoil is not None:
+                spoil(out)
+
+        return run
+
+    return prepare
 
 
 def x() -> Tensor:
@@ -51,7 +58,7 @@ def x() -> Tensor:
 
 
 def test_a_kernel_that_is_right_is_used(here: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MxCast, "run", kernel(here))
+    monkeypatch.setattr(MxCast, "prepare", kernel(here))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first = qgate.quantize(x(), "mxfp8")
@@ -82,7 +89,7 @@ def kinder_nan(out: Tensor) -> None:
 def test_a_kernel_that_is_wrong_is_told_of_once_and_not_used(
     here: list[int], monkeypatch: pytest.MonkeyPatch, spoil: Any
 ) -> None:
-    monkeypatch.setattr(MxCast, "run", kernel(here, spoil))
+    monkeypatch.setattr(MxCast, "prepare", kernel(here, spoil))
     with pytest.warns(KernelWarning, match="values? differ, the first is") as told:
         y = qgate.quantize(x(), "mxfp8")
     assert len(told) == 1
@@ -99,10 +106,10 @@ def test_a_kernel_that_is_wrong_is_told_of_once_and_not_used(
 
 @pytest.mark.usefixtures("here")
 def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(*_: object) -> None:
+    def prepare(*_: object) -> None:
         raise RuntimeError("ptxas fatal: no such target\nand much more")
 
-    monkeypatch.setattr(MxCast, "run", run)
+    monkeypatch.setattr(MxCast, "prepare", prepare)
     with pytest.warns(KernelWarning, match=r"\(RuntimeError: ptxas fatal: no such target\)"):
         y = qgate.quantize(x(), "mxfp8")
     assert torch.equal(y, quantizer.by_definition(Job(x(), qgate.Quantizer("mxfp8"))))

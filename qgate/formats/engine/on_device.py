@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -11,7 +14,7 @@ from torch import Tensor
 from qgate.formats._element import ElementFormat
 from qgate.formats._literals import E2M1, E4M3
 from qgate.formats._scratch import tracing
-from qgate.formats.engine.job import Job
+from qgate.formats.engine.job import Job, Layout, check, layout_of
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
@@ -20,46 +23,163 @@ from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import cases, proving
-from qgate.kernels.casts import LONGEST, BlockCast, ElementCast, Hif4Cast, MxCast, Nvfp4Cast
+from qgate.kernels.casts import FITS, LONGEST, BlockCast, ElementCast, Hif4Cast, MxCast, Nvfp4Cast
 from qgate.kernels.shapes import Grid, MemoryLayout, kind_of
+
+if TYPE_CHECKING:
+    from qgate.kernels.casts import Run
 
 Definition = Callable[[Job], Tensor]
 
-
-def quantize(job: Job, out: Tensor, define: Definition) -> bool:
-    """Write the quantized tensor to `out`, as [outer, length, inner]; False without a kernel."""
-    if not proving.serves(job.x.device) or tracing():
-        return False
-    cast = cast_for(job)
-    if cast is None:
-        return False
-    memory = _memory(job)
-    way = (job.x.dtype, job.dtype, memory.kind, job.layout.groups == 1, job.q.granularity)
-    block = None if job.layout.groups == 1 else memory.block
-    if not proving.prove_once(
-        (cast, *way, block),
-        job.x.device,
-        f"{job.q.format.name} of {str(job.x.dtype).removeprefix('torch.')} tensors",
-        lambda: _wrong(cast, job, define),
-    ):
-        return False
-    _run(cast, job, out)
-    return True
+SMALL = 2**16
+"""Elements below which torch alone is used at first: a kernel saves some 0.1 ms of its call, and
+compiling and proving one takes as long as thousands of them."""
+_PATIENCE = 4096
+_PLANS = 256
+_plans: WeakKeyDictionary[QuantizerSettings, dict[Hashable, Plan]] = WeakKeyDictionary()
+_waiting: dict[Hashable, int] = {}
 
 
-def cast_for(job: Job) -> BlockCast | ElementCast | None:
-    """Return the kernel for this tensor, or None."""
-    q, fmt = job.q, job.q.format
-    if kind_of(job.x.dtype) is None or kind_of(job.dtype) is None or q.rounding == "stochastic":
+def quantize(x: Tensor, q: QuantizerSettings, define: Definition) -> Tensor | None:
+    """Quantize a tensor by the kernel of its device; None where there is none or torch is quicker.
+
+    What it decides for a shape it keeps, so that later calls only launch.
+    """
+    if type(x) not in (Tensor, torch.nn.Parameter) or torch.compiler.is_dynamo_compiling():
         return None
-    if q.tile is not None:
+    if x.is_nested or x.layout != torch.strided or not proving.serves(x.device) or tracing():
+        return None
+    plans = _plans.get(q)
+    if plans is None:
+        plans = _plans.setdefault(q, {})
+    key = (x.shape, x.dtype, x.device)
+    plan = plans.get(key)
+    if plan is None or plan.proofs is not proving.verdicts():
+        check(x, q)
+        if len(plans) >= _PLANS:
+            plans.clear()
+        plan = plans[key] = Plan(x, q)
+    return plan.run(x, define)
+
+
+class Plan:
+    """What one quantizer does with tensors of one shape, dtype and device."""
+
+    def __init__(self, x: Tensor, q: QuantizerSettings) -> None:
+        self.q, self.proofs = weakref.proxy(q), proving.verdicts()
+        self.layout = layout_of(x, q)
+        self.dtype: torch.dtype = q.dtype or x.dtype
+        self.cast = cast_for(x, q, self.layout) if x.numel() else None
+        self.proved = False
+        self.arranged = self.layout.moved is None
+        self.run_cast: Run | None = None
+        self._scales: tuple[Any, int, Tensor] | None = None
+
+    def run(self, x: Tensor, define: Definition) -> Tensor | None:
+        cast = self.cast
+        if cast is None or not (self.proved or self._prove(x, define)):
+            return None
+        if x.is_neg():
+            x = x.resolve_neg()
+        scales = (
+            self._given(x)
+            if isinstance(cast, ElementCast) and cast.scaled and not cast.own
+            else None
+        )
+        if self.run_cast is None:
+            self.run_cast = cast.prepare(memory_of(self.layout), x.dtype, self.dtype)
+        if self.arranged:
+            out = torch.empty(x.shape, dtype=self.dtype, device=x.device)
+            self.run_cast(x if x.is_contiguous() else x.contiguous(), out, scales)
+            return out
+        data = self.layout.arrange(x.detach()).contiguous()
+        out = torch.empty(data.shape, dtype=self.dtype, device=x.device)
+        self.run_cast(data, out, scales)
+        return self.layout.restore(out)
+
+    def _prove(self, x: Tensor, define: Definition) -> bool:
+        """Prove the kernel before its first use; false for small tensors that are not many."""
+        cast, q = self.cast, self.q
+        assert cast is not None
+        memory = memory_of(self.layout)
+        way = (cast, _way(x, self.dtype, memory, q))
+        if not proving.is_known(way, x.device):
+            if x.numel() < SMALL:
+                _waiting[way] = _waiting.get(way, 0) + 1
+                if _waiting[way] < _PATIENCE:
+                    return False
+            if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                return False
+        work = f"{q.format.name} of {str(x.dtype).removeprefix('torch.')} tensors"
+        job = Template(x.dtype, self.dtype, x.device, memory, q)
+        self.proved = proving.prove_once(way, x.device, work, lambda: _wrong(cast, job, define))
+        if not self.proved:
+            self.cast = None
+        return self.proved
+
+    def _given(self, x: Tensor) -> Tensor:
+        """Return the scales of a call in float32: given ones are checked once, until they change.
+
+        Those in float32 on the device are used where they are, so that a graph sees later changes.
+        """
+        scale = self.q.scale
+        if scale is None:
+            made = Job(x, self.q).scale
+            assert made is not None
+            return made.to(torch.float32).contiguous()
+        version = _version(scale)
+        if self._scales is not None and self._scales[0] is scale and self._scales[1] == version:
+            return self._scales[2]
+        check(x, self.q)
+        job = Job(x, self.q)
+        assert job.scale is not None
+        if isinstance(scale, Tensor) and scale.dtype == torch.float32 and scale.device == x.device:
+            used = job.per_group("scale", scale.detach()).contiguous()
+        else:
+            used = job.scale.to(torch.float32).contiguous()
+        self._scales = (scale, version, used) if version is not None else None
+        return used
+
+
+def _version(scale: float | Tensor) -> int | None:
+    """Return the number of changes of a scale, None where torch counts none."""
+    if not isinstance(scale, Tensor):
+        return 0
+    return None if scale.is_inference() else scale._version
+
+
+class Template(NamedTuple):
+    """What a proof has to be like."""
+
+    dtype: torch.dtype
+    out: torch.dtype
+    device: torch.device
+    memory: MemoryLayout
+    q: QuantizerSettings
+
+
+def _way(x: Tensor, out: torch.dtype, memory: MemoryLayout, q: QuantizerSettings) -> Hashable:
+    """Return what a proof holds for, beside the cast."""
+    one = memory.groups == 1
+    fits = memory.length <= FITS
+    return (x.dtype, out, memory.kind, one and (q.granularity, fits), None if one else memory.block)
+
+
+def cast_for(x: Tensor, q: QuantizerSettings, layout: Layout) -> BlockCast | ElementCast | None:
+    """Return the kernel for this tensor, or None."""
+    fmt = q.format
+    if kind_of(x.dtype) is None or kind_of(q.dtype or x.dtype) is None:
+        return None
+    if q.tile is not None or q.rounding == "stochastic":
         return None
     saturates = q.inf == "saturate"
     if fmt.kind == "element":
-        if (grid := _grid(fmt, q)) is None or job.zero_point is not None:
+        if (grid := _grid(fmt, q)) is None or q.zero_point is not None:
             return None
-        cast = ElementCast(grid, job.scale is not None)
-        return cast if cast.takes(_memory(job)) else None
+        scaled = q.granularity is not None
+        own = scaled and q.scale is None and not grid.tapered and grid.is_single
+        cast = ElementCast(grid, scaled, own, own and saturates)
+        return cast if cast.takes(memory_of(layout)) else None
     if q.block > LONGEST:
         return None
     if isinstance(fmt, MxFormat) and (grid := _grid(fmt.element, q)) is not None:
@@ -104,39 +224,43 @@ def _grid(fmt: ElementFormat, q: QuantizerSettings) -> Grid | None:
     )
 
 
-def _memory(job: Job) -> MemoryLayout:
-    layout = job.layout
+def memory_of(layout: Layout) -> MemoryLayout:
     return MemoryLayout(layout.outer, layout.length, layout.inner, layout.block)
 
 
-def _run(cast: BlockCast | ElementCast, job: Job, out: Tensor) -> None:
+def run(cast: BlockCast | ElementCast, job: Job, out: Tensor) -> None:
+    """Quantize a job's tensor to `out`, as [outer, length, inner], with its scales if need be."""
     x = job.data.contiguous()
-    if isinstance(cast, ElementCast):
-        cast.run(x, out, _memory(job), None if job.scale is None else job.scale.contiguous())
-    else:
-        cast.run(x, out, _memory(job))
+    given = isinstance(cast, ElementCast) and not cast.own and job.scale is not None
+    scales = job.scale.to(torch.float32).contiguous() if given and job.scale is not None else None
+    cast.prepare(memory_of(job.layout), x.dtype, out.dtype)(x, out, scales)
 
 
-def _wrong(cast: BlockCast | ElementCast, job: Job, define: Definition) -> str:
+def _wrong(cast: BlockCast | ElementCast, job: Template, define: Definition) -> str:
     """Describe the first difference to the definition on the CPU, which every oracle checks."""
-    for x, q in _trials(job):
+    for x, q in _trials(cast, job):
         expected = define(Job(x, q))
-        device_job = Job(x.to(job.x.device), q)
+        there = copy.copy(q)
+        if isinstance(q.scale, Tensor):
+            there.scale = q.scale.to(job.device)
+        device_job = Job(x.to(job.device), there)
         layout = device_job.layout
-        out = layout.empty(device_job.dtype, job.x.device)
-        _run(cast, device_job, out)
+        out = layout.empty(device_job.dtype, job.device)
+        run(cast, device_job, out)
         if problem := proving.first_difference(layout.restore(out), expected, x):
             return problem
     return ""
 
 
-def _trials(job: Job) -> Iterator[tuple[Tensor, QuantizerSettings]]:
+def _trials(
+    cast: BlockCast | ElementCast, job: Template
+) -> Iterator[tuple[Tensor, QuantizerSettings]]:
     """Yield hard tensors with the job's memory layout and options."""
-    memory, dtype = _memory(job), job.x.dtype
+    memory, dtype = job.memory, job.dtype
     q = copy.copy(job.q)
-    q.dtype = job.dtype
-    if q.granularity != "block":
-        yield from _shared(job, q)
+    q.dtype = job.out
+    if isinstance(cast, ElementCast) and q.granularity != "block":
+        yield from _shared(cast, job, q)
         return
     q.axis = 1
     q.scale = None
@@ -145,36 +269,45 @@ def _trials(job: Job) -> Iterator[tuple[Tensor, QuantizerSettings]]:
         yield cases.arrange(cases.bell_curve(dtype, exponent), memory.block, memory.kind), q
 
 
-def _shared(job: Job, q: QuantizerSettings) -> Iterator[tuple[Tensor, QuantizerSettings]]:
-    """Yield tensors with one scale in all, or one per channel."""
-    every = cases.numbers(job.x.dtype)
-    if job.scale is None:
+def _shared(
+    cast: ElementCast, job: Template, q: QuantizerSettings
+) -> Iterator[tuple[Tensor, QuantizerSettings]]:
+    """Yield tensors with one scale in all, or one per channel, for few compilations."""
+    every = cases.numbers(job.dtype)
+    if not cast.scaled:
         yield every, q
         return
-    finite = every[every.isfinite()]
-    for exponent in (0, -12, 12, -100, 100):
-        x = cases.bell_curve(job.x.dtype, exponent)
-        yield _by_channel(x, job, q), q
-    scaled = copy.copy(q)
+    made, given = copy.copy(q), copy.copy(q)
+    made.scale = None
+    if job.q.scale is None:
+        yield _by_channel(every[every.isfinite()], job, made), made
+        yield _by_channel(cases.patterns(job.dtype), job, made), made
+        for exponent in (0, -12, 12, -100, 100):
+            yield _by_channel(cases.bell_curve(job.dtype, exponent), job, made), made
+    if cast.own:
+        return
     for scale in (1.0, 1 / 3, 2.0**-130, 3e38):
-        scaled.scale = scale
-        if q.granularity == "tensor":
-            yield every, scaled
-            yield finite, q
-        else:
-            x = _by_channel(every, job, q)
-            scaled = copy.copy(q)
-            channels = x.shape[q.axis_of(2)]
+        given = copy.copy(given)
+        x = _by_channel(cases.patterns(job.dtype), job, given)
+        given.scale = scale
+        if q.granularity == "channel":
+            channels = x.shape[given.axis_of(2)]
             steps = torch.arange(channels, dtype=torch.float32, device="cpu")
-            scaled.scale = (1 + steps / channels) * (scale / 2)
-            yield x, scaled
+            given.scale = (1 + steps / channels) * (scale / 2)
+        yield x, given
 
 
-def _by_channel(x: Tensor, job: Job, q: QuantizerSettings) -> Tensor:
-    """Reshape x so that its channels come first or last, as in the job; set the axis of `q`."""
-    if q.granularity == "tensor":
-        return x
-    first = job.layout.inner == 1
+def _by_channel(x: Tensor, job: Template, q: QuantizerSettings) -> Tensor:
+    """Arrange x with channels as in the job, first or last, and set the axis of `q`.
+
+    Rows are as long as the job's, or longer than what fits a program.
+    """
+    length = min(job.memory.length, 3 * FITS + 16)
+    if q.granularity != "channel":
+        return x if job.memory.length > FITS else x[:: max(len(x) // length, 1)][:length]
+    first = job.memory.inner == 1
     q.axis = 0 if first else 1
-    rows = len(x) // 24
-    return x[: rows * 24].view(24, rows) if first else x[: rows * 24].view(rows, 24)
+    if not first:
+        return x[: len(x) // 24 * 24].view(-1, 24)
+    rows = max(len(x) // (16 * length) * 16, 1)
+    return x.repeat(-(-rows * length // len(x)))[: rows * length].view(rows, length)

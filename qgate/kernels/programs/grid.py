@@ -38,9 +38,9 @@ def widen(raw, KIND: tl.constexpr):
 
 @triton.jit
 def narrow(bits, KIND: tl.constexpr):
-    """Undo `widen`, rounding to nearest even; the only NaN is the quiet one."""
+    """Undo `widen`, rounding to nearest even; a NaN becomes the device's."""
     if KIND == BF16:
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16)
+        return number(bits).to(tl.bfloat16).to(tl.int16, bitcast=True)
     elif KIND == FP16:
         return number(bits).to(tl.float16).to(tl.int16, bitcast=True)
     else:
@@ -55,6 +55,57 @@ def on_grid(a, MANTISSA: tl.constexpr, LOWEST: tl.constexpr, ROUNDING: tl.conste
     must be a number of their type: in float32 a < 2**(104 + MANTISSA).
     """
     return round_to_step(a, exponent_of(a, LOWEST), MANTISSA, ROUNDING)
+
+
+@triton.jit
+def round_to(a, lowest, growth, ROUNDING: tl.constexpr, FIXED: tl.constexpr):
+    """Round float32 magnitudes to steps that grow with the exponent, or with FIXED do not.
+
+    `lowest` has the smallest power of two with full precision and `growth` 2**(23 - bits
+    after the leading one): numbers that one compilation takes for each format. The products are by
+    powers of two; an integer operation takes twice the time of one of floats.
+    """
+    power = lowest if FIXED else tl.maximum(number(bits_of(a) & INFINITY), lowest)
+    magic = power * growth
+    r = (a + magic) - magic
+    if ROUNDING == AWAY:
+        step = magic * 1.1920928955078125e-07
+        r = tl.where(a - r == step * 0.5, r + step, r)
+    elif ROUNDING == ZERO:
+        step = magic * 1.1920928955078125e-07
+        r = tl.where(r > a, r - step, r)
+    return r
+
+
+@triton.jit
+def leading(a, SPLIT: tl.constexpr):
+    """Round float32 numbers to 24 - log2(SPLIT) bits, ties either way (Veltkamp)."""
+    t = a * (SPLIT + 1.0)
+    return t - (t - a)
+
+
+@triton.jit
+def side(rest):
+    """Return 1, -1 or 0 by the sign of numbers that are zero, or above 2**-106 with any error."""
+    return tl.minimum(tl.maximum(rest * 1.329227995784916e36, -1.0), 1.0)
+
+
+@triton.jit
+def beside(near, rest, SPLIT: tl.constexpr):
+    """Return a number that rounds to 23 - log2(SPLIT) bits, or to fewer, as near + rest does.
+
+    `near` has one bit more than that: it is a tie, a number of the grid, or far from both. The
+    result is on the side of it that `rest` says by its sign; `rest` may be rounded. Integers and
+    comparisons take twice the time of products and sums, so there are few.
+    """
+    return tl.fma(side(rest), tl.abs(near) * (0.5 / (16777216.0 / SPLIT)), near)
+
+
+@triton.jit
+def product(a, b, SPLIT: tl.constexpr):
+    """Multiply float32 numbers so that one rounding more, to bits as in `beside`, is the only."""
+    near = leading(a * b, SPLIT)
+    return beside(near, tl.fma(a, b, near * -1.0), SPLIT)
 
 
 @triton.jit
@@ -103,18 +154,22 @@ def tile(
 
 
 @triton.jit
-def upright_tile(
-    length, groups, inner, BLOCK: tl.constexpr, PADDED: tl.constexpr, COLUMNS: tl.constexpr
-):
+def upright_tile(length, groups, inner, block, PADDED: tl.constexpr, COLUMNS: tl.constexpr):
     """Return the offsets of COLUMNS neighboring blocks along an axis before the last."""
-    chunks = tl.cdiv(inner, COLUMNS)
-    program = tl.program_id(0).to(tl.int64)
-    row = program // chunks
-    column = (program - row * chunks) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    outer = row // groups
-    within = (row - outer * groups) * BLOCK + tl.arange(0, PADDED)[:, None]
-    exists = (tl.arange(0, PADDED)[:, None] < BLOCK) & (within < length) & (column < inner)
-    return (outer * length + within) * inner + column, exists
+    row, chunk = parts(tl.cdiv(inner, COLUMNS))
+    outer, group = row // groups, row % groups
+    column = chunk * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    within = group.to(tl.int64) * block + tl.arange(0, PADDED)[:, None]
+    exists = (tl.arange(0, PADDED)[:, None] < block) & (within < length) & (column < inner)
+    return (outer.to(tl.int64) * length + within) * inner + column, exists
+
+
+@triton.jit
+def parts(count):
+    """Return the quotient and the rest of this program's number; long integers divide slowly."""
+    count = count.to(tl.int32)
+    whole = tl.program_id(0) // count
+    return whole, tl.program_id(0) - whole * count
 
 
 @triton.jit

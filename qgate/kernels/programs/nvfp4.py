@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from qgate.kernels.programs.grid import (
+    BF16,
     EVEN,
     FP32,
     INFINITY,
@@ -18,7 +19,9 @@ from qgate.kernels.programs.grid import (
     narrow,
     number,
     on_grid,
+    product,
     round_once,
+    round_to,
     tile,
     upright_tile,
     widen,
@@ -28,27 +31,11 @@ LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
-def largest_finite(x, largest, n, TILE: tl.constexpr, KIND: tl.constexpr):
-    """Find the largest finite magnitude, as bits of float32."""
-    at = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    size = widen(tl.load(x + at, mask=at < n, other=0), KIND) & MAGNITUDE
-    tl.atomic_max(largest, tl.max(tl.where(size < INFINITY, size, 0), 0), sem="relaxed")
-
-
-@triton.jit
-def _odd(exact):
-    """Round positive float64 numbers to float32 ones that end in a one unless they are exact."""
-    near = exact.to(tl.float32)
-    back = near.to(tl.float64)
-    bits = bits_of(near)
-    return number(tl.where(back == exact, bits, (bits - (back > exact).to(tl.int32)) | 1))
-
-
-@triton.jit
 def _quantized(
     bits, tensor_amax, AXIS: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr,
     INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
+    """Quantize blocks; the scales of a bad one are NaN, which its products are then too."""
     largest = tl.load(tensor_amax)
     encode_scale = tl.minimum(tl.div_rn(2688.0, number(largest)), LARGEST_FLOAT)
     encode_scale = tl.where(largest == 0, 1.0, encode_scale)
@@ -60,24 +47,27 @@ def _quantized(
     unrounded = tl.minimum(number(tl.where(bad, 0, amax)) * factor, 448.0)
     block_scale = on_grid(unrounded, 3, -6, EVEN)
     encode = tl.minimum(tl.div_rn(1.0, block_scale * decode), LARGEST_FLOAT)
-    a = tl.minimum(number(size) * encode, 6.0)
-    e = on_grid(a, 1, 0, ROUNDING)
+    e = round_to(tl.minimum(number(size) * encode, 6.0), 1.0, 4194304.0, ROUNDING, False)
     sign = bits & SIGN
-    exact = block_scale.to(tl.float64) * decode.to(tl.float64)
-    if decode > 2.0**-80:
+    spoilt = tl.where(bad, float("nan"), block_scale)
+    if (decode > 2.0**-80) & (decode < 2.0**80):
         code = bits_of(e)
-        power = number(tl.maximum(code & INFINITY, 126 << 23))
         if OUT == FP32:
-            one = exact.to(tl.float32)
-            half_more = (exact * 1.5).to(tl.float32)
+            one = spoilt * decode
+            half_more = (spoilt * 1.5) * decode
         else:
-            one = _odd(exact)
-            half_more = _odd(exact * 1.5)
+            SPLIT: tl.constexpr = 32768 if OUT == BF16 else 4096
+            one = product(spoilt, decode, SPLIT)
+            half_more = product(spoilt * 1.5, decode, SPLIT)
+        # Zero, or the power of two of 0.5, 1 and 1.5, 2 and 3, 4 and 6.
+        power = number(code & INFINITY)
         y = tl.where((code & 0x00400000) != 0, half_more, one) * power
-        y = narrow(bits_of(tl.where(code == 0, 0.0, y)) | sign, OUT)
+        y = narrow(bits_of(y) | sign, OUT)
     else:
+        exact = block_scale.to(tl.float64) * decode.to(tl.float64)
         y = round_once(e.to(tl.float64) * exact, sign, OUT)
-    return tl.where(bad, narrow(tl.full(bits.shape, NAN, tl.int32), OUT), y)
+        y = tl.where(bad, narrow(tl.full(bits.shape, NAN, tl.int32), OUT), y)
+    return y
 
 
 @triton.jit
