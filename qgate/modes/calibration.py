@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qgate._version import __version__
-<<<<<<< HEAD
 from qgate.arithmetic import divided
-=======
 from qgate.device_errors import in_parts
->>>>>>> wt-d
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
 from qgate.models.model import inputs_hash

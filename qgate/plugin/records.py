@@ -15,12 +15,8 @@ from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.device_errors import in_sentences
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
-<<<<<<< HEAD
 from qgate.page.accepted_changes import accepted_movements, beside_sentences
-=======
-from qgate.page.accepted_changes import accepted_movements
 from qgate.plugin.lost_devices import loss_of
->>>>>>> wt-d
 from qgate.plugin.out_folder import out_folder
 from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
 from qgate.plugin.settings import options_of
