@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -21,6 +22,7 @@ from qgate.kernels import compiling
 HEADER = Path(__file__).with_name("emulated.hpp")
 ARGUMENTS = 11
 _FOLDER = tempfile.TemporaryDirectory(prefix="qgate-emulated-")
+atexit.register(_FOLDER.cleanup)
 Edit = Callable[[str], str]
 
 
