@@ -351,7 +351,7 @@ def test_the_page_is_short_and_has_the_worst_first(tmp_path: Path) -> None:
 
 
 def test_a_part_that_nothing_judges_is_not_red() -> None:
-    rows = [Row("a", "hung", "after 40 s")]
+    rows = [Row("a", "hung", "after 40 s"), Row("b", "right")]
     assert PartReport("kernels", "done", rows=rows).red
     assert not PartReport("others", "done", judged=False, rows=rows).red
     assert PartReport("others", "incomplete", judged=False, rows=rows).red
