@@ -206,9 +206,10 @@ def _quantize_chunk(fmt: Format, x: Tensor, out: Tensor, context: CastContext) -
 
 def _shortcut(fmt: Format, x: Tensor, out: Tensor, context: CastContext) -> bool:
     """Write the quantized chunk to `out` in a faster way; False where that is not exact."""
+    scaled = fmt.kind == "block" or context.state is not None
+    if scaled and x.device.type != "cpu" and x.numel() < on_device.SMALL:
+        return False  # it asks for the range of the scales: to wait for a device takes longer
     if fmt.kind == "element":
-        if context.state is not None and x.device.type != "cpu":
-            return False  # it asks for the range of the scales, for which a device is waited for
         return fast_element.shortcut(fmt, x, out, context)
     if isinstance(fmt, MxFormat):
         return fast_mx.shortcut(fmt, x, out, context)
