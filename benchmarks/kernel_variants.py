@@ -35,22 +35,14 @@ WORK: dict[str, tuple[str, dict[str, Any], str, list[tuple[int, ...]]]] = {
     "int8 by row": ("int8", ROWS, "rows", [(4096, 4), (4096, 8), (4096, 2), (8192, 8)]),
     "fp8 by row": ("fp8_e4m3", ROWS, "rows", [(4096, 4), (4096, 8), (4096, 16)]),
     "int8 one scale": ("int8", {}, "long rows", [(4096, 4), (2048, 2), (2048, 4), (4096, 8)]),
-<<<<<<< HEAD
-    "int8 one scale, largest": ("int8", {}, "largest", [(4096, 4, 8), (4096, 8, 16), (2048, 4, 8)]),
-=======
     "int8 one scale, largest": ("int8", {}, "largest", LARGEST),
->>>>>>> wt-a
     "fp8 by column": ("fp8_e4m3", COLUMNS, "columns", [(4096, 4), (8192, 4), (8192, 8), (2048, 4)]),
     "mxint8": ("mxint8", {}, "mx", [(4096, 4), (2048, 2), (2048, 4), (1024, 2)]),
     "mxfp8": ("mxfp8_e4m3", {}, "mx", [(4096, 4), (2048, 2), (2048, 4), (1024, 2)]),
     "mxfp4": ("mxfp4_e2m1", {}, "mx", [(4096, 4), (2048, 2), (2048, 4)]),
     "fp8 cast": ("fp8_e4m3", {}, "flat", CAST),
     "hif8 cast": ("hif8", {}, "flat", CAST),
-<<<<<<< HEAD
-    "nvfp4, largest": ("nvfp4", {}, "largest", [(4096, 4, 8), (4096, 4, 16), (2048, 4, 4)]),
-=======
     "nvfp4, largest": ("nvfp4", {}, "largest", LARGEST),
->>>>>>> wt-a
 }  # fmt: skip
 
 

@@ -67,10 +67,10 @@ def _kernels(setting: Setting) -> Cases:
     return checks({**wrong, **kernels.CHECKS, **in_c})
 
 
-def _table(_: Setting) -> Cases:
-    from tests.devices.public import CASES
+def _table(setting: Setting) -> Cases:
+    from tests.devices.public import CASES, ON_CUDA
 
-    table = dict(CASES)
+    table = CASES | ON_CUDA if setting.device.startswith("cuda") else dict(CASES)
     if importlib.util.find_spec("tests.devices.table"):
         table |= importlib.import_module("tests.devices.table").CASES
     return checks(table)

@@ -19,7 +19,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 WAYS: dict[str, dict[str, Any]] = {
     "mxfp8": {}, "mxfp4": {"axis": 0}, "nvfp4": {}, "hif4": {}, "hif8": {},
     "fp8_e4m3": {"saturate": False}, "int8": {}, "int4": {"granularity": "channel", "axis": 1},
-    "fp8_e5m2": {"granularity": "block"},
+    "fp8_e5m2": {"granularity": "block"}, "fp4_e2m1": {"granularity": "channel", "axis": 0},
+    "fp6_e2m3": {"scale": 0.3},
 }  # fmt: skip
 _TWICE = "sums of the same tensors are others the second time"
 
@@ -111,6 +112,49 @@ def with_gaps(dtype: torch.dtype) -> Check:
     return check
 
 
+def scaled_there(fmt: str, axis: int) -> Check:
+    """Scales of channels on the device, which change between calls."""
+
+    def check(device: torch.device) -> str:
+        x = cases.bell_curve(torch.bfloat16, count=2**17).view(512, 256)
+        scale = torch.rand(x.shape[axis], generator=torch.Generator().manual_seed(0)) + 0.1
+        options: dict[str, Any] = {"granularity": "channel", "axis": axis}
+        q = qgate.Quantizer(fmt, scale=scale.to(device, copy=True), **options)
+        assert isinstance(q.scale, torch.Tensor)
+        for _ in range(3):
+            expected = qgate.quantize(x, fmt, scale=scale, **options)
+            if problem := proving.first_difference(q(x.to(device)), expected, x):
+                return problem
+            scale *= 0.7
+            q.scale.mul_(0.7)
+        return ""
+
+    return check
+
+
+def captured(fmt: str) -> Check:
+    """A call that waits for nothing and can be captured in a CUDA graph."""
+
+    def check(device: torch.device) -> str:
+        q = qgate.Quantizer(fmt, **WAYS[fmt])
+        x = cases.bell_curve(torch.bfloat16, count=2**18).view(512, 512)
+        there = x.to(device, copy=True)
+        q(there)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            q(there)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = q(there)
+        there.copy_(x.flip(0))
+        graph.replay()
+        return proving.first_difference(y, q(x.flip(0)), x)
+
+    return check
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -132,5 +176,13 @@ CASES: dict[str, Check] = {
             for r in DTYPES
         },
         **{f"public: int8 of a view with gaps {_name(of)}": with_gaps(of) for of in DTYPES[:2]},
+        **{
+            f"public: {fmt} with scales on the device, axis {axis}": scaled_there(fmt, axis)
+            for fmt in ("fp8_e4m3", "int8", "hif8")
+            for axis in (0, 1)
+        },
     }.items()
+}
+ON_CUDA: dict[str, Check] = {
+    f"public: {fmt} waits for nothing": _strict(captured(fmt)) for fmt in WAYS if fmt != "hif8"
 }
