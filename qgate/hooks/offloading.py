@@ -89,8 +89,9 @@ def fits(module: nn.Module, device: torch.device) -> bool:
     if device.type != "cuda":
         return True
     free, _ = torch.cuda.mem_get_info(device)
-    current = next((p.device for p in module.parameters()), device)
-    return current == device or bytes_of(module) <= _FULL * free
+    meant = torch.empty(0, device=device).device  # `cuda` has no number of its own
+    current = next((p.device for p in module.parameters()), meant)
+    return current == meant or bytes_of(module) <= _FULL * free
 
 
 def bytes_of(root: nn.Module) -> int:

@@ -26,8 +26,12 @@ def repeat_draws(network: nn.Module) -> ModuleHooks:
     opened = contextlib.ExitStack()
 
     def seed(module: nn.Module, _args: Any, _kwargs: Any) -> None:
-        devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
-        opened.enter_context(torch.random.fork_rng(devices=list(devices)))
+        opened.enter_context(torch.random.fork_rng(devices=[]))
+        devices = {p.device for p in module.parameters()}
+        for kind in {device.type for device in devices} - {"cpu", "meta"}:
+            if hasattr(torch.get_device_module(kind), "get_rng_state"):
+                own = [device for device in devices if device.type == kind]
+                opened.enter_context(torch.random.fork_rng(devices=own, device_type=kind))
         torch.manual_seed(_SEED)
 
     def restore(_module: nn.Module, _args: Any, _result: Any) -> None:

@@ -63,8 +63,10 @@ def test_fewer_samples_at_a_time_measure_the_same(name: str) -> None:
     assert sizes.count(6) == 1, "what did not fit once is not tried again"
     assert [(r.site, r.scope) for r in rows] == [(r.site, r.scope) for r in expected]
     for row, other in zip(rows, expected, strict=True):
-        if row.scope in ("local", "carried"):
-            assert row.values == other.values, row.site
+        if row.scope == "isolated":  # float noise, the largest of the passes
+            assert row.values == pytest.approx(other.values, abs=1e-12), row.site
+        else:
+            assert row.values == other.values, f"{row.site} {row.scope}"
     assert all(map(torch.equal, bench.outputs(bench.mode(name)), whole.outputs(whole.mode(name))))
 
 
