@@ -124,8 +124,14 @@ class Store:
 
     def all_accepted(self, modes: Collection[str] | None = None) -> Mapping[str, Files]:
         """Read the accepted errors of all kinds of devices, of some or all modes."""
-        files = self._read(f"{FOLDER}/")
-        return self._accepted(self._modes(files) if modes is None else modes, files)
+        if modes is None:
+            files = self._read(f"{FOLDER}/")
+            return self._accepted(self._modes(files), files)
+        # Where nothing can be listed, as with HTTP, only the first ones are known.
+        files, names = self.files.read([accepted_file(mode) for mode in modes])
+        if kinds := {*map(kind_in, names)} - {""}:
+            files |= self._read(*(accepted_file(mode, kind) for mode in modes for kind in kinds))
+        return self._accepted(modes, files)
 
     def modes(self) -> list[str]:
         """List the modes that have accepted errors."""

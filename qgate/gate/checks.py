@@ -97,14 +97,13 @@ class Check:
         return is_plan_change(vars(self))
 
     def to_dict(self) -> dict[str, object]:
-        return dataclasses.asdict(self)
+        """Return the fields, those about another device only where one accepted the value."""
+        unused = () if self.accepted_on else ("accepted_on", "room")
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in unused}
 
 
 def checks_of(measured: Measured, limits: Limits, device_matches: bool = True) -> list[Check]:
-    """Make all checks of one site; one that has nothing to check fails for that.
-
-    Unless `device_matches`, all accepted values are of other arithmetic.
-    """
+    """Make all checks of one site; one that has nothing to check fails for that."""
     checks = [
         *_void(measured),
         *_nonfinite(measured),
