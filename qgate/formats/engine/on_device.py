@@ -36,7 +36,7 @@ SMALL = 2**16
 compiling and proving one takes as long as thousands of them."""
 _PATIENCE = 4096
 _PLANS = 256
-_plans: WeakKeyDictionary[QuantizerSettings, dict[Hashable, Plan]] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[QuantizerSettings, dict[Hashable, KernelPlan]] = WeakKeyDictionary()
 _waiting: dict[Hashable, int] = {}
 
 
@@ -58,12 +58,12 @@ def quantize(x: Tensor, q: QuantizerSettings, define: Definition) -> Tensor | No
         check(x, q)
         if len(plans) >= _PLANS:
             plans.clear()
-        plan = plans[key] = Plan(x, q)
+        plan = plans[key] = KernelPlan(x, q)
     return plan.run(x, define)
 
 
-class Plan:
-    """What one quantizer does with tensors of one shape, dtype and device."""
+class KernelPlan:
+    """Decisions of one quantizer for tensors of one shape, dtype and device."""
 
     def __init__(self, x: Tensor, q: QuantizerSettings) -> None:
         self.q, self.proofs = weakref.proxy(q), proving.verdicts()
@@ -111,7 +111,7 @@ class Plan:
             if x.is_cuda and torch.cuda.is_current_stream_capturing():
                 return False
         work = f"{q.format.name} of {str(x.dtype).removeprefix('torch.')} tensors"
-        job = Template(x.dtype, self.dtype, x.device, memory, q)
+        job = ProofTemplate(x.dtype, self.dtype, x.device, memory, q)
         self.proved = proving.prove_once(way, x.device, work, lambda: _wrong(cast, job, define))
         if not self.proved:
             self.cast = None
@@ -148,8 +148,8 @@ def _version(scale: float | Tensor) -> int | None:
     return None if scale.is_inference() else scale._version
 
 
-class Template(NamedTuple):
-    """What a proof has to be like."""
+class ProofTemplate(NamedTuple):
+    """Properties that the tensors of a proof have in common with the user's."""
 
     dtype: torch.dtype
     out: torch.dtype
@@ -236,7 +236,7 @@ def run(cast: BlockCast | ElementCast, job: Job, out: Tensor) -> None:
     cast.prepare(memory_of(job.layout), x.dtype, out.dtype)(x, out, scales)
 
 
-def _wrong(cast: BlockCast | ElementCast, job: Template, define: Definition) -> str:
+def _wrong(cast: BlockCast | ElementCast, job: ProofTemplate, define: Definition) -> str:
     """Describe the first difference to the definition on the CPU, which every oracle checks."""
     for x, q in _trials(cast, job):
         expected = define(Job(x, q))
@@ -253,7 +253,7 @@ def _wrong(cast: BlockCast | ElementCast, job: Template, define: Definition) -> 
 
 
 def _trials(
-    cast: BlockCast | ElementCast, job: Template
+    cast: BlockCast | ElementCast, job: ProofTemplate
 ) -> Iterator[tuple[Tensor, QuantizerSettings]]:
     """Yield hard tensors with the job's memory layout and options."""
     memory, dtype = job.memory, job.dtype
@@ -270,7 +270,7 @@ def _trials(
 
 
 def _shared(
-    cast: ElementCast, job: Template, q: QuantizerSettings
+    cast: ElementCast, job: ProofTemplate, q: QuantizerSettings
 ) -> Iterator[tuple[Tensor, QuantizerSettings]]:
     """Yield tensors with one scale in all, or one per channel, for few compilations."""
     every = cases.numbers(job.dtype)
@@ -297,7 +297,7 @@ def _shared(
         yield x, given
 
 
-def _by_channel(x: Tensor, job: Template, q: QuantizerSettings) -> Tensor:
+def _by_channel(x: Tensor, job: ProofTemplate, q: QuantizerSettings) -> Tensor:
     """Arrange x with channels as in the job, first or last, and set the axis of `q`.
 
     Rows are as long as the job's, or longer than what fits a program.
