@@ -124,9 +124,9 @@ class KernelPlan:
         """
         scale = self.q.scale
         if scale is None:
-            made = Job(x, self.q).scale
-            assert made is not None
-            return made.to(torch.float32).contiguous()
+            scale_made = Job(x, self.q).scale
+            assert scale_made is not None
+            return scale_made.to(torch.float32).contiguous()
         version = _version(scale)
         if self._scales is not None and self._scales[0] is scale and self._scales[1] == version:
             return self._scales[2]
@@ -231,8 +231,10 @@ def memory_of(layout: Layout) -> MemoryLayout:
 def run(cast: BlockCast | ElementCast, job: Job, out: Tensor) -> None:
     """Quantize a job's tensor to `out`, as [outer, length, inner], with its scales if need be."""
     x = job.data.contiguous()
-    given = isinstance(cast, ElementCast) and not cast.own and job.scale is not None
-    scales = job.scale.to(torch.float32).contiguous() if given and job.scale is not None else None
+    scale_given = isinstance(cast, ElementCast) and not cast.own and job.scale is not None
+    scales = (
+        job.scale.to(torch.float32).contiguous() if scale_given and job.scale is not None else None
+    )
     cast.prepare(memory_of(job.layout), x.dtype, out.dtype)(x, out, scales)
 
 
@@ -240,10 +242,10 @@ def _wrong(cast: BlockCast | ElementCast, job: ProofTemplate, define: Definition
     """Describe the first difference to the definition on the CPU, which every oracle checks."""
     for x, q in _trials(cast, job):
         expected = define(Job(x, q))
-        there = copy.copy(q)
+        q_there = copy.copy(q)
         if isinstance(q.scale, Tensor):
-            there.scale = q.scale.to(job.device)
-        device_job = Job(x.to(job.device), there)
+            q_there.scale = q.scale.to(job.device)
+        device_job = Job(x.to(job.device), q_there)
         layout = device_job.layout
         out = layout.empty(device_job.dtype, job.device)
         run(cast, device_job, out)
@@ -277,24 +279,24 @@ def _shared(
     if not cast.scaled:
         yield every, q
         return
-    made, given = copy.copy(q), copy.copy(q)
-    made.scale = None
+    scale_made, scale_given = copy.copy(q), copy.copy(q)
+    scale_made.scale = None
     if job.q.scale is None:
-        yield _by_channel(every[every.isfinite()], job, made), made
-        yield _by_channel(cases.patterns(job.dtype), job, made), made
+        yield _by_channel(every[every.isfinite()], job, scale_made), scale_made
+        yield _by_channel(cases.patterns(job.dtype), job, scale_made), scale_made
         for exponent in (0, -12, 12, -100, 100):
-            yield _by_channel(cases.bell_curve(job.dtype, exponent), job, made), made
+            yield _by_channel(cases.bell_curve(job.dtype, exponent), job, scale_made), scale_made
     if cast.own:
         return
     for scale in (1.0, 1 / 3, 2.0**-130, 3e38):
-        given = copy.copy(given)
-        x = _by_channel(cases.patterns(job.dtype), job, given)
-        given.scale = scale
+        scale_given = copy.copy(scale_given)
+        x = _by_channel(cases.patterns(job.dtype), job, scale_given)
+        scale_given.scale = scale
         if q.granularity == "channel":
-            channels = x.shape[given.axis_of(2)]
+            channels = x.shape[scale_given.axis_of(2)]
             steps = torch.arange(channels, dtype=torch.float32, device="cpu")
-            given.scale = (1 + steps / channels) * (scale / 2)
-        yield x, given
+            scale_given.scale = (1 + steps / channels) * (scale / 2)
+        yield x, scale_given
 
 
 def _by_channel(x: Tensor, job: ProofTemplate, q: QuantizerSettings) -> Tensor:
