@@ -6,7 +6,7 @@ import abc
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -56,7 +56,7 @@ class ElementCast:
         """Return the cast of contiguous x to `out`; it takes a float32 scale per group, or None."""
         programs = importlib.import_module("qgate.kernels.programs.elements")
         grid = self.grid
-        constants: dict[str, Any] = {"KIND": kind_of(dtype), "OUT": kind_of(out)}
+        constants: dict[str, object] = {"KIND": kind_of(dtype), "OUT": kind_of(out)}
         constants |= grid.constants
         source = {"SOURCE": _GIVEN, "INF_SATURATES": self.inf_saturates}
         if not self.scaled:
@@ -164,7 +164,7 @@ class BlockCast(abc.ABC):
     ) -> Step:
         programs = importlib.import_module(f"qgate.kernels.programs.{self.family}")
         cut = tiling(self.family)
-        constants: dict[str, Any] = {}
+        constants: dict[str, object] = {}
         across, count = memory.across(cut.elements), memory.programs(cut.elements)
         if self.any_block:
             constants = {"BLOCK": memory.block, "PADDED": memory.padded}
@@ -182,7 +182,7 @@ class BlockCast(abc.ABC):
         """Return what the program takes beside the memory layout."""
         return ()
 
-    def constants(self) -> dict[str, Any]:
+    def constants(self) -> dict[str, object]:
         """Return what the program is compiled for, in the order of its parameters."""
         return {"ROUNDING": ROUNDINGS[self.rounding]}
 
@@ -206,7 +206,7 @@ class MxCast(BlockCast):
         grid = self.grid
         return (*grid.numbers[:3], grid.highest, self.carry, self.limit)
 
-    def constants(self) -> dict[str, Any]:
+    def constants(self) -> dict[str, object]:
         grid = self.grid
         return {"FIXED": grid.fixed, **super().constants(), "SIGNED_ZERO": grid.signed_zero}
 

@@ -95,10 +95,10 @@ def called(fmt: str, of: torch.dtype, *shapes: tuple[int, ...], **options: Any) 
                 x = numbers(of)[: math.prod(shape)].view(shape)
                 expected = quantizer.by_definition(Job(x, q))
                 for _ in range(2):
-                    plan = on_device.quantize(x.to(device), there, quantizer.by_definition)
-                    if plan is None:
+                    found = on_device.quantize(x.to(device), there, quantizer.by_definition)
+                    if found is None:
                         return "no kernel was used"
-                    if problem := proving.first_difference(plan, expected, x):
+                    if problem := proving.first_difference(found, expected, x):
                         return problem
         return ""
 

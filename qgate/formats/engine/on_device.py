@@ -36,7 +36,7 @@ SMALL = 2**16
 compiling and proving one takes as long as thousands of them."""
 _PATIENCE = 4096
 _PLANS = 256
-_plans: WeakKeyDictionary[QuantizerSettings, dict[Hashable, Plan]] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[QuantizerSettings, dict[Hashable, KernelPlan]] = WeakKeyDictionary()
 _waiting: dict[Hashable, int] = {}
 
 
@@ -58,12 +58,12 @@ def quantize(x: Tensor, q: QuantizerSettings, define: Definition) -> Tensor | No
         check(x, q)
         if len(plans) >= _PLANS:
             plans.clear()
-        plan = plans[key] = Plan(x, q)
+        plan = plans[key] = KernelPlan(x, q)
     return plan.run(x, define)
 
 
-class Plan:
-    """What one quantizer does with tensors of one shape, dtype and device."""
+class KernelPlan:
+    """Decisions of one quantizer for tensors of one shape, dtype and device."""
 
     def __init__(self, x: Tensor, q: QuantizerSettings) -> None:
         self.q, self.proofs = weakref.proxy(q), proving.verdicts()
@@ -111,7 +111,7 @@ class Plan:
             if x.is_cuda and torch.cuda.is_current_stream_capturing():
                 return False
         work = f"{q.format.name} of {str(x.dtype).removeprefix('torch.')} tensors"
-        job = Template(x.dtype, self.dtype, x.device, memory, q)
+        job = ProofTemplate(x.dtype, self.dtype, x.device, memory, q)
         self.proved = proving.prove_once(way, x.device, work, lambda: _wrong(cast, job, define))
         if not self.proved:
             self.cast = None
@@ -124,9 +124,9 @@ class Plan:
         """
         scale = self.q.scale
         if scale is None:
-            made = Job(x, self.q).scale
-            assert made is not None
-            return made.to(torch.float32).contiguous()
+            scale_made = Job(x, self.q).scale
+            assert scale_made is not None
+            return scale_made.to(torch.float32).contiguous()
         version = _version(scale)
         if self._scales is not None and self._scales[0] is scale and self._scales[1] == version:
             return self._scales[2]
@@ -148,8 +148,8 @@ def _version(scale: float | Tensor) -> int | None:
     return None if scale.is_inference() else scale._version
 
 
-class Template(NamedTuple):
-    """What a proof has to be like."""
+class ProofTemplate(NamedTuple):
+    """Properties that the tensors of a proof have in common with the user's."""
 
     dtype: torch.dtype
     out: torch.dtype
@@ -231,19 +231,21 @@ def memory_of(layout: Layout) -> MemoryLayout:
 def run(cast: BlockCast | ElementCast, job: Job, out: Tensor) -> None:
     """Quantize a job's tensor to `out`, as [outer, length, inner], with its scales if need be."""
     x = job.data.contiguous()
-    given = isinstance(cast, ElementCast) and not cast.own and job.scale is not None
-    scales = job.scale.to(torch.float32).contiguous() if given and job.scale is not None else None
+    scale_given = isinstance(cast, ElementCast) and not cast.own and job.scale is not None
+    scales = (
+        job.scale.to(torch.float32).contiguous() if scale_given and job.scale is not None else None
+    )
     cast.prepare(memory_of(job.layout), x.dtype, out.dtype)(x, out, scales)
 
 
-def _wrong(cast: BlockCast | ElementCast, job: Template, define: Definition) -> str:
+def _wrong(cast: BlockCast | ElementCast, job: ProofTemplate, define: Definition) -> str:
     """Describe the first difference to the definition on the CPU, which every oracle checks."""
     for x, q in _trials(cast, job):
         expected = define(Job(x, q))
-        there = copy.copy(q)
+        q_there = copy.copy(q)
         if isinstance(q.scale, Tensor):
-            there.scale = q.scale.to(job.device)
-        device_job = Job(x.to(job.device), there)
+            q_there.scale = q.scale.to(job.device)
+        device_job = Job(x.to(job.device), q_there)
         layout = device_job.layout
         out = layout.empty(device_job.dtype, job.device)
         run(cast, device_job, out)
@@ -253,7 +255,7 @@ def _wrong(cast: BlockCast | ElementCast, job: Template, define: Definition) -> 
 
 
 def _trials(
-    cast: BlockCast | ElementCast, job: Template
+    cast: BlockCast | ElementCast, job: ProofTemplate
 ) -> Iterator[tuple[Tensor, QuantizerSettings]]:
     """Yield hard tensors with the job's memory layout and options."""
     memory, dtype = job.memory, job.dtype
@@ -270,34 +272,34 @@ def _trials(
 
 
 def _shared(
-    cast: ElementCast, job: Template, q: QuantizerSettings
+    cast: ElementCast, job: ProofTemplate, q: QuantizerSettings
 ) -> Iterator[tuple[Tensor, QuantizerSettings]]:
     """Yield tensors with one scale in all, or one per channel, for few compilations."""
     every = cases.numbers(job.dtype)
     if not cast.scaled:
         yield every, q
         return
-    made, given = copy.copy(q), copy.copy(q)
-    made.scale = None
+    scale_made, scale_given = copy.copy(q), copy.copy(q)
+    scale_made.scale = None
     if job.q.scale is None:
-        yield _by_channel(every[every.isfinite()], job, made), made
-        yield _by_channel(cases.patterns(job.dtype), job, made), made
+        yield _by_channel(every[every.isfinite()], job, scale_made), scale_made
+        yield _by_channel(cases.patterns(job.dtype), job, scale_made), scale_made
         for exponent in (0, -12, 12, -100, 100):
-            yield _by_channel(cases.bell_curve(job.dtype, exponent), job, made), made
+            yield _by_channel(cases.bell_curve(job.dtype, exponent), job, scale_made), scale_made
     if cast.own:
         return
     for scale in (1.0, 1 / 3, 2.0**-130, 3e38):
-        given = copy.copy(given)
-        x = _by_channel(cases.patterns(job.dtype), job, given)
-        given.scale = scale
+        scale_given = copy.copy(scale_given)
+        x = _by_channel(cases.patterns(job.dtype), job, scale_given)
+        scale_given.scale = scale
         if q.granularity == "channel":
-            channels = x.shape[given.axis_of(2)]
+            channels = x.shape[scale_given.axis_of(2)]
             steps = torch.arange(channels, dtype=torch.float32, device="cpu")
-            given.scale = (1 + steps / channels) * (scale / 2)
-        yield x, given
+            scale_given.scale = (1 + steps / channels) * (scale / 2)
+        yield x, scale_given
 
 
-def _by_channel(x: Tensor, job: Template, q: QuantizerSettings) -> Tensor:
+def _by_channel(x: Tensor, job: ProofTemplate, q: QuantizerSettings) -> Tensor:
     """Arrange x with channels as in the job, first or last, and set the axis of `q`.
 
     Rows are as long as the job's, or longer than what fits a program.
