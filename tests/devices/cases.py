@@ -42,5 +42,5 @@ def checks(table: dict[str, Callable[[Any], str]]) -> Cases:
     }
 
 
-def noted(name: str, text: str, **figures: Any) -> Row:
+def noted(name: str, text: str, /, **figures: Any) -> Row:
     return Row(name, "noted", text, figures=figures)

@@ -32,8 +32,12 @@ Check = Callable[[torch.device], str]
 def quantized(x: Tensor, device: torch.device, fmt: str, **options: Any) -> str:
     """Quantize x by the kernel for these options alone, without its proof."""
     q = qgate.Quantizer(fmt, **options)
-    there = Job(x.to(device), q)
-    cast = on_device.cast_for(there.x, q, there.layout)
+    moved = {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in options.items()
+    }
+    there = Job(x.to(device), qgate.Quantizer(fmt, **moved))
+    cast = on_device.cast_for(there.x, there.q, there.layout)
     assert cast is not None, f"no kernel for {fmt} with {options}"
     layout = there.layout
     out = torch.empty(
