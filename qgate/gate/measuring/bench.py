@@ -8,6 +8,7 @@ What the free run made between its quantizers is held against FP32 code fed with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from qgate.capture import Capture
+from qgate.expected.fused_attention import FusedAttention
 from qgate.gate.measured import Measured, Scope
 from qgate.gate.measuring.cache_rows import cache_rows
 from qgate.gate.measuring.cache_traces import RunTraces
@@ -59,6 +61,16 @@ from qgate.modes import Mode, Quantized, apply
 
 # Bytes of logits that wait for the task suite: 35 modes of tiny-mamba take 180 MB.
 _LOGITS = 1 << 28
+
+
+def _more_error(less: Measured, more: Measured) -> dict[str, float]:
+    """Return by how much metrics are larger, where they are."""
+    pairs = {name: (less.value(name), more.value(name)) for name in more.compared}
+    return {
+        name: value - before
+        for name, (before, value) in pairs.items()
+        if before is not None and value is not None and math.isfinite(value) and value > before
+    }
 
 
 @dataclass
@@ -146,11 +158,33 @@ class Bench(LoadedModel):
         """Measure the gradients that a mode makes in each block, against the reference's."""
         if mode.name not in self._gradients:
             self.progress(f"gradients of {self.model.name} in mode {mode.name}")
-            self._gradients[mode.name] = [
-                unless_vanished(self._row(site, "backward", list(zip(*pair, strict=True))), *pair)
-                for site, pair in self.gradient_pairs(mode).items()
-            ]
+            with FusedAttention() as attention:
+                rows = self._gradient_rows(mode)
+            if attention.calls and self.model.device.type != "cpu":
+                rows = self._with_room(mode, rows)
+            self._gradients[mode.name] = rows
         return self._gradients[mode.name]
+
+    def _gradient_rows(self, mode: Mode) -> list[Measured]:
+        return [
+            unless_vanished(self._row(site, "backward", list(zip(*pair, strict=True))), *pair)
+            for site, pair in self.gradient_pairs(mode).items()
+        ]
+
+    def _with_room(self, mode: Mode, rows: list[Measured]) -> list[Measured]:
+        """Add how much more error a device makes that rounds gradients of scores after the scale.
+
+        Attention of 16 bits is computed twice by its definition, with either rounding and with all
+        else as it is: what a quantizer gets wrong is in both.
+        """
+        with FusedAttention(rounds_scaled=False):
+            plain = self._gradient_rows(mode)
+        with FusedAttention(rounds_scaled=True):
+            scaled = self._gradient_rows(mode)
+        return [
+            replace(row, device_room=_more_error(less, more))
+            for row, less, more in zip(rows, plain, scaled, strict=True)
+        ]
 
     def gradient_pairs(self, mode: Mode) -> dict[str, tuple[list[Tensor], list[Tensor]]]:
         """Return the gradients of a mode in each block by site, and the reference's.
