@@ -30,9 +30,15 @@ if TYPE_CHECKING:
 LONGEST = 4096
 FITS = 8192
 """Elements of a row that one program holds, to read it once."""
+_LONG_ROW = 1024
+"""Elements of a row that a program tries the ties of its scale for."""
+_MOST_BITS, _MOST_TIES = 3, 6
+"""Bits after the leading one that HiF8 has, and that are worth trying."""
+_PLANNED = 32
 _WIDE = 128
 _GIVEN, _AMAX, _OWN = 0, 1, 2
 _X_OUT, _X_AMAX, _ALL = (0, 1), (0, 2), (0, 1, 2)
+_X_OUT_PLANS, _X_OUT_SCALES_PLANS = (0, 1, 3), (0, 1, 2, 3)
 
 
 def tiling(work: str) -> Tiling:
@@ -66,31 +72,20 @@ class ElementCast:
                 TILE=cut.elements, **constants,
             )  # fmt: skip
             return lambda x, y, _: flat(x, y)
+        constants |= {"TIES": self._ties(memory, dtype)}
         if memory.upright:
-            shared, cut = memory.groups == 1, tiling("columns")
-            high = max(cut.elements // min(power_of_two(memory.inner), _WIDE), 1)
-            part = replace(memory, block=high) if shared else memory
-            if self.own:
-                source["SOURCE"] = _AMAX if shared else _OWN
-            across = part.across(cut.elements)
-            last = Step(
-                programs.cast_columns, part.programs(cut.elements), _ALL,
-                (memory.length, part.groups, memory.inner, part.block, *grid.numbers), cut.warps,
-                SHARED=shared, PADDED=part.padded, COLUMNS=across, **source, **constants,
-            )  # fmt: skip
-            if self.own and shared:
-                return _after(_largest_columns(memory, dtype), last, memory.outer * memory.inner)
-            return _with(last)
+            return self._upright(memory, dtype, source, constants)
         if memory.groups > 1 or memory.length <= FITS:
             cut = tiling("rows")
-            warps = max(cut.warps, memory.padded // 1024)
+            tile = memory.padded if constants["TIES"] else cut.elements
+            warps = max(cut.warps * min(tile, cut.elements) // cut.elements, tile // 1024)
             if self.own:
                 source["SOURCE"] = _OWN
             count = memory.outer * memory.groups
             rows = Step(
-                programs.cast_rows, memory.programs(cut.elements), _ALL,
+                programs.cast_rows, memory.programs(tile), _ALL,
                 (memory.length, memory.groups, count, memory.block, *grid.numbers), warps,
-                PADDED=memory.padded, ROWS=memory.across(cut.elements), TAIL=memory.kind[1],
+                PADDED=memory.padded, ROWS=memory.across(tile), TAIL=memory.kind[1],
                 **source, **constants,
             )  # fmt: skip
             return _with(rows)
@@ -99,12 +94,87 @@ class ElementCast:
             source["SOURCE"] = _AMAX
         pieces = memory.outer * -(-memory.length // cut.elements)
         last = Step(
-            programs.cast_long_rows, pieces, _ALL, (memory.length, *grid.numbers), cut.warps,
+            programs.cast_long_rows, pieces, _X_OUT_PLANS if constants["TIES"] else _ALL,
+            (memory.length, memory.outer, *grid.numbers), cut.warps,
             TILE=cut.elements, **source, **constants,
         )  # fmt: skip
+        largest = _largest_rows(memory, dtype, finite=False) if self.own else None
+        return self._in_steps(memory.outer, largest, last, source, constants)
+
+    def _upright(
+        self,
+        memory: MemoryLayout,
+        dtype: torch.dtype,
+        source: dict[str, object],
+        constants: dict[str, object],
+    ) -> Run:
+        """Return the cast with a scale for each column, or for each block of one."""
+        programs = importlib.import_module("qgate.kernels.programs.elements")
+        cut, grid = tiling("columns"), self.grid
+        shared = memory.groups == 1
+        high = max(cut.elements // min(power_of_two(memory.inner), _WIDE), 1)
+        count = memory.outer * memory.inner
         if self.own:
-            return _after(_largest_rows(memory, dtype, finite=False), last, memory.outer)
-        return _with(last)
+            source["SOURCE"] = _AMAX if shared else _OWN
+        if constants["TIES"]:
+            across = min(power_of_two(memory.inner), _WIDE)
+            pieces = -(-memory.length // (high * cut.tiles)) * -(-memory.inner // across)
+            last = Step(
+                programs.cast_tall, memory.outer * pieces, _X_OUT_PLANS,
+                (memory.length, memory.inner, count, *grid.numbers), cut.warps, HIGH=high,
+                COLUMNS=across, TILES=cut.tiles, SOURCE=source["SOURCE"], **constants,
+            )  # fmt: skip
+        else:
+            part = replace(memory, block=high) if shared else memory
+            last = Step(
+                programs.cast_columns, part.programs(cut.elements), _ALL,
+                (memory.length, part.groups, memory.inner, part.block, *grid.numbers), cut.warps,
+                SHARED=shared, PADDED=part.padded, COLUMNS=part.across(cut.elements), **source,
+                **constants,
+            )  # fmt: skip
+        largest = _largest_columns(memory, dtype) if self.own and shared else None
+        return self._in_steps(count, largest, last, source, constants)
+
+    def _ties(self, memory: MemoryLayout, dtype: torch.dtype) -> int:
+        """Return how many ties of one exponent a program tries, 0 where that takes too long."""
+        mantissa = _MOST_BITS if self.grid.tapered else self.grid.mantissa
+        if dtype.itemsize > 2 or not self.grid.is_single or mantissa > _MOST_TIES:
+            return 0
+        if memory.upright:
+            # Columns of fp16 often have a scale with both cases of `nudge_of`.
+            return 2 ** (mantissa + 1) if memory.groups == 1 and dtype == torch.bfloat16 else 0
+        longer = memory.groups == 1 and memory.length > FITS
+        return 2 ** (mantissa + 1) if longer or memory.padded >= _LONG_ROW else 0
+
+    def _in_steps(
+        self,
+        groups: int,
+        largest: Step | None,
+        last: Step,
+        source: dict[str, object],
+        constants: dict[str, object],
+    ) -> Run:
+        """Return the largest magnitudes of groups, their plans and the cast, as far as needed."""
+        if not constants["TIES"]:
+            return _with(last) if largest is None else _after(largest, last, groups)
+        programs = importlib.import_module("qgate.kernels.programs.elements")
+        at_once = min(power_of_two(groups), _PLANNED)
+        plan = Step(
+            programs.plan_groups, -(-groups // at_once), _X_OUT_SCALES_PLANS,
+            (groups, self.grid.largest), 4, GROUPS=at_once, SOURCE=source["SOURCE"],
+            INF_SATURATES=source["INF_SATURATES"], KIND=constants["KIND"], OUT=constants["OUT"],
+            ROUNDING=constants["ROUNDING"], TIES=constants["TIES"],
+        )  # fmt: skip
+
+        def run(x: Tensor, out: Tensor, scales: Tensor | None) -> None:
+            plans = torch.empty(3 * groups, dtype=torch.float32, device=x.device)
+            if largest is not None:
+                scales = torch.zeros(groups, dtype=torch.int32, device=x.device)
+                largest(x, out, scales)
+            plan(x, out, x if scales is None else scales, plans)
+            last(x, out, x, plans)
+
+        return run
 
 
 def _with(step: Step) -> Run:
