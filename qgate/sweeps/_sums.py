@@ -12,6 +12,7 @@ import torch
 from qgate.formats import ElementFormat
 from qgate.metrics import METRICS
 from qgate.scales.levels import Level
+from qgate.scales.rounding import round_rows
 from qgate.stats import Counts, ErrorSums, Values, serial
 from qgate.stats.summary import Floats
 
@@ -145,16 +146,15 @@ class LevelSums:
                 ratios = sizes / scale
                 tails = np.array([np.searchsorted(row, beyond) for row in ratios])
                 self.saturated[part] += ahead[-1] - ahead[tails]
-                rounded = self.fmt.nearest(torch.from_numpy(ratios)).numpy()
+                rounded = round_rows(self.fmt, ratios)
                 del ratios
                 flushed = np.array([np.searchsorted(row, 0.0, side="right") for row in rounded])
                 flushed = np.maximum(flushed, zeros)
                 self.flushed[part] += ahead[flushed] - ahead[zeros]
                 self.flushed_energy[part] += energy_ahead[flushed]
                 q = np.multiply(rounded, scale * unit, out=rounded)
-                for ends in (least, greatest) if folded.cells else (true,):
-                    largest = np.abs(q - ends).max(axis=1)
-                    self.error_max[part] = np.maximum(self.error_max[part], largest)
+                for ends in (least, greatest) if folded.cells else ():
+                    self._note_largest(part, np.abs(q - ends))
                 self.q_sum[part] += q @ signed
                 dot = q @ weighted
                 self.dot[part] += dot
@@ -174,11 +174,17 @@ class LevelSums:
                 self.error_sum[part] += error @ signed
                 square = np.multiply(error, error, out=q)
                 self.error_square[part] += square @ counts + spread
-                for i, tail in enumerate(tails, start):
-                    noise = square[i - start, tail:] @ counts[tail:]
-                    self.saturated_noise[i] += noise + spreads[tail:].sum()
+                for i in np.flatnonzero(tails < len(sizes)):
+                    tail = tails[i]
+                    noise = square[i, tail:] @ counts[tail:]
+                    self.saturated_noise[start + i] += noise + spreads[tail:].sum()
                 np.abs(error, out=error)
+                if not folded.cells:
+                    self._note_largest(part, error)
                 self.error_abs[part] += error @ counts
+
+    def _note_largest(self, part: slice, errors: Floats) -> None:
+        self.error_max[part] = np.maximum(self.error_max[part], errors.max(axis=1))
 
     def metrics(self, level: int) -> dict[str, float]:
         """Return all metrics of a level in the tensor's own units; NaN where blocks became NaN."""
