@@ -186,40 +186,50 @@ class LevelSums:
     def _note_largest(self, part: slice, errors: Floats) -> None:
         self.error_max[part] = np.maximum(self.error_max[part], errors.max(axis=1))
 
-    def metrics(self, level: int) -> dict[str, float]:
-        """Return all metrics of a level in the tensor's own units; NaN where blocks became NaN."""
+    def metrics(self) -> list[dict[str, float]]:
+        """Return all metrics of each level in the tensor's units; NaN where blocks became NaN."""
         metrics = METRICS.of("errors")
-        if self.broken[level]:
-            return {metric.name: math.nan for metric in metrics}
-        sums = self._error_sums(level)
-        if not self.base:
-            return {metric.name: float(metric.function(sums)) for metric in metrics}
+        names = [metric.name for metric in metrics]
+        functions = [metric.function for metric in metrics]
+        degrees = [metric.degree * self.base for metric in metrics]
+        results = []
         with np.errstate(over="ignore", under="ignore"):
-            return {
-                metric.name: float(np.ldexp(metric.function(sums), metric.degree * self.base))
-                for metric in metrics
-            }
+            for sums, is_broken in zip(self._error_sums(), self.broken.tolist(), strict=True):
+                values = [math.nan if is_broken else float(f(sums)) for f in functions]
+                if self.base:
+                    values = [float(np.ldexp(*each)) for each in zip(values, degrees, strict=True)]
+                results.append(dict(zip(names, values, strict=True)))
+        return results
 
-    def _error_sums(self, level: int) -> ErrorSums:
-        n = self.n
-        shift_q, shift_r = self.q_sum[level] / n - self.center, self.r_sum / n - self.center
-        return ErrorSums(
-            count=int(n),
-            mean_actual=float(self.q_sum[level] / n),
-            mean_reference=self.r_sum / n,
-            m2_actual=_spread(float(self.q_centered[level]), float(n * shift_q**2)),
-            m2_reference=_spread(self.r_centered, n * shift_r**2),
-            co=float(self.co[level] - n * shift_q * shift_r),
-            sum_square_actual=float(self.q_square[level]),
-            sum_square_reference=self.r_square,
-            dot=float(self.dot[level]),
-            sum_square_error=float(self.error_square[level]),
-            sum_abs_error=float(self.error_abs[level]),
-            sum_error=float(self.error_sum[level]),
-            max_abs_error=float(self.error_max[level]),
-            sum_abs_reference=self.r_abs,
-            max_abs_reference=self.r_max,
-        )
+    def _error_sums(self) -> Iterator[ErrorSums]:
+        n, mean_r = self.n, self.r_sum / self.n
+        shift_r = mean_r - self.center
+        m2_r = _spread(self.r_centered, n * shift_r**2)
+        sums = (
+            self.q_sum, self.q_square, self.q_centered, self.dot, self.co, self.error_sum,
+            self.error_abs, self.error_square, self.error_max,
+        )  # fmt: skip
+        for q_sum, q_square, q_centered, dot, co, error, error_abs, square, largest in zip(
+            *(row.tolist() for row in sums), strict=True
+        ):
+            shift_q = q_sum / n - self.center
+            yield ErrorSums(
+                count=int(n),
+                mean_actual=q_sum / n,
+                mean_reference=mean_r,
+                m2_actual=_spread(q_centered, n * shift_q**2),
+                m2_reference=m2_r,
+                co=co - n * shift_q * shift_r,
+                sum_square_actual=q_square,
+                sum_square_reference=self.r_square,
+                dot=dot,
+                sum_square_error=square,
+                sum_abs_error=error_abs,
+                sum_error=error,
+                max_abs_error=largest,
+                sum_abs_reference=self.r_abs,
+                max_abs_reference=self.r_max,
+            )
 
 
 def _spread(about_center: float, shift: float) -> float:
