@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from qgate.formats import ElementFormat
 from qgate.scales.levels import ceil_log2_ratio
+from qgate.scales.rounding import round_rows
 from qgate.stats import Values, serial
 
 Floats = npt.NDArray[np.float64]
@@ -20,6 +20,7 @@ REACH = 40
 SAME = 1e-9
 """Relative difference below which errors are equal: it is the rounding of their sums."""
 _ROOM = 2**17
+_AT_ONCE = 6
 _FINE_BITS, _COARSE_BITS = 11, 5
 _NEARLY, _MOST = 1.1, 4
 
@@ -50,7 +51,7 @@ def squared_errors(
         for start in range(0, len(exponents), step):
             part = slice(start, start + step)
             scales = np.exp2(np.asarray(exponents[part], dtype=np.float64) - unit)[:, None]
-            error = fmt.nearest(torch.from_numpy(whole / scales)).numpy()
+            error = round_rows(fmt, whole / scales)
             np.multiply(error, scales, out=error)
             error -= whole
             np.multiply(error, error, out=error)
@@ -59,9 +60,21 @@ def squared_errors(
 
 
 def best_exponent(fmt: ElementFormat, sizes: Floats, weights: Floats, near: float) -> int:
-    """Find the exponent with the least squared error; of equals the one nearest `near`."""
-    exponents = exponents_near(fmt, float(sizes[-1]))
-    return _least(exponents, squared_errors(fmt, sizes, weights, exponents), near)
+    """Find the exponent with the least squared error; of equals the one nearest `near`.
+
+    The search goes down, and ends where the numbers beyond the format's largest value alone lose
+    more than all do at the best exponent so far: at smaller scales they lose more still.
+    """
+    exponents = exponents_near(fmt, float(sizes[-1]))[::-1]
+    unit = math.frexp(float(sizes[-1]))[1]
+    whole, errors = np.ldexp(sizes, -unit), np.empty(0)
+    while len(errors) < len(exponents):
+        few = exponents[len(errors) : len(errors) + _AT_ONCE]
+        errors = np.append(errors, squared_errors(fmt, sizes, weights, few))
+        beyond = np.maximum(whole - math.ldexp(fmt.max, few[-1] - unit), 0.0)
+        if float(np.square(beyond) @ weights) > errors.min() * (1 + 2 * SAME):
+            break
+    return _least(exponents[: len(errors)], errors, near)
 
 
 def quick_best_exponent(fmt: ElementFormat, sizes: Floats, weights: Floats, near: float) -> int:

@@ -114,8 +114,9 @@ class PowerSums:
             units, counts = units.astype(object), counts.astype(object)
         starts = np.flatnonzero(np.diff(exponents, prepend=exponents[0] - 1))
         powers_of_two = (exponents[starts].astype(np.int64) - _NARROW).tolist()
+        power = 1
         for k, powers in enumerate(total.powers, 1):
-            power = units**k
+            power = power * units
             highs = np.add.reduceat((power >> _SPLIT) * counts, starts).tolist()
             lows = np.add.reduceat((power & (2**_SPLIT - 1)) * counts, starts).tolist()
             for high, low, exponent in zip(highs, lows, powers_of_two, strict=True):

@@ -161,14 +161,13 @@ class Counts(SummaryOfKinds):
     @cached_property
     def _folded(self) -> tuple[Floats, Floats, Floats]:
         # Without its sign bit a pattern is the magnitude, in ascending order.
-        counts = self.counts
-        half = len(counts) // 2
-        if not half:
-            return np.empty(0), np.empty(0), np.empty(0)
-        sizes, positive, negative = self._decoded[:half], counts[:half], counts[half:]
-        occurring = np.isfinite(sizes) & ((positive > 0) | (negative > 0))
-        by_sign = counts.reshape(2, -1)[:, occurring].astype(np.float64)
-        return sizes[occurring], by_sign[0], by_sign[1]
+        patterns, counts = self.occurring
+        finite = np.isfinite(self.values)
+        by_sign = np.zeros((2, len(self._place) * PAGE // 2))
+        by_sign.reshape(-1)[patterns[finite]] = counts[finite]
+        occurring = np.flatnonzero(by_sign[0] + by_sign[1])
+        positive, negative = by_sign[:, occurring]
+        return self._decoded[occurring], positive, negative
 
     def folded(self) -> tuple[Floats, Floats, Floats]:
         """Return distinct magnitudes, ascending, and how often each occurs with either sign."""

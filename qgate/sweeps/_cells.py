@@ -17,12 +17,12 @@ import numpy.typing as npt
 import torch
 
 from qgate.formats import ElementFormat
+from qgate.scales.rounding import first_number
 from qgate.stats import Counts, Values, serial
 from qgate.stats.summary import Floats, Ints
 from qgate.stats.threads import in_order
 from qgate.sweeps._sums import CellEnds, Folded
 
-Predicate = Callable[[Floats], npt.NDArray[np.bool_]]
 _FEW = 2**16  # numbers that are rounded one by one sooner than edges are found
 _MOST_EDGES = 2**18  # formats of 16 bits would have a million
 _LEAST = 5e-324
@@ -61,8 +61,8 @@ def cell_edges(fmt: ElementFormat, scales: Floats) -> Floats | None:
         with serial():
             return np.asarray(fmt.nearest(torch.from_numpy(x / column)).numpy() >= sizes[1:])
 
-    rounded = _first(reaches, codes[:, :-1], codes[:, 1:])
-    saturated = _first(lambda x: x / column >= beyond, double / 4, double)
+    rounded = first_number(reaches, codes[:, :-1], codes[:, 1:])
+    saturated = first_number(lambda x: x / column >= beyond, double / 4, double)
     if rounded is None or saturated is None:
         return None
     parts = (np.array([_LEAST]), codes[:, 1:], rounded, saturated, fmt.min_normal * scales)
@@ -99,19 +99,6 @@ class CellEdges:
             return edges
         beyond = np.ldexp(math.nextafter(self._beyond, math.inf), -(exponent or 0))
         return np.union1d(edges, [beyond])
-
-
-def _first(is_at: Predicate, low: Floats, high: Floats) -> Floats | None:
-    """Return the first number for which a rising predicate is true, from below to above."""
-    if not np.isfinite(high).all() or is_at(low).any() or not is_at(high).all():
-        return None
-    # Bits of positive numbers are in the order of the numbers.
-    below, above = low.view(np.int64).copy(), high.view(np.int64).copy()
-    while (above - below > 1).any():
-        middle = below + (above - below) // 2
-        hit = is_at(middle.view(np.float64))
-        above, below = np.where(hit, middle, above), np.where(hit, below, middle)
-    return above.view(np.float64)
 
 
 @dataclass(frozen=True)

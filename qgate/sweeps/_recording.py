@@ -48,10 +48,7 @@ def record_of(
     odd = {"NaN": summary.nan, "Inf": summary.posinf + summary.neginf}
     bad = " and ".join(f"{count} {kind}" for kind, count in odd.items() if count)
     rounded = summary.rounded_from
-    swept_levels = [
-        _swept_level(sums, i, level, summary, parameters["scale_bits"], is_block)
-        for i, level in enumerate(levels)
-    ]
+    swept_levels = _swept_levels(sums, levels, summary, parameters["scale_bits"], is_block)
     advice = advising.advise(
         swept_levels,
         block=is_block,
@@ -96,34 +93,51 @@ def record_of(
     return record
 
 
-def _swept_level(
-    sums: LevelSums, i: int, level: Level, summary: Counts | Values, scale_bits: int, block: bool
-) -> SweptLevel:
+def _swept_levels(
+    sums: LevelSums,
+    levels: Sequence[Level],
+    summary: Counts | Values,
+    scale_bits: int,
+    block: bool,
+) -> list[SweptLevel]:
     energy, finite = sums.r_square or 1.0, summary.finite
-    counts = {"overflow": sums.saturated, "underflow": sums.underflow, "flush": sums.flushed}
-    shares = {kind: float(count[i] / finite) for kind, count in counts.items()}
-    fits_scale = level.integer and abs(level.exponent) <= 2 ** (scale_bits - 1) - 1
-    factor = 1.0 if block else level.factor
-    return {
-        "exponent": level.exponent,
-        "integer": level.integer,
-        "factor": level.factor,
-        "e8m0": fits_scale and not (sums.clamped[i] or sums.broken[i]),
-        "marks": list(level.marks),
-        "metrics": sums.metrics(i),
-        "overflow": int(sums.saturated[i]),
-        "overflow_share": shares["overflow"],
-        "overflow_energy": float(sums.saturated_noise[i] / energy),
-        "underflow": int(sums.underflow[i]),
-        "underflow_share": shares["underflow"],
-        "flush": int(sums.flushed[i]),
-        "flush_share": shares["flush"],
-        "flush_energy": float(sums.flushed_energy[i] / energy),
-        "severity": {kind: advising.severity(share) for kind, share in shares.items()},
-        "significant": max(shares["overflow"], shares["underflow"]) > advising.SIGNIFICANT,
-        "scaled_min": summary.min / factor,
-        "scaled_max": summary.max / factor,
-    }
+    least, largest, limit = summary.min, summary.max, 2 ** (scale_bits - 1) - 1
+    figures = (
+        sums.saturated, sums.saturated_noise / energy, sums.underflow, sums.flushed,
+        sums.flushed_energy / energy, sums.clamped | sums.broken,
+    )  # fmt: skip
+    swept_levels = []
+    for level, metrics, overflow, overflow_energy, underflow, flush, flush_energy, is_clamped in zip(
+        levels, sums.metrics(), *(row.tolist() for row in figures), strict=True
+    ):
+        shares = {
+            "overflow": overflow / finite,
+            "underflow": underflow / finite,
+            "flush": flush / finite,
+        }
+        integer, factor = level.integer, level.factor
+        unit = 1.0 if block else factor
+        swept_levels.append({
+            "exponent": level.exponent,
+            "integer": integer,
+            "factor": factor,
+            "e8m0": integer and abs(level.exponent) <= limit and not is_clamped,
+            "marks": list(level.marks),
+            "metrics": metrics,
+            "overflow": int(overflow),
+            "overflow_share": shares["overflow"],
+            "overflow_energy": overflow_energy,
+            "underflow": int(underflow),
+            "underflow_share": shares["underflow"],
+            "flush": int(flush),
+            "flush_share": shares["flush"],
+            "flush_energy": flush_energy,
+            "severity": {kind: advising.severity(share) for kind, share in shares.items()},
+            "significant": max(shares["overflow"], shares["underflow"]) > advising.SIGNIFICANT,
+            "scaled_min": least / unit,
+            "scaled_max": largest / unit,
+        })
+    return swept_levels
 
 
 def _add_massive(

@@ -12,6 +12,7 @@ import torch
 from qgate.formats import ElementFormat
 from qgate.metrics import METRICS
 from qgate.scales.levels import Level
+from qgate.scales.rounding import round_rows
 from qgate.stats import Counts, ErrorSums, Values, serial
 from qgate.stats.summary import Floats
 
@@ -145,16 +146,15 @@ class LevelSums:
                 ratios = sizes / scale
                 tails = np.array([np.searchsorted(row, beyond) for row in ratios])
                 self.saturated[part] += ahead[-1] - ahead[tails]
-                rounded = self.fmt.nearest(torch.from_numpy(ratios)).numpy()
+                rounded = round_rows(self.fmt, ratios)
                 del ratios
                 flushed = np.array([np.searchsorted(row, 0.0, side="right") for row in rounded])
                 flushed = np.maximum(flushed, zeros)
                 self.flushed[part] += ahead[flushed] - ahead[zeros]
                 self.flushed_energy[part] += energy_ahead[flushed]
                 q = np.multiply(rounded, scale * unit, out=rounded)
-                for ends in (least, greatest) if folded.cells else (true,):
-                    largest = np.abs(q - ends).max(axis=1)
-                    self.error_max[part] = np.maximum(self.error_max[part], largest)
+                for ends in (least, greatest) if folded.cells else ():
+                    self._note_largest(part, np.abs(q - ends))
                 self.q_sum[part] += q @ signed
                 dot = q @ weighted
                 self.dot[part] += dot
@@ -174,46 +174,62 @@ class LevelSums:
                 self.error_sum[part] += error @ signed
                 square = np.multiply(error, error, out=q)
                 self.error_square[part] += square @ counts + spread
-                for i, tail in enumerate(tails, start):
-                    noise = square[i - start, tail:] @ counts[tail:]
-                    self.saturated_noise[i] += noise + spreads[tail:].sum()
+                for i in np.flatnonzero(tails < len(sizes)):
+                    tail = tails[i]
+                    noise = square[i, tail:] @ counts[tail:]
+                    self.saturated_noise[start + i] += noise + spreads[tail:].sum()
                 np.abs(error, out=error)
+                if not folded.cells:
+                    self._note_largest(part, error)
                 self.error_abs[part] += error @ counts
 
-    def metrics(self, level: int) -> dict[str, float]:
-        """Return all metrics of a level in the tensor's own units; NaN where blocks became NaN."""
-        metrics = METRICS.of("errors")
-        if self.broken[level]:
-            return {metric.name: math.nan for metric in metrics}
-        sums = self._error_sums(level)
-        if not self.base:
-            return {metric.name: float(metric.function(sums)) for metric in metrics}
-        with np.errstate(over="ignore", under="ignore"):
-            return {
-                metric.name: float(np.ldexp(metric.function(sums), metric.degree * self.base))
-                for metric in metrics
-            }
+    def _note_largest(self, part: slice, errors: Floats) -> None:
+        self.error_max[part] = np.maximum(self.error_max[part], errors.max(axis=1))
 
-    def _error_sums(self, level: int) -> ErrorSums:
-        n = self.n
-        shift_q, shift_r = self.q_sum[level] / n - self.center, self.r_sum / n - self.center
-        return ErrorSums(
-            count=int(n),
-            mean_actual=float(self.q_sum[level] / n),
-            mean_reference=self.r_sum / n,
-            m2_actual=_spread(float(self.q_centered[level]), float(n * shift_q**2)),
-            m2_reference=_spread(self.r_centered, n * shift_r**2),
-            co=float(self.co[level] - n * shift_q * shift_r),
-            sum_square_actual=float(self.q_square[level]),
-            sum_square_reference=self.r_square,
-            dot=float(self.dot[level]),
-            sum_square_error=float(self.error_square[level]),
-            sum_abs_error=float(self.error_abs[level]),
-            sum_error=float(self.error_sum[level]),
-            max_abs_error=float(self.error_max[level]),
-            sum_abs_reference=self.r_abs,
-            max_abs_reference=self.r_max,
-        )
+    def metrics(self) -> list[dict[str, float]]:
+        """Return all metrics of each level in the tensor's units; NaN where blocks became NaN."""
+        metrics = METRICS.of("errors")
+        names = [metric.name for metric in metrics]
+        functions = [metric.function for metric in metrics]
+        degrees = [metric.degree * self.base for metric in metrics]
+        results = []
+        with np.errstate(over="ignore", under="ignore"):
+            for sums, is_broken in zip(self._error_sums(), self.broken.tolist(), strict=True):
+                values = [math.nan if is_broken else float(f(sums)) for f in functions]
+                if self.base:
+                    values = [float(np.ldexp(*each)) for each in zip(values, degrees, strict=True)]
+                results.append(dict(zip(names, values, strict=True)))
+        return results
+
+    def _error_sums(self) -> Iterator[ErrorSums]:
+        n, mean_r = self.n, self.r_sum / self.n
+        shift_r = mean_r - self.center
+        m2_r = _spread(self.r_centered, n * shift_r**2)
+        sums = (
+            self.q_sum, self.q_square, self.q_centered, self.dot, self.co, self.error_sum,
+            self.error_abs, self.error_square, self.error_max,
+        )  # fmt: skip
+        for q_sum, q_square, q_centered, dot, co, error, error_abs, square, largest in zip(
+            *(row.tolist() for row in sums), strict=True
+        ):
+            shift_q = q_sum / n - self.center
+            yield ErrorSums(
+                count=int(n),
+                mean_actual=q_sum / n,
+                mean_reference=mean_r,
+                m2_actual=_spread(q_centered, n * shift_q**2),
+                m2_reference=m2_r,
+                co=co - n * shift_q * shift_r,
+                sum_square_actual=q_square,
+                sum_square_reference=self.r_square,
+                dot=dot,
+                sum_square_error=square,
+                sum_abs_error=error_abs,
+                sum_error=error,
+                max_abs_error=largest,
+                sum_abs_reference=self.r_abs,
+                max_abs_reference=self.r_max,
+            )
 
 
 def _spread(about_center: float, shift: float) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from qgate.sweeps.record import (
 
 SIGNIFICANT, HIGH = 0.001, 0.01
 WEIGHTS = {"mse": 0.3, "cosine": 0.3, "psnr_db": 0.2, "mae": 0.1, "relative_error": 0.1}
-_BEST = ("sqnr_db", "mse", "cosine", "psnr_db", "mae", "relative_error")
+_BEST_OF = ("sqnr_db", "mse", "cosine", "psnr_db", "mae", "relative_error")
 _SAME = 1e-9
 _PRODUCTION: UsualScale = {"kind": "production", "exponent": 0.0}
 
@@ -66,11 +65,15 @@ def _is_lower_better(name: str) -> bool:
     return METRICS.get(name).direction != "higher"
 
 
-def _rank(name: str, level: SweptLevel) -> tuple[float, float, float]:
-    """Order levels: the best value, then less overflow, then the larger exponent."""
-    value = level["metrics"][name]
-    value = math.inf if math.isnan(value) else value if _is_lower_better(name) else -value
-    return value, level["overflow"], -level["exponent"]
+def _best(name: str, levels: list[SweptLevel]) -> SweptLevel:
+    """Return the level with the best value; of equals the least overflow, the largest exponent."""
+    sign = 1.0 if _is_lower_better(name) else -1.0
+
+    def rank(level: SweptLevel) -> tuple[float, float, float]:
+        value = sign * level["metrics"][name]
+        return math.inf if math.isnan(value) else value, level["overflow"], -level["exponent"]
+
+    return min(levels, key=rank)
 
 
 def _same_error(a: SweptLevel, b: SweptLevel) -> bool:
@@ -108,7 +111,7 @@ def advise(
     usable = usable or [level for level in levels if level["integer"]] or levels
     # In a block a few elements saturate by design, and what counts is the energy that they lose.
     kind = "overflow_energy" if block else "overflow_share"
-    finest = min(usable, key=partial(_rank, "mse"))
+    finest = _best("mse", usable)
     calm = [level for level in usable if level[kind] <= HIGH]
     calm += [finest] if calm and finest not in calm else []
     least = min(
@@ -133,7 +136,7 @@ def advise(
     clean = [index for index, level in enumerate(levels) if not level["significant"]]
     current = next((level for level in levels if usual["kind"] in level["marks"]), None)
     gap = _gap_db(chosen, current) if current is not None else None
-    best = {name: min(levels, key=partial(_rank, name)) for name in _BEST}
+    best = {name: _best(name, levels) for name in _BEST_OF}
     ends = [name for name in ("maximum", "minimum") if name in chosen["marks"]]
     advice: SweepAdvice = {
         "best": {name: index_of[id(level)] for name, level in best.items()},
