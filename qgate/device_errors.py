@@ -35,7 +35,7 @@ _ADVICE = (
     "fewer or shorter samples (--samples, --seqlen), a device with more memory, or --device cpu"
 )
 _SIZE = r"([0-9.]+ [KMGT]?i?B)"
-_WANTED = re.compile(rf"[Tt]ried to allocate {_SIZE}")
+_MISSING = re.compile(rf"[Tt]ried to allocate {_SIZE}")
 _MEMORY = re.compile(rf"(?:total )?capacity of {_SIZE}(?: of which {_SIZE} is free)?")
 _NUMBER = re.compile(r"\b(?:GPU|XPU|NPU|device) ([0-9]+)\b")
 
@@ -173,11 +173,11 @@ def _words_of_loss(error: BaseException) -> str | None:
 def _memory(error: BaseException) -> str:
     """Return the device of an error as far as its text has it: `GPU 0 (79.11 GiB, 1.2 free)`."""
     text = str(error)
-    number, memory, wanted = _NUMBER.search(text), _MEMORY.search(text), _WANTED.search(text)
+    number, memory, missing = _NUMBER.search(text), _MEMORY.search(text), _MISSING.search(text)
     facts = []
     if memory:
         facts.append(memory[1] + (f", {memory[2]} free" if memory[2] else ""))
-    if wanted:
-        facts.append(f"{wanted[1]} more wanted")
+    if missing:
+        facts.append(f"{missing[1]} more wanted")
     name = f"the memory of {number[0]}" if number else "the memory of the device"
     return f"{name} ({'; '.join(facts)})" if facts else name

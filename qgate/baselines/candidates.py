@@ -206,8 +206,10 @@ def update_of(
         if not problem and accepted is not None and candidate.mode in accepted:
             files = accepted[candidate.mode]
             own = kind_of(candidate.origin.device)
-            known = values_for(files[kind] for kind in (own, "") if kind in files)
-            problem = _other_plan(candidate, {key: value for key, (value, _) in known.items()})
+            accepted_values = values_for(files[kind] for kind in (own, "") if kind in files)
+            problem = _other_plan(
+                candidate, {key: value for key, (value, _) in accepted_values.items()}
+            )
         if problem:
             refused.append(f"{name} (mode {candidate.mode}): {problem}")
             continue

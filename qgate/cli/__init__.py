@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from qgate._version import __version__
 from qgate.cli._console import add_console_options, console
+from qgate.device_errors import in_sentences
 from qgate.devices import wait_calmly
 from qgate.errors import QgateError, unknown
 from qgate.interruptions import ended_by_signals
@@ -197,7 +198,8 @@ def run_call(args: argparse.Namespace) -> int:
             return 0
         # A program that is collected or tested has its own ways to end.
         own = args.command in ("collect", "run")
-        with contextlib.nullcontext() if own else ended_by_signals(), console(args):
+        ending = contextlib.nullcontext() if own else ended_by_signals()
+        with ending, console(args), in_sentences(f"qgate {args.command}"):
             args.status = int(args.run(args))
             sys.stdout.flush()
     except KeyboardInterrupt:

@@ -48,14 +48,14 @@ class AcceptedErrors:
     They are those of the device of a run, and of the first device where that one has none.
 
     elsewhere       the devices of those that other arithmetic than this run's made
-    kept            those of another kind of device, which no update of this run changes
+    foreign         those of another kind of device, which no update of this run changes
     sources         the files that they are from, each with its device
     other_weights   the hash of the weights that they are of, where others run
     """
 
     values: Mapping[Key, float | str] = field(default_factory=dict)
     elsewhere: Mapping[Key, str] = field(default_factory=dict)
-    kept: Set[Key] = frozenset()
+    foreign: Set[Key] = frozenset()
     sources: Sequence[tuple[str, str]] = ()
     by_site: Mapping[tuple[str, str, str], dict[str, float | str]] = field(default_factory=dict)
     by_layer: Mapping[tuple[str, str], Set[tuple[str, str]]] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class Ledger:
         self._accepted[title] = AcceptedErrors(
             values={key: value for key, (value, _) in values.items()},
             elsewhere={key: of for key, (_, of) in values.items() if of != self._origin.device},
-            kept=values.keys() - own.keys(),
+            foreign=values.keys() - own.keys(),
             sources=[(of.file, of.device) for of in sources],
             by_site=by_site,
             by_layer=by_layer,
@@ -308,13 +308,13 @@ class Ledger:
         entries = [
             key for key in accepted.values if key.suite == suite and (key.site, key.scope) in gone
         ]
-        drops = tuple(key for key in entries if key not in accepted.kept)
+        drops = tuple(key for key in entries if key not in accepted.foreign)
         # What another kind of device accepted is removed there only.
-        kept = {(key.site, key.scope) for key in entries if key in accepted.kept}
+        absent = {(key.site, key.scope) for key in entries if key in accepted.foreign}
         remaining = decided.remaining + tuple(
             check
             for check in verdict.failed
-            if check.kind == "absent" and (check.site, check.scope) in kept
+            if check.kind == "absent" and (check.site, check.scope) in absent
         )
         return Decision(title, suite, calibrated, values, drops, remaining)
 

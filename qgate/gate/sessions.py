@@ -195,7 +195,7 @@ class GateSession:
         absent = _absent_sites(accepted, suite, rows, whole)
         kept_on = {
             (key.site, key.scope): accepted.elsewhere[key]
-            for key in accepted.kept
+            for key in accepted.foreign
             if key.suite == suite and (key.site, key.scope) in absent
         }
         verdict = judge(rows, limits_of, absent=absent, kept_on=kept_on)

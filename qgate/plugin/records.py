@@ -223,8 +223,7 @@ def update_baselines(run: SuiteRun) -> None:
         run.accepted += accepted_movements(model, changes)
         run.selection.notes += beside_sentences(store, changes, run.options.dry_run)
         origin, written = store.origin(), {} if run.options.dry_run else update.modes()
-        files = [file for of_mode in store.all_accepted().values() for file in of_mode.values()]
-        for accepted in files:
+        for accepted in (file for of in store.all_accepted().values() for file in of.values()):
             if origin is not None and accepted.stale(origin):
                 run.stale.append(f"{model} {accepted.mode}{accepted.where}")
             if accepted.mode in written and (lines := len(accepted.lines())) > _LINES:

@@ -119,7 +119,9 @@ def _scaled_wide(
     scale = scale.to(tl.float64)
     a = number(size).to(tl.float64) / scale
     bound = bound_of(bits < 0, LARGEST, LARGEST_NEGATIVE, SYMMETRIC, SATURATES)
-    r = on_element_grid(tl.minimum(a, bound), 0.0, 0.0, ROUNDING, False, TAPERED, True, MANTISSA, LOWEST)
+    r = on_element_grid(
+        tl.minimum(a, bound), 0.0, 0.0, ROUNDING, False, TAPERED, True, MANTISSA, LOWEST
+    )
     e = overflow(r, a == float("inf"), LARGEST, ROUNDING, SATURATES, TO_INFINITY)
     y = e * scale
     sign = bits & SIGN
