@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from qgate.cli import formats as command
 from qgate.cli import main
@@ -315,3 +316,25 @@ def test_ctrl_c_ends_a_command_with_one_line_of_its_name(
     monkeypatch.setattr(command, name, interrupted)
     assert main(["formats"]) == 130
     assert capsys.readouterr().err == f"\n{program}: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is free.",
+         "qgate formats: the memory of GPU 0 (79.11 GiB, 1.20 GiB free; 2.00 GiB more wanted) is too small for qgate formats."),
+        ("CUDA error: device-side assert triggered", "in qgate formats or before: nothing runs on that device"),
+    ],
+    ids=["memory", "assert"],
+)  # fmt: skip
+def test_an_error_of_a_device_is_one_sentence(
+    text: str, words: str, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: object) -> int:
+        raise (torch.OutOfMemoryError if "memory" in text else RuntimeError)(text)
+
+    monkeypatch.setattr(command, "table", lambda: fails(None))
+    assert main(["formats"]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
