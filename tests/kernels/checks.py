@@ -19,7 +19,7 @@ import qgate
 from qgate.formats import quantizer
 from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
-from qgate.kernels import cases, comparing, lookups, proving, reductions
+from qgate.kernels import cases, comparing, lookups, proving, recurrences, reductions
 from qgate.kernels.casts import MxCast
 from qgate.kernels.launching import interpreted
 from qgate.stats._error_pass import SHIFT
@@ -270,6 +270,10 @@ def errors_of_real_tiles(device: torch.device) -> str:
     return comparing.first_difference(found, comparing.compare_by_torch(a, r, SHIFT))
 
 
+def recurring(backward: bool) -> Check:
+    return lambda device: recurrences._wrong(device, backward)
+
+
 MX = ("mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1", "mxint8")
 
 CHECKS: dict[str, Check] = {
@@ -378,6 +382,8 @@ CHECKS: dict[str, Check] = {
     "count bf16": counted(BF16),
     "count fp16": counted(FP16),
     "count fp8": counted(torch.float8_e4m3fn),
+    "recurrence": recurring(backward=False),
+    "recurrence, backward": recurring(backward=True),
     "errors bf16": errors(BF16, BF16),
     "errors fp16, fp32": errors(FP16, FP32),
     "errors fp32": errors(FP32, FP32),

@@ -13,7 +13,7 @@ channels fill the registers of the processor (multiples of 32), as in every mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from qgate.errors import unknown
+from qgate.kernels import recurrences
 from qgate.models.mamba.state import MixerState
 
 Order = Literal["loop", "block", "einsum"]
@@ -30,7 +31,7 @@ Store = Callable[[Tensor, int], Tensor]
 That of a scan takes the state after one token, (states, batch, channels).
 """
 
-_CHUNK = 1 << 19
+_CHUNK, _CHUNK_ON_DEVICE = 1 << 19, 1 << 24
 
 
 class ScanResult(NamedTuple):
@@ -181,7 +182,8 @@ class _Chunked(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         tokens, batch, channels = delta.shape
         B, C = B.transpose(1, 2).contiguous(), C.transpose(1, 2).contiguous()
-        step = max(1, _CHUNK // max(1, A.numel() * batch))
+        numbers = _CHUNK if delta.device.type == "cpu" else _CHUNK_ON_DEVICE
+        step = max(1, numbers // max(1, A.numel() * batch))
         state = delta.new_zeros(A.shape[0], batch, channels) if state is None else state
         y = torch.empty_like(u)
         keep = any(ctx.needs_input_grad)
@@ -207,7 +209,7 @@ class _Chunked(torch.autograd.Function):
         ddelta, du = torch.empty_like(delta), dy * D
         dB, dC = torch.empty_like(B), torch.empty_like(C)
         dA = torch.zeros_like(A)
-        carry = dstate.clone()
+        carry = dstate.clone(memory_format=torch.contiguous_format)
         for index in reversed(range(len(starts))):
             now = slice(index * ctx.step, (index + 1) * ctx.step)
             decay, states, stored = _states(
@@ -216,13 +218,11 @@ class _Chunked(torch.autograd.Function):
             )  # fmt: skip
             dC[now] = (states * dy[now].unsqueeze(1)).sum(-1)
             grad = C[now].unsqueeze(-1) * dy[now].unsqueeze(1)
-            for t in reversed(range(len(grad))):
-                grad[t] += carry
-                carry = decay[t] * grad[t]
+            carry = recurrences.run(decay, grad, carry, backward=True)
             dB[now] = (grad * (delta[now] * u[now]).unsqueeze(1)).sum(-1)
             through = (grad * B[now].unsqueeze(-1)).sum(1)
             du[now] += through * delta[now]
-            before = torch.stack([starts[index], *stored[:-1]])
+            before = torch.cat([starts[index][None], stored[:-1]])
             grad = grad.mul_(before).mul_(decay)
             dA += (grad * delta[now].unsqueeze(1)).sum((0, 2))
             ddelta[now] = through * u[now] + grad.mul_(A[:, None]).sum(1)
@@ -240,15 +240,16 @@ def _states(
     order: Order,
     first: int,
     store: Store | None,
-) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Compute decays and states of a chunk, (tokens, states, batch, channels), and the stored."""
     decay = (delta.unsqueeze(1) * A[:, None]).exp_()
     states = _increments(delta, u, B, order)
+    if store is None:
+        recurrences.run(decay, states, state)
+        return decay, states, states
     spare, stored = torch.empty_like(state), []
     for number, (now, factor) in enumerate(zip(states, decay, strict=True), first):
         torch.mul(factor, state, out=spare)
-        state = now.add_(spare)
-        if store is not None:
-            state = store(state, number)
-            stored.append(state)
-    return decay, states, states.unbind() if store is None else stored
+        state = store(now.add_(spare), number)
+        stored.append(state)
+    return decay, states, torch.stack(stored)
