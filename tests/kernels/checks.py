@@ -128,7 +128,10 @@ def ties(fmt: str, of: torch.dtype, **options: Any) -> Check:
         tiny = [2.0**-149, 3 * 2.0**-149, 0x7FFFFF * 2.0**-149, 0x2AAAAB * 2.0**-147]
         ends = [2.0**-126, 1.3 * 2.0**-126, 1.7 * 2.0**-112, 1.9 * 2.0**126, 3.4028234e38]
         tenths = [1.0, 1 / 3, 0.75, 1e-30, 7e-9, 1e30, 65504 / 127, 448 / 127]
-        scale = torch.cat([even, torch.tensor([*tiny, *ends, *tenths], dtype=torch.float64)])
+        # Products with an element that are beside a tie of bf16, on it in float32.
+        beside = [257 / 3, 259 / 3, 385 / 7, 387 / 7, 393 / 5, 395 / 5]
+        given = torch.tensor([*tiny, *ends, *tenths, *beside], dtype=torch.float64)
+        scale = torch.cat([even, given])
         scale = scale.to(torch.float32).double()
         element = qgate.Quantizer(fmt).format.element
         values = torch.tensor(element.values(), dtype=torch.float64)
@@ -140,8 +143,8 @@ def ties(fmt: str, of: torch.dtype, **options: Any) -> Check:
         raw = x.view(torch.int16 if of.itemsize == 2 else torch.int32)
         x = torch.cat([(raw + step).view(of) for step in (-1, 0, 1)], 1)
         x = torch.cat([x, -x], 1).nan_to_num(nan=0.0)
-        given = {"scale": scale.to(torch.float32), "granularity": "channel", "axis": 0}
-        return quantized(x, device, fmt, **given, **options)
+        rows = {"scale": scale.to(torch.float32), "granularity": "channel", "axis": 0}
+        return quantized(x, device, fmt, **rows, **options)
 
     return check
 
@@ -164,6 +167,22 @@ def nvfp4_scales(dtype: torch.dtype, exponents: tuple[int, ...]) -> Check:
         return next(filter(None, found), "")
 
     return check
+
+
+def nvfp4_beside_ties(device: torch.device) -> str:
+    """Tensors whose scale, times 3, is beside a tie of bf16 and in float32 on it."""
+    problems = []
+    for tie in (257, 259, 263, 265):
+        start = torch.tensor([2688 * tie / 3 / 1024]).view(torch.int32)
+        amax = (start + torch.arange(-8, 9, dtype=torch.int32)).view(torch.float32)
+        scale = 1 / (2688 / amax)
+        chosen = amax[(scale * 3 == tie / 1024) & (scale.double() * 3 != tie / 1024)]
+        assert len(chosen), f"no tensor with a scale beside {tie}"
+        for largest in chosen[[0, -1]]:
+            e = torch.tensor([0.5, 1, 1.5, 2, 3, 4, 5, 6] * 2) / 6
+            x = largest * e * torch.arange(1, 8)[:, None] / 7
+            problems.append(quantized(x, device, "nvfp4", dtype=BF16))
+    return next(filter(None, problems), "")
 
 
 def counted(
@@ -301,6 +320,7 @@ CHECKS: dict[str, Check] = {
     "nvfp4 scales": nvfp4_scales(FP32, (-146, -120, -92, -90, -60, 60, 110)),
     "nvfp4 scales bf16": nvfp4_scales(BF16, (-128, -110, -90, -5, 3, 110)),
     "nvfp4 scales fp16": nvfp4_scales(FP16, (-20, -8, 0)),
+    "nvfp4 beside ties": nvfp4_beside_ties,
     "nvfp4 other axis": finite("nvfp4", BF16, 500, axis=0),
     "hif4": blocks("hif4", BF16, 128),
     "hif4 fp32": blocks("hif4", FP32, 100),
