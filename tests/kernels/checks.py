@@ -20,13 +20,15 @@ from qgate.formats import quantizer
 from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
 from qgate.kernels import cases, comparing, lookups, proving, reductions
-from qgate.kernels.casts import MxCast
-from qgate.kernels.launching import interpreted
+from qgate.kernels.casts import ElementCast, MxCast
+from qgate.kernels.launching import interpreted, launch
+from qgate.kernels.shapes import ROUNDINGS, MemoryLayout, kind_of
 from qgate.stats._error_pass import SHIFT
 from qgate.stats.error_stats import ErrorStats
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 Check = Callable[[torch.device], str]
+LONG = MemoryLayout(1, 2**20, 1, 2**20)
 
 
 def quantized(x: Tensor, device: torch.device, fmt: str, **options: Any) -> str:
@@ -145,6 +147,33 @@ def ties(fmt: str, of: torch.dtype, **options: Any) -> Check:
         x = torch.cat([x, -x], 1).nan_to_num(nan=0.0)
         rows = {"scale": scale.to(torch.float32), "granularity": "channel", "axis": 0}
         return quantized(x, device, fmt, **rows, **options)
+
+    return check
+
+
+def few_are_slow(fmt: str, of: torch.dtype, most: int = 0) -> Check:
+    """Plan a scale for every significand: all but a few let `quick` cast their group."""
+
+    def check(device: torch.device) -> str:
+        from qgate.kernels.programs import elements
+
+        first = 2**7 if of == BF16 else 2**10
+        amax = torch.arange(first, 2 * first, dtype=torch.float32, device=device)
+        job = Job(amax.to(of), qgate.Quantizer(fmt, granularity="tensor"))
+        cast = on_device.cast_for(job.x, job.q, job.layout)
+        assert isinstance(cast, ElementCast)
+        plans = torch.zeros(3 * first, dtype=torch.float32, device=device)
+        rounding = ROUNDINGS[cast.grid.rounding]
+        launch(
+            elements.plan_groups, first // 128, amax.view(torch.int32), plans, first,
+            cast.grid.largest, GROUPS=128, SOURCE=elements.OWN.value, INF_SATURATES=False,
+            KIND=kind_of(of), OUT=kind_of(of), ROUNDING=rounding, TIES=cast.ties(LONG, of),
+        )  # fmt: skip
+        scale, inverse, nudge = plans.cpu().view(3, first)
+        if not torch.allclose(scale * inverse, torch.ones(first), rtol=3e-7):
+            return "inverses are wrong"
+        slow = int((nudge == 0).sum())
+        return f"{slow} of {first} scales go the exact way" if slow > most else ""
 
     return check
 
@@ -355,6 +384,11 @@ CHECKS: dict[str, Check] = {
         for fmt in ("int8", "fp8_e4m3", "hif8")
         for of, rounding in ((BF16, "even"), (FP16, "away"), (FP32, "zero"))
     },
+    "fp8 rows": finite("fp8_e4m3", BF16, 1200, granularity="channel", axis=0),
+    "int8 rows fp16": finite("int8", FP16, 1024, granularity="channel", axis=0),
+    "fp8 columns": finite("fp8_e4m3", BF16, 120, granularity="channel", axis=1),
+    **{f"few are slow, {fmt}": few_are_slow(fmt, BF16) for fmt in ("int8", "fp8_e4m3", "int4")},
+    "few are slow, int8 fp16": few_are_slow("int8", FP16, 300),
     "ties of int8, whole": ties("int8", BF16, rounding="away", narrow=False),
     "ties of int4 to float16": ties("int4", FP32, dtype=FP16),
     "ties of e5m2 to bf16": ties("fp8_e5m2", FP32, dtype=BF16),

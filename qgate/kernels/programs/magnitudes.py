@@ -42,7 +42,7 @@ def largest_rows(
         raw = tl.load(start + within + i * TILE, mask=within + i * TILE < length, other=0)
         most = _larger(most, raw, KIND, False)
     size = _as_single(tl.max(most, 0), KIND)
-    if FINITE:
+    if FINITE:  # noqa: SIM102
         if size >= INFINITY:
             most = tl.zeros([TILE], tl.int32)
             for _ in range(TILES):

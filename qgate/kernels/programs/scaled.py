@@ -119,7 +119,9 @@ def _scaled_wide(
     scale = scale.to(tl.float64)
     a = number(size).to(tl.float64) / scale
     bound = bound_of(bits < 0, LARGEST, LARGEST_NEGATIVE, SYMMETRIC, SATURATES)
-    r = on_element_grid(tl.minimum(a, bound), 0.0, 0.0, ROUNDING, False, TAPERED, True, MANTISSA, LOWEST)
+    r = on_element_grid(
+        tl.minimum(a, bound), 0.0, 0.0, ROUNDING, False, TAPERED, True, MANTISSA, LOWEST
+    )
     e = overflow(r, a == float("inf"), LARGEST, ROUNDING, SATURATES, TO_INFINITY)
     y = e * scale
     sign = bits & SIGN
@@ -174,8 +176,8 @@ def nudge_of(
     in two parts. Numbers x of 8 or 11 bits can come near t, within 2**-20 of it, only where t's
     leading bits do, as those of other x are 2**-12 away or more. Three cases:
 
-    - x is above t: all its quotients are to round up. After the factor 1 + 2**-22 they do: what was
-      rounded onto the tie leaves it, and the next number of 21 bits, 2**-21 away, does not reach it.
+    - x is above t: its quotients are to round up. After the factor 1 + 2**-22 they do: what was on
+      the tie leaves it, and the next number of 21 bits, 2**-21 away, does not reach it.
     - x is below t: likewise, with 1 - 2**-22.
     - x equals t: 21 leading bits are the tie itself, and the factor 1 keeps it.
 
