@@ -205,8 +205,8 @@ def cast_columns(
         scale = scale_of(tl.max(bits & MAGNITUDE, 0), largest, INF_SATURATES)
     else:
         column = chunk * COLUMNS + tl.arange(0, COLUMNS)
-        place = row.to(tl.int64) * inner + column
-        scale = load_scale(scales, place, column < inner, largest, SOURCE, INF_SATURATES)
+        offset = row.to(tl.int64) * inner + column
+        scale = load_scale(scales, offset, column < inner, largest, SOURCE, INF_SATURATES)
     f, m, inverse, back = parts_of(scale, WIDE)
     y = exact(
         bits, scale[None, :], f[None, :], m[None, :], inverse[None, :], back[None, :],
@@ -235,10 +235,10 @@ def cast_tall(
     outer = (row // pieces).to(tl.int64)
     column = chunk * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = column < inner
-    place = outer * inner + column
-    scale = tl.load(plans + place, mask=inside, other=1.0)
-    by = tl.load(plans + count + place, mask=inside, other=1.0)
-    nudge = tl.load(plans + count * 2 + place, mask=inside, other=1.0)
+    offset = outer * inner + column
+    scale = tl.load(plans + offset, mask=inside, other=1.0)
+    by = tl.load(plans + count + offset, mask=inside, other=1.0)
+    nudge = tl.load(plans + count * 2 + offset, mask=inside, other=1.0)
     usual = tl.min(tl.min(nudge, 1), 0) > 0
     # As wide as a tile before the loop, so that nothing moves between threads in it.
     scale = tl.broadcast_to(scale, [HIGH, COLUMNS])
