@@ -25,21 +25,31 @@ from qgate.formats.engine.job import layout_of
 from qgate.kernels.shapes import TILINGS, Tiling
 
 CAST: list[tuple[int, ...]] = [(2048, 2), (4096, 4), (1024, 2), (4096, 8)]
-LARGEST: list[tuple[int, ...]] = [(4096, 4, 8), (4096, 4, 16), (4096, 8, 8), (2048, 4, 4)]
+LARGEST: list[tuple[int, ...]] = [(4096, 4, 8), (4096, 4, 4), (4096, 8, 16), (8192, 8, 4)]
+TALL: list[tuple[int, ...]] = [
+    (4096, 4, 8),
+    (2048, 4, 8),
+    (2048, 2, 16),
+    (4096, 4, 2),
+    (4096, 8, 8),
+]
+TENSOR: dict[str, Any] = {"granularity": "tensor"}
 ROWS: dict[str, Any] = {"granularity": "channel", "axis": 0}
 COLUMNS: dict[str, Any] = {"granularity": "channel", "axis": 1}
 # Format, options, what of TILINGS varies, and the variants.
 WORK: dict[str, tuple[str, dict[str, Any], str, list[tuple[int, ...]]]] = {
-    "nvfp4": ("nvfp4", {}, "nvfp4", [(4096, 8), (4096, 4), (2048, 4), (2048, 2), (1024, 2)]),
-    "hif4": ("hif4", {}, "hif4", [(1024, 4), (1024, 2), (2048, 4), (2048, 2), (4096, 4)]),
-    "int8 by row": ("int8", ROWS, "rows", [(4096, 4), (4096, 8), (4096, 2), (8192, 8)]),
-    "fp8 by row": ("fp8_e4m3", ROWS, "rows", [(4096, 4), (4096, 8), (4096, 16)]),
-    "int8 one scale": ("int8", {}, "long rows", [(4096, 4), (2048, 2), (2048, 4), (4096, 8)]),
-    "int8 one scale, largest": ("int8", {}, "largest", LARGEST),
-    "fp8 by column": ("fp8_e4m3", COLUMNS, "columns", [(4096, 4), (8192, 4), (8192, 8), (2048, 4)]),
-    "mxint8": ("mxint8", {}, "mx", [(4096, 4), (2048, 2), (2048, 4), (1024, 2)]),
-    "mxfp8": ("mxfp8_e4m3", {}, "mx", [(4096, 4), (2048, 2), (2048, 4), (1024, 2)]),
-    "mxfp4": ("mxfp4_e2m1", {}, "mx", [(4096, 4), (2048, 2), (2048, 4)]),
+    "nvfp4": ("nvfp4", {}, "nvfp4", [(1024, 2), (4096, 8), (2048, 4), (1024, 1), (512, 1)]),
+    "hif4": ("hif4", {}, "hif4", [(4096, 4), (1024, 2), (2048, 4)]),
+    "int8 by row": ("int8", ROWS, "rows", [(4096, 4), (4096, 8), (4096, 2), (4096, 1)]),
+    "fp8 by row": ("fp8_e4m3", ROWS, "rows", [(4096, 4), (4096, 8), (4096, 2), (4096, 1)]),
+    "int8 one scale": ("int8", TENSOR, "long rows", [(2048, 2), (4096, 4), (2048, 4), (1024, 2)]),
+    "fp8 one scale": ("fp8_e4m3", TENSOR, "long rows", [(2048, 2), (4096, 4), (1024, 2)]),
+    "int8 one scale, largest": ("int8", TENSOR, "largest", LARGEST),
+    "fp8 by column": ("fp8_e4m3", COLUMNS, "columns", TALL),
+    "fp8 by column, largest": ("fp8_e4m3", COLUMNS, "largest", LARGEST),
+    "mxint8": ("mxint8", {}, "mx", [(2048, 4), (2048, 2), (1024, 2)]),
+    "mxfp8": ("mxfp8_e4m3", {}, "mx", [(2048, 4), (2048, 2), (1024, 2)]),
+    "mxfp4": ("mxfp4_e2m1", {}, "mx", [(2048, 4), (2048, 2), (1024, 2)]),
     "fp8 cast": ("fp8_e4m3", {}, "flat", CAST),
     "hif8 cast": ("hif8", {}, "flat", CAST),
     "nvfp4, largest": ("nvfp4", {}, "largest", LARGEST),

@@ -38,7 +38,7 @@ _PLANNED = 32
 _WIDE = 128
 _GIVEN, _AMAX, _OWN = 0, 1, 2
 _X_OUT, _X_AMAX, _ALL = (0, 1), (0, 2), (0, 1, 2)
-_X_OUT_PLANS, _X_OUT_SCALES_PLANS = (0, 1, 3), (0, 1, 2, 3)
+_X_OUT_PLANS, _SCALES_PLANS = (0, 1, 3), (2, 3)
 
 
 def tiling(work: str) -> Tiling:
@@ -64,7 +64,7 @@ class ElementCast:
         grid = self.grid
         constants: dict[str, object] = {"KIND": kind_of(dtype), "OUT": kind_of(out)}
         constants |= grid.constants
-        source = {"SOURCE": _GIVEN, "INF_SATURATES": self.inf_saturates}
+        source: dict[str, object] = {"SOURCE": _GIVEN, "INF_SATURATES": self.inf_saturates}
         if not self.scaled:
             n, cut = memory.outer * memory.length * memory.inner, tiling("flat")
             flat = Step(
@@ -72,13 +72,15 @@ class ElementCast:
                 TILE=cut.elements, **constants,
             )  # fmt: skip
             return lambda x, y, _: flat(x, y)
-        constants |= {"TIES": self._ties(memory, dtype)}
+        ties = self.ties(memory, dtype)
         if memory.upright:
             return self._upright(memory, dtype, source, constants)
         if memory.groups > 1 or memory.length <= FITS:
             cut = tiling("rows")
-            tile = memory.padded if constants["TIES"] else cut.elements
-            warps = max(cut.warps * min(tile, cut.elements) // cut.elements, tile // 1024)
+            tile = memory.padded if ties else cut.elements
+            warps = max(cut.warps * tile // cut.elements, 1)
+            if not ties:
+                warps = max(cut.warps, memory.padded // 1024)
             if self.own:
                 source["SOURCE"] = _OWN
             count = memory.outer * memory.groups
@@ -86,7 +88,7 @@ class ElementCast:
                 programs.cast_rows, memory.programs(tile), _ALL,
                 (memory.length, memory.groups, count, memory.block, *grid.numbers), warps,
                 PADDED=memory.padded, ROWS=memory.across(tile), TAIL=memory.kind[1],
-                **source, **constants,
+                **source, **constants, TIES=ties,
             )  # fmt: skip
             return _with(rows)
         cut = tiling("long rows")
@@ -94,12 +96,12 @@ class ElementCast:
             source["SOURCE"] = _AMAX
         pieces = memory.outer * -(-memory.length // cut.elements)
         last = Step(
-            programs.cast_long_rows, pieces, _X_OUT_PLANS if constants["TIES"] else _ALL,
+            programs.cast_long_rows, pieces, _X_OUT_PLANS if ties else _ALL,
             (memory.length, memory.outer, *grid.numbers), cut.warps,
-            TILE=cut.elements, **source, **constants,
+            TILE=cut.elements, **source, **constants, TIES=ties,
         )  # fmt: skip
         largest = _largest_rows(memory, dtype, finite=False) if self.own else None
-        return self._in_steps(memory.outer, largest, last, source, constants)
+        return self._in_steps(memory.outer, largest, last, ties, source, constants)
 
     def _upright(
         self,
@@ -116,7 +118,8 @@ class ElementCast:
         count = memory.outer * memory.inner
         if self.own:
             source["SOURCE"] = _AMAX if shared else _OWN
-        if constants["TIES"]:
+        ties = self.ties(memory, dtype)
+        if ties:
             across = min(power_of_two(memory.inner), _WIDE)
             pieces = -(-memory.length // (high * cut.tiles)) * -(-memory.inner // across)
             last = Step(
@@ -133,11 +136,13 @@ class ElementCast:
                 **constants,
             )  # fmt: skip
         largest = _largest_columns(memory, dtype) if self.own and shared else None
-        return self._in_steps(count, largest, last, source, constants)
+        return self._in_steps(count, largest, last, ties, source, constants)
 
-    def _ties(self, memory: MemoryLayout, dtype: torch.dtype) -> int:
+    def ties(self, memory: MemoryLayout, dtype: torch.dtype) -> int:
         """Return how many ties of one exponent a program tries, 0 where that takes too long."""
         mantissa = _MOST_BITS if self.grid.tapered else self.grid.mantissa
+        if not self.scaled:
+            return 0
         if dtype.itemsize > 2 or not self.grid.is_single or mantissa > _MOST_TIES:
             return 0
         if memory.upright:
@@ -151,19 +156,20 @@ class ElementCast:
         groups: int,
         largest: Step | None,
         last: Step,
+        ties: int,
         source: dict[str, object],
         constants: dict[str, object],
     ) -> Run:
         """Return the largest magnitudes of groups, their plans and the cast, as far as needed."""
-        if not constants["TIES"]:
+        if not ties:
             return _with(last) if largest is None else _after(largest, last, groups)
         programs = importlib.import_module("qgate.kernels.programs.elements")
         at_once = min(power_of_two(groups), _PLANNED)
         plan = Step(
-            programs.plan_groups, -(-groups // at_once), _X_OUT_SCALES_PLANS,
+            programs.plan_groups, -(-groups // at_once), _SCALES_PLANS,
             (groups, self.grid.largest), 4, GROUPS=at_once, SOURCE=source["SOURCE"],
             INF_SATURATES=source["INF_SATURATES"], KIND=constants["KIND"], OUT=constants["OUT"],
-            ROUNDING=constants["ROUNDING"], TIES=constants["TIES"],
+            ROUNDING=constants["ROUNDING"], TIES=ties,
         )  # fmt: skip
 
         def run(x: Tensor, out: Tensor, scales: Tensor | None) -> None:
@@ -171,7 +177,8 @@ class ElementCast:
             if largest is not None:
                 scales = torch.zeros(groups, dtype=torch.int32, device=x.device)
                 largest(x, out, scales)
-            plan(x, out, x if scales is None else scales, plans)
+            assert scales is not None
+            plan(x, out, scales, plans)
             last(x, out, x, plans)
 
         return run

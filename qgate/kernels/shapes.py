@@ -26,10 +26,10 @@ class Tiling:
 TILINGS = {
     "flat": Tiling(2048, 2),
     "rows": Tiling(4096, 4),
-    "long rows": Tiling(4096, 4),
+    "long rows": Tiling(2048, 2),
     "columns": Tiling(4096, 4, 8),
     "mx": Tiling(2048, 4),
-    "nvfp4": Tiling(4096, 8),
+    "nvfp4": Tiling(1024, 2),
     "hif4": Tiling(4096, 4),
     "largest": Tiling(4096, 4, 8),
 }

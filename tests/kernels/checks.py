@@ -20,13 +20,15 @@ from qgate.formats import quantizer
 from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
 from qgate.kernels import cases, comparing, lookups, proving, recurrences, reductions
-from qgate.kernels.casts import MxCast
-from qgate.kernels.launching import interpreted
+from qgate.kernels.casts import ElementCast, MxCast
+from qgate.kernels.launching import interpreted, launch
+from qgate.kernels.shapes import ROUNDINGS, MemoryLayout, kind_of
 from qgate.stats._error_pass import SHIFT
 from qgate.stats.error_stats import ErrorStats
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 Check = Callable[[torch.device], str]
+LONG = MemoryLayout(1, 2**20, 1, 2**20)
 
 
 def quantized(x: Tensor, device: torch.device, fmt: str, **options: Any) -> str:
@@ -128,7 +130,10 @@ def ties(fmt: str, of: torch.dtype, **options: Any) -> Check:
         tiny = [2.0**-149, 3 * 2.0**-149, 0x7FFFFF * 2.0**-149, 0x2AAAAB * 2.0**-147]
         ends = [2.0**-126, 1.3 * 2.0**-126, 1.7 * 2.0**-112, 1.9 * 2.0**126, 3.4028234e38]
         tenths = [1.0, 1 / 3, 0.75, 1e-30, 7e-9, 1e30, 65504 / 127, 448 / 127]
-        scale = torch.cat([even, torch.tensor([*tiny, *ends, *tenths], dtype=torch.float64)])
+        # Products with an element that are beside a tie of bf16, on it in float32.
+        beside = [257 / 3, 259 / 3, 385 / 7, 387 / 7, 393 / 5, 395 / 5]
+        given = torch.tensor([*tiny, *ends, *tenths, *beside], dtype=torch.float64)
+        scale = torch.cat([even, given])
         scale = scale.to(torch.float32).double()
         element = qgate.Quantizer(fmt).format.element
         values = torch.tensor(element.values(), dtype=torch.float64)
@@ -140,8 +145,35 @@ def ties(fmt: str, of: torch.dtype, **options: Any) -> Check:
         raw = x.view(torch.int16 if of.itemsize == 2 else torch.int32)
         x = torch.cat([(raw + step).view(of) for step in (-1, 0, 1)], 1)
         x = torch.cat([x, -x], 1).nan_to_num(nan=0.0)
-        given = {"scale": scale.to(torch.float32), "granularity": "channel", "axis": 0}
-        return quantized(x, device, fmt, **given, **options)
+        rows = {"scale": scale.to(torch.float32), "granularity": "channel", "axis": 0}
+        return quantized(x, device, fmt, **rows, **options)
+
+    return check
+
+
+def few_are_slow(fmt: str, of: torch.dtype, most: int = 0) -> Check:
+    """Plan a scale for every significand: all but a few let `quick` cast their group."""
+
+    def check(device: torch.device) -> str:
+        from qgate.kernels.programs import elements
+
+        first = 2**7 if of == BF16 else 2**10
+        amax = torch.arange(first, 2 * first, dtype=torch.float32, device=device)
+        job = Job(amax.to(of), qgate.Quantizer(fmt, granularity="tensor"))
+        cast = on_device.cast_for(job.x, job.q, job.layout)
+        assert isinstance(cast, ElementCast)
+        plans = torch.zeros(3 * first, dtype=torch.float32, device=device)
+        rounding = ROUNDINGS[cast.grid.rounding]
+        launch(
+            elements.plan_groups, first // 128, amax.view(torch.int32), plans, first,
+            cast.grid.largest, GROUPS=128, SOURCE=elements.OWN.value, INF_SATURATES=False,
+            KIND=kind_of(of), OUT=kind_of(of), ROUNDING=rounding, TIES=cast.ties(LONG, of),
+        )  # fmt: skip
+        scale, inverse, nudge = plans.cpu().view(3, first)
+        if not torch.allclose(scale * inverse, torch.ones(first), rtol=3e-7):
+            return "inverses are wrong"
+        slow = int((nudge == 0).sum())
+        return f"{slow} of {first} scales go the exact way" if slow > most else ""
 
     return check
 
@@ -164,6 +196,22 @@ def nvfp4_scales(dtype: torch.dtype, exponents: tuple[int, ...]) -> Check:
         return next(filter(None, found), "")
 
     return check
+
+
+def nvfp4_beside_ties(device: torch.device) -> str:
+    """Tensors whose scale, times 3, is beside a tie of bf16 and in float32 on it."""
+    problems = []
+    for tie in (257, 259, 263, 265):
+        start = torch.tensor([2688 * tie / 3 / 1024]).view(torch.int32)
+        amax = (start + torch.arange(-8, 9, dtype=torch.int32)).view(torch.float32)
+        scale = 1 / (2688 / amax)
+        chosen = amax[(scale * 3 == tie / 1024) & (scale.double() * 3 != tie / 1024)]
+        assert len(chosen), f"no tensor with a scale beside {tie}"
+        for largest in chosen[[0, -1]]:
+            e = torch.tensor([0.5, 1, 1.5, 2, 3, 4, 5, 6] * 2) / 6
+            x = largest * e * torch.arange(1, 8)[:, None] / 7
+            problems.append(quantized(x, device, "nvfp4", dtype=BF16))
+    return next(filter(None, problems), "")
 
 
 def counted(
@@ -305,6 +353,7 @@ CHECKS: dict[str, Check] = {
     "nvfp4 scales": nvfp4_scales(FP32, (-146, -120, -92, -90, -60, 60, 110)),
     "nvfp4 scales bf16": nvfp4_scales(BF16, (-128, -110, -90, -5, 3, 110)),
     "nvfp4 scales fp16": nvfp4_scales(FP16, (-20, -8, 0)),
+    "nvfp4 beside ties": nvfp4_beside_ties,
     "nvfp4 other axis": finite("nvfp4", BF16, 500, axis=0),
     "hif4": blocks("hif4", BF16, 128),
     "hif4 fp32": blocks("hif4", FP32, 100),
@@ -339,6 +388,11 @@ CHECKS: dict[str, Check] = {
         for fmt in ("int8", "fp8_e4m3", "hif8")
         for of, rounding in ((BF16, "even"), (FP16, "away"), (FP32, "zero"))
     },
+    "fp8 rows": finite("fp8_e4m3", BF16, 1200, granularity="channel", axis=0),
+    "int8 rows fp16": finite("int8", FP16, 1024, granularity="channel", axis=0),
+    "fp8 columns": finite("fp8_e4m3", BF16, 120, granularity="channel", axis=1),
+    **{f"few are slow, {fmt}": few_are_slow(fmt, BF16) for fmt in ("int8", "fp8_e4m3", "int4")},
+    "few are slow, int8 fp16": few_are_slow("int8", FP16, 300),
     "ties of int8, whole": ties("int8", BF16, rounding="away", narrow=False),
     "ties of int4 to float16": ties("int4", FP32, dtype=FP16),
     "ties of e5m2 to bf16": ties("fp8_e5m2", FP32, dtype=BF16),

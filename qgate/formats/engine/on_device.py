@@ -102,7 +102,8 @@ class KernelPlan:
         cast, q = self.cast, self.q
         assert cast is not None
         memory = memory_of(self.layout)
-        way = (cast, _way(x, self.dtype, memory, q))
+        ties = cast.ties(memory, x.dtype) if isinstance(cast, ElementCast) else 0
+        way = (cast, ties, _way(x, self.dtype, memory, q))
         if not proving.is_known(way, x.device):
             if x.numel() < SMALL:
                 _waiting[way] = _waiting.get(way, 0) + 1

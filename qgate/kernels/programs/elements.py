@@ -61,7 +61,7 @@ def cast_flat(
 
 @triton.jit
 def plan_groups(
-    x, out, scales, plans, count, largest, GROUPS: tl.constexpr, SOURCE: tl.constexpr,
+    scales, plans, count, largest, GROUPS: tl.constexpr, SOURCE: tl.constexpr,
     INF_SATURATES: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr,
     TIES: tl.constexpr,
 ):  # fmt: skip
@@ -116,9 +116,10 @@ def cast_rows(
             )  # fmt: skip
         else:
             y = exact(
-                bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
-                FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST,
-                LARGEST, LARGEST_NEGATIVE,
+                bits, scale, f, m, inverse, back,
+                lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC, TAPERED,
+                SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
+                LARGEST_NEGATIVE,
             )  # fmt: skip
     else:
         if SOURCE == OWN:
@@ -127,9 +128,9 @@ def cast_rows(
             scale = load_scale(scales, group, group < count, largest, SOURCE, INF_SATURATES)
         f, m, inverse, back = parts_of(scale, WIDE)
         y = exact(
-            bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
-            FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST,
-            LARGEST, LARGEST_NEGATIVE,
+            bits, scale, f, m, inverse, back,
+            lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC, TAPERED,
+            SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST, LARGEST_NEGATIVE,
         )  # fmt: skip
     tl.store(out + at, y, mask=exists)
 
@@ -137,7 +138,8 @@ def cast_rows(
 @triton.jit
 def cast_long_rows(
     x, out, scales, length, rows, lowest, growth, largest, largest_negative, TILE: tl.constexpr,
-    SOURCE: tl.constexpr, INF_SATURATES: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr,
+    SOURCE: tl.constexpr, INF_SATURATES: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr,
+    ROUNDING: tl.constexpr,
     FIXED: tl.constexpr, SYMMETRIC: tl.constexpr, TAPERED: tl.constexpr, SATURATES: tl.constexpr,
     TO_INFINITY: tl.constexpr, SIGNED_ZERO: tl.constexpr, WIDE: tl.constexpr,
     MANTISSA: tl.constexpr, LOWEST: tl.constexpr, LARGEST: tl.constexpr,
@@ -167,17 +169,18 @@ def cast_long_rows(
         else:
             f, m, inverse, back = parts_of(scale, WIDE)
             y = exact(
-                bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
-                FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST,
-                LARGEST, LARGEST_NEGATIVE,
+                bits, scale, f, m, inverse, back,
+                lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC, TAPERED,
+                SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
+                LARGEST_NEGATIVE,
             )  # fmt: skip
     else:
         scale = load_scale(scales, row, True, largest, SOURCE, INF_SATURATES)
         f, m, inverse, back = parts_of(scale, WIDE)
         y = exact(
-            bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
-            FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST,
-            LARGEST, LARGEST_NEGATIVE,
+            bits, scale, f, m, inverse, back,
+            lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC, TAPERED,
+            SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST, LARGEST_NEGATIVE,
         )  # fmt: skip
     tl.store(out + at, y, mask=within < length)
 
@@ -190,7 +193,7 @@ def cast_columns(
     FIXED: tl.constexpr, SYMMETRIC: tl.constexpr, TAPERED: tl.constexpr, SATURATES: tl.constexpr,
     TO_INFINITY: tl.constexpr, SIGNED_ZERO: tl.constexpr, WIDE: tl.constexpr,
     MANTISSA: tl.constexpr, LOWEST: tl.constexpr, LARGEST: tl.constexpr,
-    LARGEST_NEGATIVE: tl.constexpr, TIES: tl.constexpr,
+    LARGEST_NEGATIVE: tl.constexpr,
 ):  # fmt: skip
     """Cast with a scale for each block along another axis."""
     at, exists = upright_tile(length, groups, inner, block, PADDED, COLUMNS)
@@ -202,13 +205,13 @@ def cast_columns(
         scale = scale_of(tl.max(bits & MAGNITUDE, 0), largest, INF_SATURATES)
     else:
         column = chunk * COLUMNS + tl.arange(0, COLUMNS)
-        place = row.to(tl.int64) * inner + column
-        scale = load_scale(scales, place, column < inner, largest, SOURCE, INF_SATURATES)
+        offset = row.to(tl.int64) * inner + column
+        scale = load_scale(scales, offset, column < inner, largest, SOURCE, INF_SATURATES)
     f, m, inverse, back = parts_of(scale, WIDE)
     y = exact(
-        bits, scale[None, :], f[None, :], m[None, :], inverse[None, :], back[None, :], lowest, growth, largest, largest_negative, OUT, ROUNDING,
-        FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST,
-        LARGEST, LARGEST_NEGATIVE,
+        bits, scale[None, :], f[None, :], m[None, :], inverse[None, :], back[None, :],
+        lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC, TAPERED,
+        SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST, LARGEST_NEGATIVE,
     )  # fmt: skip
     tl.store(out + at, y, mask=exists)
 
@@ -221,7 +224,7 @@ def cast_tall(
     FIXED: tl.constexpr, SYMMETRIC: tl.constexpr, TAPERED: tl.constexpr, SATURATES: tl.constexpr,
     TO_INFINITY: tl.constexpr, SIGNED_ZERO: tl.constexpr, WIDE: tl.constexpr,
     MANTISSA: tl.constexpr, LOWEST: tl.constexpr, LARGEST: tl.constexpr,
-    LARGEST_NEGATIVE: tl.constexpr, TIES: tl.constexpr,
+    LARGEST_NEGATIVE: tl.constexpr,
 ):  # fmt: skip
     """Cast with a scale for each column of an [outer, length, inner] tensor, TILES tiles each.
 
@@ -232,10 +235,10 @@ def cast_tall(
     outer = (row // pieces).to(tl.int64)
     column = chunk * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     inside = column < inner
-    place = outer * inner + column
-    scale = tl.load(plans + place, mask=inside, other=1.0)
-    by = tl.load(plans + count + place, mask=inside, other=1.0)
-    nudge = tl.load(plans + count * 2 + place, mask=inside, other=1.0)
+    offset = outer * inner + column
+    scale = tl.load(plans + offset, mask=inside, other=1.0)
+    by = tl.load(plans + count + offset, mask=inside, other=1.0)
+    nudge = tl.load(plans + count * 2 + offset, mask=inside, other=1.0)
     usual = tl.min(tl.min(nudge, 1), 0) > 0
     # As wide as a tile before the loop, so that nothing moves between threads in it.
     scale = tl.broadcast_to(scale, [HIGH, COLUMNS])
@@ -258,9 +261,10 @@ def cast_tall(
         else:
             f, m, inverse, back = parts_of(scale, WIDE)
             y = exact(
-                bits, scale, f, m, inverse, back, lowest, growth, largest, largest_negative, OUT, ROUNDING,
-                FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST,
-                LARGEST, LARGEST_NEGATIVE,
+                bits, scale, f, m, inverse, back,
+                lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC, TAPERED,
+                SATURATES, TO_INFINITY, SIGNED_ZERO, WIDE, MANTISSA, LOWEST, LARGEST,
+                LARGEST_NEGATIVE,
             )  # fmt: skip
         tl.store(out + at, y, mask=exists)
         within += HIGH

@@ -30,16 +30,27 @@ def largest_rows(
     x, amax, length, TILE: tl.constexpr, TILES: tl.constexpr, KIND: tl.constexpr,
     FINITE: tl.constexpr,
 ):  # fmt: skip
-    """Find the largest (finite) magnitude of each row: TILES tiles and one atomic a program."""
+    """Find the largest (finite) magnitude of each row: TILES tiles and one atomic a program.
+
+    With FINITE, what has a NaN or an Inf is read again without them.
+    """
     row, piece = parts(tl.cdiv(length, TILE * TILES))
     within = piece.to(tl.int64) * (TILE * TILES) + tl.arange(0, TILE)
     start = x + row.to(tl.int64) * length
     most = tl.zeros([TILE], tl.int32)
-    for _ in tl.static_range(TILES):
-        raw = tl.load(start + within, mask=within < length, other=0)
-        most = _larger(most, raw, KIND, FINITE)
-        within += TILE
-    tl.atomic_max(amax + row, _as_single(tl.max(most, 0), KIND), sem="relaxed")
+    for i in tl.static_range(TILES):
+        raw = tl.load(start + within + i * TILE, mask=within + i * TILE < length, other=0)
+        most = _larger(most, raw, KIND, False)
+    size = _as_single(tl.max(most, 0), KIND)
+    if FINITE:  # noqa: SIM102
+        if size >= INFINITY:
+            most = tl.zeros([TILE], tl.int32)
+            for _ in range(TILES):
+                raw = tl.load(start + within, mask=within < length, other=0)
+                most = _larger(most, raw, KIND, True)
+                within += TILE
+            size = _as_single(tl.max(most, 0), KIND)
+    tl.atomic_max(amax + row, size, sem="relaxed")
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """NVFP4: E2M1 elements, an E4M3 scale per block, one float32 scale for the tensor.
 
-The steps are the format's, each one float32 operation. A result has one of two significands per
-block, that of 1 or of 1.5; their products with the scales are exact.
+The steps are the format's, each one float32 operation. A result is the product of an element, its
+block's scale and the tensor's, rounded once.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 from qgate.kernels.programs.grid import (
     BF16,
     EVEN,
-    FP32,
+    FP16,
     INFINITY,
     MAGNITUDE,
     NAN,
@@ -28,6 +28,23 @@ from qgate.kernels.programs.grid import (
 )
 
 LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit
+def _rounds_once(decode, OUT: tl.constexpr):
+    """Return whether products with the tensor's scale have the bits of one rounding.
+
+    An element times a block's scale has 6 bits, an odd number up to 45 times a power of two, and
+    is exact. What rounds to a tie of bf16 first is rounded twice, which all these numbers are tried
+    for. The rest is far from subnormal numbers.
+    """
+    usual = (decode > 2.0**-80) & (decode < 2.0**80)
+    if OUT == BF16:
+        j = (tl.arange(0, 32) * 2 + 1).to(tl.float32)
+        y = j * decode
+        twice = ((bits_of(y) & 0xFFFF) == 0x8000) & (tl.fma(j, decode, y * -1.0) != 0) & (j < 46)
+        usual = usual & (tl.max(twice.to(tl.int32), 0) == 0)
+    return usual
 
 
 @triton.jit
@@ -50,19 +67,17 @@ def _quantized(
     e = round_to(tl.minimum(number(size) * encode, 6.0), 1.0, 4194304.0, ROUNDING, False)
     sign = bits & SIGN
     spoilt = tl.where(bad, float("nan"), block_scale)
-    if (decode > 2.0**-80) & (decode < 2.0**80):
-        code = bits_of(e)
-        if OUT == FP32:
-            one = spoilt * decode
-            half_more = (spoilt * 1.5) * decode
+    if _rounds_once(decode, OUT):
+        if OUT == FP16:
+            code = bits_of(e)
+            one = product(spoilt, decode, 4096)
+            half_more = product(spoilt * 1.5, decode, 4096)
+            # Zero, or the power of two of 0.5, 1 and 1.5, 2 and 3, 4 and 6.
+            power = number(code & INFINITY)
+            y = tl.where((code & 0x00400000) != 0, half_more, one) * power
         else:
-            SPLIT: tl.constexpr = 32768 if OUT == BF16 else 4096
-            one = product(spoilt, decode, SPLIT)
-            half_more = product(spoilt * 1.5, decode, SPLIT)
-        # Zero, or the power of two of 0.5, 1 and 1.5, 2 and 3, 4 and 6.
-        power = number(code & INFINITY)
-        y = tl.where((code & 0x00400000) != 0, half_more, one) * power
-        y = narrow(bits_of(y) | sign, OUT)
+            y = (e * spoilt) * decode
+        y = narrow(bits_of(y) ^ sign, OUT)
     else:
         exact = block_scale.to(tl.float64) * decode.to(tl.float64)
         y = round_once(e.to(tl.float64) * exact, sign, OUT)

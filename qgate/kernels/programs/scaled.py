@@ -85,8 +85,8 @@ def _scaled(
         # The ties of equal steps are multiples of half a step.
         magic = lowest * growth * 0.25
         near = (a * inverse + magic) - magic
-        rest = tl.fma(near, m * -1.0, a)
-        quotient = tl.fma(side(rest), magic * 5.960464477539063e-08, near)
+        remainder = tl.fma(near, m * -1.0, a)
+        quotient = tl.fma(side(remainder), magic * 5.960464477539063e-08, near)
     else:
         near = leading(a * inverse, 4096)
         quotient = beside(near, tl.fma(near, m * -1.0, a), 4096)
@@ -176,8 +176,8 @@ def nudge_of(
     in two parts. Numbers x of 8 or 11 bits can come near t, within 2**-20 of it, only where t's
     leading bits do, as those of other x are 2**-12 away or more. Three cases:
 
-    - x is above t: all its quotients are to round up. After the factor 1 + 2**-22 they do: what was
-      rounded onto the tie leaves it, and the next number of 21 bits, 2**-21 away, does not reach it.
+    - x is above t: its quotients are to round up. After the factor 1 + 2**-22 they do: what was on
+      the tie leaves it, and the next number of 21 bits, 2**-21 away, does not reach it.
     - x is below t: likewise, with 1 - 2**-22.
     - x equals t: 21 leading bits are the tie itself, and the factor 1 keeps it.
 
@@ -195,9 +195,9 @@ def nudge_of(
         j = j[:, None]
         s = scale[None, :]
     t = j * s
-    rest = tl.fma(j, s, t * -1.0)
+    remainder = tl.fma(j, s, t * -1.0)
     x = leading(t, 65536 if KIND == BF16 else 8192)
-    above = (x - t) - rest
+    above = (x - t) - remainder
     near = tl.abs(above) <= t * 9.5367431640625e-07
     if ROUNDING == ZERO:
         near = near & (j < TIES)
@@ -207,7 +207,7 @@ def nudge_of(
         up = up | equal
     down = near & (above < 0)
     if OUT == BF16:
-        twice = ((bits_of(t) & 0xFFFF) == 0x8000) & (rest != 0) & (j < TIES)
+        twice = ((bits_of(t) & 0xFFFF) == 0x8000) & (remainder != 0) & (j < TIES)
         up = up | twice
         down = down | twice
     count = tl.where(up, 1, 0) + tl.where(down, 1 << 10, 0)
