@@ -107,9 +107,16 @@ def _swept_levels(
         sums.flushed_energy / energy, sums.clamped | sums.broken,
     )  # fmt: skip
     swept_levels = []
-    for level, metrics, overflow, overflow_energy, underflow, flush, flush_energy, is_clamped in zip(
-        levels, sums.metrics(), *(row.tolist() for row in figures), strict=True
-    ):
+    for (
+        level,
+        metrics,
+        overflow,
+        overflow_energy,
+        underflow,
+        flush,
+        flush_energy,
+        is_clamped,
+    ) in zip(levels, sums.metrics(), *(row.tolist() for row in figures), strict=True):
         shares = {
             "overflow": overflow / finite,
             "underflow": underflow / finite,
@@ -117,26 +124,28 @@ def _swept_levels(
         }
         integer, factor = level.integer, level.factor
         unit = 1.0 if block else factor
-        swept_levels.append({
-            "exponent": level.exponent,
-            "integer": integer,
-            "factor": factor,
-            "e8m0": integer and abs(level.exponent) <= limit and not is_clamped,
-            "marks": list(level.marks),
-            "metrics": metrics,
-            "overflow": int(overflow),
-            "overflow_share": shares["overflow"],
-            "overflow_energy": overflow_energy,
-            "underflow": int(underflow),
-            "underflow_share": shares["underflow"],
-            "flush": int(flush),
-            "flush_share": shares["flush"],
-            "flush_energy": flush_energy,
-            "severity": {kind: advising.severity(share) for kind, share in shares.items()},
-            "significant": max(shares["overflow"], shares["underflow"]) > advising.SIGNIFICANT,
-            "scaled_min": least / unit,
-            "scaled_max": largest / unit,
-        })
+        swept_levels.append(
+            {
+                "exponent": level.exponent,
+                "integer": integer,
+                "factor": factor,
+                "e8m0": integer and abs(level.exponent) <= limit and not is_clamped,
+                "marks": list(level.marks),
+                "metrics": metrics,
+                "overflow": int(overflow),
+                "overflow_share": shares["overflow"],
+                "overflow_energy": overflow_energy,
+                "underflow": int(underflow),
+                "underflow_share": shares["underflow"],
+                "flush": int(flush),
+                "flush_share": shares["flush"],
+                "flush_energy": flush_energy,
+                "severity": {kind: advising.severity(share) for kind, share in shares.items()},
+                "significant": max(shares["overflow"], shares["underflow"]) > advising.SIGNIFICANT,
+                "scaled_min": least / unit,
+                "scaled_max": largest / unit,
+            }
+        )
     return swept_levels
 
 

@@ -159,7 +159,7 @@ def test_a_device_with_little_shared_memory_uses_triton() -> None:
 
 def test_every_difference_of_float32_has_its_counter() -> None:
     """The largest and the smallest difference there are have the ends of the window."""
-    low, room = comparing._window(SHIFT)
+    low, room = comparing.key_window(SHIFT)
     tiny, huge = 2.0**-149, 2 * torch.finfo(torch.float32).max
     keys = np.array([tiny, huge]).view(np.int64) >> SHIFT
     assert keys.tolist() == [low, low + room - 1]
