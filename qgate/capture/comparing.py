@@ -80,7 +80,8 @@ def _site_errors(site: str, actual: list[Tensor], reference: list[Tensor]) -> Er
             f"{site} was passed {len(actual)} times in one run and {len(reference)} times in the "
             "other: they cannot be paired."
         )
-    parts = [errors(a.float(), r.float()) for a, r in zip(actual, reference, strict=True)]
+    pairs = zip(actual, reference, strict=True)  # two models may be on two devices
+    parts = [errors(a.float(), r.float().to(a.device)) for a, r in pairs]
     return functools.reduce(operator.add, parts)
 
 

@@ -77,10 +77,10 @@ def compare(actual: Tensor, reference: Tensor, shift: int) -> Partials | None:
 
 def fits_shared_memory(device: torch.device, shift: int) -> bool:
     """Tell whether a block of the device can have a counter for each key that can occur."""
-    return compiling.serves(device) and 4 * _window(shift)[1] <= compiling.shared_memory(device)
+    return compiling.serves(device) and 4 * key_window(shift)[1] <= compiling.shared_memory(device)
 
 
-def _window(shift: int) -> tuple[int, int]:
+def key_window(shift: int) -> tuple[int, int]:
     """Return the first key that is not zero's and how many follow."""
     per_octave = 1 << (52 - shift)
     return (_LEAST + 1023) * per_octave, _OCTAVES * per_octave
@@ -89,7 +89,7 @@ def _window(shift: int) -> tuple[int, int]:
 def compare_by_warps(actual: Tensor, reference: Tensor, shift: int) -> Partials:
     """Compare by a kernel in CUDA C: a warp takes a tile, a block has a table of all keys."""
     n, device, tiles = len(actual), actual.device, -(-len(actual) // TILE)
-    low, room = _window(shift)
+    low, room = key_window(shift)
     sums = torch.empty(len(SUMS), tiles, dtype=torch.float64, device=device)
     extremes = torch.empty(len(EXTREMES), tiles, dtype=torch.float64, device=device)
     counts = torch.empty(len(COUNTS), tiles, dtype=torch.int32, device=device)

@@ -2,12 +2,17 @@
 
 They serve where a block needs a table in shared memory, which Triton has not. Of torch nothing
 private is used, and neither a CUDA toolkit nor a header is needed.
+
+A launch goes to torch's current stream of the device, so a CUDA graph may capture it; a kernel is
+loaded before, when it is proved. Modules stay until the process ends: nothing is unloaded while
+torch shuts down.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -22,8 +27,12 @@ _LONG = ctypes.c_void_p, *(ctypes.c_uint,) * 7, *(ctypes.c_void_p,) * 3
 
 
 def serves(device: torch.device) -> bool:
-    """Tell whether a device may have kernels in CUDA C."""
-    return device.type == "cuda" and torch.version.cuda is not None and torch.version.hip is None
+    """Tell whether a device may have kernels in CUDA C: one of NVIDIA, under Linux.
+
+    Elsewhere the libraries have other names, and Triton's kernels do.
+    """
+    is_nvidia = torch.version.cuda is not None and torch.version.hip is None
+    return device.type == "cuda" and is_nvidia and sys.platform == "linux"
 
 
 def shared_memory(device: torch.device) -> int:
@@ -73,11 +82,11 @@ def kernel(file: str, name: str, device: torch.device, **constants: int) -> Comp
     major, minor = torch.cuda.get_device_capability(device)
     binary = compile_source(source(file), f"sm_{major}{minor}", constants)
     with torch.cuda.device(device):
-        torch.cuda.current_stream(device).synchronize()  # torch has its context on the device
         number, context = ctypes.c_int(), ctypes.c_void_p()
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        index = torch.cuda.current_device()
-        _ask("cuDeviceGet", ctypes.byref(number), index)
+        _ask("cuInit", 0)
+        _ask("cuDeviceGet", ctypes.byref(number), torch.cuda.current_device())
+        # It is the context that torch has on the device; a thread may not have it yet.
         _ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
         _ask("cuCtxSetCurrent", context)
         _ask("cuModuleLoadData", ctypes.byref(module), binary)
@@ -130,9 +139,15 @@ def _read(size_of: Callable[..., int], copy: Callable[..., int], program: ctypes
     return room.raw
 
 
+def nvrtc_name(version: str) -> str:
+    """Return the name of NVRTC's library for a version of CUDA."""
+    major = version.split(".")[0]
+    return f"libnvrtc.so.{'11.2' if major == '11' else major}"
+
+
 @functools.cache
 def _nvrtc() -> Any:
-    name = f"libnvrtc.so.{str(torch.version.cuda).split('.')[0]}"
+    name = nvrtc_name(str(torch.version.cuda))
     try:
         return ctypes.CDLL(name)
     except OSError:

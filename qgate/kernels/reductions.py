@@ -45,7 +45,7 @@ def count_in_shared_memory(x: Tensor) -> Tensor:
     processors, room = compiling.processors(x.device), compiling.shared_memory(x.device) // 4
     bits = min(width, room.bit_length() - 1, _MOST_COUNTERS)
     shares = min(processors, -(-len(flat) // _LEAST_SHARE))
-    kernel = compiling.kernel("tables.cu", f"count_{width}_bits", x.device)
+    kernel = compiling.kernel("counting.cu", f"count_{width}_bits", x.device)
     kernel(
         shares << (width - bits), 1024, flat, total, len(flat), shares, bits, shared=4 << bits,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from qgate.formats import ElementFormat
 from qgate.scales.levels import ceil_log2_ratio
 from qgate.scales.rounding import round_rows
-from qgate.stats import Values, serial
+from qgate.stats import Values
 
 Floats = npt.NDArray[np.float64]
 
@@ -47,15 +47,14 @@ def squared_errors(
     whole = np.ldexp(sizes, -unit)
     errors = np.zeros(len(exponents))
     step = max(_ROOM // len(sizes), 1)
-    with serial():
-        for start in range(0, len(exponents), step):
-            part = slice(start, start + step)
-            scales = np.exp2(np.asarray(exponents[part], dtype=np.float64) - unit)[:, None]
-            error = round_rows(fmt, whole / scales)
-            np.multiply(error, scales, out=error)
-            error -= whole
-            np.multiply(error, error, out=error)
-            errors[part] = error @ weights
+    for start in range(0, len(exponents), step):
+        part = slice(start, start + step)
+        scales = np.exp2(np.asarray(exponents[part], dtype=np.float64) - unit)[:, None]
+        error = round_rows(fmt, whole / scales)
+        np.multiply(error, scales, out=error)
+        error -= whole
+        np.multiply(error, error, out=error)
+        errors[part] = error @ weights
     return errors
 
 

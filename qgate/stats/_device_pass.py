@@ -8,6 +8,9 @@ of magnitudes. Counts, extremes and positions are the same.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,11 +20,16 @@ from qgate.kernels.comparing import AT_ONCE, COUNTS, EXTREMES, SUMS, TILE, Parti
 from qgate.kernels.launching import to_host
 from qgate.stats._error_pass import SHIFT, DifferenceCounts, Element, NonFinite, PairTotals
 from qgate.stats._sums import ErrorSums, push_sums
+from qgate.stats.summary import Ints
 
 _PART = AT_ONCE
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _KINDS = ("nan", "posinf", "neginf")
 _TILES_AT_ONCE = 2**22 // TILE
+_FIGURES = (
+    "sum_a", "sum_r", *SUMS[7:], "mean_a", "mean_r", *SUMS[2:7], *COUNTS, *EXTREMES,
+    "first_bad_tile",
+)  # fmt: skip
 
 
 def serves(actual: Tensor, reference: Tensor) -> bool:
@@ -35,9 +43,15 @@ def serves(actual: Tensor, reference: Tensor) -> bool:
 
 
 class DevicePass(PairTotals):
-    """The totals of one pass over tensors of one shape on a device."""
+    """The totals of one pass over tensors of one shape on a device.
 
-    _keys: Tensor | None = None
+    The host waits once for each part, for all of its results, and again for the first pair that is
+    not finite.
+    """
+
+    def __init__(self, worst: int) -> None:
+        super().__init__(worst)
+        self._counts = np.zeros(0, np.int64)
 
     def run(self, actual: Tensor, reference: Tensor) -> bool:
         """Compare both to the end; they have one shape."""
@@ -48,22 +62,30 @@ class DevicePass(PairTotals):
 
     @property
     def differences(self) -> DifferenceCounts:
-        if self._keys is None:
-            return DifferenceCounts(np.empty(0, np.int64), np.empty(0, np.int64))
-        keys = self._keys.nonzero().view(-1)
-        return DifferenceCounts(*to_host(torch.stack([keys, self._keys[keys]])).numpy())
+        places = np.flatnonzero(self._counts)
+        first, _ = comparing.key_window(SHIFT)
+        return DifferenceCounts(np.where(places, places - 1 + first, 0), self._counts[places])
 
     def _add(self, actual: Tensor, reference: Tensor) -> None:
         partials = comparing.compare(actual, reference, SHIFT)
         if partials is None:
             partials = comparing.compare_by_torch(actual, reference, SHIFT)
-        self._keys = partials.keys if self._keys is None else self._keys + partials.keys
-        figures = _figures(partials, len(actual))
+        first, room = comparing.key_window(SHIFT)
+        results = [
+            partials.keys[:1],
+            partials.keys[first : first + room],
+            _figures(partials, len(actual)).view(torch.int64),
+            *self._worst_pairs(partials.extremes[0], actual, reference),
+        ]
+        on_host = to_host(torch.cat(results)).numpy()
+        counts, values, pairs = np.split(on_host, [1 + room, 1 + room + len(_FIGURES)])
+        self._counts = counts if not len(self._counts) else self._counts + counts
+        figures = dict(zip(_FIGURES, values.view(np.float64).tolist(), strict=True))
         if figures["pairs"] < len(actual):
             self._add_non_finite(figures, actual, reference)
         self.sign_flips += int(figures["flips"])
-        if self._worst_room and figures["max_error"] > self._least_of_the_worst:
-            self._find_worst(partials.extremes[0], actual, reference)
+        if figures["max_error"] > self._least_of_the_worst:
+            self._keep_pairs(pairs)
         self.elements += len(actual)
         push_sums(self._parts, _sums_of(figures))
 
@@ -73,44 +95,47 @@ class DevicePass(PairTotals):
         self.mismatched += int(figures["mismatched"])
         if self.first_non_finite is None:
             begin = int(figures["first_bad_tile"]) * TILE
-            a, r = (side[begin : begin + TILE] for side in (actual, reference))
-            bad = ~(a.isfinite() & r.isfinite())
-            index = begin + int(bad.to(torch.int8).argmax())
-            self.first_non_finite = self._elements([index], actual, reference)[0]
+            a, r = (side[begin : begin + TILE].to(torch.float64) for side in (actual, reference))
+            pairs = to_host(torch.stack([a, r])).numpy()
+            index = int(np.argmin(np.isfinite(pairs).all(axis=0)))
+            x, y = pairs[:, index].tolist()
+            self.first_non_finite = Element(self.elements + begin + index, x, y)
 
-    def _find_worst(self, largest: Tensor, actual: Tensor, reference: Tensor) -> None:
-        """Keep the worst pairs.
+    def _worst_pairs(self, largest: Tensor, actual: Tensor, reference: Tensor) -> Iterator[Tensor]:
+        """Yield places and float64 values of pairs among which the worst are, as int64.
 
         They are in the tiles with the largest differences, as many tiles as there are worst pairs;
         of equal tiles in the first.
         """
-        tiles = _largest(largest, self._worst_room)
-        tiles = tiles[largest[tiles] > self._least_of_the_worst]
-        for some in tiles.split(_TILES_AT_ONCE):
+        tiles = _first_largest(largest, self._worst_room).sort().values
+        for some in tiles.split(_TILES_AT_ONCE) if self._worst_room else ():
             places = some[:, None] * TILE + torch.arange(TILE, device=largest.device)
             places = places.view(-1)
-            places = places[places < len(actual)]
+            exists = places < len(actual)
+            places = places.clamp(max=len(actual) - 1)
             a, r = (side[places].to(torch.float64) for side in (actual, reference))
-            size = (a - r).abs().masked_fill_(~(a.isfinite() & r.isfinite()), 0.0)
-            chosen = places[_largest(size, self._worst_room)].tolist()
-            self._keep(self._elements(chosen, actual, reference))
+            size = (a - r).abs().masked_fill_(~(exists & a.isfinite() & r.isfinite()), 0.0)
+            chosen = _first_largest(size, self._worst_room)
+            pairs = (places, a.view(torch.int64), r.view(torch.int64))
+            yield torch.stack(pairs, 1)[chosen].view(-1)
 
-    def _elements(self, places: list[int], actual: Tensor, reference: Tensor) -> list[Element]:
-        at = torch.tensor(places, dtype=torch.int64, device=actual.device)
-        a, r = torch.stack([side[at].to(torch.float64) for side in (actual, reference)]).tolist()
-        return [Element(self.elements + i, x, y) for i, x, y in zip(places, a, r, strict=True)]
-
-
-def _largest(size: Tensor, room: int) -> Tensor:
-    """Return the indices of the largest, which are not 0, in order; of equals the first."""
-    room = min(room, len(size))
-    least = size.topk(room).values[-1]
-    equal = (size == least) & (size > 0)
-    return ((size > least) | (equal & (equal.cumsum(0) <= room))).nonzero().view(-1)
+    def _keep_pairs(self, pairs: Ints) -> None:
+        places, values = pairs[0::3].tolist(), pairs.reshape(-1, 3)[:, 1:].copy().view(np.float64)
+        elements = {
+            i: Element(self.elements + i, x, y)
+            for i, (x, y) in zip(places, values.tolist(), strict=True)
+            if 0 < abs(x - y) < math.inf
+        }
+        self._keep([*elements.values()])
 
 
-def _figures(partials: Partials, n: int) -> dict[str, float]:
-    """Return all figures of a part that the host needs, in one transfer."""
+def _first_largest(size: Tensor, room: int) -> Tensor:
+    """Return the indices of the largest, the first of equals."""
+    return size.sort(descending=True, stable=True).indices[:room]
+
+
+def _figures(partials: Partials, n: int) -> Tensor:
+    """Return `_FIGURES` of a part."""
     counts = partials.counts
     pairs = counts[0].to(torch.float64)
     total = pairs.sum()
@@ -126,17 +151,18 @@ def _figures(partials: Partials, n: int) -> dict[str, float]:
     centered = _totals(torch.stack(between) + within)
     tiles = torch.arange(len(pairs), device=pairs.device)
     bad = counts[0] < (n - tiles * TILE).clamp(max=TILE)
-    low, high = partials.extremes.amin(1), partials.extremes.amax(1)
-    figures = [
-        *zip(("sum_a", "sum_r", *SUMS[7:]), (*sums[:2], *sums[7:]), strict=True),
-        *zip(("mean_a", "mean_r"), means, strict=True),
-        *zip(SUMS[2:7], centered, strict=True),
-        *zip(COUNTS, counts.sum(1).to(torch.float64), strict=True),
-        *zip(EXTREMES, (high[0], low[1], high[2], low[3], high[4]), strict=True),
-        ("first_bad_tile", bad.to(torch.int8).argmax()),
-    ]
-    values = torch.stack([figure.to(torch.float64) for _, figure in figures]).tolist()
-    return {name: value for (name, _), value in zip(figures, values, strict=True)}
+    least, most = partials.extremes.amin(1), partials.extremes.amax(1)
+    return torch.cat(
+        [
+            sums[:2],
+            sums[7:],
+            means,
+            centered,
+            counts.sum(1).to(torch.float64),
+            torch.stack([most[0], least[1], most[2], least[3], most[4]]),
+            bad.to(torch.int8).argmax().view(1).to(torch.float64),
+        ]
+    )
 
 
 def _totals(x: Tensor) -> Tensor:

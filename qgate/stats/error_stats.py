@@ -182,8 +182,9 @@ def errors(
     """Compare two tensors of one shape, or two streams of chunks with as many elements in all.
 
     Both are read once, converted to float64 a portion at a time, and never written to; the result
-    does not grow with them. Dtypes may differ: float64, float32, float16, bfloat16. `channel_axis`
-    and `token_axis` add the errors per index of an axis and need tensors.
+    does not grow with them. Dtypes may differ: float64, float32, float16, bfloat16. Two tensors are
+    on one device; chunks may be on any. `channel_axis` and `token_axis` add the errors per index of
+    an axis and need tensors.
     """
     if worst < 0:
         raise QgateError(f"worst={worst}: the number of elements to keep is not negative.")
@@ -198,6 +199,11 @@ def errors(
             raise QgateError(
                 f"actual has shape {shape} and reference {tuple(reference.shape)}: "
                 "they must be the same, nothing is broadcast."
+            )
+        if actual.device != reference.device:
+            raise QgateError(
+                f"actual is on {actual.device} and reference on {reference.device}: they must be "
+                "on one device. Move one of them, as with reference.to(actual.device)."
             )
     views = {"channels": channel_axis, "tokens": token_axis}
     axes = {name: _collector(shape, axis) for name, axis in views.items() if axis is not None}

@@ -101,20 +101,18 @@ class PowerSums:
 
     @staticmethod
     def of_counts(values: Floats, weights: Ints) -> PowerSums:
-        """Build from distinct values of 16-bit types and how often each occurs."""
+        """Build from distinct values of 16-bit types, ascending, and how often each occurs."""
         total = PowerSums()
         total.n = int(weights.sum())
         if not total.n:
             return total
         parts, exponents = np.frexp(values)
-        order = np.argsort(exponents, kind="stable")
-        exponents, counts = exponents[order], weights[order]
-        units = np.ldexp(parts[order], _NARROW).astype(np.int64)
+        counts, units = weights, np.ldexp(parts, _NARROW).astype(np.int64)
         if total.n >= 2**40:  # where products of halves and counts would leave int64
             units, counts = units.astype(object), counts.astype(object)
         starts = np.flatnonzero(np.diff(exponents, prepend=exponents[0] - 1))
         powers_of_two = (exponents[starts].astype(np.int64) - _NARROW).tolist()
-        power = 1
+        power = np.ones_like(units)
         for k, powers in enumerate(total.powers, 1):
             power = power * units
             highs = np.add.reduceat((power >> _SPLIT) * counts, starts).tolist()

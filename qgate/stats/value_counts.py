@@ -163,11 +163,15 @@ class Counts(SummaryOfKinds):
         # Without its sign bit a pattern is the magnitude, in ascending order.
         patterns, counts = self.occurring
         finite = np.isfinite(self.values)
-        by_sign = np.zeros((2, len(self._place) * PAGE // 2))
-        by_sign.reshape(-1)[patterns[finite]] = counts[finite]
-        occurring = np.flatnonzero(by_sign[0] + by_sign[1])
-        positive, negative = by_sign[:, occurring]
-        return self._decoded[occurring], positive, negative
+        half = len(self._place) * PAGE // 2
+        below, magnitudes = patterns[finite] >= half, patterns[finite] & (half - 1)
+        ranks = np.zeros(half, dtype=np.int64)
+        ranks[magnitudes] = 1
+        occurring = np.flatnonzero(ranks)
+        ranks[occurring] = np.arange(len(occurring))
+        by_sign = np.zeros((len(occurring), 2))
+        by_sign[ranks[magnitudes], below.view(np.int8)] = counts[finite]
+        return self._decoded[occurring], by_sign[:, 0], by_sign[:, 1]
 
     def folded(self) -> tuple[Floats, Floats, Floats]:
         """Return distinct magnitudes, ascending, and how often each occurs with either sign."""

@@ -139,49 +139,48 @@ class LevelSums:
         self.underflow += ahead[np.maximum(under, zeros)] - ahead[zeros]
         beyond = self.fmt.saturates_from()
         step = max(_ROOM // len(sizes), 1)
-        with serial():
-            for start in range(0, len(scales), step):
-                part = slice(start, start + step)
-                scale = scales[part, None]
-                ratios = sizes / scale
-                tails = np.array([np.searchsorted(row, beyond) for row in ratios])
-                self.saturated[part] += ahead[-1] - ahead[tails]
-                rounded = round_rows(self.fmt, ratios)
-                del ratios
-                flushed = np.array([np.searchsorted(row, 0.0, side="right") for row in rounded])
-                flushed = np.maximum(flushed, zeros)
-                self.flushed[part] += ahead[flushed] - ahead[zeros]
-                self.flushed_energy[part] += energy_ahead[flushed]
-                q = np.multiply(rounded, scale * unit, out=rounded)
-                for ends in (least, greatest) if folded.cells else ():
-                    self._note_largest(part, np.abs(q - ends))
-                self.q_sum[part] += q @ signed
-                dot = q @ weighted
-                self.dot[part] += dot
-                if self.center == 0:
-                    self.co[part] += dot
-                else:
-                    q_up, q_down = q - self.center, q + self.center
-                    self.q_centered[part] += q_up**2 @ folded.positive + q_down**2 @ folded.negative
-                    self.co[part] += q_up @ (up * folded.positive)
-                    self.co[part] += q_down @ (down * folded.negative)
-                error = q - true
-                np.multiply(q, q, out=q)
-                squares = q @ counts
-                self.q_square[part] += squares
-                if self.center == 0:
-                    self.q_centered[part] += squares
-                self.error_sum[part] += error @ signed
-                square = np.multiply(error, error, out=q)
-                self.error_square[part] += square @ counts + spread
-                for i in np.flatnonzero(tails < len(sizes)):
-                    tail = tails[i]
-                    noise = square[i, tail:] @ counts[tail:]
-                    self.saturated_noise[start + i] += noise + spreads[tail:].sum()
-                np.abs(error, out=error)
-                if not folded.cells:
-                    self._note_largest(part, error)
-                self.error_abs[part] += error @ counts
+        for start in range(0, len(scales), step):
+            part = slice(start, start + step)
+            scale = scales[part, None]
+            ratios = sizes / scale
+            tails = np.array([row.searchsorted(beyond) for row in ratios])
+            self.saturated[part] += ahead[-1] - ahead[tails]
+            rounded = round_rows(self.fmt, ratios)
+            flushed = np.array([row.searchsorted(0.0, "right") for row in rounded])
+            flushed = np.maximum(flushed, zeros)
+            self.flushed[part] += ahead[flushed] - ahead[zeros]
+            self.flushed_energy[part] += energy_ahead[flushed]
+            q = np.multiply(rounded, scale * unit, out=rounded)
+            for ends in (least, greatest) if folded.cells else ():
+                self._note_largest(part, np.abs(q - ends))
+            self.q_sum[part] += q @ signed
+            dot = q @ weighted
+            self.dot[part] += dot
+            if self.center == 0:
+                self.co[part] += dot
+            else:
+                q_up, q_down = q - self.center, q + self.center
+                self.q_centered[part] += q_up**2 @ folded.positive + q_down**2 @ folded.negative
+                self.co[part] += q_up @ (up * folded.positive)
+                self.co[part] += q_down @ (down * folded.negative)
+            error = np.subtract(q, true, out=ratios)
+            np.multiply(q, q, out=q)
+            squares = q @ counts
+            self.q_square[part] += squares
+            if self.center == 0:
+                self.q_centered[part] += squares
+            self.error_sum[part] += error @ signed
+            square = np.multiply(error, error, out=q)
+            self.error_square[part] += square @ counts + spread
+            for i in np.flatnonzero(tails < len(sizes)):
+                tail = tails[i]
+                noise = square[i, tail:] @ counts[tail:]
+                noise += spreads[tail:].sum() if folded.cells else 0.0
+                self.saturated_noise[start + i] += noise
+            np.abs(error, out=error)
+            if not folded.cells:
+                self._note_largest(part, error)
+            self.error_abs[part] += error @ counts
 
     def _note_largest(self, part: slice, errors: Floats) -> None:
         self.error_max[part] = np.maximum(self.error_max[part], errors.max(axis=1))

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from qgate.metrics import METRICS
+from qgate.stats.summary import Floats
 from qgate.sweeps.record import (
     COSTLY_DB,
     USUAL,
@@ -180,7 +181,7 @@ def _stability(levels: list[SweptLevel]) -> dict[str, MetricSpread]:
         values = [level["metrics"][name] for level in choices]
         finite = [v for v in values if math.isfinite(v)] or [math.nan]
         low, high = min(finite), max(finite)
-        spread = stability[name] = {"min": low, "max": high, "std": float(np.std(finite))}
+        spread = stability[name] = {"min": low, "max": high, "std": _deviation(np.array(finite))}
         definition = METRICS.get(name)
         if definition.logarithm:
             wide = high - low
@@ -190,6 +191,12 @@ def _stability(levels: list[SweptLevel]) -> dict[str, MetricSpread]:
         else:
             spread["stable"] = high == low or (low > 0 and (high - low) / low < 0.1)
     return stability
+
+
+def _deviation(values: Floats) -> float:
+    """Return `np.std`, which takes three times as long for few values."""
+    from_mean = values - np.add.reduce(values) / len(values)
+    return math.sqrt(np.add.reduce(from_mean * from_mean) / len(values))
 
 
 def _issues(levels: list[SweptLevel], kind: str) -> LossLevels:

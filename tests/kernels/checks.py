@@ -19,7 +19,7 @@ import qgate
 from qgate.formats import quantizer
 from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
-from qgate.kernels import cases, comparing, lookups, proving, recurrences, reductions
+from qgate.kernels import cases, comparing, proving, recurrences, reductions
 from qgate.kernels.casts import ElementCast, MxCast
 from qgate.kernels.launching import interpreted, launch
 from qgate.kernels.shapes import ROUNDINGS, MemoryLayout, kind_of
@@ -447,7 +447,6 @@ CHECKS: dict[str, Check] = {
 IN_C: dict[str, Check] = {
     "count bf16 in C": counted(BF16, reductions.count_in_shared_memory),
     "count fp8 in C": counted(torch.float8_e4m3fn, reductions.count_in_shared_memory),
-    "look up in C": lookups._wrong,
     "errors bf16 in C": errors_by_warps(BF16, BF16),
     "errors fp16, fp32 in C": errors_by_warps(FP16, FP32),
     "errors fp32, bf16 in C": errors_by_warps(FP32, BF16),

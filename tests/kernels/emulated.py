@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import functools
 import hashlib
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from qgate.kernels import compiling
 
 HEADER = Path(__file__).with_name("emulated.hpp")
 ARGUMENTS = 11
+INSTALL = "there is no g++ to emulate kernels with: apt-get install g++"
 _FOLDER = tempfile.TemporaryDirectory(prefix="qgate-emulated-")
 atexit.register(_FOLDER.cleanup)
 Edit = Callable[[str], str]
@@ -29,6 +32,8 @@ Edit = Callable[[str], str]
 @functools.cache
 def library(text: str, constants: tuple[tuple[str, int], ...]) -> ctypes.CDLL:
     """Compile a source and load it."""
+    if shutil.which("g++") is None:
+        pytest.fail(INSTALL, pytrace=False)
     key = hashlib.sha256(repr((text, constants)).encode()).hexdigest()[:16]
     code, built = (Path(_FOLDER.name) / f"{key}.{end}" for end in ("cpp", "so"))
     code.write_text(f"{HEADER.read_text()}\n{text}")

@@ -6,9 +6,10 @@ with it is seen on a device only, by tests/kernels/test_cuda.py.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import re
-import shutil
+import sys
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qgate.kernels import cases, comparing, compiling, lookups, proving, reductions
+from qgate.kernels import cases, comparing, compiling, proving, reductions
 from qgate.kernels.proving import KernelWarning
 from qgate.stats import _device_pass
 from qgate.stats._error_pass import SHIFT
@@ -30,8 +31,6 @@ from tests.shares import share
 
 BF16 = torch.bfloat16
 CPU = torch.device("cpu")
-
-pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="there is no g++ here")
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_counters_are_as_many_as_fit(kilobytes: int, parts: int) -> None:
     x = cases.bell_curve(BF16, count=300_001)[1:]
     with emulation(kilobytes * 2**10, processors=3):
         found = reductions.count_in_shared_memory(x)
-        launches = compiling.kernel("tables.cu", "count_16_bits", CPU).launches
+        launches = compiling.kernel("counting.cu", "count_16_bits", CPU).launches
     assert torch.equal(found, reductions.count_by_torch(x))
     assert launches == [(3 * parts, 4 * 2**16 // parts)]
 
@@ -73,11 +72,6 @@ FAULTS = {
         ("k < head + n - tail", "k < head"),  # the last numbers
         ("word >> shift) &", "word >> shift / 2) &"),
         ("(k + share * 256) & (counters - 1)", "k & (counters - 2)"),
-    ],
-    "look up in C": [
-        ("room[i ^ 4096]", "room[i]"),
-        ("(size_t)(x + head) % 16 == 0", "true && (x = (const unsigned short *)((size_t)x & ~15))"),
-        ("k < n; k += step", "k + 1 < n; k += step"),
     ],
     "errors bf16 in C": [
         ("x[2 * k] + x[2 * k + 1]", "x[k] + x[k + half]"),  # another order
@@ -131,18 +125,16 @@ def test_a_source_that_does_not_compile_is_told_of_and_replaced(
     x = cases.bell_curve(BF16, count=3000)
     monkeypatch.setattr(reductions, "count_by_kernel", reductions.count_by_torch)
     monkeypatch.setattr(comparing, "compare_by_kernel", comparing.compare_by_torch)
-    with emulation():
-        monkeypatch.setattr(compiling, "kernel", refuse)
+    with emulation(), monkeypatch.context() as patch:
+        patch.setattr(compiling, "kernel", refuse)
         with warnings.catch_warnings(record=True, action="always", category=KernelWarning) as told:
             found, compared = counts(x), errors(x * 2, x)
             assert counts(x) == found
-            assert not lookups.look_up(x, x, x.clone())
     texts = [str(warning.message) for warning in told]
     assert all("invalid value for --gpu-architecture (-arch))" in text for text in texts)
-    assert len(texts) == 3, "each kernel is told of once"
+    assert len(texts) == 2, "each kernel is told of once"
     assert "counts of bfloat16 tensors on cpu with a Triton kernel, which is slower" in texts[0]
     assert "errors of bfloat16 tensors against bfloat16 ones on cpu with a Triton" in texts[1]
-    assert "results of 16-bit numbers from a table on cpu with torch alone" in texts[2]
     assert np.array_equal(found.counts, reductions.count_by_torch(x).numpy())
     assert compared.sums.count == 3000
 
@@ -151,7 +143,6 @@ def test_a_source_that_does_not_compile_is_told_of_and_replaced(
 def test_a_device_with_little_shared_memory_uses_triton() -> None:
     with emulation(99 * 2**10):
         assert not comparing.fits_shared_memory(CPU, SHIFT)
-        assert not lookups.look_up(torch.ones(9).half(), torch.ones(2**16).half(), torch.ones(9))
     with emulation(163 * 2**10):
         assert comparing.fits_shared_memory(CPU, SHIFT)
         assert not comparing.fits_shared_memory(CPU, SHIFT - 1)
@@ -159,21 +150,10 @@ def test_a_device_with_little_shared_memory_uses_triton() -> None:
 
 def test_every_difference_of_float32_has_its_counter() -> None:
     """The largest and the smallest difference there are have the ends of the window."""
-    low, room = comparing._window(SHIFT)
+    low, room = comparing.key_window(SHIFT)
     tiny, huge = 2.0**-149, 2 * torch.finfo(torch.float32).max
     keys = np.array([tiny, huge]).view(np.int64) >> SHIFT
     assert keys.tolist() == [low, low + room - 1]
-
-
-@pytest.mark.usefixtures("here")
-def test_results_are_looked_up_at_any_offset() -> None:
-    table = torch.randn(2**16, generator=torch.Generator().manual_seed(3)).to(torch.float16)
-    x = cases.patterns(BF16)[5:]
-    out = torch.zeros(len(x) + 1, dtype=torch.float16)
-    with emulation():
-        assert lookups.look_up(x, table, out[1:])
-        assert not lookups.look_up(x.float(), table, out[1:]), "of 32 bits there is no table"
-    assert proving.first_difference(out[1:], table[5:]) == ""
 
 
 # NVRTC -------------------------------------------------------------------------------------------
@@ -236,3 +216,55 @@ def test_a_tensor_with_gaps_is_refused() -> None:
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_other_devices_have_none(device: str) -> None:
     assert not compiling.serves(torch.device(device))
+
+
+@pytest.mark.parametrize(("platform", "serves"), [("linux", True), ("win32", False)])
+def test_only_linux_has_them(monkeypatch: pytest.MonkeyPatch, platform: str, serves: bool) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert compiling.serves(torch.device("cuda:1")) is serves
+
+
+def test_the_compiler_has_the_name_of_its_cuda() -> None:
+    names = {version: compiling.nvrtc_name(version) for version in ("11.8", "12.6", "13.0")}
+    assert names == {
+        "11.8": "libnvrtc.so.11.2", "12.6": "libnvrtc.so.12", "13.0": "libnvrtc.so.13",
+    }  # fmt: skip
+
+
+def test_a_kernel_is_loaded_and_started_in_the_context_of_its_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the driver is asked for another device than the first, in torch's current stream."""
+    calls: list[tuple[str, tuple[object, ...]]] = []
+
+    def ask(function: str, *arguments: object) -> None:
+        calls.append((function, arguments))
+        if function == "cuDevicePrimaryCtxRetain":
+            arguments[0]._obj.value = 77  # type: ignore[attr-defined]
+
+    stream = SimpleNamespace(cuda_stream=5)
+    for name, value in {
+        "get_device_capability": lambda _: (9, 0),
+        "current_device": lambda: 1,
+        "current_stream": lambda device: stream if device.index == 1 else None,
+        "device": lambda _: contextlib.nullcontext(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(compiling, "_ask", ask)
+    monkeypatch.setattr(compiling, "_nvrtc", lambda: nvrtc(0, []))
+    kernel = compiling.kernel.__wrapped__("counting.cu", "count_8_bits", torch.device("cuda:1"))
+    assert [name for name, _ in calls] == [
+        "cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxSetCurrent",
+        "cuModuleLoadData", "cuModuleGetFunction",
+    ]  # fmt: skip
+    assert calls[1][1][1] == 1
+    calls.clear()
+    for _ in range(2):
+        kernel(3, 32, torch.ones(4), 9, shared=2**17)
+    launch = ["cuCtxSetCurrent", "cuLaunchKernel"]
+    assert [name for name, _ in calls] == [launch[0], "cuFuncSetAttribute", launch[1], *launch]
+    assert calls[0][1][0].value == 77  # type: ignore[attr-defined]
+    assert calls[2][1][1:8] == (3, 1, 1, 32, 1, 1, 2**17)
+    assert calls[2][1][8].value == stream.cuda_stream  # type: ignore[attr-defined]

@@ -125,7 +125,7 @@ def compare(pairs: Pairs, channels: bool = False) -> ErrorStats:
     if not channels:
         return errors((a.float() for a, _ in pairs), (r.float() for _, r in pairs))
     actual, reference = (_rows([pair[side] for pair in pairs]) for side in (0, 1))
-    return errors(actual, reference, channel_axis=-1)
+    return errors(actual, reference.to(actual.device), channel_axis=-1)
 
 
 def _rows(tensors: Sequence[Tensor]) -> Tensor:

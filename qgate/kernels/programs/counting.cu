@@ -1,4 +1,4 @@
-// Work with a table of all patterns in a block's shared memory: counts, and results looked up.
+// Count patterns in a table that a block has in shared memory.
 
 // Add a word's numbers to the table.
 template <int WIDTH>
@@ -74,55 +74,4 @@ extern "C" __global__ void __launch_bounds__(1024) count_8_bits(
     const unsigned char *x, count_t *total, long long n, long long shares, long long bits)
 {
     count_patterns<8>(x, total, n, shares, (unsigned)bits);
-}
-
-__device__ __forceinline__ unsigned look_up_word(const unsigned short *table, unsigned word)
-{
-    return table[word & 0xFFFF] | (unsigned)table[word >> 16] << 16;
-}
-
-// Write the result of each 16-bit number. `results` begins with that of the pattern 0x8000, as the
-// signed integers do. 16 bytes are stored at a time; numbers at another alignment are read singly.
-extern "C" __global__ void __launch_bounds__(1024) look_up_16_bits(
-    const unsigned short *__restrict__ x, const uint4 *__restrict__ results,
-    unsigned short *__restrict__ out, long long n)
-{
-    SHARED(uint4, room);
-    for (unsigned i = threadIdx.x; i < 8192; i += blockDim.x)
-        room[i ^ 4096] = results[i];
-    __syncthreads();
-    const unsigned short *table = (const unsigned short *)room;
-
-    const long long before = (16 - (size_t)out % 16) % 16 / 2;
-    const long long head = before < n ? before : n, vectors = (n - head) / 8;
-    const long long step = (long long)gridDim.x * blockDim.x;
-    const long long first = (long long)blockIdx.x * blockDim.x + threadIdx.x;
-    uint4 *target = (uint4 *)(out + head);
-    if ((size_t)(x + head) % 16 == 0) {
-        const uint4 *source = (const uint4 *)(x + head);
-#pragma unroll 2
-        for (long long i = first; i < vectors; i += step) {
-            const uint4 v = source[i];
-            uint4 y;
-            y.x = look_up_word(table, v.x);
-            y.y = look_up_word(table, v.y);
-            y.z = look_up_word(table, v.z);
-            y.w = look_up_word(table, v.w);
-            target[i] = y;
-        }
-    } else {
-        for (long long i = first; i < vectors; i += step) {
-            const unsigned short *from = x + head + 8 * i;
-            unsigned y[4];
-            for (int k = 0; k < 4; ++k)
-                y[k] = table[from[2 * k]] | (unsigned)table[from[2 * k + 1]] << 16;
-            uint4 whole;
-            whole.x = y[0], whole.y = y[1], whole.z = y[2], whole.w = y[3];
-            target[i] = whole;
-        }
-    }
-    for (long long k = first; k < head; k += step)
-        out[k] = table[x[k]];
-    for (long long k = head + 8 * vectors + first; k < n; k += step)
-        out[k] = table[x[k]];
 }
