@@ -1,5 +1,5 @@
-"""Registers the simulated device where it is imported: `python -m pytest -p tests.devices.plugin`."""
+"""Plugs the simulated device in where it is imported: `python -m pytest -p tests.devices.plugin`."""
 
 from tests.devices import simulated
 
-simulated.register()
+simulated.plugged().__enter__()  # until the process ends
