@@ -2,4 +2,5 @@
 
 from tests.devices import simulated
 
-simulated.plugged().__enter__()  # until the process ends
+IN_USE = simulated.plugged()  # kept: what is thrown away is unplugged
+IN_USE.__enter__()

@@ -147,7 +147,9 @@ def _counted(dtype: torch.dtype) -> Case:
         for layout, x in _layouts(numbers(dtype)):
             here, there = (stats.counts(side) for side in (x, x.to(device)))
             if (here.dtype, here.n, here.finite) != (there.dtype, there.n, there.finite):
-                return f"{layout}: {there.finite} of {there.n} elements are finite, not {here.finite}"
+                return (
+                    f"{layout}: {there.finite} of {there.n} elements are finite, not {here.finite}"
+                )
             if here.moments.figures() != there.moments.figures():
                 return f"{layout}: {there.moments.figures()} instead of {here.moments.figures()}"
             for part in range(2):

@@ -43,7 +43,7 @@ def test_there_are_two_chips_and_the_first_is_meant_by_the_kind() -> None:
 def test_a_mixture_of_devices_is_refused(device: str) -> None:
     x, other = numbers(3).to(SIM), numbers(3).to(device)
     for mixture in (lambda: x + other, lambda: torch.cat([other, x]), lambda: other * x):
-        with pytest.raises(RuntimeError, match="two devices, .*sim:0"):
+        with pytest.raises(RuntimeError, match=r"two devices, .*sim:0"):
             mixture()
 
 
@@ -259,7 +259,8 @@ import torch
 from qgate.devices import resolve
 before = torch.get_default_device(), resolve("auto"), torch.tensor(1.0) / 3
 from tests.devices import simulated
-simulated.plugged().__enter__()
+device = simulated.plugged()
+device.__enter__()
 after = torch.get_default_device(), resolve("auto"), torch.tensor(1.0) / 3
 print(before == after, torch.zeros(2).device, torch.randn(3, generator=torch.Generator()).device)
 """
