@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import collections.abc
 import functools
+import math
 import os
 import re
 import subprocess
@@ -74,6 +75,22 @@ HIDDEN_IMPORTS = {
     "qgate/drawing/files.py": 1,
     "qgate/engine/_backends.py": 1,
 }
+NUMERIC = (
+    "formats", "stats", "modes", "models", "scales", "expected", "kernel_checks", "relations",
+    "causes", "capture", "hooks", "kernels", "gate.measuring",
+)  # fmt: skip
+"""Rooms whose tensors are on any device: torch divides by a number otherwise than by a tensor."""
+DIVISIONS = {
+    "qgate/stats/direct_values.py: q / 100": "a percentile, a number of Python",
+    "qgate/stats/summary.py: q / 100": "a percentile, a number of Python",
+    "qgate/stats/_error_pass.py: Fraction(str(q)) * total / 100": "a fraction of Python",
+    "qgate/modes/calibration.py: reach / 127": "the largest magnitude, a number of Python",
+    "qgate/expected/mixtures.py: right / 3": "a distance, a number of Python",
+    "qgate/models/training.py: done / _WARM_UP": "steps of a training, numbers of Python",
+    "qgate/causes/scales.py: state / 6.0": "an array of numpy, which divides",
+    "qgate/expected/conventions.py: state / 6.0": "an array of numpy, which divides",
+}
+"""Divisions by numbers in them that divide no tensor, with the reason."""
 LONGEST = 400
 MOST_EXPORTS = 25
 # How much of the package a newcomer cannot read. The numbers only fall.
@@ -784,6 +801,80 @@ def print_violations(package_dir: Path) -> list[str]:
     return bad
 
 
+def division_violations(package_dir: Path) -> list[str]:
+    """No tensor is divided by a number: CUDA multiplies by its reciprocal, one bit off.
+
+    A power of two has an exact one. `qgate.arithmetic.divided` gives the same bits everywhere.
+    """
+    found = modules(package_dir)
+    constants = {
+        f"{module.name}.{name.id}": node.value
+        for module in found
+        for node in module.tree.body
+        if isinstance(node, ast.Assign)
+        for name in node.targets
+        if isinstance(name, ast.Name)
+    }
+    bad = []
+    for module in found:
+        inside = f"{module.name.partition('.')[2]}."
+        if not inside.startswith(tuple(f"{room}." for room in NUMERIC)):
+            continue
+        aliases, unmet = (
+            _aliases(module),
+            {each for each in DIVISIONS if each.startswith(f"{module.shown}: ")},
+        )
+        for node in module.nodes:
+            value, by = _division(node)
+            if isinstance(by, ast.Name | ast.Attribute):
+                name = _meant(by, aliases) or ""
+                by = constants.get(name, constants.get(f"{module.name}.{name}"))
+            if value is None or not _has_inexact_reciprocal(by) or _is_number(value):
+                continue
+            text = f"{module.shown}: {ast.unparse(node)}"
+            if text in DIVISIONS:
+                unmet.discard(text)
+            else:
+                bad.append(
+                    f"{module.at(node.lineno)}: {ast.unparse(node)} divides by a number, which "  # type: ignore[attr-defined]
+                    "CUDA does not: use qgate.arithmetic.divided, or name it in DIVISIONS."
+                )
+        bad += [f"{each}: is there no more: remove it from DIVISIONS." for each in sorted(unmet)]
+    return bad
+
+
+def _division(node: ast.AST) -> tuple[ast.expr | None, ast.expr | None]:
+    """Return what a node divides, and by what."""
+    match node:
+        case ast.BinOp(left, ast.Div(), right):
+            return left, right
+        case ast.AugAssign(target, ast.Div(), value):
+            return target, value
+        case ast.Call(ast.Attribute(ast.Name("torch"), "div" | "true_divide"), [value, by, *_]):
+            return value, by
+        case ast.Call(ast.Attribute(value, "div" | "div_" | "true_divide"), [by, *_]):
+            return value, by
+    return None, None
+
+
+def _has_inexact_reciprocal(node: ast.expr | None) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        node = node.operand
+    if not isinstance(node, ast.Constant) or type(node.value) not in (int, float):
+        return False
+    return node.value != 0 and abs(math.frexp(node.value)[0]) != 0.5
+
+
+def _is_number(node: ast.expr) -> bool:
+    """Tell if an expression is a number of Python for certain."""
+    if isinstance(node, ast.BinOp):
+        return _is_number(node.left) and _is_number(node.right)
+    called = _dotted(node.func) or "" if isinstance(node, ast.Call) else ""
+    return isinstance(node, ast.Constant) or (
+        called in ("len", "float", "int") or called.startswith("math.")
+    )
+
+
 def _once(sentences: list[str]) -> list[str]:
     return list(dict.fromkeys(sentences))
 
@@ -806,6 +897,7 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     untyped_table_violations,
     length_violations,
     print_violations,
+    division_violations,
 )
 
 

@@ -45,6 +45,37 @@ def test_the_package_keeps_the_rule(rule: Rule) -> None:
 
 # Per rule: what it must find, as a tree and words that the sentences have to contain.
 BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
+    house.division_violations: {
+        "by a literal": (
+            {"modes/a.py": "def f(x):\n    return x.amax() / 127\n"},
+            ["qgate/modes/a.py:2: x.amax() / 127 divides by a number"],
+        ),
+        "in place, by a negative one": (
+            {"gate/measuring/a.py": "def f(x):\n    x /= -3.0\n"},
+            ["qgate/gate/measuring/a.py:2: x /= -3.0 divides by a number"],
+        ),
+        "by functions": (
+            {"scales/a.py": "import torch\ntorch.div(x, 6)\nx.div_(6)\n"},
+            [
+                "qgate/scales/a.py:2: torch.div(x, 6) divides by a number",
+                "qgate/scales/a.py:3: x.div_(6) divides by a number",
+            ],
+        ),
+        "by constants of this file and of another": (
+            {
+                "stats/a.py": "HIGH = 127\n",
+                "modes/a.py": "from qgate.stats.a import HIGH\nSIX = 6.0\nx / HIGH + x / SIX\n",
+            },
+            [
+                "qgate/modes/a.py:3: x / HIGH divides by a number",
+                "qgate/modes/a.py:3: x / SIX divides by a number",
+            ],
+        ),
+        "an exception that is not met": (
+            {"modes/calibration.py": ""},
+            ["qgate/modes/calibration.py: reach / 127: is there no more"],
+        ),
+    },
     house.floor_violations: {
         "up": (
             {"formats/a.py": "import qgate.analysis.run\n", "analysis/run.py": ""},
@@ -436,6 +467,11 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
 
 # Per rule: what looks like a violation and is none.
 GOOD: dict[Rule, Files] = {
+    house.division_violations: {
+        "modes/a.py": "FOUR = 4\ny = x / 8 + x / -0.5 + x / FOUR + len(x) / 3 + x / y + divided(x, 127)\n",
+        "charts/a.py": "y = x / 3\n",
+        "modes/calibration.py": "reach / 127\n",
+    },
     house.floor_violations: {
         "__init__.py": "from qgate.cli import main\nfrom qgate import formats\n",
         "__main__.py": "from qgate.cli import main\n",

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qgate.arithmetic import divided
+
 ARITHMETICS = {
     "float32": 2.0**-24,
     "tf32": 2.0**-11,
@@ -169,7 +171,7 @@ def _code_noise(
         changed = list(arguments)
         changed[position] = ideal + signs * steps
         squares += (evaluate(like, changed) - values).nan_to_num_(0.0, 0.0, 0.0).square_()
-    return (squares / CODE_RUNS).sqrt_()
+    return divided(squares, CODE_RUNS).sqrt_()
 
 
 def moved(value: Any, unit: float, generator: torch.Generator) -> Any:

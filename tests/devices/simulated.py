@@ -1,8 +1,8 @@
 """A simulated device `sim` of two chips: torch's CPU behind the manners of a GPU.
 
     from tests.devices import simulated
-    simulated.register()
-    x = torch.randn(8).to("sim")
+    with simulated.plugged():
+        x = torch.randn(8).to("sim")
 
 Each operation runs on a CPU tensor inside. What a GPU refuses is refused: a mixture with a CPU
 tensor, `.numpy()`, `data_ptr`, pickling. What a GPU computes with other bits has other bits:
@@ -13,17 +13,21 @@ tensor, `.numpy()`, `data_ptr`, pickling. What a GPU computes with other bits ha
     attention of 16 bits     FlashAttention's: P is not normalized, rounded, and divided last
     casts to float8_e4m3fn   are NaN beyond 464
 
-`transfers()` counts what makes the host wait for the device.
+`transfers()` records what makes the host wait for the device, `divisions()` which lines of qgate divide
+a tensor by a number.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
+import os
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +40,7 @@ _TILE = 128
 _LOG2_E = 1 / math.log(2)
 
 aten = torch.ops.aten
+Compute = Callable[..., Any]
 _SIXTEEN = (torch.float16, torch.bfloat16)
 
 
@@ -60,6 +65,38 @@ def transfers() -> Iterator[Transfers]:
         _open.remove(record)
 
 
+_PACKAGE = f"{Path(__file__).resolve().parents[2] / 'qgate'}{os.sep}"
+_dividing: list[Counter[str]] = []
+
+
+@contextlib.contextmanager
+def divisions() -> Iterator[Counter[str]]:
+    """Count the lines of qgate, as `file:function`, that divide a tensor by a number inside.
+
+    Not by a power of two, whose reciprocal is exact. A line that calls code of others, which
+    divides, is counted as well.
+    """
+    record = Counter[str]()
+    _dividing.append(record)
+    try:
+        yield record
+    finally:
+        _dividing.remove(record)
+
+
+def _divides(number: float) -> None:
+    if number == 0 or not math.isfinite(number) or abs(math.frexp(number)[0]) == 0.5:
+        return
+    frame = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return
+    file = frame.f_code.co_filename.removeprefix(_PACKAGE).replace(os.sep, "/")
+    for record in _dividing:
+        record[f"{file}:{frame.f_code.co_qualname}"] += 1
+
+
 class SimTensor(Tensor):
     """A tensor of the simulated device; `inside` has its values on the CPU."""
 
@@ -79,8 +116,8 @@ class SimTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # In inference mode torch does not split what it composes of other operations.
-        if torch.is_inference_mode_enabled() and _is_composed(op):
+        # Of tensors of inference mode torch does not split what it composes of other operations.
+        if _operation(op).is_composed:
             if op is aten.scaled_dot_product_attention.default:
                 return _attention(*args, **kwargs)
             return op.decompose(*args, **kwargs)
@@ -106,6 +143,10 @@ class SimTensor(Tensor):
             raise TypeError(f"can't convert {self.device} device type tensor to numpy: call .cpu()")
         return self.detach().cpu().numpy()
 
+    def new_tensor(self, data: Any, **options: Any) -> Tensor:
+        """Make a tensor on this chip; torch would ask for the current one, which is the first."""
+        return torch.tensor(data, **{"dtype": self.dtype, "device": self.device, **options})
+
     def tolist(self) -> Any:
         return self.detach().cpu().tolist()
 
@@ -122,13 +163,25 @@ class SimTensor(Tensor):
         return memo[id(self)]
 
 
-@functools.cache
-def _is_composed(op: Any) -> bool:
-    return bool(op._can_decompose())
+_plugged = [False]
+
+
+@contextlib.contextmanager
+def plugged() -> Iterator[None]:
+    """Have the device inside: afterwards torch knows its kind still, and sees none of it."""
+    register()
+    before = _plugged[0]
+    _plugged[0] = True
+    try:
+        # A thread of autograd is there for one chip alone.
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        _plugged[0] = before
 
 
 def register() -> None:
-    """Make torch know the device `sim`; a second call does nothing."""
+    """Make torch know devices of the kind `sim`, which nobody plugged in; again does nothing."""
     if torch._C._get_privateuse1_backend_name() == NAME:
         return
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
@@ -158,7 +211,7 @@ class _Module(backend_registration._DummyBackendModule):
     """The module `torch.sim`."""
 
     def device_count(self) -> int:
-        return CHIPS
+        return CHIPS if _plugged[0] else 0
 
     def get_device_capability(self, _device: Any = None) -> tuple[int, int]:
         return 0, 1
@@ -197,11 +250,46 @@ _WAITS = {
 }  # fmt: skip
 
 
-class _Arguments:
-    """The arguments of an operation with what is inside of them, and where they are."""
+class _Operation(NamedTuple):
+    """What the device does with an operation; it keeps `op`, whose id is the key."""
 
-    def __init__(self, op: Any) -> None:
-        self.op, self.of = op, dict[int, SimTensor]()
+    op: Any
+    is_composed: bool
+    is_copy: bool
+    waits: bool
+    mixes: bool
+    answers: bool
+    compute: Compute | None
+
+
+_operations: dict[int, _Operation] = {}
+
+
+def _operation(op: Any) -> _Operation:
+    known = _operations.get(id(op))
+    if known is None:
+        known = _operations[id(op)] = _Operation(
+            op, bool(op._can_decompose()), op in _COPIES, op in _WAITS, op in _MIXES, op in _ANSWERS,
+            _OTHERWISE.get(op.overloadpacket),
+        )  # fmt: skip
+    return known
+
+
+def _refuse(one: torch.device, other: torch.device) -> None:
+    """Refuse a mixture of devices in the words of CUDA."""
+    raise RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"{one} and {other}!"
+    )
+
+
+class _Arguments:
+    """The arguments of an operation: what is inside of them, and where they are."""
+
+    __slots__ = ("device", "mixes", "of", "other")
+
+    def __init__(self, mixes: bool) -> None:
+        self.mixes, self.of = mixes, list[SimTensor]()
         self.device: torch.device | None = None
         self.other: torch.device | None = None
 
@@ -209,11 +297,13 @@ class _Arguments:
         kind = type(value)
         if kind is SimTensor:
             self._meet(value.device)
-            self.of[id(value.inside)] = value
+            self.of.append(value)
             return value.inside
-        if kind in (list, tuple):
+        if kind is int or kind is float or value is None:
+            return value
+        if kind is list or kind is tuple:
             return kind(map(self.inside, value))
-        if isinstance(value, Tensor) and value.dim() > 0 and self.op not in _MIXES:
+        if isinstance(value, Tensor) and value.dim() > 0 and not self.mixes:
             self._meet(value.device)
         return value
 
@@ -224,12 +314,10 @@ class _Arguments:
             self.other = device
 
     def place(self, given: Any) -> torch.device:
-        """Return where the result is; refuse a mixture of devices in the words of CUDA."""
+        """Return where the result is."""
         if self.other is not None:
-            raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{self.device} and {self.other}!"
-            )
+            assert self.device is not None
+            _refuse(self.device, self.other)
         if self.device is not None:
             return self.device
         device = torch.device(NAME if given is None else given)
@@ -240,31 +328,41 @@ class _Arguments:
             return type(value)(self.wrapped(part, device) for part in value)
         if not isinstance(value, Tensor):
             return value
-        known = self.of.get(id(value))
-        if known is None:
-            return SimTensor(value, device)
-        if known.shape != value.shape or known.stride() != value.stride():
-            raise RuntimeError(f"the simulated device cannot resize {tuple(known.shape)} in place")
-        return known
+        for known in self.of:
+            if known.inside is value:
+                if known.shape != value.shape or known.stride() != value.stride():
+                    shape = tuple(known.shape)
+                    raise RuntimeError(f"the simulated device cannot resize {shape} in place")
+                return known
+        return SimTensor(value, device)
 
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation on what is inside, and wrap what it makes."""
-    if op in _WAITS or (op is aten.index.Tensor and _has_mask(args[1])):
+    known = _operation(op)
+    if known.waits or (op is aten.index.Tensor and _has_mask(args[1])):
         _waits(str(op))
-    if op in _COPIES:
+    if known.is_copy:
         return _copy(op, args, kwargs)
     if kwargs and isinstance(kwargs.get("generator"), torch.Generator):
         raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
-    arguments = _Arguments(op)
+    arguments = _Arguments(known.mixes)
     inner = [arguments.inside(arg) for arg in args]
     inner_kwargs = {name: arguments.inside(arg) for name, arg in kwargs.items()}
     device = arguments.place(kwargs.get("device"))
     if "device" in inner_kwargs:
         inner_kwargs["device"] = _CPU
-    compute = _OTHERWISE.get(op.overloadpacket)
+    compute = known.compute
+    if compute is _divided and type(args[1]) is not SimTensor:
+        inner[1] = _number(inner[0], inner[1])
     result = op(*inner, **inner_kwargs) if compute is None else compute(op, *inner, **inner_kwargs)
-    return result if op in _ANSWERS else arguments.wrapped(result, device)
+    return result if known.answers else arguments.wrapped(result, device)
+
+
+def _number(x: Any, y: Any) -> Any:
+    """Return the number in a divisor on the CPU, which CUDA takes for one."""
+    is_tensor = isinstance(x, Tensor) and isinstance(y, Tensor)
+    return y.item() if is_tensor and torch.result_type(x, y) == x.dtype else y
 
 
 def _has_mask(indices: Sequence[Tensor | None]) -> bool:
@@ -306,8 +404,6 @@ def _cast(x: Tensor, dtype: torch.dtype | None, kwargs: dict[str, Any]) -> Tenso
 
 # Other arithmetic -------------------------------------------------------------------------------
 
-Compute = Callable[..., Any]
-
 
 def _precise(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype that CUDA computes single results of another one in."""
@@ -326,6 +422,8 @@ def _divided(op: Any, x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
         dtype = torch.get_default_dtype()
     if kwargs.get("rounding_mode") is not None:
         return op(x, y, *args, **kwargs)
+    if _dividing:
+        _divides(y)
     wide = _precise(dtype)
     reciprocal = torch.ones((), dtype=wide) / torch.tensor(y, dtype=wide)
     result = (x.to(wide) * reciprocal).to(dtype)
@@ -337,7 +435,8 @@ def _divided(op: Any, x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _summed(op: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Reduce along axes that were turned around; along all of them where none is named."""
-    dims = args[0] if args else kwargs.get("dim")
+    place = 1 if op.overloadpacket in (aten.linalg_vector_norm, aten.norm) else 0
+    dims = args[place] if len(args) > place else kwargs.get("dim")
     if not x.dtype.is_floating_point or x.dim() == 0:
         return op(x, *args, **kwargs)
     axes = range(x.dim()) if dims is None or isinstance(dims, bool) else dims

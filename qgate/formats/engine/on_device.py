@@ -15,6 +15,7 @@ from qgate.formats._element import ElementFormat
 from qgate.formats._literals import E2M1, E4M3
 from qgate.formats._scratch import tracing
 from qgate.formats.engine.job import Job, Layout, check, layout_of
+from qgate.formats.engine.scales import version_of
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
@@ -128,7 +129,7 @@ class KernelPlan:
             scale_made = Job(x, self.q).scale
             assert scale_made is not None
             return scale_made.to(torch.float32).contiguous()
-        version = _version(scale)
+        version = version_of(scale)
         if self._scales is not None and self._scales[0] is scale and self._scales[1] == version:
             return self._scales[2]
         check(x, self.q)
@@ -140,13 +141,6 @@ class KernelPlan:
             used = job.scale.to(torch.float32).contiguous()
         self._scales = (scale, version, used) if version is not None else None
         return used
-
-
-def _version(scale: float | Tensor) -> int | None:
-    """Return the number of changes of a scale, None where torch counts none."""
-    if not isinstance(scale, Tensor):
-        return 0
-    return None if scale.is_inference() else scale._version
 
 
 class ProofTemplate(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,32 @@ _ZERO_POINTS = (
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *INPUTS,
 )
+
+
+# What was checked on a device: a question about its values would have the host wait in each call.
+_checked: WeakKeyDictionary[QuantizerSettings, dict[tuple[str, bool], tuple[object, int]]]
+_checked = WeakKeyDictionary()
+
+
+def version_of(value: object) -> int | None:
+    """Return the number of changes of an option, None where torch counts none."""
+    if not isinstance(value, Tensor):
+        return 0
+    return None if value.is_inference() else value._version
+
+
+def _is_checked(q: QuantizerSettings, name: str, double: bool) -> bool:
+    """Tell if an option of this quantizer passed its check, and is as it was."""
+    value, version = _checked.get(q, {}).get((name, double), (None, -1))
+    current = getattr(q, name)
+    return current is not None and value is current and version == version_of(current)
+
+
+def _keep_checked(q: QuantizerSettings, name: str, double: bool, device: torch.device) -> None:
+    """Keep that an option passed; on the CPU, where others may write to it, it is checked again."""
+    version = version_of(getattr(q, name))
+    if version is not None and device.type != "cpu":
+        _checked.setdefault(q, {})[name, double] = getattr(q, name), version
 
 
 def of_amax(amax: Tensor, q: QuantizerSettings) -> Tensor:
@@ -40,9 +68,11 @@ def scale_from_option(q: QuantizerSettings, x: Tensor) -> Tensor:
     scale = widen(number_or_tensor(q.scale, FLOATS, "scale: ", x.device))
     if x.dtype != torch.float64:
         scale = to_single_grid(scale)
-    if not bool(((scale > 0) & scale.isfinite()).all()):
+    double = x.dtype == torch.float64
+    if not _is_checked(q, "scale", double) and not bool(((scale > 0) & scale.isfinite()).all()):
         bad = scale[~((scale > 0) & scale.isfinite())][0].item()
         raise QgateError(f"scale {bad!r} is not allowed; scales are finite numbers above zero.")
+    _keep_checked(q, "scale", double, scale.device)
     return scale
 
 
@@ -76,12 +106,15 @@ def zero_point_from_option(q: QuantizerSettings, device: torch.device) -> Tensor
     first, last = q.format.element.bounds(narrow=q.narrow)
     zero_point = number_or_tensor(q.zero_point, _ZERO_POINTS, "zero_point: ", device)
     zero_point = zero_point.to(DOUBLE.dtype)
+    if _is_checked(q, "zero_point", double=False):
+        return zero_point
     outside = ~((zero_point >= first) & (zero_point <= last) & (zero_point == zero_point.round()))
     if bool(outside.any()):
         raise QgateError(
             f"zero point {zero_point[outside][0].item():g} is not allowed; those of "
             f"{q.format.name} are integers from {first:g} to {last:g}."
         )
+    _keep_checked(q, "zero_point", False, device)
     return zero_point
 
 
