@@ -60,6 +60,9 @@ class QuantizerSettings(CastOptions):
         self.rotation = _checked_rotation(options.get("rotation"))
         self.dtype = options.get("dtype")
         self.saturated_grad: SaturatedGrad = options.get("saturated_grad", "zero")
+        # Options that passed their check on a device, where the host would wait for each answer:
+        # by name and whether for float64, the value and its number of changes.
+        self.checked: dict[tuple[str, bool], tuple[object, int]] = {}
         self._check_together(options)
 
     def _own_granularity(self) -> Granularity | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import torch
 from torch import Tensor
 
@@ -23,11 +21,6 @@ _ZERO_POINTS = (
 )
 
 
-# What was checked on a device: a question about its values would have the host wait in each call.
-_checked: WeakKeyDictionary[QuantizerSettings, dict[tuple[str, bool], tuple[object, int]]]
-_checked = WeakKeyDictionary()
-
-
 def version_of(value: object) -> int | None:
     """Return the number of changes of an option, None where torch counts none."""
     if not isinstance(value, Tensor):
@@ -37,7 +30,7 @@ def version_of(value: object) -> int | None:
 
 def _is_checked(q: QuantizerSettings, name: str, double: bool) -> bool:
     """Tell if an option of this quantizer passed its check, and is as it was."""
-    value, version = _checked.get(q, {}).get((name, double), (None, -1))
+    value, version = q.checked.get((name, double), (None, -1))
     current = getattr(q, name)
     return current is not None and value is current and version == version_of(current)
 
@@ -46,7 +39,7 @@ def _keep_checked(q: QuantizerSettings, name: str, double: bool, device: torch.d
     """Keep that an option passed; on the CPU, where others may write to it, it is checked again."""
     version = version_of(getattr(q, name))
     if version is not None and device.type != "cpu":
-        _checked.setdefault(q, {})[name, double] = getattr(q, name), version
+        q.checked[name, double] = getattr(q, name), version
 
 
 def of_amax(amax: Tensor, q: QuantizerSettings) -> Tensor:
