@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from torch.nn import functional
 import qgate
 from qgate.arithmetic import divided
 from qgate.devices import resolve
+from tests.campaigns.forked import ran
 from tests.devices import simulated
+from tests.shares import proof
 from tests.test_devices import run_alone
 
 simulated.register()
@@ -266,8 +269,22 @@ print(before == after, torch.zeros(2).device, torch.randn(3, generator=torch.Gen
 """
 
 
+@proof
 def test_a_process_with_the_device_computes_without_it_as_before() -> None:
     assert run_alone(ALONE) == "True cpu cpu"
+
+
+def test_a_fork_has_gradients_after_those_of_the_device(tmp_path: Path) -> None:
+    """Tests of other folders run pytest in forks of a process that has the device."""
+
+    def gradients() -> int:
+        for device in ("cpu", "sim:1"):
+            leaf = torch.ones(3).to(device).requires_grad_()
+            leaf.square().sum().backward()
+        return 0
+
+    assert gradients() == 0
+    assert ran(gradients, tmp_path).said == ""
 
 
 def test_the_device_is_there_while_it_is_plugged_in(monkeypatch: pytest.MonkeyPatch) -> None:
