@@ -168,23 +168,24 @@ def test_attention_of_16_bits_rounds_p_before_it_is_divided(
 def test_the_backward_pass_of_attention_rounds_scaled_scores() -> None:
     """A gradient of q is the rounded P (dP - D) times the scale, in 16 bits, times K."""
     dtype = torch.float16
-    q, k, v, grad = (numbers(1, 1, 64, 16, dtype=dtype, seed=seed) for seed in range(4))
+    q, k, v, grad = (numbers(1, 1, 64, 24, dtype=dtype, seed=seed) for seed in range(4))
     leaf = q.to(SIM).requires_grad_()
     output = functional.scaled_dot_product_attention(leaf, k.to(SIM), v.to(SIM))
     output.backward(grad.to(SIM))
     assert leaf.grad is not None
-    scores = (q.float() @ k.float().mT) / 4
+    factor = 24**-0.5  # no power of two, by which nothing would be rounded
+    scores = (q.float() @ k.float().mT) * factor
     p = scores.softmax(-1)
     along = (grad.float() * output.detach().cpu().float()).sum(-1, keepdim=True)
-    inner = p * (grad.float() @ v.float().mT - along) / 4
+    inner = p * (grad.float() @ v.float().mT - along) * factor
     rounded = inner.to(dtype).float() @ k.float()
-    late = (inner * 4).to(dtype).float() @ k.float() / 4
+    late = (inner / factor).to(dtype).float() @ k.float() * factor
 
     def distance(expected: Tensor) -> float:
         return float((leaf.grad.cpu().float() - expected.to(dtype).float()).norm())  # type: ignore[union-attr]
 
-    assert distance(rounded) < distance(inner @ k.float())
-    assert distance(rounded) < 0.2 * distance(late) or distance(late) == distance(rounded)
+    assert distance(rounded) < 0.5 * distance(inner @ k.float())
+    assert distance(rounded) < 0.5 * distance(late)
 
 
 def test_what_the_host_waits_for_is_counted() -> None:
