@@ -173,7 +173,7 @@ def plugged() -> Iterator[None]:
     before = _plugged[0]
     _plugged[0] = True
     try:
-        # A thread of autograd is there for one chip alone.
+        # Autograd has no threads for the chips.
         with torch.autograd.set_multithreading_enabled(False):
             yield
     finally:
@@ -184,6 +184,8 @@ def register() -> None:
     """Make torch know devices of the kind `sim`, which nobody plugged in; again does nothing."""
     if torch._C._get_privateuse1_backend_name() == NAME:
         return
+    # Started before there is a device, autograd makes no threads, with which a fork has no gradients.
+    torch.ones(1, requires_grad=True).sum().backward()
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
     rest, named = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     rest.fallback(_of_no_tensor, "PrivateUse1")
