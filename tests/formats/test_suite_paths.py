@@ -32,7 +32,10 @@ DEVICE = "only tensors on a device come here"
 OUTSIDE: dict[tuple[str, str], str] = {
     ("engine/effects.py::", ""): "counts what a format loses, quantizes nothing",
     ("engine/on_device.py::", ""): DEVICE,
-    ("quantizer.py::by_definition", ""): DEVICE,
+    ("quantizer.py::_values", "on_device"): DEVICE,
+    ("quantizer.py::_values", "if y is not None"): DEVICE,
+    ("quantizer.py::_values", "return y"): DEVICE,
+    ("quantizer.py::_shortcut", "return False"): DEVICE,
     ("engine/job.py::Layout.chunks", "_CHUNK_ON_DEVICE"): DEVICE,
     ("engine/job.py::Job._amax_bits", "largest"): DEVICE,
     ("_scratch.py::buffer", "return torch.empty"): DEVICE,
