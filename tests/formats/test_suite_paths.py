@@ -61,7 +61,6 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("engine/scales.py::scale_from_option", "bad"): "text of an error",
     ("encoded.py::Encoded.decode", "allowed"): "text of an error",
     ("engine/scales.py::version_of", ""): "what was checked, no arithmetic",
-    ("engine/scales.py::_is_checked", ""): "what was checked, no arithmetic",
     ("engine/scales.py::_keep_checked", ""): "what was checked, no arithmetic",
     ("engine/scales.py::zero_point_from_option", "return zero_point"): DEVICE,
 }  # fmt: skip
