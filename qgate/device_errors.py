@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-# What CUDA, HIP and Triton write of errors that stay; others, as of a launch, harm one call.
+# Errors after which nothing more runs; others, such as of a launch, fail one call.
 _LOST = (
     "device-side assert triggered",
     "illegal memory access",
@@ -51,7 +51,7 @@ class DeviceMemoryError(QgateError):
 
 
 class LostDeviceError(QgateError):
-    """A kernel ended the context of a device: nothing runs there in this process any more."""
+    """A kernel stopped a device: nothing runs there in this process any more."""
 
 
 def device_error(
@@ -68,9 +68,9 @@ def device_error(
             return shortage
         if (words := _words_of_loss(cause)) is not None:
             return LostDeviceError(
-                f"a kernel ended the context of its device ({words}), in {what} or before: nothing "
-                "runs on that device in this process any more. CUDA_LAUNCH_BLOCKING=1 shows which "
-                "kernel it was."
+                f"a kernel stopped the device for this process ({words}), while {what} ran or "
+                "earlier: nothing runs on that device in this process any more. "
+                "CUDA_LAUNCH_BLOCKING=1 shows which kernel it was."
             )
     return None
 
@@ -110,7 +110,7 @@ def in_parts(
 ) -> tuple[T, int]:
     """Run what takes up to `most` samples at a time, and half of them while they do not fit.
 
-    Return its result, and how many fitted. `undo` takes back what a run left that came to no end.
+    Return its result, and how many fitted. `undo` removes what an unfinished run left.
     A sample alone that does not fit is an error.
     """
     at_once, shortage = most, ""
@@ -126,7 +126,7 @@ def in_parts(
             shortage = memory
         else:
             break
-        # Only here are the tensors free that the error held.
+        # The error held tensors until here.
         undo()
         _empty_cache(device)
         at_once //= 2
@@ -171,7 +171,7 @@ def _words_of_loss(error: BaseException) -> str | None:
 
 
 def _memory(error: BaseException) -> str:
-    """Return the device of an error as far as its text has it: `GPU 0 (79.11 GiB, 1.2 free)`."""
+    """Name the device of an error as far as its text has it: `the memory of GPU 0 (79 GiB)`."""
     text = str(error)
     number, memory, missing = _NUMBER.search(text), _MEMORY.search(text), _MISSING.search(text)
     facts = []

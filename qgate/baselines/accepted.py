@@ -303,7 +303,7 @@ def _read_header(lines: list[str], file: str, version: int, problems: list[str])
     if device != MIXED and not is_device(device):
         problems.append(f"{file}:{1 + len(values)}: there is no device {device!r}")
     elif kind is not None and kind_of(device) != kind:
-        problems.append(f"{file}:{1 + len(values)}: device {device} is no {kind}")
+        problems.append(f"{file}:{1 + len(values)}: device {device} is not of kind {kind}")
     if problems:
         return None
     return Accepted(**values)  # type: ignore[arg-type]

@@ -99,7 +99,9 @@ def _accepted_problems(
     elif (first := firsts.get(accepted.mode)) and manifest is not None:
         now = replace(manifest.origin, device=accepted.device)
         if is_same_kind(first, now, manifest.origin):
-            problems.append(f"{file}: {first.file} is of {accepted.kind}, too, and is read alone")
+            problems.append(
+                f"{file} is not read: {first.file} has the values of {accepted.kind}. Remove {file}"
+            )
     if accepted.model != store.model:
         problems.append(f"{file}: it is of model {accepted.model!r}")
     text = data.replace(b"\r\n", b"\n")

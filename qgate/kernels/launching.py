@@ -48,7 +48,7 @@ def launch(
 
 
 def to_host(x: Tensor) -> Tensor:
-    """Copy a tensor to the host, by pinned memory from CUDA: it is not copied twice there."""
+    """Copy a tensor to the host; from CUDA through pinned memory, which saves a second copy."""
     if not x.is_cuda:
         return x.cpu()
     room = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)

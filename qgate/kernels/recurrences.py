@@ -1,7 +1,7 @@
 """States along time, x_t = a_t x_(t-1) + b_t, in place; forward, and backward for gradients.
 
-A device would start two small kernels for each step. Each operation is rounded by itself, so one
-kernel for all steps gives the same bits.
+Step by step, a device would start two small kernels for each. Each operation is rounded by itself,
+so one kernel for all steps gives the same bits.
 """
 
 from __future__ import annotations

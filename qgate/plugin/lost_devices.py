@@ -21,7 +21,7 @@ def note_loss(item: pytest.Item, error: BaseException) -> None:
     """Keep that a test lost the device of this process."""
     loss = device_error(error, item.name)
     if isinstance(loss, LostDeviceError):
-        item.config.stash.setdefault(_LOSS, f"{loss} It happened in {item.nodeid}.")
+        item.config.stash.setdefault(_LOSS, f"{loss} It showed in {item.nodeid}.")
 
 
 def loss_of(config: pytest.Config) -> str | None:

@@ -323,7 +323,7 @@ def test_ctrl_c_ends_a_command_with_one_line_of_its_name(
     [
         ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is free.",
          "qgate formats: the memory of GPU 0 (79.11 GiB, 1.20 GiB free; 2.00 GiB more wanted) is too small for qgate formats."),
-        ("CUDA error: device-side assert triggered", "in qgate formats or before: nothing runs on that device"),
+        ("CUDA error: device-side assert triggered", "while qgate formats ran or earlier: nothing runs on that device"),
     ],
     ids=["memory", "assert"],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A simulated device `sim` of two chips: torch's CPU behind the manners of a GPU.
+"""A simulated device `sim` of two chips: torch's CPU, which refuses and rounds as a GPU does.
 
     from tests.devices import simulated
     with simulated.plugged():
@@ -10,7 +10,8 @@ tensor, `.numpy()`, `data_ptr`, pickling. What a GPU computes with other bits ha
     division by a number     multiplies by the reciprocal, in the precision of CUDA
     sums and products        add in another order: the summed axis is turned around
     functions                are rounded from float64, so that single results are one bit off
-    attention of 16 bits     FlashAttention's: P is not normalized, rounded, and divided last
+    attention of 16 bits     probabilities are rounded before they are normalized; gradients of
+                             scores after the scale, as by cuDNN
     casts to float8_e4m3fn   are NaN beyond 464
 
 `transfers()` records what makes the host wait for the device, `divisions()` which lines of qgate divide
@@ -543,11 +544,11 @@ def _attention(
         mask = ones.tril()
     elif attn_mask is not None:
         mask = attn_mask
-    return FlashAttention.apply(query, key, value, mask, factor)  # type: ignore[no-untyped-call]
+    return RoundedAttention.apply(query, key, value, mask, factor)  # type: ignore[no-untyped-call]
 
 
-class FlashAttention(torch.autograd.Function):
-    """FlashAttention of 16-bit tensors, forward and backward, with its roundings."""
+class RoundedAttention(torch.autograd.Function):
+    """Attention of 16-bit tensors in tiles, forward and backward, with the roundings of cuDNN."""
 
     @staticmethod
     def forward(

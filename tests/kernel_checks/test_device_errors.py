@@ -27,9 +27,9 @@ def test_a_kernel_that_ends_its_device_is_no_refusal_of_an_input(calls: int) -> 
     with pytest.raises(LostDeviceError) as caught:
         check_kernel(fragile, X, W, like=linear)
     assert str(caught.value) == (
-        "a kernel ended the context of its device (device-side assert triggered), in fragile or "
-        "before: nothing runs on that device in this process any more. CUDA_LAUNCH_BLOCKING=1 "
-        "shows which kernel it was."
+        "a kernel stopped the device for this process (device-side assert triggered), while fragile "
+        "ran or earlier: nothing runs on that device in this process any more. "
+        "CUDA_LAUNCH_BLOCKING=1 shows which kernel it was."
     )
     assert left == [-1], "nothing is called again"
     assert caught.value.__suppress_context__
@@ -61,5 +61,7 @@ def test_a_cast_on_a_lost_device_is_one_sentence() -> None:
     def broken(_: Tensor) -> Tensor:
         raise RuntimeError("Triton Error [CUDA]: misaligned address")
 
-    with pytest.raises(LostDeviceError, match=r"\(misaligned address\), in what was checked"):
+    with pytest.raises(
+        LostDeviceError, match=r"\(misaligned address\), while what was checked ran"
+    ):
         check(X, X, format=broken)

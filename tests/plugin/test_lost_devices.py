@@ -35,7 +35,7 @@ def test_device(device):
     assert device.type == "cpu"
 """
 SENTENCE = (
-    "a kernel ended the context of its device (device-side assert triggered), in * or before: "
+    "a kernel stopped the device for this process (device-side assert triggered), while * ran or earlier: "
     "nothing runs on that device in this process*"
 )
 
@@ -71,5 +71,5 @@ def test_a_test_of_a_project_that_loses_the_device_is_heard_too(project: Path, s
     result = suites("--layers", "first", "-rE")
     result.assert_outcomes(failed=1, errors=2, deselected=4)
     result.stdout.fnmatch_lines(
-        ["ERROR *layers.0* - not held: * (illegal memory access), in test_it*"]
+        ["ERROR *layers.0* - not held: * (illegal memory access), while test_it ran*"]
     )
