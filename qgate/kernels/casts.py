@@ -240,18 +240,22 @@ class BlockCast(abc.ABC):
         self, memory: MemoryLayout, dtype: torch.dtype, out: torch.dtype, slots: tuple[int, ...]
     ) -> Step:
         programs = importlib.import_module(f"qgate.kernels.programs.{self.family}")
-        cut = tiling(self.family)
+        short = memory.short
+        cut = tiling(f"{self.family} columns" if short else self.family)
         constants: dict[str, object] = {}
         across, count = memory.across(cut.elements), memory.programs(cut.elements)
         if self.any_block:
-            constants = {"BLOCK": memory.block, "PADDED": memory.padded}
+            constants = {"BLOCK": memory.block}
+            if not short:
+                constants["PADDED"] = memory.padded
         constants["COLUMNS" if memory.upright else "ROWS"] = across
         if not memory.upright:
             constants["TAIL"] = memory.kind[1]
         constants |= {"KIND": kind_of(dtype), "OUT": kind_of(out), **self.constants()}
         constants["INF_SATURATES"] = self.inf_saturates
         last = memory.inner if memory.upright else memory.outer * memory.groups
-        program = programs.quantize_columns if memory.upright else programs.quantize_rows
+        kind = "short_columns" if short else "columns" if memory.upright else "rows"
+        program = getattr(programs, f"quantize_{kind}")
         numbers = (memory.length, memory.groups, last, *self.numbers())
         return Step(program, count, slots, numbers, cut.warps, **constants)
 
