@@ -96,12 +96,11 @@ class ElementCast:
             source["SOURCE"] = _AMAX
         pieces = memory.outer * -(-memory.length // cut.elements)
         last = Step(
-            programs.cast_long_rows, pieces, _X_OUT_PLANS if ties else _ALL,
-            (memory.length, memory.outer, *grid.numbers), cut.warps,
+            programs.cast_long_rows, pieces, _ALL, (memory.length, *grid.numbers), cut.warps,
             TILE=cut.elements, **source, **constants, TIES=ties,
         )  # fmt: skip
         largest = _largest_rows(memory, dtype, finite=False) if self.own else None
-        return self._in_steps(memory.outer, largest, last, ties, source, constants)
+        return _with(last) if largest is None else _after(largest, last, memory.outer)
 
     def _upright(
         self,
