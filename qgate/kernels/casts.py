@@ -96,12 +96,11 @@ class ElementCast:
             source["SOURCE"] = _AMAX
         pieces = memory.outer * -(-memory.length // cut.elements)
         last = Step(
-            programs.cast_long_rows, pieces, _X_OUT_PLANS if ties else _ALL,
-            (memory.length, memory.outer, *grid.numbers), cut.warps,
+            programs.cast_long_rows, pieces, _ALL, (memory.length, *grid.numbers), cut.warps,
             TILE=cut.elements, **source, **constants, TIES=ties,
         )  # fmt: skip
         largest = _largest_rows(memory, dtype, finite=False) if self.own else None
-        return self._in_steps(memory.outer, largest, last, ties, source, constants)
+        return _with(last) if largest is None else _after(largest, last, memory.outer)
 
     def _upright(
         self,
@@ -240,18 +239,22 @@ class BlockCast(abc.ABC):
         self, memory: MemoryLayout, dtype: torch.dtype, out: torch.dtype, slots: tuple[int, ...]
     ) -> Step:
         programs = importlib.import_module(f"qgate.kernels.programs.{self.family}")
-        cut = tiling(self.family)
+        short = memory.short
+        cut = tiling(f"{self.family} columns" if short else self.family)
         constants: dict[str, object] = {}
         across, count = memory.across(cut.elements), memory.programs(cut.elements)
         if self.any_block:
-            constants = {"BLOCK": memory.block, "PADDED": memory.padded}
+            constants = {"BLOCK": memory.block}
+            if not short:
+                constants["PADDED"] = memory.padded
         constants["COLUMNS" if memory.upright else "ROWS"] = across
         if not memory.upright:
             constants["TAIL"] = memory.kind[1]
         constants |= {"KIND": kind_of(dtype), "OUT": kind_of(out), **self.constants()}
         constants["INF_SATURATES"] = self.inf_saturates
         last = memory.inner if memory.upright else memory.outer * memory.groups
-        program = programs.quantize_columns if memory.upright else programs.quantize_rows
+        kind = "short_columns" if short else "columns" if memory.upright else "rows"
+        program = getattr(programs, f"quantize_{kind}")
         numbers = (memory.length, memory.groups, last, *self.numbers())
         return Step(program, count, slots, numbers, cut.warps, **constants)
 

@@ -11,6 +11,7 @@ import torch
 Rounding = Literal["even", "away", "zero"]
 ROUNDINGS: dict[str, int] = {"even": 0, "away": 1, "zero": 2}
 TILE = 4096
+_SHORT = 64
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ TILINGS = {
     "mx": Tiling(2048, 4),
     "nvfp4": Tiling(1024, 2),
     "hif4": Tiling(4096, 4),
+    "mx columns": Tiling(8192, 4),
+    "nvfp4 columns": Tiling(8192, 4),
+    "hif4 columns": Tiling(8192, 2),
     "largest": Tiling(4096, 4, 8),
 }
 
@@ -117,6 +121,11 @@ class MemoryLayout:
     @property
     def upright(self) -> bool:
         return self.inner > 1
+
+    @property
+    def short(self) -> bool:
+        """True if a thread holds a whole block that is upright."""
+        return self.upright and self.block <= _SHORT
 
     @property
     def kind(self) -> tuple[bool, bool]:

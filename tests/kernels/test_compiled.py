@@ -33,6 +33,7 @@ CASES: dict[str, tuple[str, torch.dtype, tuple[int, int], dict[str, Any]]] = {
     "mx columns": ("mxint8", FP32, (64, 64), {"axis": 0, "rounding": "away"}),
     "nvfp4 columns": ("nvfp4", FP32, (64, 64), {"axis": 0}),
     "hif4": ("hif4", FP32, (64, 64), {}),
+    "hif4 columns": ("hif4", BF16, (64, 64), {"axis": 0}),
     "flat": ("hif8", BF16, (64, 64), {}),
     "block scales": ("int8", BF16, (64, 64), {"granularity": "block", "block": 32}),
     "one scale": ("fp8_e4m3", BF16, (300, 64), {"granularity": "tensor"}),
@@ -124,6 +125,12 @@ def test_rows_are_read_and_written_in_whole_vectors(launches: Launches) -> None:
     assert "ld.global.v4.b32" in text
     assert "st.global.v4.b32" in text
     assert not re.search(r"(?:ld|st)\.global\.b16", text)
+
+
+@pytest.mark.parametrize("name", ["mx columns", "nvfp4 columns", "hif4 columns"])
+def test_a_thread_has_all_of_an_upright_block(launches: Launches, name: str) -> None:
+    text = ptx(launched(launches, name)[-1], 90)
+    assert not re.search(r"bar\.sync|shfl|st\.shared", text)
 
 
 def test_counting_waits_for_no_result(launches: Launches) -> None:

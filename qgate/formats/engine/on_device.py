@@ -156,7 +156,7 @@ class ProofTemplate(NamedTuple):
 def _way(x: Tensor, out: torch.dtype, memory: MemoryLayout, q: QuantizerSettings) -> Hashable:
     """Return what a proof holds for, beside the cast."""
     one = memory.groups == 1
-    fits = memory.length <= FITS
+    fits = memory.length <= FITS, memory.short
     return (x.dtype, out, memory.kind, one and (q.granularity, fits), None if one else memory.block)
 
 

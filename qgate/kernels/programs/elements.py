@@ -137,7 +137,7 @@ def cast_rows(
 
 @triton.jit
 def cast_long_rows(
-    x, out, scales, length, rows, lowest, growth, largest, largest_negative, TILE: tl.constexpr,
+    x, out, scales, length, lowest, growth, largest, largest_negative, TILE: tl.constexpr,
     SOURCE: tl.constexpr, INF_SATURATES: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr,
     ROUNDING: tl.constexpr,
     FIXED: tl.constexpr, SYMMETRIC: tl.constexpr, TAPERED: tl.constexpr, SATURATES: tl.constexpr,
@@ -147,27 +147,23 @@ def cast_long_rows(
 ):  # fmt: skip
     """Cast with a scale for each row of any length: the whole tensor, or leading channels.
 
-    With TIES, `scales` are the plans of `plan_groups`.
+    With TIES each program tries them itself, which saves a launch.
     """
     row, piece = parts(tl.cdiv(length, TILE))
     within = piece.to(tl.int64) * TILE + tl.arange(0, TILE)
     at = row.to(tl.int64) * length + within
     bits = widen(tl.load(x + at, mask=within < length, other=0), KIND)
     if TIES > 0:
-        scale = tl.load(scales + row)
-        by = tl.load(scales + rows + row)
-        nudge = tl.load(scales + rows * 2 + row)
-        f, m, inverse, back = parts_of(scale, True)
+        scale = load_scale(scales, row, True, largest, SOURCE, INF_SATURATES)
+        f, m, inverse, back = parts_of(scale, WIDE)
+        nudge = nudge_of(scale, False, TIES, KIND, OUT, ROUNDING)
         if nudge > 0:
-            if OUT == FP16:
-                f, m, inverse, back = parts_of(scale, WIDE)
             y = quick(
-                bits, scale, m, back, by, nudge, lowest, growth, largest, largest_negative,
+                bits, scale, m, back, inverse * f, nudge, lowest, growth, largest, largest_negative,
                 SOURCE != GIVEN, OUT, ROUNDING, FIXED, SYMMETRIC, TAPERED, SATURATES, TO_INFINITY,
                 SIGNED_ZERO,
             )  # fmt: skip
         else:
-            f, m, inverse, back = parts_of(scale, WIDE)
             y = exact(
                 bits, scale, f, m, inverse, back,
                 lowest, growth, largest, largest_negative, OUT, ROUNDING, FIXED, SYMMETRIC, TAPERED,

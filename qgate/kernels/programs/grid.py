@@ -165,6 +165,40 @@ def upright_tile(length, groups, inner, block, PADDED: tl.constexpr, COLUMNS: tl
 
 
 @triton.jit
+def columns_of(length, groups, inner, BLOCK: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return where COLUMNS neighboring blocks along an axis before the last begin.
+
+    The second is the distance of each block's first number to it, and the third the number of rows
+    that exist, 0 for columns that do not.
+    """
+    row, chunk = parts(tl.cdiv(inner, COLUMNS))
+    outer = row // groups
+    first = (row - outer * groups) * BLOCK
+    column = chunk * COLUMNS + tl.arange(0, COLUMNS)
+    start = (outer.to(tl.int64) * length + first) * inner
+    return start, column, tl.where(column < inner, length - first, 0)
+
+
+@triton.jit
+def rows_of(x, start, column, high, inner, BLOCK: tl.constexpr):
+    """Load each row of `columns_of` as a vector of its own: a thread has all of a block.
+
+    So nothing moves between threads, and a block's scale is made once.
+    """
+    rows = ()
+    for i in tl.static_range(BLOCK):
+        at = x + (start + tl.cast(inner, tl.int64) * i) + column
+        rows = rows + (tl.load(at, mask=high > i, other=0),)  # noqa: RUF005
+    return rows
+
+
+@triton.jit
+def store_row(out, y, ROW: tl.constexpr, start, column, high, inner):
+    """Store one row of `columns_of`."""
+    tl.store(out + (start + tl.cast(inner, tl.int64) * ROW) + column, y, mask=high > ROW)
+
+
+@triton.jit
 def parts(count):
     """Return the quotient and the rest of this program's number; long integers divide slowly."""
     count = count.to(tl.int32)

@@ -10,14 +10,17 @@ from qgate.kernels.programs.grid import (
     MAGNITUDE,
     SIGN,
     bits_of,
+    columns_of,
     narrow,
     number,
-    parts,
     product,
     round_to,
+    rows_of,
+    store_row,
     tile,
     widen,
 )
+from qgate.kernels.programs.magnitudes import as_single, larger
 
 SMALLEST = tl.constexpr(2.0**-48)
 
@@ -43,34 +46,57 @@ def _inverse_of(scale):
 
 
 @triton.jit
+def _bounded(size, KIND: tl.constexpr):
+    """Return magnitudes of which none is above 2**20: they saturate, and products could overflow.
+
+    Only float32 has products of numbers that large.
+    """
+    return tl.minimum(size, 147 << 23) if KIND == FP32 else size
+
+
+@triton.jit
+def _scale_of(amax, KIND: tl.constexpr, INF_SATURATES: tl.constexpr):
+    """Return the scale of each 64, 1 / scale, and the scale with NaN for bad ones."""
+    bad = amax > INFINITY if INF_SATURATES else amax >= INFINITY
+    # What is subnormal here is below the smallest scale.
+    seventh = tl.minimum(_times(number(_bounded(amax, KIND)), 0.142578125, KIND), 65536.0)
+    unrounded = tl.maximum(
+        round_to(seventh, 1.1754943508222875e-38, 65536.0, EVEN, False), SMALLEST
+    )
+    scale = round_to(tl.minimum(unrounded, 49152.0), SMALLEST, 2097152.0, EVEN, False)
+    return _inverse_of(scale), tl.where(bad, float("nan"), scale)
+
+
+@triton.jit
+def _doubles(size, by, most, KIND: tl.constexpr):
+    """Tell whether octets, or their halves, are so large that their step doubles."""
+    return _times(number(_bounded(size, KIND)), by, KIND) >= most
+
+
+@triton.jit
+def _elements(
+    bits, by, spoilt, doublings, KIND: tl.constexpr, ROUNDING: tl.constexpr
+):  # fmt: skip
+    size = _bounded(bits & MAGNITUDE, KIND)
+    scaled = _times(number(size), by * number((127 << 23) - doublings), KIND)
+    e = round_to(tl.minimum(scaled, 1.75), 1.0, 2097152.0, ROUNDING, True)
+    y = e * (spoilt * number((127 << 23) + doublings))
+    return bits_of(y) | (bits & SIGN)
+
+
+@triton.jit
 def _quantized(
     bits, AXIS: tl.constexpr, KIND: tl.constexpr, ROUNDING: tl.constexpr,
     INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
     """Quantize octets, their halves and the four elements of each along AXIS and the next two."""
-    size = bits & MAGNITUDE
-    quads = tl.max(size, AXIS + 2, keep_dims=True)
+    quads = tl.max(bits & MAGNITUDE, AXIS + 2, keep_dims=True)
     octets = tl.max(quads, AXIS + 1, keep_dims=True)
-    amax = tl.max(octets, AXIS, keep_dims=True)
-    bad = amax > INFINITY if INF_SATURATES else amax >= INFINITY
-    if KIND == FP32:
-        # Numbers from 2**20 on saturate; their products could overflow.
-        size, quads = tl.minimum(size, 147 << 23), tl.minimum(quads, 147 << 23)
-        octets, amax = tl.minimum(octets, 147 << 23), tl.minimum(amax, 147 << 23)
-    # What is subnormal here is below the smallest scale.
-    seventh = tl.minimum(_times(number(amax), 0.142578125, KIND), 65536.0)
-    unrounded = tl.maximum(
-        round_to(seventh, 1.1754943508222875e-38, 65536.0, EVEN, False), SMALLEST
-    )
-    scale = round_to(tl.minimum(unrounded, 49152.0), SMALLEST, 2097152.0, EVEN, False)
-    by = _inverse_of(scale)
-    e8 = _times(number(octets), by, KIND) >= 4.0
-    e16 = _times(number(quads), by, KIND) >= tl.where(e8, 4.0, 2.0)
+    by, spoilt = _scale_of(tl.max(octets, AXIS, keep_dims=True), KIND, INF_SATURATES)
+    e8 = _doubles(octets, by, 4.0, KIND)
+    e16 = _doubles(quads, by, tl.where(e8, 4.0, 2.0), KIND)
     doublings = (e8.to(tl.int32) + e16.to(tl.int32)) << 23
-    scaled = _times(number(size), by * number((127 << 23) - doublings), KIND)
-    e = round_to(tl.minimum(scaled, 1.75), 1.0, 2097152.0, ROUNDING, True)
-    y = e * (tl.where(bad, float("nan"), scale) * number((127 << 23) + doublings))
-    return bits_of(y) | (bits & SIGN)
+    return _elements(bits, by, spoilt, doublings, KIND, ROUNDING)
 
 
 @triton.jit
@@ -86,20 +112,37 @@ def quantize_rows(
 
 
 @triton.jit
-def quantize_columns(
+def quantize_short_columns(
     x, out, length, groups, inner, COLUMNS: tl.constexpr, KIND: tl.constexpr,
     OUT: tl.constexpr, ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
-    """Blocks along another axis."""
-    row, chunk = parts(tl.cdiv(inner, COLUMNS))
-    outer, group = row // groups, row % groups
-    column = chunk * COLUMNS + tl.arange(0, COLUMNS)[None, None, None, :]
-    octet = tl.arange(0, 8)[:, None, None, None] * 8
-    half = tl.arange(0, 2)[None, :, None, None] * 4
-    k = octet + half + tl.arange(0, 4)[None, None, :, None]
-    within = group.to(tl.int64) * 64 + k
-    at = (outer.to(tl.int64) * length + within) * inner + column
-    exists = (within < length) & (column < inner)
-    bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
-    y = _quantized(bits, 0, KIND, ROUNDING, INF_SATURATES)
-    tl.store(out + at, narrow(y, OUT), mask=exists)
+    """Blocks along another axis, read twice: all in registers takes far longer to compile.
+
+    The last numbers come first again, for caches have these.
+    """
+    start, column, high = columns_of(length, groups, inner, 64, COLUMNS)
+    step = tl.cast(inner, tl.int64) * 8
+    most = tl.zeros([COLUMNS], tl.int32)
+    for part in range(2):
+        rows = rows_of(x, start + step * (part * 4), column, high - part * 32, inner, 32)
+        for i in tl.static_range(32):
+            most = larger(most, rows[i], KIND, False)
+    by, spoilt = _scale_of(as_single(most, KIND), KIND, INF_SATURATES)
+    for turn in range(8):
+        octet = 7 - turn
+        first, left = start + step * octet, high - octet * 8
+        rows = rows_of(x, first, column, left, inner, 8)
+        low = tl.zeros([COLUMNS], tl.int32)
+        upper = tl.zeros([COLUMNS], tl.int32)
+        for i in tl.static_range(4):
+            low = larger(low, rows[i], KIND, False)
+            upper = larger(upper, rows[i + 4], KIND, False)
+        e8 = _doubles(as_single(tl.maximum(low, upper), KIND), by, 4.0, KIND)
+        for half in tl.static_range(2):
+            quad = as_single(low if half == 0 else upper, KIND)
+            e16 = _doubles(quad, by, tl.where(e8, 4.0, 2.0), KIND)
+            doublings = (e8.to(tl.int32) + e16.to(tl.int32)) << 23
+            for i in tl.static_range(4):
+                bits = widen(rows[half * 4 + i], KIND)
+                y = narrow(_elements(bits, by, spoilt, doublings, KIND, ROUNDING), OUT)
+                store_row(out, y, half * 4 + i, first, column, left, inner)

@@ -7,7 +7,7 @@ from qgate.kernels.programs.grid import BF16, FP32, INFINITY, MAGNITUDE, parts, 
 
 
 @triton.jit
-def _larger(most, raw, KIND: tl.constexpr, FINITE: tl.constexpr):
+def larger(most, raw, KIND: tl.constexpr, FINITE: tl.constexpr):
     """Compare magnitudes in the bits of their dtype, which have the numbers' order."""
     if KIND == FP32:
         size = raw & MAGNITUDE
@@ -21,7 +21,7 @@ def _larger(most, raw, KIND: tl.constexpr, FINITE: tl.constexpr):
 
 
 @triton.jit
-def _as_single(most, KIND: tl.constexpr):
+def as_single(most, KIND: tl.constexpr):
     return most if KIND == FP32 else widen(most.to(tl.int16), KIND)
 
 
@@ -40,16 +40,16 @@ def largest_rows(
     most = tl.zeros([TILE], tl.int32)
     for i in tl.static_range(TILES):
         raw = tl.load(start + within + i * TILE, mask=within + i * TILE < length, other=0)
-        most = _larger(most, raw, KIND, False)
-    size = _as_single(tl.max(most, 0), KIND)
+        most = larger(most, raw, KIND, False)
+    size = as_single(tl.max(most, 0), KIND)
     if FINITE:  # noqa: SIM102
         if size >= INFINITY:
             most = tl.zeros([TILE], tl.int32)
             for _ in range(TILES):
                 raw = tl.load(start + within, mask=within < length, other=0)
-                most = _larger(most, raw, KIND, True)
+                most = larger(most, raw, KIND, True)
                 within += TILE
-            size = _as_single(tl.max(most, 0), KIND)
+            size = as_single(tl.max(most, 0), KIND)
     tl.atomic_max(amax + row, size, sem="relaxed")
 
 
@@ -68,7 +68,7 @@ def largest_columns(
     for _ in tl.static_range(TILES):
         at = (outer * length + within) * inner + column[None, :]
         raw = tl.load(x + at, mask=(within < length) & (column[None, :] < inner), other=0)
-        most = _larger(most, raw, KIND, False)
+        most = larger(most, raw, KIND, False)
         within += HIGH
-    size = _as_single(tl.max(most, 0), KIND)
+    size = as_single(tl.max(most, 0), KIND)
     tl.atomic_max(amax + outer * inner + column, size, mask=column < inner, sem="relaxed")
