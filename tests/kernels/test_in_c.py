@@ -78,7 +78,7 @@ FAULTS = {
         ("off_a * off_r", "fma(off_a, off_r, sum.co[k]) - sum.co[k]"),
         ("of.begin + row + threadIdx.x % 32 * COLUMNS", "of.begin + row + threadIdx.x % 32"),
         ("zeros += good && key == 0", "zeros += key == 0"),
-        ("counts[(2 + i) * tiles] = count", "counts[(2 + (i ^ 1)) * tiles] = count"),
+        ("counts[(2 + i) * tiles] = count", "counts[(2 + (i < 6 ? i ^ 1 : i)) * tiles] = count"),
         ("(int)0x8FFFFFFFu", "(int)0x0FFFFFFFu"),
     ],
     "merged bf16 in C": [
