@@ -10,6 +10,7 @@ torch shuts down.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import sys
@@ -35,12 +36,14 @@ def serves(device: torch.device) -> bool:
     return device.type == "cuda" and is_nvidia and sys.platform == "linux"
 
 
+@functools.cache
 def shared_memory(device: torch.device) -> int:
     """Return the bytes of shared memory that a block may have."""
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", _WITHOUT_ASKING))
 
 
+@functools.cache
 def processors(device: torch.device) -> int:
     """Return the number of multiprocessors."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -64,7 +67,8 @@ class CompiledKernel:
         values = (ctypes.c_int64 * len(numbers))(*numbers)
         begin = ctypes.addressof(values)
         places = (ctypes.c_void_p * len(numbers))(*range(begin, begin + 8 * len(numbers), 8))
-        with torch.cuda.device(self._device):
+        is_current = self._device.index == torch.cuda.current_device()
+        with contextlib.nullcontext() if is_current else torch.cuda.device(self._device):
             _ask("cuCtxSetCurrent", self._context)
             if shared > self._allowed:
                 _ask("cuFuncSetAttribute", self._function, _LARGE_SHARED_MEMORY, shared)

@@ -1,23 +1,21 @@
 """`ErrorPass` for two tensors of one device, which stay there: the same sums, in large parts.
 
 `qgate.kernels.comparing` returns sums, extremes and counts of tiles of a few thousand pairs, and
-this file adds the tiles. Every sum has a fixed order, so it has the same bits on every device. They
-are not the bits of `ErrorPass`, whose rows a BLAS adds up: both are within a few 1e-16 of the sum
-of magnitudes. Counts, extremes and positions are the same.
+`qgate.kernels.merging` adds the tiles. Every sum has a fixed order, so it has the same bits on
+every device. They are not the bits of `ErrorPass`, whose rows a BLAS adds up: both are within a few
+1e-16 of the sum of magnitudes. Counts, extremes and positions are the same.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.kernels import comparing
-from qgate.kernels.comparing import AT_ONCE, COUNTS, EXTREMES, SUMS, TILE, Partials
+from qgate.kernels import comparing, merging
+from qgate.kernels.comparing import AT_ONCE, TILE
 from qgate.kernels.launching import to_host
+from qgate.kernels.merging import FIGURES
 from qgate.stats._error_pass import SHIFT, DifferenceCounts, Element, NonFinite, PairTotals
 from qgate.stats._sums import ErrorSums, push_sums
 from qgate.stats.summary import Ints
@@ -25,11 +23,6 @@ from qgate.stats.summary import Ints
 _PART = AT_ONCE
 _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 _KINDS = ("nan", "posinf", "neginf")
-_TILES_AT_ONCE = 2**22 // TILE
-_FIGURES = (
-    "sum_a", "sum_r", *SUMS[7:], "mean_a", "mean_r", *SUMS[2:7], *COUNTS, *EXTREMES,
-    "first_bad_tile",
-)  # fmt: skip
 
 
 def serves(actual: Tensor, reference: Tensor) -> bool:
@@ -74,13 +67,12 @@ class DevicePass(PairTotals):
         results = [
             partials.keys[:1],
             partials.keys[first : first + room],
-            _figures(partials, len(actual)).view(torch.int64),
-            *self._worst_pairs(partials.extremes[0], actual, reference),
+            merging.merge(partials, actual, reference, self._worst_room),
         ]
         on_host = to_host(torch.cat(results)).numpy()
-        counts, values, pairs = np.split(on_host, [1 + room, 1 + room + len(_FIGURES)])
+        counts, values, pairs = np.split(on_host, [1 + room, 1 + room + len(FIGURES)])
         self._counts = counts if not len(self._counts) else self._counts + counts
-        figures = dict(zip(_FIGURES, values.view(np.float64).tolist(), strict=True))
+        figures = dict(zip(FIGURES, values.view(np.float64).tolist(), strict=True))
         if figures["pairs"] < len(actual):
             self._add_non_finite(figures, actual, reference)
         self.sign_flips += int(figures["flips"])
@@ -101,78 +93,14 @@ class DevicePass(PairTotals):
             x, y = pairs[:, index].tolist()
             self.first_non_finite = Element(self.elements + begin + index, x, y)
 
-    def _worst_pairs(self, largest: Tensor, actual: Tensor, reference: Tensor) -> Iterator[Tensor]:
-        """Yield places and float64 values of pairs among which the worst are, as int64.
-
-        They are in the tiles with the largest differences, as many tiles as there are worst pairs;
-        of equal tiles in the first.
-        """
-        tiles = _first_largest(largest, self._worst_room).sort().values
-        for some in tiles.split(_TILES_AT_ONCE) if self._worst_room else ():
-            places = some[:, None] * TILE + torch.arange(TILE, device=largest.device)
-            places = places.view(-1)
-            exists = places < len(actual)
-            places = places.clamp(max=len(actual) - 1)
-            a, r = (side[places].to(torch.float64) for side in (actual, reference))
-            size = (a - r).abs().masked_fill_(~(exists & a.isfinite() & r.isfinite()), 0.0)
-            chosen = _first_largest(size, self._worst_room)
-            pairs = (places, a.view(torch.int64), r.view(torch.int64))
-            yield torch.stack(pairs, 1)[chosen].view(-1)
-
     def _keep_pairs(self, pairs: Ints) -> None:
-        places, values = pairs[0::3].tolist(), pairs.reshape(-1, 3)[:, 1:].copy().view(np.float64)
-        elements = {
-            i: Element(self.elements + i, x, y)
-            for i, (x, y) in zip(places, values.tolist(), strict=True)
-            if 0 < abs(x - y) < math.inf
-        }
-        self._keep([*elements.values()])
-
-
-def _first_largest(size: Tensor, room: int) -> Tensor:
-    """Return the indices of the largest, the first of equals."""
-    return size.sort(descending=True, stable=True).indices[:room]
-
-
-def _figures(partials: Partials, n: int) -> Tensor:
-    """Return `_FIGURES` of a part."""
-    counts = partials.counts
-    pairs = counts[0].to(torch.float64)
-    total = pairs.sum()
-    sums = _totals(partials.sums)
-    means = sums[:2] / total.clamp(min=1)
-    divisor = pairs.clamp(min=1)
-    own_means, rests = partials.sums[:2] / divisor, partials.sums[2:4] / divisor
-    offsets = ((own_means - means[:, None]) + rests).masked_fill_(pairs == 0, 0.0)
-    shift_a, shift_r = pairs * offsets
-    between = [shift_a, shift_r, shift_a * offsets[0], shift_r * offsets[1], shift_a * offsets[1]]
-    within = partials.sums[2:7].clone()
-    within[:2] = 0.0
-    centered = _totals(torch.stack(between) + within)
-    tiles = torch.arange(len(pairs), device=pairs.device)
-    bad = counts[0] < (n - tiles * TILE).clamp(max=TILE)
-    least, most = partials.extremes.amin(1), partials.extremes.amax(1)
-    return torch.cat(
-        [
-            sums[:2],
-            sums[7:],
-            means,
-            centered,
-            counts.sum(1).to(torch.float64),
-            torch.stack([most[0], least[1], most[2], least[3], most[4]]),
-            bad.to(torch.int8).argmax().view(1).to(torch.float64),
-        ]
-    )
-
-
-def _totals(x: Tensor) -> Tensor:
-    """Add up each row, halves onto halves."""
-    room = 1 << (x.shape[1] - 1).bit_length()
-    x = torch.nn.functional.pad(x, (0, room - x.shape[1]))
-    while x.shape[1] > 1:
-        half = x.shape[1] // 2
-        x = x[:, :half] + x[:, half:]
-    return x[:, 0]
+        places, values = merging.largest(pairs, self._worst_room)
+        self._keep(
+            [
+                Element(self.elements + i, x, y)
+                for i, (x, y) in zip(places.tolist(), values.tolist(), strict=True)
+            ]
+        )
 
 
 def _sums_of(f: dict[str, float]) -> ErrorSums:

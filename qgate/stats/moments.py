@@ -100,9 +100,9 @@ class PowerSums:
         return total
 
     @staticmethod
-    def of_counts(values: Floats, weights: Ints) -> PowerSums:
+    def of_counts(values: Floats, weights: Ints, order: int = 4) -> PowerSums:
         """Build from distinct values of 16-bit types, ascending, and how often each occurs."""
-        total = PowerSums()
+        total = PowerSums(order)
         total.n = int(weights.sum())
         if not total.n:
             return total

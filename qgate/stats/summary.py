@@ -66,6 +66,10 @@ class Summary(abc.ABC):
         return self.moments.figures()
 
     @property
+    def _mean_and_std(self) -> dict[str, float]:
+        return self._figures
+
+    @property
     def finite(self) -> int:
         return self.n - self.nan - self.posinf - self.neginf
 
@@ -104,12 +108,12 @@ class Summary(abc.ABC):
 
     @property
     def mean(self) -> float:
-        return self._figures.get("mean", math.nan)
+        return self._mean_and_std.get("mean", math.nan)
 
     @property
     def std(self) -> float:
         """The standard deviation of the values as a population."""
-        return self._figures.get("std", math.nan)
+        return self._mean_and_std.get("std", math.nan)
 
     @property
     def skew(self) -> float:

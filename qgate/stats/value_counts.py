@@ -24,13 +24,17 @@ from qgate.kernels import proving, reductions
 from qgate.kernels.launching import to_host
 from qgate.stats import bits as _bits
 from qgate.stats.direct_values import Values
+from qgate.stats.moments import PowerSums
 from qgate.stats.summary import Floats, Ints, SummaryOfKinds
 from qgate.storage.files import replacing
 
 Patterns = npt.NDArray[np.uint16]
 PAGE = 64
 _MORE = 64
-_READ = ("n", "occurring", "values", "moments", "_figures", "_kinds", "_weighted", "_folded")
+_READ = (
+    "n", "occurring", "values", "moments", "_figures", "_mean_and_std", "_kinds", "_weighted",
+    "_folded",
+)  # fmt: skip
 _SLAB_ON_DEVICE = 2**30
 
 
@@ -157,6 +161,11 @@ class Counts(SummaryOfKinds):
 
     def weighted(self) -> tuple[Floats, Ints]:
         return self._weighted
+
+    @cached_property
+    def _mean_and_std(self) -> dict[str, float]:
+        # The same bits as by `_figures`: exact sums, of two powers in place of four.
+        return PowerSums.of_counts(*self._weighted, order=2).figures()
 
     @cached_property
     def _folded(self) -> tuple[Floats, Floats, Floats]:

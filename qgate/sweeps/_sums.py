@@ -189,12 +189,19 @@ class LevelSums:
         """Return all metrics of each level in the tensor's units; NaN where blocks became NaN."""
         metrics = METRICS.of("errors")
         names = [metric.name for metric in metrics]
-        functions = [metric.function for metric in metrics]
+        formulas = [metric.formula or _undefined for metric in metrics]
+        exact = [metric.exact if metric.formula else math.nan for metric in metrics]
+        undefined = [math.nan] * len(metrics)
         degrees = [metric.degree * self.base for metric in metrics]
         results = []
         with np.errstate(over="ignore", under="ignore"):
             for sums, is_broken in zip(self._error_sums(), self.broken.tolist(), strict=True):
-                values = [math.nan if is_broken else float(f(sums)) for f in functions]
+                if is_broken or not sums.count:
+                    values = undefined
+                elif sums.max_abs_error == 0:
+                    values = exact
+                else:
+                    values = [float(formula(sums)) for formula in formulas]
                 if self.base:
                     values = [float(np.ldexp(*each)) for each in zip(values, degrees, strict=True)]
                 results.append(dict(zip(names, values, strict=True)))
@@ -229,6 +236,10 @@ class LevelSums:
                 sum_abs_reference=self.r_abs,
                 max_abs_reference=self.r_max,
             )
+
+
+def _undefined(_: object) -> float:
+    return math.nan
 
 
 def _spread(about_center: float, shift: float) -> float:

@@ -19,7 +19,7 @@ import qgate
 from qgate.formats import quantizer
 from qgate.formats.engine import on_device
 from qgate.formats.engine.job import Job
-from qgate.kernels import cases, comparing, proving, recurrences, reductions
+from qgate.kernels import cases, comparing, merging, proving, recurrences, reductions
 from qgate.kernels.casts import ElementCast, MxCast
 from qgate.kernels.launching import interpreted, launch
 from qgate.kernels.shapes import ROUNDINGS, MemoryLayout, kind_of
@@ -272,6 +272,10 @@ def errors_by_warps(actual: torch.dtype, reference: torch.dtype) -> Check:
     return check
 
 
+def merged(actual: torch.dtype, reference: torch.dtype) -> Check:
+    return lambda device: merging._wrong(device, actual, reference)
+
+
 def errors(actual: torch.dtype, reference: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         with wide():
@@ -457,6 +461,8 @@ IN_C: dict[str, Check] = {
     "errors bf16 in C": errors_by_warps(BF16, BF16),
     "errors fp16, fp32 in C": errors_by_warps(FP16, FP32),
     "errors fp32, bf16 in C": errors_by_warps(FP32, BF16),
+    "merged bf16 in C": merged(BF16, BF16),
+    "merged fp16, fp32 in C": merged(FP16, FP32),
 }
 """The checks of the kernels in CUDA C, which triton's interpreter does not run."""
 

@@ -79,6 +79,7 @@ template <class To, class From> static To same_bits(From x)
 }
 static float __uint_as_float(unsigned x) { return same_bits<float>(x); }
 static int __double2hiint(double x) { return same_bits<long long>(x) >> 32; }
+static long long __double_as_longlong(double x) { return same_bits<long long>(x); }
 static double __hiloint2double(int high, int low)
 {
     return same_bits<double>((long long)high << 32 | (unsigned)low);

@@ -78,8 +78,16 @@ FAULTS = {
         ("off_a * off_r", "fma(off_a, off_r, sum.co[k]) - sum.co[k]"),
         ("of.begin + row + threadIdx.x % 32 * COLUMNS", "of.begin + row + threadIdx.x % 32"),
         ("zeros += good && key == 0", "zeros += key == 0"),
-        ("counts[(2 + i) * tiles] = count", "counts[(2 + (i ^ 1)) * tiles] = count"),
+        ("counts[(2 + i) * tiles] = count", "counts[(2 + (i < 6 ? i ^ 1 : i)) * tiles] = count"),
         ("(int)0x8FFFFFFFu", "(int)0x0FFFFFFFu"),
+    ],
+    "merged bf16 in C": [
+        ("x[m] += x[m + half]", "x[m] = x[2 * m] + x[2 * m + 1]"),  # another order
+        ("bit = groups / 2", "bit = groups / 4"),
+        ("a.place < b.place", "a.place > b.place"),
+        ("counts[tile] < (room < TILE ? room : TILE)", "counts[tile] < TILE"),
+        ("- mean_r) + sums[3", "- mean_r) - sums[3"),
+        ("return 0.0;", "return 9e99;"),
     ],
 }
 
@@ -132,9 +140,10 @@ def test_a_source_that_does_not_compile_is_told_of_and_replaced(
             assert counts(x) == found
     texts = [str(warning.message) for warning in told]
     assert all("invalid value for --gpu-architecture (-arch))" in text for text in texts)
-    assert len(texts) == 2, "each kernel is told of once"
+    assert len(texts) == 3, "each kernel is told of once"
     assert "counts of bfloat16 tensors on cpu with a Triton kernel, which is slower" in texts[0]
     assert "errors of bfloat16 tensors against bfloat16 ones on cpu with a Triton" in texts[1]
+    assert "totals of errors on cpu with torch alone" in texts[2]
     assert np.array_equal(found.counts, reductions.count_by_torch(x).numpy())
     assert compared.sums.count == 3000
 

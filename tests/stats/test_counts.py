@@ -61,6 +61,19 @@ def test_statistics_are_those_of_the_values(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+def test_mean_and_std_of_two_powers_have_the_bits_of_four(dtype: torch.dtype, shift: float) -> None:
+    for seed in range(5):
+        found = counts((some(dtype, 999, seed).float() + shift).to(dtype))
+        figures = found.moments.figures()
+        assert (found.mean, found.std) == (figures["mean"], figures["std"])
+    both = counts(some(dtype)) + found
+    before = both.mean
+    both.add(counts(torch.full((9999,), 7.0, dtype=dtype)))
+    assert both.mean == both.moments.figures()["mean"] != before
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_bit_pattern_is_counted_as_what_it_is(dtype: torch.dtype) -> None:
     bits = torch.arange(2 ** (8 * dtype.itemsize), dtype=torch.int32)
     bits = bits.to(torch.uint8) if dtype.itemsize == 1 else bits.to(torch.int16)
