@@ -41,7 +41,7 @@ def test_a_call_of_a_kernel_asks_for_no_number(fmt: str, monkeypatch: pytest.Mon
     for turn in (1, 2):
         y = q(x)
         assert (y.shape, y.dtype, y.device.type) == (x.shape, x.dtype, "meta")
-        assert len(launched) in (turn, 2 * turn)
+        assert len(launched) in (turn, 2 * turn, 3 * turn)
 
 
 @pytest.mark.parametrize("shape", [(6, 70), (64,)], ids=str)
