@@ -26,7 +26,7 @@ from qgate.errors import QgateError
 from qgate.metrics import METRICS
 
 VERSION = 3
-BESIDE_VERSION = 4
+VERSION_WITH_KIND = 4
 """Version of a file of a further kind of device, which earlier readers would take for the first."""
 FOLDER = "accepted"
 REMEDY = (
@@ -99,7 +99,7 @@ class Accepted:
 
         Without `folds` samples have lines of their own, as earlier files have.
         """
-        identity, version = self.identity(), BESIDE_VERSION if self.kind else VERSION
+        identity, version = self.identity(), VERSION_WITH_KIND if self.kind else VERSION
         header = [f"# {name:<12} {_field(getattr(self, name))}" for name in self._names]
         header.append(_device_line(identity, self.device))
         title = f"# {_aligned(_COLUMNS)} digest"
@@ -120,7 +120,7 @@ class Accepted:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return _identity_names(BESIDE_VERSION if self.kind else VERSION)
+        return _identity_names(VERSION_WITH_KIND if self.kind else VERSION)
 
 
 def accepted_file(mode: str, kind: str = "") -> str:
@@ -135,7 +135,7 @@ def kind_in(file: str) -> str:
 
 
 def _identity_names(version: int) -> tuple[str, ...]:
-    return (*_IDENTITY, "kind") if version == BESIDE_VERSION else _IDENTITY
+    return (*_IDENTITY, "kind") if version == VERSION_WITH_KIND else _IDENTITY
 
 
 def order(key: Key) -> tuple[object, ...]:
@@ -286,8 +286,8 @@ def _check_version(file: str, version: int, oldest: int) -> None:
             f"`qgate baselines migrate{option}`, which keeps the values and lists what it cannot "
             "keep."
         )
-    if not 0 < version <= BESIDE_VERSION:
-        check_version(file, version, BESIDE_VERSION)
+    if not 0 < version <= VERSION_WITH_KIND:
+        check_version(file, version, VERSION_WITH_KIND)
 
 
 def _read_header(lines: list[str], file: str, version: int, problems: list[str]) -> Accepted | None:

@@ -1,7 +1,7 @@
 """Accepted errors of several kinds of devices: whose values a run takes.
 
-The first file of a mode has the values of the device that recorded it. A further kind of device has
-a file beside it, with values only where its own are others.
+A mode has one file for the device that recorded it first, and one more for each other kind of
+device whose values differ.
 """
 
 from __future__ import annotations

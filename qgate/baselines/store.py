@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from qgate.baselines._reading import check_version
 from qgate.baselines.accepted import (
-    BESIDE_VERSION,
     FOLDER,
     VERSION,
+    VERSION_WITH_KIND,
     Accepted,
     accepted_file,
     kind_in,
@@ -205,7 +205,7 @@ class Store:
             sentences.append(f"{NAME}: version 1 -> {MANIFEST_VERSION}")
         for name, data in sorted(files.items()):
             version = version_of(data)
-            is_current = version in (VERSION, BESIDE_VERSION)
+            is_current = version in (VERSION, VERSION_WITH_KIND)
             if version is None or is_current or not BASELINES.files.fullmatch(name):
                 continue
             accepted, other = migrated(data, str(self.folder / name))

@@ -64,7 +64,7 @@ def print_changes(
     changes = commit_changes(args, store, update)
     for change in changes:
         say(args, f"{store.model}: {change}")
-    for sentence in accepted_changes.beside_sentences(store, changes, args.dry_run):
+    for sentence in accepted_changes.kind_file_sentences(store, changes, args.dry_run):
         say(args, sentence)
     return changes
 

@@ -46,7 +46,7 @@ def mode_sentences(moves: Sequence[Movement]) -> list[str]:
     ]
 
 
-def beside_sentences(store: Store, changes: Iterable[StoredChange], dry_run: bool) -> list[str]:
+def kind_file_sentences(store: Store, changes: Iterable[StoredChange], dry_run: bool) -> list[str]:
     """Say which values an update keeps for a kind of device beside those of the first one."""
     by_file: dict[str, list[StoredChange]] = {}
     for change in changes:

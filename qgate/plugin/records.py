@@ -15,7 +15,7 @@ from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.device_errors import in_sentences
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
-from qgate.page.accepted_changes import accepted_movements, beside_sentences
+from qgate.page.accepted_changes import accepted_movements, kind_file_sentences
 from qgate.plugin.lost_devices import loss_of
 from qgate.plugin.out_folder import out_folder
 from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
@@ -221,7 +221,7 @@ def update_baselines(run: SuiteRun) -> None:
         changes = store.preview(update) if run.options.dry_run else store.commit(update)
         run.changes += changes
         run.accepted += accepted_movements(model, changes)
-        run.selection.notes += beside_sentences(store, changes, run.options.dry_run)
+        run.selection.notes += kind_file_sentences(store, changes, run.options.dry_run)
         origin, written = store.origin(), {} if run.options.dry_run else update.modes()
         for accepted in (file for of in store.all_accepted().values() for file in of.values()):
             if origin is not None and accepted.stale(origin):

@@ -205,7 +205,7 @@ VERSIONS: dict[str, Callable[[], int]] = {
     "history.jsonl": lambda: history.SCHEMA,
     "baselines/NAME/manifest.json": lambda: manifest.VERSION,
     "baselines/NAME/accepted/MODE.txt": lambda: accepted.VERSION,
-    "baselines/NAME/accepted/MODE@KIND.txt": lambda: accepted.BESIDE_VERSION,
+    "baselines/NAME/accepted/MODE@KIND.txt": lambda: accepted.VERSION_WITH_KIND,
     "candidates/*.json": lambda: candidates.VERSION,
     "dump.json": lambda: layout.VERSION,
     "analysis.json": lambda: int(ANALYSIS.split()[-1]),

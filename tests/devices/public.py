@@ -48,7 +48,7 @@ def quantized(fmt: str, dtype: torch.dtype) -> Check:
     return check
 
 
-def counted(dtype: torch.dtype) -> Check:
+def check_counts(dtype: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         x = cases.bell_curve(dtype, count=200_001)
         pairs = torch.stack([x, x.flip(0)], 1)
@@ -61,7 +61,7 @@ def counted(dtype: torch.dtype) -> Check:
     return check
 
 
-def swept(dtype: torch.dtype) -> Check:
+def check_sweep(dtype: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         x = cases.bell_curve(dtype, count=200_001)
         there, here = (qgate.sweep(t, "fp8_e4m3").exponent for t in (x.to(device), x))
@@ -70,7 +70,7 @@ def swept(dtype: torch.dtype) -> Check:
     return check
 
 
-def erred(dtype: torch.dtype) -> Check:
+def check_errors(dtype: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         x = cases.bell_curve(dtype, count=200_001)
         y = qgate.quantize(x, "fp8_e4m3")
@@ -84,7 +84,7 @@ def erred(dtype: torch.dtype) -> Check:
     return check
 
 
-def erred_hard(actual: torch.dtype, reference: torch.dtype) -> Check:
+def check_hard_errors(actual: torch.dtype, reference: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         pairs = list(comparing.trials(actual, reference))
         pairs += [(a[1::3], r[1::3]) for a, r in pairs[:2]]
@@ -103,7 +103,7 @@ def erred_hard(actual: torch.dtype, reference: torch.dtype) -> Check:
     return check
 
 
-def with_gaps(dtype: torch.dtype) -> Check:
+def check_gaps(dtype: torch.dtype) -> Check:
     def check(device: torch.device) -> str:
         x = cases.bell_curve(dtype, count=20_000).view(-1, 2)
         found = qgate.quantize(x.to(device)[:, 0], "int8")
@@ -112,7 +112,7 @@ def with_gaps(dtype: torch.dtype) -> Check:
     return check
 
 
-def scaled_there(fmt: str, axis: int) -> Check:
+def check_device_scales(fmt: str, axis: int) -> Check:
     """Scales of channels on the device, which change between calls."""
 
     def check(device: torch.device) -> str:
@@ -132,8 +132,8 @@ def scaled_there(fmt: str, axis: int) -> Check:
     return check
 
 
-def captured(fmt: str) -> Check:
-    """A call that waits for nothing and can be captured in a CUDA graph."""
+def check_graph_capture(fmt: str) -> Check:
+    """A call that waits for nothing and can be check_graph_capture in a CUDA graph."""
 
     def check(device: torch.device) -> str:
         q = qgate.Quantizer(fmt, **WAYS[fmt])
@@ -167,22 +167,24 @@ CASES: dict[str, Check] = {
             for fmt in WAYS
             for of in (*DTYPES, torch.float64)
         },
-        **{f"public: counts {_name(of)}": counted(of) for of in DTYPES[:2]},
-        **{f"public: sweep {_name(of)}": swept(of) for of in DTYPES},
-        **{f"public: errors {_name(of)}": erred(of) for of in DTYPES},
+        **{f"public: counts {_name(of)}": check_counts(of) for of in DTYPES[:2]},
+        **{f"public: sweep {_name(of)}": check_sweep(of) for of in DTYPES},
+        **{f"public: errors {_name(of)}": check_errors(of) for of in DTYPES},
         **{
-            f"public: errors of hard pairs {_name(a)}, {_name(r)}": erred_hard(a, r)
+            f"public: errors of hard pairs {_name(a)}, {_name(r)}": check_hard_errors(a, r)
             for a in DTYPES
             for r in DTYPES
         },
-        **{f"public: int8 of a view with gaps {_name(of)}": with_gaps(of) for of in DTYPES[:2]},
+        **{f"public: int8 of a view with gaps {_name(of)}": check_gaps(of) for of in DTYPES[:2]},
         **{
-            f"public: {fmt} with scales on the device, axis {axis}": scaled_there(fmt, axis)
+            f"public: {fmt} with scales on the device, axis {axis}": check_device_scales(fmt, axis)
             for fmt in ("fp8_e4m3", "int8", "hif8")
             for axis in (0, 1)
         },
     }.items()
 }
 ON_CUDA: dict[str, Check] = {
-    f"public: {fmt} waits for nothing": _strict(captured(fmt)) for fmt in WAYS if fmt != "hif8"
+    f"public: {fmt} waits for nothing": _strict(check_graph_capture(fmt))
+    for fmt in WAYS
+    if fmt != "hif8"
 }

@@ -106,7 +106,7 @@ def red_lines(report: DeviceReport) -> list[str]:
         f"{part.name}: {row.name}: {row.status}: {_cell(row.text)}"
         for part in report.parts
         for row in part.rows
-        if row.status in RED
+        if part.judged and row.status in RED
     ]
     return found[:_MOST_RED]
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Definition = Callable[[Job], Tensor]
 
 SMALL = 2**16
-"""Elements below which torch alone is used for the first `_PATIENCE` calls of a kind: torch takes 0.3
+"""Elements below which torch alone is used for the first `_PATIENCE` calls of a kind: it takes 0.3
 to 5 ms for each on an H200, and compiling and proving a kernel takes one or two seconds."""
 _PATIENCE = 256
 _PLANS = 256
