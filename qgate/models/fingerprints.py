@@ -15,7 +15,7 @@ _PART, _PART_ON_DEVICE = 1 << 16, 1 << 20
 
 
 def fingerprint(tensor: Tensor) -> tuple[object, ...]:
-    """Return shape and dtype of a tensor and a weighted sum of its values.
+    """Return shape, dtype and device of a tensor and a weighted sum of its values.
 
     Versions of tensors do not tell: `p.data.mul_(2)` leaves them, and there are none in inference
     mode. The sum has another weight for every element of a part, and for every part, so that swaps
@@ -27,7 +27,7 @@ def fingerprint(tensor: Tensor) -> tuple[object, ...]:
     for number, part in enumerate(flat.split(len(weights))):
         share = 0.5 + number * 0.7548776662466927 % 1
         total += share * torch.dot(part.double(), weights[: len(part)])
-    return tuple(tensor.shape), tensor.dtype, float(total)
+    return tuple(tensor.shape), tensor.dtype, tensor.device, float(total)
 
 
 class WeightCache(Generic[T]):

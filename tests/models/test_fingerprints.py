@@ -41,10 +41,11 @@ def test_swapped_elements_show(size: int) -> None:
     assert fingerprint(x) != before
 
 
-def test_shape_dtype_and_place_show() -> None:
+def test_shape_dtype_and_device_show() -> None:
     x = tensor_of(12)
     assert fingerprint(x.view(3, 4)) != fingerprint(x)
     assert fingerprint(x.view(torch.int32)) != fingerprint(x)
-    assert fingerprint(x.clone()) != fingerprint(x)
+    assert fingerprint(x)[2] == torch.device("cpu")
+    assert fingerprint(x.clone()) == fingerprint(x)
     assert fingerprint(x.view(3, 4).t()) == fingerprint(x.view(3, 4).t())
     assert fingerprint(x[:0])[-1] == 0.0
