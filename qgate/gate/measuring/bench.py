@@ -158,10 +158,8 @@ class Bench(LoadedModel):
         """Measure the gradients that a mode makes in each block, against the reference's."""
         if mode.name not in self._gradients:
             self.progress(f"gradients of {self.model.name} in mode {mode.name}")
-            with FusedAttention() as attention:
-                rows = self._gradient_rows(mode)
-            if attention.calls and self.model.device.type != "cpu":
-                rows = self._with_room(mode, rows)
+            is_on_cpu = self.model.device.type == "cpu"
+            rows = self._gradient_rows(mode) if is_on_cpu else self._rows_with_room(mode)
             self._gradients[mode.name] = rows
         return self._gradients[mode.name]
 
@@ -171,12 +169,16 @@ class Bench(LoadedModel):
             for site, pair in self.gradient_pairs(mode).items()
         ]
 
-    def _with_room(self, mode: Mode, rows: list[Measured]) -> list[Measured]:
-        """Add how much more error a device makes that rounds gradients of scores after the scale.
+    def _rows_with_room(self, mode: Mode) -> list[Measured]:
+        """Measure gradients, and how much more error rounding the scaled scores adds to them.
 
         Attention of 16 bits is computed twice by its definition, with either rounding and with all
         else as it is: what a quantizer gets wrong is in both.
         """
+        with FusedAttention() as attention:
+            rows = self._gradient_rows(mode)
+        if not attention.calls:
+            return rows
         with FusedAttention(rounds_scaled=False):
             plain = self._gradient_rows(mode)
         with FusedAttention(rounds_scaled=True):
