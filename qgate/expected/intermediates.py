@@ -45,8 +45,11 @@ _MOVES = frozenset(
 
 
 _DECOMPOSED = get_decompositions(
-    [_aten.addmm, _aten.baddbmm, _aten.addbmm, _aten.native_layer_norm, _aten.native_group_norm]
-)
+    [
+        _aten.addmm, _aten.baddbmm, _aten.addbmm, _aten.native_layer_norm, _aten.native_group_norm,
+        _aten._log_softmax, _aten.logsumexp, _aten.gelu, _aten.silu,
+    ]
+)  # fmt: skip
 """Operators that an author may have written as several: these are sites inside of them."""
 _COMPOSED = frozenset({functional.rms_norm, torch.rms_norm, functional.cross_entropy})
 """Functions of several operators that real code computes as one."""
