@@ -18,8 +18,10 @@ class ChainProduct(KnownProduct):
 
     def splits(self, depth: int) -> tuple[int, ...]:
         """List numbers of parts: runs of 32 and of 64 were seen, the latter where K is long."""
-        seen = (32, 64, 128) if depth <= 1024 else (64, 32, 128)
-        return distinct_splits(depth, 1, (*(math.ceil(depth / run) for run in seen), *range(1, 7)))
+        lengths = (32, 64, 128) if depth <= 1024 else (64, 32, 128)
+        return distinct_splits(
+            depth, 1, (*(math.ceil(depth / run) for run in lengths), *range(1, 7))
+        )
 
     def sums(
         self, a: Tensor, b: Tensor, dtypes: tuple[torch.dtype, torch.dtype], splits: int = 1

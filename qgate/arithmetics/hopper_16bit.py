@@ -7,8 +7,8 @@ import torch
 from qgate.arithmetics.products import TensorCoreProduct
 from qgate.arithmetics.tensor_core import TensorCore
 
-CORE = TensorCore(group=16, aligned=25, kept=23)
-BY_EIGHT = TensorCore(group=8, aligned=25, kept=23)
+CORE = TensorCore(group=16, aligned=25, fraction=23)
+BY_EIGHT = TensorCore(group=8, aligned=25, fraction=23)
 """The instruction of Ampere, which some kernels use on Hopper too."""
 _DTYPES = (torch.bfloat16, torch.float16)
 

@@ -11,7 +11,7 @@ import torch
 from qgate.arithmetics.products import TensorCoreProduct
 from qgate.arithmetics.tensor_core import TensorCore
 
-CORE = TensorCore(group=32, aligned=13, kept=13)
+CORE = TensorCore(group=32, aligned=13, fraction=13)
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 KNOWN = (

@@ -19,13 +19,13 @@ class TF32Product(TensorCoreProduct):
 
     def likely_splits(self, depth: int) -> tuple[int, ...]:
         """List numbers of parts: runs of 32 and of 128 were seen, the latter where K is long."""
-        seen = (32, 128, 64) if depth <= 1024 else (128, 32, 64)
-        return (*(math.ceil(depth / run) for run in seen), *range(1, 7))
+        lengths = (32, 128, 64) if depth <= 1024 else (128, 32, 64)
+        return (*(math.ceil(depth / run) for run in lengths), *range(1, 7))
 
     def chain(self, a: Tensor, b: Tensor, dtypes: tuple[torch.dtype, torch.dtype]) -> Tensor:
         return super().chain(to_tf32(a), to_tf32(b), dtypes)
 
 
-CORE = TensorCore(group=8, aligned=25, kept=23)
+CORE = TensorCore(group=8, aligned=25, fraction=23)
 
 KNOWN = (TF32Product("hopper-tf32", "Hopper TF32", (torch.float32,), CORE, 32),)

@@ -99,7 +99,7 @@ def runs(depth: int, tile: int, splits: int) -> list[slice]:
 
 def distinct_splits(depth: int, tile: int, candidates: tuple[int, ...]) -> tuple[int, ...]:
     """Return the numbers of parts that candidates lead to, each once, in their order."""
-    numbers = [len(runs(depth, tile, max(each, 1))) for each in candidates]
+    numbers = [len(runs(depth, tile, max(parts, 1))) for parts in candidates]
     return tuple(dict.fromkeys(numbers))
 
 

@@ -2,7 +2,7 @@
 
 The model of a step, and its parameters for FP8 on Hopper, are those of mmaemu 0.1.0 (Apache-2.0)
 and of Khattak and Mikaitis, "Accurate Models of NVIDIA Tensor Cores" (arXiv 2512.07004); the code
-is written anew. The parameters for operands of 16 bits and TF32 are fitted to what an H200 returned.
+is written anew. The parameters for operands of 16 bits and TF32 are fitted to results of an H200.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class TensorCore:
     and it is cut toward zero again.
 
     group      products of one step
-    aligned    fraction bits that a term keeps below the largest exponent
-    kept       fraction bits that the accumulator keeps of its own exponent
+    aligned    bits that a term keeps below the largest exponent
+    fraction   bits that the accumulator keeps of its own exponent
     """
 
     group: int
     aligned: int
-    kept: int
+    fraction: int
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype in which sums of a step are exact: a product has two bits above its fraction."""
+        """The dtype in which sums of a step are exact; two bits of a product are no fraction."""
         bits = self.aligned + 2 + self.group.bit_length()
         return torch.float32 if bits <= 24 else torch.float64
 
@@ -74,10 +74,9 @@ def chain(
     for part in _parts(core, *sums.shape):
         begun = None if first is None else first[part].to(core.dtype)
         sums[part] = _chained(core, x, y, part, begun).float()
-    if not (x.finite and y.finite):
+    if not (x.finite and y.finite and (first is None or bool(first.isfinite().all()))):
         plain = flat_a.double() @ flat_b.double().mT
-        if first is not None:
-            plain = plain + first
+        plain = plain if first is None else plain + first
         sums = torch.where(plain.isfinite(), sums, plain.float())
     return sums.view(*batch, rows, columns)
 
@@ -119,7 +118,7 @@ def _chained(
         up = _power_of_two(core.aligned - largest, core.dtype)
         terms = (x[step] * y[step]).mul_(up).trunc_().sum(0)
         terms += total.mul(up).trunc_()
-        total = _cut(terms * _power_of_two(largest - core.aligned, core.dtype), core.kept)
+        total = _cut(terms * _power_of_two(largest - core.aligned, core.dtype), core.fraction)
     return total
 
 
