@@ -16,7 +16,7 @@ ValueError. The fixtures `qgate_check` and `qgate_check_kernel` are these functi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -32,6 +32,7 @@ from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.grouped import grouped_product
 from qgate.kernel_checks.kernels import check_kernel as _check_kernel
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.references import in_eval_mode
 from qgate.models import Model
 from qgate.modes import Mode
 from qgate.relations.checking import check_kernel as _relate_kernel
@@ -86,7 +87,7 @@ def check_kernel(
     kernel: Function,
     *arguments: Tensor | Encoded | Any,
     like: Function,
-    inputs: dict[int, Any] | None = None,
+    inputs: Mapping[int, Any] | Sequence[Any] | None = None,
     output: Any = None,
     convention: str | None = None,
     pack: dict[int, Function] | None = None,
@@ -105,7 +106,8 @@ def check_kernel(
 
     kernel      any callable with tensors in and one tensor out, called with `arguments`
     like        the reference: the same function of unquantized tensors
-    inputs      position → format of each argument that the kernel quantizes, as in `check`
+    inputs      position → format of each argument that the kernel quantizes, as in `check`; or a
+                list with a format or None for each argument
     output      the format of the result, where the kernel quantizes it
     convention  words of the one convention of all formats; "mse" for searched scales
     pack        position → function from the argument to what the kernel takes instead (a tuple is
@@ -125,7 +127,10 @@ def check_kernel(
         path = folder / "accepted_kernels" / f"{accept}.json" if isinstance(accept, str) else accept
     __tracebackhide__ = True
     try:
-        with in_sentences(getattr(kernel, "__name__", "the kernel"), _ADVICE):
+        with (
+            in_sentences(getattr(kernel, "__name__", "the kernel"), _ADVICE),
+            in_eval_mode(kernel, like),
+        ):
             return _check_kernel(
                 kernel,
                 arguments,
@@ -146,7 +151,7 @@ def check_kernel(
                 seed=seed,
             )
     except CheckFailure as failure:
-        raise failure.with_traceback(None) from None
+        raise failure.with_traceback(None) from failure.__cause__
 
 
 def check_relations(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qgate.kernel_checks.runs import REFUSALS, Failing
+from qgate.kernel_checks.subject import KernelRefusal
 
 LONGEST = 64
 """Entries along one dimension of an argument above which it is not looked into."""
@@ -155,7 +156,7 @@ def _changes(
     try:
         moved = case.subject.run(changed)
         values = case.subject.values(changed, case.choices)
-    except REFUSALS:
+    except (*REFUSALS, KernelRefusal, IndexError):
         return None
     if moved.shape != actual.shape or values.shape != expected.values.shape:
         return None
