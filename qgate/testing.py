@@ -30,9 +30,8 @@ from qgate.formats import Encoded
 from qgate.formats.options import Options
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.grouped import grouped_product
-from qgate.kernel_checks.kernels import check_kernel as _check_kernel
+from qgate.kernel_checks.isolation import ADVICE, run_check
 from qgate.kernel_checks.record import CheckFailure, CheckReport
-from qgate.kernel_checks.references import in_eval_mode
 from qgate.models import Model
 from qgate.modes import Mode
 from qgate.relations.checking import check_kernel as _relate_kernel
@@ -53,7 +52,6 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
-_ADVICE = "smaller tensors, or those of a device with more memory, such as the CPU"
 
 
 def check(
@@ -75,7 +73,7 @@ def check(
     """
     __tracebackhide__ = True
     try:
-        with in_sentences("what was checked", _ADVICE):
+        with in_sentences("what was checked", ADVICE):
             return check_cast(
                 actual, source, format, convention=convention, unpack=unpack, options=options
             )
@@ -100,6 +98,8 @@ def check_kernel(
     invariant: bool = False,
     limit: float | None = None,
     accept: str | Path | None = None,
+    timeout: float | None = None,
+    isolate: bool = False,
     seed: int = 0,
 ) -> CheckReport:
     """Check a kernel against what its reference makes of ideally quantized arguments.
@@ -120,36 +120,33 @@ def check_kernel(
     invariant   True if every row must have the same bits alone, in any order and in any batch
     limit       largest relative squared error against unquantized values, beside all else
     accept      name of a file beside the test that keeps conventions, inputs and error
+    timeout     seconds that each call of the kernel may take, in a process of its own
+    isolate     True to run the check in a process of its own, which the kernel may end
     """
     path = None
     if accept is not None:
         folder = Path(sys._getframe(1).f_code.co_filename).parent
         path = folder / "accepted_kernels" / f"{accept}.json" if isinstance(accept, str) else accept
     __tracebackhide__ = True
+    options = {
+        "like": like,
+        "inputs": inputs,
+        "output": output,
+        "convention": convention,
+        "pack": pack,
+        "unpack": unpack,
+        "shapes": shapes,
+        "relations": relations,
+        "dtype": dtype,
+        "device": device,
+        "arithmetic": arithmetic,
+        "invariant": invariant,
+        "limit": limit,
+        "accept": path,
+        "seed": seed,
+    }
     try:
-        with (
-            in_sentences(getattr(kernel, "__name__", "the kernel"), _ADVICE),
-            in_eval_mode(kernel, like),
-        ):
-            return _check_kernel(
-                kernel,
-                arguments,
-                like=like,
-                inputs=inputs,
-                output=output,
-                convention=convention,
-                pack=pack,
-                unpack=unpack,
-                shapes=shapes,
-                relations=relations,
-                dtype=dtype,
-                device=device,
-                arithmetic=arithmetic,
-                invariant=invariant,
-                limit=limit,
-                accept=path,
-                seed=seed,
-            )
+        return run_check(kernel, arguments, options, timeout=timeout, isolate=isolate)
     except CheckFailure as failure:
         raise failure.with_traceback(None) from failure.__cause__
 

@@ -73,8 +73,9 @@ def hold_reference(
     if _agree(exact, repeated):
         return
     name = getattr(subject.like, "__name__", type(subject.like).__name__)
+    devices = {v.device for v in example if isinstance(v, Tensor) and v.device.type == "cuda"}
     sides = []
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=devices):
         for _ in range(2):
             torch.manual_seed(0)
             sides.append(subject.unquantized(example))

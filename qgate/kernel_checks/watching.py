@@ -23,5 +23,7 @@ def watched(name: str) -> Iterator[None]:
     tell(name)
     try:
         yield
-    finally:
+    except Exception:  # an exit of the process is none that it came back from
         tell("")
+        raise
+    tell("")
