@@ -170,9 +170,10 @@ class _Isolation:
                 else "this system cannot fork processes"
             )
             raise ValueError(
-                f"isolate=True and timeout= need functions of a module here, no lambdas or "
-                f"closures ({first_line(error)}): {why}. Give arguments on the CPU with device=, before the "
-                "device is used for the first time, or functions that a new process can import."
+                "isolate=True and timeout= need functions of a module here, no lambdas or "
+                f"closures ({first_line(error)}): {why}. Give arguments on the CPU with device=, "
+                "before the device is used for the first time, or functions that a new process can "
+                "import."
             ) from None
 
 

@@ -97,7 +97,7 @@ def check_kernel(
         if invariant:
             check_invariance(subject, run, runs, report)
         note_refusals(derived, report)
-    hold_reference(subject, example, exact, "after the kernel was called")
+    hold_reference(subject, example)
     if limit is not None and not report.error <= limit:
         raise CheckFailure(
             f"{subject.name} has a relative error of {report.error:.4g} against unquantized "
@@ -181,6 +181,7 @@ def _check_exactly(
         for slot, quantization in subject.slots.items()
     }
     if failing:
+        hold_reference(subject, run.arguments)
         raise explain(failing, len(runs), report)
     check_repeats(subject, runs[0], report)
     report.held = [each.name for each in runs]

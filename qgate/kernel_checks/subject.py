@@ -40,6 +40,7 @@ class UnusableResult(ValueError):
 class KernelSubject:
     """A kernel, the reference function, and the quantization of arguments and result.
 
+    exact       what the reference gave for the example in its first call
     host_like   the reference for copies of arguments on the CPU; None where arguments lie there
     changed     positions of arguments that the reference changes in place
     in_place    positions that the last call of the kernel changed, True if it returned them
@@ -53,6 +54,7 @@ class KernelSubject:
     pack: dict[int, Function]
     unpack: Function | None
     arithmetic: str
+    exact: Tensor | None = None
     host_like: Function | None = None
     changed: frozenset[int] = frozenset()
     in_place: dict[int, bool] = field(default_factory=dict, repr=False)
