@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qgate.expected.narrow_floats import is_wide_float
 from qgate.kernel_checks.runs import REFUSALS, Failing
 from qgate.kernel_checks.subject import KernelRefusal
 
@@ -85,7 +86,7 @@ def describe_dependence(case: Failing) -> str:
 def _differences(case: Failing) -> Iterator[_Difference]:
     actual = case.subject.run(case.arguments)
     for position, argument in enumerate(case.arguments):
-        if not isinstance(argument, Tensor) or not argument.is_floating_point():
+        if not is_wide_float(argument):
             continue
         for dim in range(argument.dim()):
             if not 1 < argument.shape[dim] <= LONGEST:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qgate.device_errors import device_error, lost_device
-from qgate.expected.narrow_floats import is_narrow, is_wide_float, same_bits
+from qgate.expected.narrow_floats import is_narrow, is_wide_float, same_bits, widened
 from qgate.expected.noise import ARITHMETICS, Expected, evaluate, expect
 from qgate.formats import Encoded
 from qgate.kernel_checks.declared import Quantization, declare
@@ -112,7 +112,7 @@ class KernelSubject:
             if not quantization.is_packed
         ]
         expected = self.expected_from(ideal, choices, alternatives, arithmetic)
-        sources = [source_of(argument) for argument in arguments]
+        sources = [widened(source_of(argument)) for argument in arguments]
         if any(isinstance(s, Tensor) and not bool(s.isfinite().all()) for s in sources):
             expected = self._around_non_finite(expected, arguments)
         return expected
