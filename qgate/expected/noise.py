@@ -48,6 +48,8 @@ class Expected:
     """Elements about which the format promises nothing, such as the block around a NaN."""
     sigma: Tensor | None = None
     """The effect of one rounding error of every input, without margin."""
+    reach: Tensor | None = None
+    """Elements that depend on a NaN or Inf of the arguments: how far it spreads there is free."""
 
     @classmethod
     def around(cls, values: Tensor, room: Tensor | float, sigma: Tensor | None = None) -> Expected:
@@ -75,6 +77,10 @@ class Expected:
         inside |= (result == self.values) | (~result.isfinite() & self.values.isnan())
         if self.free is not None:
             inside |= self.free
+        if self.reach is not None:
+            lost = ~result.isfinite() & self.reach
+            if bool(lost.any()):
+                inside |= lost | self.reach & ~self.values.isfinite()
         return ~inside
 
     def excess(self, actual: Tensor) -> float:

@@ -192,7 +192,7 @@ def _explains(product: Product, arguments: Sequence[Any], values: Tensor) -> boo
         return False
     if sums.shape != values.shape:
         return False
-    offsets = (values - sums).reshape(-1, values.shape[-1])
+    offsets = (values - sums).reshape(-1, values.shape[-1] if values.dim() else 1)
     offsets = offsets - offsets.mean(0, keepdim=True)
     return float(offsets.square().sum()) <= 1e-16 * float(values.square().sum())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from qgate.errors import unknown
 from qgate.expected.conventions import MSE, searched_error
 from qgate.expected.derived import RELATIONS, DerivedInput, find_axes
 from qgate.expected.distances import distance_to_multiple, relative_error
+from qgate.expected.narrow_floats import is_wide_float
 from qgate.expected.products import find_product
 from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.arithmetic import account, describe
@@ -20,6 +21,7 @@ from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
 from qgate.kernel_checks.diagnosis import explain
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.references import hold_reference, settle_reference
 from qgate.kernel_checks.runs import (
     EXAMPLE,
     Failing,
@@ -28,7 +30,7 @@ from qgate.kernel_checks.runs import (
     check_repeats,
     comparable,
     derived_inputs,
-    other_shapes,
+    note_refusals,
     run_kernel,
     try_input,
 )
@@ -36,7 +38,6 @@ from qgate.kernel_checks.subject import (
     RESULT,
     Choices,
     KernelSubject,
-    call_like,
     make_subject,
 )
 
@@ -46,7 +47,7 @@ def check_kernel(
     arguments: Sequence[Any],
     *,
     like: Callable[..., Any],
-    inputs: dict[int, Any] | None,
+    inputs: Mapping[int, Any] | Sequence[Any] | None,
     output: Any,
     convention: str | None,
     pack: dict[int, Callable[..., Any]] | None,
@@ -76,7 +77,7 @@ def check_kernel(
     )
     chosen = _checked_relations(relations)
     report = CheckReport(subject.name)
-    exact = call_like(subject, example)
+    subject, exact = settle_reference(subject, example)
     _check_example(exact, subject)
     choices: Choices = dict.fromkeys(subject.slots, 0)
     ideal = subject.values(example, choices)
@@ -92,13 +93,12 @@ def check_kernel(
             )
         _check_searched(subject, run, report)
     else:
-        derived = [
-            *derived_inputs(subject, example, chosen, seed),
-            *other_shapes(example, shapes, seed),
-        ]
+        derived = derived_inputs(subject, example, chosen, shapes, seed, report)
         runs = _check_exactly(subject, run, derived, report)
         if invariant:
             check_invariance(subject, run, runs, report)
+        note_refusals(derived, report)
+    hold_reference(subject, example)
     if limit is not None and not report.error <= limit:
         raise CheckFailure(
             f"{subject.name} has a relative error of {report.error:.4g} against unquantized "
@@ -115,7 +115,7 @@ def _moved(argument: Any, dtype: torch.dtype | None, device: torch.device | str 
         return argument
     moved = argument.detach()
     moved = moved if device is None else moved.to(device)
-    return moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
+    return moved.to(dtype) if dtype is not None and is_wide_float(moved) else moved
 
 
 def _slot_name(slot: Any) -> str:
@@ -183,6 +183,7 @@ def _check_exactly(
     }
     accounted = account(subject, runs, choices, failing) if failing else None
     if failing and accounted is None:
+        hold_reference(subject, run.arguments)
         raise explain(failing, len(runs), report)
     if accounted is not None:
         report.conventions["arithmetic"] = describe(accounted)
