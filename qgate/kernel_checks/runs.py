@@ -14,7 +14,7 @@ from qgate.device_errors import lost_device
 from qgate.errors import QgateError
 from qgate.expected.derived import DerivedInput, are_independent, derive, search_axes
 from qgate.expected.narrow_floats import is_wide_float, take_entries
-from qgate.expected.noise import Expected, evaluate
+from qgate.expected.noise import Expected
 from qgate.formats import Encoded
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.subject import (
@@ -22,7 +22,6 @@ from qgate.kernel_checks.subject import (
     KernelRefusal,
     KernelSubject,
     UnusableResult,
-    source_of,
 )
 from qgate.kernel_checks.watching import HUNG
 
@@ -69,7 +68,11 @@ class Failing:
         return (self.actual.double() - self.expected.values).nan_to_num(0.0, 0.0, 0.0)
 
     def result_of(self, arguments: Sequence[Any]) -> Tensor:
-        """Return what would be expected of other quantized arguments."""
+        """Return what would be expected of other quantized arguments.
+
+        Where arguments lie on a device, the CPU is asked first: other integers may be out of range.
+        """
+        self.subject.try_on_host(arguments)
         return self.subject.values_of(arguments, self.choices)
 
 
@@ -197,9 +200,7 @@ def note_refusals(derived: Sequence[DerivedInput], report: CheckReport) -> None:
 
 def _shape_of_reference(subject: KernelSubject, arguments: list[Any]) -> torch.Size:
     """Return the shape of the expected result; the CPU is asked first, where nothing is lost."""
-    if subject.host_like is not None:
-        sources = [source_of(argument) for argument in arguments]
-        evaluate(subject.host_like, [v.cpu() if isinstance(v, Tensor) else v for v in sources])
+    subject.try_on_host(arguments)
     return subject.unquantized(arguments).shape
 
 
