@@ -27,6 +27,7 @@ from qgate.kernel_checks.runs import (
     KernelRun,
     check_invariance,
     check_repeats,
+    check_steadiness,
     comparable,
     derived_inputs,
     note_refusals,
@@ -182,6 +183,7 @@ def _check_exactly(
     }
     if failing:
         hold_reference(subject, run.arguments)
+        check_steadiness(failing[0], report)
         raise explain(failing, len(runs), report)
     check_repeats(subject, runs[0], report)
     report.held = [each.name for each in runs]
