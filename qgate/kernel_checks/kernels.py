@@ -16,6 +16,7 @@ from qgate.expected.distances import distance_to_multiple, relative_error
 from qgate.expected.narrow_floats import is_wide_float
 from qgate.expected.products import find_product
 from qgate.kernel_checks.accepted import hold_accepted
+from qgate.kernel_checks.arithmetic import account, describe
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
 from qgate.kernel_checks.diagnosis import explain
@@ -181,10 +182,13 @@ def _check_exactly(
         _slot_name(slot): quantization.choices[choices[slot]].name
         for slot, quantization in subject.slots.items()
     }
-    if failing:
+    accounted = account(subject, runs, choices, failing) if failing else None
+    if failing and accounted is None:
         hold_reference(subject, run.arguments)
         check_steadiness(failing[0], report)
         raise explain(failing, len(runs), report)
+    if accounted is not None:
+        report.conventions["arithmetic"] = describe(accounted)
     check_repeats(subject, runs[0], report)
     report.held = [each.name for each in runs]
     _measure_power(subject, runs[0], choices, report)

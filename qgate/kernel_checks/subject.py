@@ -111,14 +111,22 @@ class KernelSubject:
             evaluate(self.host_like, [v.cpu() if isinstance(v, Tensor) else v for v in sources])
 
     def expected(
-        self, arguments: Sequence[Any], choices: Choices, arithmetic: str | None = None
+        self,
+        arguments: Sequence[Any],
+        choices: Choices,
+        arithmetic: str | None = None,
+        *,
+        ties: bool = True,
     ) -> Expected:
-        """Return the expected values and the bounds that float noise explains."""
+        """Return the expected values and the bounds that float noise explains.
+
+        ties  True if codes within float noise of a rounding boundary may be either
+        """
         ideal = self.ideal(arguments, choices)
         alternatives = [
             (position, *self._cast(position, arguments[position], choices)[1:])
             for position, quantization in self.inputs.items()
-            if not quantization.is_packed
+            if ties and not quantization.is_packed
         ]
         expected = self.expected_from(ideal, choices, alternatives, arithmetic)
         sources = [widened(source_of(argument)) for argument in arguments]
@@ -138,6 +146,12 @@ class KernelSubject:
             self.like, values, alternatives=alternatives, arithmetic=arithmetic or self.arithmetic
         )
         return _quantized(expected, self.output, choices[RESULT]) if self.output else expected
+
+    def around(self, expected: Expected, choices: Choices, exact: Expected) -> Expected:
+        """Return bounds of values before the result is quantized, free where `exact` is."""
+        if self.output:
+            expected = _quantized(expected, self.output, choices[RESULT])
+        return replace(expected, free=exact.free)
 
     def depends_on_dtype(self, arguments: Sequence[Any], choices: Choices) -> bool:
         """Return True if the reference in float32 lies outside the bounds of that in float64."""

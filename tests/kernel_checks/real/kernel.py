@@ -1,0 +1,130 @@
+"""What the collection is made of: right kernels of published packages, each with its faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.testing import CheckReport, check_kernel
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault of a kernel: what was planted, and words of a good first line.
+
+    kernel    the kernel with the fault
+    words     regular expression of the first line, empty where no diagnosis is clear
+    reported  where the fault was published, if it is the package's own
+    """
+
+    name: str
+    kernel: Function
+    words: str = ""
+    reported: str = ""
+
+
+@dataclass(frozen=True)
+class RealKernel:
+    """A kernel of a package, and how a user of that package would check it.
+
+    faults   kernels with one planted fault each
+    bugs     the package's own code where it is wrong, checked as it stands
+    """
+
+    name: str
+    package: str
+    kernel: Function
+    arguments: tuple[Any, ...]
+    like: Function
+    inputs: dict[int, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+
+    def check(self, fault: Fault | None = None) -> CheckReport:
+        """Check the kernel, or one with a fault in its place."""
+        function = self.kernel if fault is None else fault.kernel
+
+        def kernel(*arguments: Any) -> Any:  # so that no first line holds the name of a fault
+            return function(*arguments)
+
+        return check_kernel(
+            kernel, *self.arguments, like=self.like, inputs=self.inputs, **self.options
+        )
+
+
+def normal(
+    seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = BF16, scale: float = 1.0
+) -> list[Tensor]:
+    """Draw one tensor of normal values for each shape."""
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(shape, generator=generator) * scale).to(dtype) for shape in shapes]
+
+
+# Faults that fit every kernel --------------------------------------------------------------------
+
+FACTOR = r"factor|scale|times|counts|too (much|little|high|low)"
+
+
+def times(kernel: Function, factor: float, words: str = FACTOR) -> Fault:
+    """Multiply the result, which stays in its dtype, by a factor."""
+
+    def multiplied(*arguments: Any) -> Tensor:
+        y = kernel(*arguments)
+        return (y.float() * factor).to(y.dtype)
+
+    return Fault(f"result {100 * (factor - 1):+.3g} %", multiplied, words)
+
+
+def changed(name: str, kernel: Function, words: str, change: Callable[[Tensor], Any]) -> Fault:
+    """Change the result in place, or replace it."""
+
+    def faulty(*arguments: Any) -> Tensor:
+        y = kernel(*arguments).clone()
+        replaced = change(y)
+        whole = isinstance(replaced, Tensor) and replaced.shape == y.shape
+        return replaced if whole else y
+
+    return Fault(name, faulty, words)
+
+
+def with_argument(
+    name: str, kernel: Function, position: int, words: str, change: Callable[[Tensor], Tensor]
+) -> Fault:
+    """Hand over one argument changed."""
+
+    def faulty(*arguments: Any) -> Any:
+        given = list(arguments)
+        given[position] = change(given[position].clone())
+        return kernel(*given)
+
+    return Fault(name, faulty, words)
+
+
+def term_lost(kernel: Function, position: int, term: int) -> Fault:
+    """Leave out one term of a sum over the last dimension of an argument."""
+
+    def without(x: Tensor) -> Tensor:
+        x[..., term : term + 1] = 0
+        return x
+
+    return with_argument(
+        f"term {term} lost",
+        kernel,
+        position,
+        f"(term|entry|column) {term}\\b.*lost|{term}",
+        without,
+    )
+
+
+def all_faults(kernels: list[RealKernel]) -> Iterator[tuple[RealKernel, Fault]]:
+    """List every fault with its kernel."""
+    for kernel in kernels:
+        for fault in kernel.faults:
+            yield kernel, fault
