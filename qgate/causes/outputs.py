@@ -102,7 +102,8 @@ def _non_finite(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Name one factor that explains the whole difference."""
     large = expected.values.abs() > expected.values.nan_to_num().square().mean().sqrt() / 2
-    if not bool(wrong.any()) or int(large.sum()) < 2:
+    enough = 2 if expected.values.dim() else 1
+    if not bool(wrong.any()) or int(large.sum()) < enough:
         return ""
     factor = float((actual[large] / expected.values[large]).median())
     if not math.isfinite(factor) or abs(factor - 1) < 1e-9:

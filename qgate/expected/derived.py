@@ -242,9 +242,9 @@ def derive(
     for axis in axes:
         for relation, name, index in _cuts(axis, step, generator):
             if relation in relations:
-                taken = axis.take(arguments, index)
-                if axis.keeps_positions(arguments, taken, len(index)):
-                    yield DerivedInput(relation, f"{name} along {axis}", taken, (axis, index))
+                cut = axis.take(arguments, index)
+                if axis.keeps_positions(arguments, cut, len(index)):
+                    yield DerivedInput(relation, f"{name} along {axis}", cut, (axis, index))
     floats = [
         position
         for position, argument in enumerate(arguments)

@@ -36,7 +36,7 @@ FURTHER_SECONDS = 10.0
 
 
 class _KernelError(Exception):
-    """What a kernel raised in the other process: its traceback as text."""
+    """An exception of a kernel in the other process: its traceback as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -149,14 +149,14 @@ class _Isolation:
 
     def _ended(self, status: int | None, running: str, last: str) -> Exception:
         """Return the error about a process that ended without a word."""
-        how = f"ended the process (exit status {status})"
+        ending = f"ended the process (exit status {status})"
         if status is not None and status < 0:
-            how = f"killed the process ({_signal_name(-status)})"
+            ending = f"killed the process ({_signal_name(-status)})"
         if running:
-            return CheckFailure(f"{self.name} {how} for {running}", CheckReport(self.name))
+            return CheckFailure(f"{self.name} {ending} for {running}", CheckReport(self.name))
         when = f"after it came back for {last}" if last else "before it was called"
         return QgateError(
-            f"something else than {self.name} {how}, {when}: the reference? Call like= with the "
+            f"something else than {self.name} {ending}, {when}: the reference? Call like= with the "
             "arguments alone."
         )
 

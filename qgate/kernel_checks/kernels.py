@@ -28,6 +28,7 @@ from qgate.kernel_checks.runs import (
     KernelRun,
     check_invariance,
     check_repeats,
+    check_steadiness,
     comparable,
     derived_inputs,
     note_refusals,
@@ -188,6 +189,7 @@ def _check_exactly(
     }
     if judgement.failing:
         hold_reference(subject, run.arguments)
+        check_steadiness(judgement.failing[0], report)
         raise explain(judgement.failing, len(runs), report)
     if judgement.accounted is not None:
         report.conventions["arithmetic"] = judgement.accounted.words()

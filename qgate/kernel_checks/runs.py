@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +14,8 @@ from torch import Tensor
 from qgate.device_errors import lost_device
 from qgate.errors import QgateError
 from qgate.expected.derived import DerivedInput, are_independent, derive, search_axes
-from qgate.expected.narrow_floats import is_wide_float, take_entries
-from qgate.expected.noise import Expected, evaluate
+from qgate.expected.narrow_floats import is_wide_float, same_bits, take_entries
+from qgate.expected.noise import Expected
 from qgate.formats import Encoded
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.subject import (
@@ -22,7 +23,6 @@ from qgate.kernel_checks.subject import (
     KernelRefusal,
     KernelSubject,
     UnusableResult,
-    source_of,
 )
 from qgate.kernel_checks.watching import HUNG
 
@@ -30,6 +30,8 @@ EXAMPLE = "the example"
 REFUSED = "the kernel refused"
 """Words with which a reason begins where a kernel raised an exception."""
 REPETITIONS = 3
+STEADY = 2.0
+"""Widths of float noise up to which a second run of a wrong kernel says nothing about the cause."""
 REFUSALS = (ValueError, TypeError, RuntimeError, AssertionError)
 """Exceptions with which a module says that it does not take an input."""
 LENGTH_REFUSALS = (*REFUSALS, IndexError)
@@ -69,7 +71,11 @@ class Failing:
         return (self.actual.double() - self.expected.values).nan_to_num(0.0, 0.0, 0.0)
 
     def result_of(self, arguments: Sequence[Any]) -> Tensor:
-        """Return what would be expected of other quantized arguments."""
+        """Return what would be expected of other quantized arguments.
+
+        Where arguments lie on a device, the CPU is asked first: other integers may be out of range.
+        """
+        self.subject.try_on_host(arguments)
         return self.subject.values_of(arguments, self.choices)
 
 
@@ -197,9 +203,7 @@ def note_refusals(derived: Sequence[DerivedInput], report: CheckReport) -> None:
 
 def _shape_of_reference(subject: KernelSubject, arguments: list[Any]) -> torch.Size:
     """Return the shape of the expected result; the CPU is asked first, where nothing is lost."""
-    if subject.host_like is not None:
-        sources = [source_of(argument) for argument in arguments]
-        evaluate(subject.host_like, [v.cpu() if isinstance(v, Tensor) else v for v in sources])
+    subject.try_on_host(arguments)
     return subject.unquantized(arguments).shape
 
 
@@ -288,11 +292,39 @@ def check_repeats(subject: KernelSubject, run: KernelRun, report: CheckReport) -
             ) from error
         same = (repeated == run.actual) | (repeated.isnan() & run.actual.isnan())
         if not bool(same.all()):
-            raise CheckFailure(
-                f"{subject.name} is not repeatable: {int((~same).sum()):,} of {same.numel():,} "
-                f"values differ in run {number} of the same input",
-                report,
-            )
+            raise _not_repeatable(subject, run.arguments, ~same, number, report)
+
+
+def check_steadiness(failing: Failing, report: CheckReport) -> None:
+    """Say of a kernel that is wrong that a second run differs by more than float noise."""
+    subject = failing.subject
+    try:
+        repeated = subject.run(failing.arguments, f"{failing.name}, run 2")
+    except KernelRefusal:
+        return
+    if repeated.shape == failing.actual.shape:
+        change = (repeated.double() - failing.actual.double()).nan_to_num(0.0, 0.0, 0.0).abs()
+        different = change > STEADY * failing.expected.width
+        if bool(different.any()):
+            raise _not_repeatable(subject, failing.arguments, different, 2, report)
+
+
+def _not_repeatable(
+    subject: KernelSubject, arguments: list[Any], different: Tensor, run: int, report: CheckReport
+) -> CheckFailure:
+    devices = {v.device for v in arguments if isinstance(v, Tensor) and v.device.type == "cuda"}
+    seeded = []
+    with torch.random.fork_rng(devices=devices), contextlib.suppress(KernelRefusal):
+        for _ in range(2):
+            torch.manual_seed(0)
+            seeded.append(subject.run(arguments))
+    draws = len(seeded) == 2 and same_bits(*seeded)
+    why = ": it draws random numbers (with the same seed two calls give the same bits)"
+    return CheckFailure(
+        f"{subject.name} is not repeatable: {int(different.sum()):,} of {different.numel():,} "
+        f"values differ in run {run} of the same input{why if draws else ''}",
+        report,
+    )
 
 
 def check_invariance(

@@ -101,6 +101,15 @@ class KernelSubject:
         """Return what the reference gives for the arguments as they are."""
         return evaluate(self.like, [source_of(argument) for argument in arguments])
 
+    def try_on_host(self, arguments: Sequence[Any]) -> None:
+        """Call the reference with copies on the CPU where arguments lie on a device.
+
+        It raises there for a position out of range, which would end the device.
+        """
+        if self.host_like is not None:
+            sources = [source_of(argument) for argument in arguments]
+            evaluate(self.host_like, [v.cpu() if isinstance(v, Tensor) else v for v in sources])
+
     def expected(
         self,
         arguments: Sequence[Any],

@@ -91,6 +91,21 @@ def test_sums_in_another_order_are_no_random_numbers() -> None:
     assert check_kernel(linear, X, W, like=unsteady).held
 
 
+def test_a_kernel_that_draws_random_numbers_is_named() -> None:
+    words = r"^the kernel is not repeatable: .* of 72 values differ in run 2 of the same input: it draws"
+    with pytest.raises(CheckFailure, match=words):
+        check_kernel(lambda x, w: dropout(linear(x, w), 0.5), X, W, like=linear)
+    calls = [0.0]
+
+    def counting(x: Tensor, w: Tensor) -> Tensor:
+        calls[0] += 1
+        return linear(x, w) * calls[0]
+
+    words = r"^counting is not repeatable: 6 of 6 values differ in run 2 of the same input$"
+    with pytest.raises(CheckFailure, match=words):
+        check_kernel(counting, X, W, like=linear)
+
+
 # Arguments in place ------------------------------------------------------------------------------
 
 
