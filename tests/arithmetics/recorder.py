@@ -45,7 +45,8 @@ class Recorder:
         self.refused: list[str] = []
 
     def call(
-        self, name: str, note: str, compute: Callable[..., Results], inputs: dict[str, Tensor],
+        self, name: str, note: str, compute: Callable[..., Results],
+        inputs: dict[str, Tensor] | Callable[[], dict[str, Tensor]],
         rows: int | None = None,
     ) -> None:  # fmt: skip
         """Compute with inputs on the device; keep them and the result, or the reason why not.
@@ -57,6 +58,7 @@ class Recorder:
         if time.monotonic() > self.until:
             self.refused.append(f"{name}: no time left")
             return
+        inputs = inputs() if callable(inputs) else inputs
         try:
             results = compute(**{key: x.to(self.device) for key, x in inputs.items()})
             found = results if isinstance(results, dict) else {"y": results}
@@ -190,12 +192,15 @@ def fp8(to: Recorder) -> None:
             {"a": a, "b": b},
         )
     for size, depth, way in itertools.product((64, 128, 512), (5760, 8192, 12288, 16384), ways):
-        a, b = (normal(f"large {side}", size, depth).to(E4M3) for side in "ab")
+
+        def large(size: int = size, depth: int = depth) -> dict[str, Tensor]:
+            return {side: normal(f"large {side}", size, depth).to(E4M3) for side in "ab"}
+
         to.call(
             f"scaled_mm_splits/MN{size}/K{depth}/{way}",
             "into how many parts K is cut",
             scaled_mm(ways[way], torch.float32),
-            {"a": a, "b": b},
+            large,
             rows=8,
         )
     _fp8_blocks(to)
@@ -376,7 +381,7 @@ def chains(to: Recorder) -> None:
     }
     for name, (function, inputs) in functions.items():
         to.call(f"eager/{name}", "eager", function, inputs)
-        to.call(f"compiled/{name}", "torch.compile", torch.compile(function), inputs)
+        to.call(f"compiled/{name}", "torch.compile", _compiled(function), inputs)
     images, kernels = normal("images", 1, 16, 20, 20), normal("kernels", 24, 16, 3, 3, scale=0.1)
     to.call(
         "conv2d/bf16",
@@ -384,6 +389,10 @@ def chains(to: Recorder) -> None:
         lambda x, w: F.conv2d(x, w, padding=1),
         {"x": images, "w": kernels},
     )
+
+
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda **inputs: torch.compile(function)(**inputs)
 
 
 def casts(to: Recorder) -> None:
