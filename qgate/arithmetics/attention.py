@@ -6,6 +6,7 @@ divide last by the float32 sum of the probabilities that are not rounded.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -43,11 +44,13 @@ class FusedSteps:
     multiply       computes the products
     scaled_first   the running largest is one of scaled scores; steps of it are not scaled again
     wide           exponentials and sums are computed in float64 and rounded once
+    exponential    computes probabilities from exponents in base e; None: the one of base 2 does
     """
 
     multiply: Multiply
     scaled_first: bool = False
     wide: bool = True
+    exponential: Callable[[Tensor], Tensor] | None = None
 
     def attended(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None,
@@ -66,7 +69,10 @@ class FusedSteps:
             part = scores[..., tile]
             largest = torch.maximum(top, part.amax(-1, keepdim=True))
             above = largest.masked_fill(largest == -math.inf, 0.0)
-            p = self._exp2(part * base2 - above * base2)
+            if self.exponential is None:
+                p = self._exp2(part * base2 - above * base2)
+            else:
+                p = self.exponential(part * scale - above * scale)
             step = top * base2 - above * base2 if self.scaled_first else (top - above) * base2
             shrink = self._exp2(step)
             total = total * shrink + self._sum(p)
@@ -145,7 +151,7 @@ class KnownAttention:
     dtypes          the dtypes of operands that it is for
     tiles           keys of one step of the running largest, likeliest first; 0 for all keys
     core            adds the products; None: they are exact and rounded once to float32
-    scaled_first    see `FusedSteps`
+    scaled_first, exponential   see `FusedSteps`
     backward        what is rounded on the way back
     """
 
@@ -155,6 +161,7 @@ class KnownAttention:
     tiles: tuple[int, ...]
     core: TensorCore | None = None
     scaled_first: bool = False
+    exponential: Callable[[Tensor], Tensor] | None = None
     backward: BackwardRounding = BackwardRounding()
 
     def tilings(self, keys: int) -> tuple[tuple[int, bool], ...]:
@@ -196,6 +203,13 @@ class KnownAttention:
         order = ", the last first" if descending else ""
         return f"{self.words}, {tile} keys at once{order}"
 
+    def multiply(self, dtype: torch.dtype, a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
+        """Return the float32 products of `a` [..., M, K] and `b` [..., N, K], added to `start`."""
+        if self.core is not None:
+            return chain(self.core, a, b, (dtype, dtype), start)
+        sums = a.double() @ b.double().mT
+        return (sums if start is None else sums + start).float()
+
     def _attended(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None,
         dtype: torch.dtype, tile: int, descending: bool,
@@ -207,13 +221,8 @@ class KnownAttention:
         )
 
     def _steps(self, dtype: torch.dtype) -> FusedSteps:
-        def multiply(a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
-            if self.core is not None:
-                return chain(self.core, a, b, (dtype, dtype), start)
-            sums = a.double() @ b.double().mT
-            return (sums if start is None else sums + start).float()
-
-        return FusedSteps(multiply, self.scaled_first)
+        multiply = functools.partial(self.multiply, dtype)
+        return FusedSteps(multiply, self.scaled_first, exponential=self.exponential)
 
 
 @dataclass(frozen=True)
