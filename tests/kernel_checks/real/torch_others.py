@@ -129,7 +129,7 @@ HX, HW, HB = X.half(), W.half(), B.half()
 ANGLES = torch.arange(40)[:, None] * 10000.0 ** -(torch.arange(0, 64, 2) / 64)
 ANGLES = torch.cat([ANGLES, ANGLES], -1)
 ROPE = (normal(42, (2, 4, 40, 64))[0], ANGLES.cos().to(BF16), ANGLES.sin().to(BF16))
-LOGITS = normal(43, (32, 96), scale=2.0)[0]
+LOGITS = normal(43, (32, 96), scales=(2.0,))[0]
 TARGETS = torch.randint(96, (32,), generator=torch.Generator().manual_seed(44))
 Y = normal(45, (48, 192))[0]
 CHANNELS = normal(46, (4, 16, 24), (16,), (16,))
