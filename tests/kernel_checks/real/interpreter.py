@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,10 @@ def _rsqrt(x: Any) -> Any:
     return 1 / tl.sqrt(x)
 
 
+_FUNCTIONS = {"tanh": _tanh, "rsqrt": _rsqrt}
+_LIBRARY = {**_FUNCTIONS, "libdevice": SimpleNamespace(**_FUNCTIONS)}
+
+
 def prepare(package: str) -> None:
     """Let the kernels of an imported package run in the interpreter, if it is active."""
     if not IS_ACTIVE:
@@ -40,6 +45,6 @@ def prepare(package: str) -> None:
     interpreter._implicit_cvt = _with_floats
     for name, module in list(sys.modules.items()):
         if name.startswith(package):
-            for function, replacement in (("tanh", _tanh), ("rsqrt", _rsqrt)):
-                if hasattr(module, function):
-                    setattr(module, function, replacement)
+            for attribute, replacement in _LIBRARY.items():
+                if hasattr(module, attribute):
+                    setattr(module, attribute, replacement)

@@ -97,6 +97,8 @@ def int8_product(x: Tensor, w: Tensor) -> Tensor:
 
 def int8_packed(x: Tensor, w: Tensor) -> Tensor:
     """Multiply by int8 weights whose scales are rounded to the activations' dtype."""
+    if x.shape[-1] % 16 or not x.numel():
+        raise ValueError("K must be a multiple of 16")  # of others torch reads beyond the weights
     codes, scale = to_int8(w)
     return torch.ops.aten._weight_int8pack_mm(x, codes, scale.squeeze(1).to(x.dtype))
 

@@ -19,8 +19,11 @@ from torchao.quantization import (
 )
 from torchao.quantization.quant_primitives import (
     _choose_qparams_affine,
+    _choose_scale_float8,
     _dequantize_affine,
+    _dequantize_affine_float8,
     _quantize_affine,
+    _quantize_affine_float8,
 )
 
 import qgate
@@ -110,6 +113,15 @@ def _int8_rows_of_torchao(x: Tensor) -> Tensor:
     return _dequantize_affine(codes, block, scale, zero, torch.int8)
 
 
+def _fp8_rows_of_torchao(x: Tensor) -> Tensor:
+    if not x.numel():
+        return x.float()
+    block = [1] * (x.dim() - 1) + [x.shape[-1]]
+    scale = _choose_scale_float8(x.float(), block, torch.float8_e4m3fn)
+    codes = _quantize_affine_float8(x.float(), scale, torch.float8_e4m3fn)
+    return _dequantize_affine_float8(codes, scale, torch.float32)
+
+
 X, W, B = normal(61, (48, 256), (128, 256), (128,))
 W = W / 16
 HX, HW = X.half(), W.half()
@@ -121,6 +133,7 @@ int8_groups = layer(IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=Pe
 SCALES = r"argument 1.*scale|scale.*argument 1"
 
 KERNELS = [
+    RealKernel("FP8 cast by row, fp32", "torchao", _fp8_rows_of_torchao, (X.float(),), lambda x: x, options={"output": E4M3}, bug="a row of zeros becomes NaN (pytorch/ao#4713)", words=r"for zero rows.*NaN|NaN.*zero rows"),
     RealKernel("int8 weights, bf16", "torchao", int8_weights, (X, W), linear, {1: INT8}, faults=(
         Fault("one of 128 scales 2 % off", _wrong_weights(WEIGHTS, _one_scale), r"\b3\b"),
         Fault("scales of the next row", _wrong_weights(WEIGHTS, _scales_moved), SCALES),

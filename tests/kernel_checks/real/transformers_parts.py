@@ -53,7 +53,7 @@ def _gemma(x: Tensor, w: Tensor) -> Tensor:
 
 
 def _gated_norm(x: Tensor, gate: Tensor, w: Tensor) -> Tensor:
-    module = MambaRMSNormGated(w.shape[0], eps=1e-6).to(w.dtype)
+    module = MambaRMSNormGated(w.shape[0], w.shape[0], eps=1e-6).to(w.dtype)
     module.weight.data = w.clone()
     with torch.no_grad():
         result: Tensor = module(x, gate)
@@ -92,7 +92,10 @@ def _eager_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def _llama_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     config = LlamaConfig(
-        hidden_size=gate.shape[1], intermediate_size=gate.shape[0], hidden_act="silu"
+        hidden_size=gate.shape[1],
+        intermediate_size=gate.shape[0],
+        hidden_act="silu",
+        num_attention_heads=1,
     )
     module = LlamaMLP(config).to(x.dtype)
     for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
