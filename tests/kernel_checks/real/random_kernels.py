@@ -39,8 +39,8 @@ class Draw:
     def __init__(self, seed: int) -> None:
         self.choices = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
-        self.dtype = self.choices.choice((BF16, FP16))
         self.is_fp8 = self.choices.random() < 0.25
+        self.dtype = BF16 if self.is_fp8 else self.choices.choice((BF16, FP16))
 
     def one_of(self, *values: int) -> int:
         return self.choices.choice(values)
@@ -54,9 +54,13 @@ class Draw:
             return lambda x: x.to(self.dtype).float()
         return lambda x: x
 
-    @property
-    def result(self) -> torch.dtype:
-        return BF16 if self.is_fp8 else self.dtype
+    def cast(self, x: Tensor) -> Tensor:
+        """Quantize an argument where the kernel takes FP8, and widen it."""
+        return (qgate.quantize(x, E4M3) if self.is_fp8 and x.numel() else x).float()
+
+    def declared(self, count: int) -> dict[int, object]:
+        """Return the formats of that many arguments."""
+        return dict.fromkeys(range(count), E4M3) if self.is_fp8 else {}
 
 
 def _in_tiles(q: Tensor, k: Tensor, v: Tensor, tile: int, dtype: torch.dtype, scale: float) -> Tensor:  # fmt: skip
@@ -76,13 +80,10 @@ def _in_tiles(q: Tensor, k: Tensor, v: Tensor, tile: int, dtype: torch.dtype, sc
 
 def _attention(draw: Draw) -> RealKernel:
     tile, rows, keys = draw.one_of(*TILES), draw.one_of(24, 40, 64), draw.one_of(48, 80, 144)
-    width, heads, dtype, result = draw.one_of(32, 64), draw.one_of(2, 4), draw.dtype, draw.result
-    cast = (lambda x: qgate.quantize(x, E4M3) if x.numel() else x) if draw.is_fp8 else (lambda x: x)
-    p_dtype = BF16 if draw.is_fp8 else dtype
+    width, heads, dtype = draw.one_of(32, 64), draw.one_of(2, 4), draw.dtype
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0) -> Tensor:
-        q, k, v = (cast(t).float() for t in (q, k, v))
-        return _in_tiles(q, k, v, tile, p_dtype, scale).to(result)
+        return _in_tiles(*map(draw.cast, (q, k, v)), tile, dtype, scale).to(dtype)
 
     def lost(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if k.shape[-2] < 8:
@@ -96,7 +97,7 @@ def _attention(draw: Draw) -> RealKernel:
     return RealKernel(
         f"attention, tile {tile}, {keys} keys", PACKAGE, kernel,
         (draw.tensor(1, heads, rows, width), draw.tensor(1, heads, keys, width), draw.tensor(1, heads, keys, width)),
-        attention, dict.fromkeys(range(3), E4M3) if draw.is_fp8 else {},
+        attention, draw.declared(3),
         faults=(
             Fault("softmax scale 0.5 % off", lambda q, k, v: kernel(q, k, v, 1.005)),
             Fault("one key lost", lost),
@@ -106,10 +107,10 @@ def _attention(draw: Draw) -> RealKernel:
 
 def _mlp(draw: Draw) -> RealKernel:
     rows, width, hidden = draw.one_of(16, 33, 48), draw.one_of(64, 128), draw.one_of(48, 96)
-    roundings, dtype = [draw.rounding() for _ in range(4)], draw.result
+    roundings, dtype = [draw.rounding() for _ in range(4)], draw.dtype
 
     def kernel(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, lost: int = -1) -> Tensor:
-        x, gate, up, down = (t.float() for t in (x, gate, up, down))
+        x, gate, up, down = map(draw.cast, (x, gate, up, down))
         activated = roundings[0](silu(roundings[1](linear(x, gate))))
         inner = roundings[2](activated * roundings[3](linear(x, up)))
         if lost >= 0:
@@ -119,17 +120,17 @@ def _mlp(draw: Draw) -> RealKernel:
     return RealKernel(
         "MLP", PACKAGE, kernel,
         (draw.tensor(rows, width), *(draw.tensor(hidden, width, scale=width**-0.5) for _ in range(2)), draw.tensor(width, hidden, scale=hidden**-0.5)),
-        mlp,
+        mlp, draw.declared(4),
         faults=(
             Fault("one hidden value lost", lambda x, gate, up, down: kernel(x, gate, up, down, 3)),
-            Fault("gate 1 % too high", lambda x, gate, up, down: kernel(x, gate.float() * 1.01, up, down)),
+            Fault("gate 1 % too high", lambda x, gate, up, down: kernel(x, (draw.cast(gate) * 1.01), up, down)),
         ),
     )  # fmt: skip
 
 
 def _norm(draw: Draw) -> RealKernel:
     rows, width, rounding = draw.one_of(16, 33, 48), draw.one_of(96, 128, 256), draw.rounding()
-    dtype = draw.result
+    dtype = draw.dtype
 
     def kernel(x: Tensor, w: Tensor, eps: float = 1e-6, less: int = 0) -> Tensor:
         x = x.float()
@@ -147,7 +148,7 @@ def _norm(draw: Draw) -> RealKernel:
 
 def _rotary(draw: Draw) -> RealKernel:
     length, width, roundings = draw.one_of(24, 40), draw.one_of(32, 64), [draw.rounding() for _ in range(2)]  # fmt: skip
-    dtype = draw.result
+    dtype = draw.dtype
 
     def kernel(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x, cos, sin = (t.float() for t in (x, cos, sin))
@@ -168,17 +169,17 @@ def _rotary(draw: Draw) -> RealKernel:
 
 def _lora(draw: Draw) -> RealKernel:
     rows, width, columns, rank = draw.one_of(16, 33), draw.one_of(64, 160), draw.one_of(48, 96), draw.one_of(8, 16)  # fmt: skip
-    roundings, dtype = [draw.rounding() for _ in range(3)], draw.result
+    roundings, dtype = [draw.rounding() for _ in range(3)], draw.dtype
 
     def kernel(x: Tensor, w: Tensor, a: Tensor, b: Tensor, scale: float = 2.0) -> Tensor:
-        x, w, a, b = (t.float() for t in (x, w, a, b))
+        x, w, a, b = map(draw.cast, (x, w, a, b))
         added = roundings[0](linear(roundings[1](linear(x, a)), b))
         return (roundings[2](linear(x, w)) + added * scale).to(dtype)
 
     return RealKernel(
         "LoRA", PACKAGE, kernel,
         (draw.tensor(rows, width), draw.tensor(columns, width, scale=width**-0.5), draw.tensor(rank, width, scale=width**-0.5), draw.tensor(columns, rank, scale=rank**-0.5)),
-        lora,
+        lora, draw.declared(4),
         faults=(
             Fault("scale of the adapter 2 % off", lambda x, w, a, b: kernel(x, w, a, b, 2.04)),
             Fault("adapter left out", lambda x, w, a, b: kernel(x, w, a, b, 0.0)),
@@ -189,13 +190,13 @@ def _lora(draw: Draw) -> RealKernel:
 def _weights(draw: Draw) -> RealKernel:
     """Draw a product of weights, in int8 by row or FP8 by tensor, that are decoded to the dtype."""
     rows, width, columns = draw.one_of(16, 33, 48), draw.one_of(64, 160, 256), draw.one_of(48, 128)
-    declared, dtype, result = E4M3 if draw.is_fp8 else ROW_INT8, draw.dtype, draw.result
+    declared, dtype = E4M3 if draw.is_fp8 else ROW_INT8, draw.dtype
 
     def decoded(w: Tensor) -> Tensor:
         return qgate.quantize(w, declared) if w.numel() else w
 
     def kernel(x: Tensor, w: Tensor, change: Function = lambda w: w) -> Tensor:
-        return linear(x.float(), change(decoded(w)).to(dtype).float()).to(result)
+        return linear(x.float(), change(decoded(w)).to(dtype).float()).to(dtype)
 
     def one_row(w: Tensor) -> Tensor:
         w = w.clone()
