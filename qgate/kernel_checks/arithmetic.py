@@ -29,6 +29,7 @@ from qgate.expected.intermediates import (
     Noise,
     Operators,
     dtype_name,
+    eager_sites,
     evaluate_as,
     toggled,
     trace,
@@ -168,8 +169,7 @@ class Fit:
             ]
             result = self._evaluated(near, noise)
             squares += (result - self.values).nan_to_num_(0.0, 0.0, 0.0).square_()
-        squares /= squares.new_tensor(FLIP_RUNS)
-        return (smoothed(squares) + _pooled(squares, self.values)).sqrt_()
+        return _pooled(squares / squares.new_tensor(FLIP_RUNS), self.values).sqrt_()
 
     @cached_property
     def widened(self) -> Expected:
@@ -194,7 +194,7 @@ class Fit:
     @property
     def _rounds(self) -> bool:
         rule = self.arithmetic.attention
-        return self.arithmetic.sites != frozenset() or rule is not None
+        return bool(self.arithmetic.sites) or rule is not None
 
     @property
     def _width(self) -> Tensor:
@@ -220,12 +220,13 @@ class Fit:
 
 
 def _pooled(squares: Tensor, values: Tensor) -> Tensor:
-    """Spread mean squares over all rows, by the energy of each: what is rare is in few of them."""
-    if not squares.numel() or not squares.dim():
-        return squares
-    energies = values.nan_to_num(0.0, 0.0, 0.0).square().mean(-1, keepdim=True)
-    shares = squares.mean(-1, keepdim=True) / energies.clamp_min(torch.finfo(torch.float64).tiny)
-    return shares.mean() * energies
+    """Spread mean squares over all elements, by the energy of their row and column.
+
+    What float noise makes fall otherwise is rare: few elements of few runs show it.
+    """
+    energies = smoothed(values.nan_to_num(0.0, 0.0, 0.0).square()) - values.nan_to_num().square()
+    energy = energies.mean().clamp_min(torch.finfo(torch.float64).tiny)
+    return squares.mean() / energy * energies.clamp_min(0.0)
 
 
 def _concentrated(outside: Tensor) -> bool:
@@ -333,9 +334,9 @@ def _known_products(case: Case, operators: Operators, request: Request) -> Itera
     if isinstance(request.known, KnownAttention):
         return
     dtype = case.actual.dtype if case.actual.dtype in HALVES else torch.bfloat16
-    roundings: list[frozenset[int] | None] = [frozenset()]
+    roundings = [frozenset[int]()]
     if case.actual.dtype in HALVES and len(operators.names) > 1 and request.intermediates:
-        roundings.append(None)
+        roundings.append(eager_sites(operators.names))
     for product in PRODUCTS.values() if request.known is None else [request.known]:
         assert isinstance(product, KnownProduct)
         for parts in _splits(product, operators):
@@ -349,11 +350,11 @@ def _known_products(case: Case, operators: Operators, request: Request) -> Itera
 def _roundings(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
     names = tuple(operators.names)
     for dtype in case.halves:
-        eager = Arithmetic(dtype, None, tuple(case.subject.inputs), names=names)
+        eager = Arithmetic(dtype, eager_sites(names), tuple(case.subject.inputs), names=names)
         if _is_far(Fit(case, eager)):
             continue
         fits = []
-        for arithmetic in _starts(eager, operators, request):
+        for arithmetic in _starts(case, eager, operators, request):
             fits.append(Fit(case, arithmetic))
             if fits[-1].is_right:
                 yield arithmetic
@@ -376,24 +377,28 @@ def _is_far(fit: Fit) -> bool:
     return float(residual.square().mean().sqrt()) > FAR * float(moves + last)
 
 
-def _starts(eager: Arithmetic, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+def _starts(
+    case: Case, eager: Arithmetic, operators: Operators, request: Request
+) -> Iterator[Arithmetic]:
     """List what is common: nothing but arguments, products, everything; fused attention."""
-    names = eager.names
-    plain = replace(eager, sites=frozenset())
-    last = [name.split(INSIDE)[-1] for name in names]
-    site_sets: list[frozenset[int] | None] = [
-        frozenset(),
-        frozenset(site for site, name in enumerate(last) if name in MULTIPLYING),
-        frozenset(site for site, name in enumerate(last) if name == CODES),
-        None,
-        frozenset(range(len(names))),
+    last = [name.split(INSIDE)[-1] for name in eager.names]
+    # The result is rounded to its dtype anyway.
+    rounded_last = eager.dtype != case.actual.dtype or case.subject.output is not None
+    count = len(last) if rounded_last else len(last) - 1
+    everything = frozenset(range(count))
+    site_sets = [
+        frozenset[int](),
+        frozenset(site for site in everything if last[site] in MULTIPLYING),
+        frozenset(site for site in everything if last[site] == CODES),
+        eager.sites | (everything - frozenset(range(len(last) - 1))),
+        everything,
     ]
     dequantized = [eager.arguments, ()] if eager.arguments else [()]
     for rule in _rules(eager.dtype, operators, request):
         for arguments in dequantized:
             for sites in dict.fromkeys(site_sets):
-                arithmetic = replace(plain, sites=sites, arguments=arguments, attention=rule)
-                if sites is None or arithmetic.size or rule is not None:
+                arithmetic = replace(eager, sites=sites, arguments=arguments, attention=rule)
+                if arithmetic.size or rule is not None:
                     yield arithmetic
 
 
@@ -425,6 +430,8 @@ def _searched(start: Fit) -> Fit:
             [site for site, other in enumerate(names) if other == name]
             for name in dict.fromkeys(names)
         ]
+    if start.case.actual.dtype == start.arithmetic.dtype and not start.case.subject.output:
+        groups = [group for group in groups if group != [len(names) - 1]]
     best = start
     for _ in range(3):
         before = best
