@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import errno
 import importlib
 import os
 import pkgutil
@@ -24,7 +23,7 @@ from qgate._version import __version__
 from qgate.cli._console import add_console_options, console
 from qgate.device_errors import in_sentences
 from qgate.devices import wait_calmly
-from qgate.errors import QgateError, unknown
+from qgate.errors import QgateError, sentence_of, unknown
 from qgate.interruptions import ended_by_signals
 from qgate.text import for_terminal, one_line
 from qgate.text.printing import print_line, print_text
@@ -38,17 +37,6 @@ Fail a pull request when quantized numerics are worse than their format allows.
   qgate sweep act.pt                      find the best scale of a format for a tensor
   qgate checkpoint CHILD --parent PARENT  check a quantized checkpoint, without running it
 """
-
-
-# What to do about an error of the system, beside what it says.
-_WAYS_OUT = {
-    errno.ENOENT: "check the spelling",
-    errno.EACCES: "name a file or folder that you may read and write",
-    errno.EPERM: "name a file or folder that you may read and write",
-    errno.EISDIR: "name a file",
-    errno.ENOTDIR: "name a folder; a part of this path is a file",
-    errno.ENOSPC: "free some space, or name a folder on another disk",
-}
 
 
 _Verbs = argparse._SubParsersAction
@@ -98,14 +86,6 @@ class CommandParser(argparse.ArgumentParser):
         near = [name for word in words for name in difflib.get_close_matches(word, options, n=1)]
         hint = f". Did you mean {' and '.join(near)}?" if near else ""
         self.error(f"unrecognized arguments: {' '.join(more)}{hint}")
-
-
-def _sentence(error: Exception) -> str:
-    """Describe an error; one of the system with its file and a way out."""
-    if not isinstance(error, OSError) or not (error.filename and error.strerror):
-        return str(error)
-    way_out = _WAYS_OUT.get(error.errno or 0)
-    return f"{str(error.filename)!r}: {error.strerror}{f'; {way_out}' if way_out else ''}."
 
 
 def parser() -> CommandParser:
@@ -208,7 +188,7 @@ def run_call(args: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return int(args.status)
     except (QgateError, OSError) as error:
-        print_line(f"{args.parser.prog}: {_sentence(error)}", file=sys.stderr)
+        print_line(f"{args.parser.prog}: {sentence_of(error)}", file=sys.stderr)
         return 2
     return int(args.status)
 

@@ -30,6 +30,7 @@ from qgate.loading import LateModule
 from qgate.project.options import PLOTS
 from qgate.storage.access import write_text
 from qgate.storage.files import naming, replacing
+from qgate.storage.removing import remove_files
 from qgate.text import counted, megabytes, one_line
 from qgate.text.printing import print_line, print_text
 
@@ -227,7 +228,7 @@ def _write(
         for output, target in targets:
             # The ending says what is written.
             draft = target.with_name(target.name + output.suffix)
-            stack.callback(draft.unlink, missing_ok=True)
+            stack.callback(remove_files, draft.parent, draft.name)
             with naming(output):
                 if args.format == "comment" and _is_markdown(output):
                     write_text(draft, comments.comment(loaded, comparison))

@@ -18,12 +18,13 @@ from qgate.page.terminal import (
     summary,
     wrapped_lines,
 )
-from qgate.plugin.records import REPRODUCTIONS, joined_facts, records_file
+from qgate.plugin.records import joined_facts, records_file
 from qgate.plugin.runs import SuiteRun, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
 from qgate.results.extent import partial_text
 from qgate.results.other_tests import other_test_lines, other_tests_of
 from qgate.results.summary import set_up_lines
+from qgate.storage.out_folders import REPRODUCTIONS
 from qgate.text import for_terminal, one_line
 
 _MOST, _SCRIPTS = 20, 3

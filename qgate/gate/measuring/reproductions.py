@@ -6,7 +6,6 @@ A script needs qgate and the file beside it, and neither the model nor the suite
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +15,13 @@ from torch import Tensor
 
 from qgate.formats import Quantizer
 from qgate.storage.files import neighbor
+from qgate.storage.out_folders import REPRODUCTION_FILES
+from qgate.storage.removing import refuse_links
 from qgate.text import one_line
 
 MOST_BYTES = 1 << 24
 """Bytes of tensors that a reproduction may have; a larger one is not written."""
-INPUTS, SCRIPT = "inputs.safetensors", "run.py"
+INPUTS, SCRIPT = REPRODUCTION_FILES
 
 _HEAD = '''"""{title}."""
 
@@ -87,8 +88,10 @@ class Reproduction:
             save_file(tensors, part / INPUTS)
             text = f"{head}{self.body}{_TAIL.format(noise=self.noise)}"
             (part / SCRIPT).write_text(text, encoding="utf-8", newline="\n")
-            shutil.rmtree(target, ignore_errors=True)
-            part.replace(target)
+            refuse_links(folder.parent, f"{folder.name}/{target.name}", doing="written")
+            target.mkdir(exist_ok=True)
+            for name in REPRODUCTION_FILES:
+                (part / name).replace(target / name)
         return target
 
 
