@@ -59,8 +59,8 @@ PICKLERS = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve")
 POSIX_ONLY = (
     "crypt", "fcntl", "grp", "nis", "posix", "pty", "pwd", "resource", "spwd", "syslog", "termios", "tty",
 )  # fmt: skip
-# Where handles are opened for bytes, and where one is opened only to be thrown away.
-HANDLES = ("qgate/storage/locks.py", "qgate/cli/__init__.py")
+# Where handles are opened for bytes.
+HANDLES = ("qgate/storage/locks.py",)
 REMOVERS = ("shutil.rmtree", "os.remove", "os.unlink", "os.rmdir", "os.removedirs")
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
 PLACE_KINDS = {

@@ -273,7 +273,8 @@ def _pytest(
     environment = {name: value for name, value in os.environ.items() if name not in _HIDING}
     parts = [str(folder), *map(str, paths), *filter(None, [environment.get("PYTHONPATH", "")])]
     environment["PYTHONPATH"] = os.pathsep.join(parts)
-    command = [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider"]
+    keep_on = () if quiet else ("-p", "qgate.plugin.closed_pipes")
+    command = [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider", *keep_on]
     stream = subprocess.DEVNULL if quiet else None
     return subprocess.run(
         command, cwd=folder, env=environment, stdout=stream, check=False

@@ -80,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
     compared = [run.compared for run in loaded if run.compared is not None]
     comparison = comparisons.compare(compared) if compared else None
     points = _write(outputs, args, loaded, comparison)
-    # The work is done here, also if nobody reads the printed lines.
-    args.status = int(args.exit_code and not loaded[-1].run.passed)
+    status = int(args.exit_code and not loaded[-1].run.passed)
     if args.json:
         last = loaded[-1].run
         print_json(
@@ -93,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
                 "written": outputs,
             }
         )
-        return int(args.status)
+        return status
     if prints:
         print_text(comments.comment(loaded, comparison), end="")
-        return int(args.status)
+        return status
     colors = has_colors(sys.stdout.isatty())
     for line in _lines(loaded, comparison):
         print(line.colored(colors))
@@ -104,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"wrote {output} ({megabytes(output.stat().st_size)})")
     if args.history is not None:
         print_line(f"history of {counted(len(points), 'run')} in {args.history}")
-    return int(args.status)
+    return status
 
 
 # Arguments ---------------------------------------------------------------------------------
