@@ -16,6 +16,7 @@ _WAYS_OUT = {
     errno.EPERM: "name a file or folder that you may read and write",
     errno.EISDIR: "name a file",
     errno.ENOTDIR: "name a folder; a part of this path is a file",
+    errno.EFBIG: "raise the limit of file sizes (`ulimit -f`), or name a folder on another disk",
     errno.ENOSPC: "free some space, or name a folder on another disk",
     getattr(errno, "EDQUOT", errno.ENOSPC): "free some space, or name a folder on another disk",
 }

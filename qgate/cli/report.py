@@ -223,7 +223,7 @@ def _write(
                 for report in loaded
             ]
             points = stack.enter_context(history.extend_history(args.history, added))
-        targets = [(output, stack.enter_context(_replacing(output))) for output in outputs]
+        targets = [(output, stack.enter_context(replacing(output))) for output in outputs]
         for output, target in targets:
             # The ending says what is written.
             draft = target.with_name(target.name + output.suffix)
@@ -241,12 +241,6 @@ def _write(
 
 def _is_markdown(output: Path) -> bool:
     return output.suffix.lower() == ".md"
-
-
-@contextlib.contextmanager
-def _replacing(output: Path) -> Iterator[Path]:
-    with naming(output), replacing(output) as target:
-        yield target
 
 
 # Printed lines --------------------------------------------------------------------------------

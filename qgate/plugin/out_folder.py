@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qgate.storage.out_folders import OUT, REPRODUCTION_FILES, REPRODUCTIONS, held_out_folder
-from qgate.storage.removing import LinkError, clear
+from qgate.storage.removing import LinkError, clear, remove_files
 
 _FOLDER: pytest.StashKey[Path] = pytest.StashKey()
 _WORKER_INPUT = "qgate_out"
@@ -48,3 +48,10 @@ def remove_reproductions(folder: Path, current: Collection[str]) -> list[str]:
     except LinkError as error:
         return [f"reproductions of earlier runs are still there: {error}"]
     return []
+
+
+def remove_stale(folder: Path, *current: str) -> None:
+    """Remove results of an earlier run, which would pass for those that could not be written."""
+    names = {"results.jsonl", "results.csv", "report.html"} - {*current}
+    with contextlib.suppress(OSError, LinkError):
+        remove_files(folder.parent, *(f"{folder.name}/{name}" for name in sorted(names)))

@@ -16,7 +16,7 @@ from qgate.errors import QgateError, sentence_of
 from qgate.metrics import METRICS
 from qgate.page.accepted_changes import accepted_movements, kind_file_sentences
 from qgate.plugin.lost_devices import loss_of
-from qgate.plugin.out_folder import out_folder, remove_reproductions
+from qgate.plugin.out_folder import out_folder, remove_reproductions, remove_stale
 from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
 from qgate.plugin.settings import options_of
 from qgate.results import (
@@ -133,7 +133,7 @@ def leave_files(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes
         try:
             if not report.passed:
                 session.leave_reproduction(folder / REPRODUCTIONS, outcome)
-        except (QgateError, OSError, ValueError) as error:
+        except Exception as error:  # of a disk, or of a device that was lost
             notes.append(f"no reproduction was left: {sentence_of(error)}")
     if notes:
         report.qgate_notes = notes  # type: ignore[attr-defined]
@@ -271,6 +271,8 @@ def write(run: SuiteRun, whole: bool, status: int) -> bool:
     except (QgateError, OSError) as error:
         if (text := _write_error(error)) not in run.errors:
             run.errors.append(text)
+        begun = ("results.jsonl",) if run.written or run.writer is not None else ()
+        remove_stale(out_folder(run.options.config, run.options.home), *begun)
         return False
     return True
 
@@ -280,10 +282,7 @@ def _write_error(error: QgateError | OSError) -> str:
     if isinstance(error, QgateError) or not error.filename:
         return str(error)
     file = error.filename2 or error.filename  # the second is what a file is renamed to
-    return (
-        f"records cannot be written to {str(file)!r}: {error.strerror}. Run in a folder "
-        "that you may write to."
-    )
+    return f"records cannot be written to {sentence_of(OSError(error.errno, error.strerror, file))}"
 
 
 def accepted_at(baselines: Location, rows: Iterable[Mapping[str, Any]]) -> list[AcceptedAt]:

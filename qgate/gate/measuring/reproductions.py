@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from qgate.formats import Quantizer
-from qgate.storage.files import neighbor
+from qgate.storage.files import naming, neighbor
 from qgate.storage.out_folders import REPRODUCTION_FILES
 from qgate.storage.removing import refuse_links
 from qgate.text import one_line
@@ -84,8 +84,8 @@ class Reproduction:
         folder.mkdir(parents=True, exist_ok=True)
         safe = one_line(title).replace("\\", "/").replace('"', "'")
         head = _HEAD.format(title=safe, imports=self.imports, file=INPUTS)
-        with neighbor(target, folder=True) as part:
-            save_file(tensors, part / INPUTS)
+        with naming(target), neighbor(target, folder=True) as part:
+            (part / INPUTS).write_bytes(save(tensors))
             text = f"{head}{self.body}{_TAIL.format(noise=self.noise)}"
             (part / SCRIPT).write_text(text, encoding="utf-8", newline="\n")
             refuse_links(folder.parent, f"{folder.name}/{target.name}", doing="written")
