@@ -81,6 +81,7 @@ class Reproduction:
         if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > MOST_BYTES:
             return None
         target = folder / self.folder_name()
+        refuse_links(folder.parent, f"{folder.name}/{target.name}", doing="written")
         folder.mkdir(parents=True, exist_ok=True)
         safe = one_line(title).replace("\\", "/").replace('"', "'")
         head = _HEAD.format(title=safe, imports=self.imports, file=INPUTS)
@@ -88,7 +89,6 @@ class Reproduction:
             (part / INPUTS).write_bytes(save(tensors))
             text = f"{head}{self.body}{_TAIL.format(noise=self.noise)}"
             (part / SCRIPT).write_text(text, encoding="utf-8", newline="\n")
-            refuse_links(folder.parent, f"{folder.name}/{target.name}", doing="written")
             target.mkdir(exist_ok=True)
             for name in REPRODUCTION_FILES:
                 (part / name).replace(target / name)
