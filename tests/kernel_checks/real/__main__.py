@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.kernel_checks.real.collection import ROOMS
+from tests.kernel_checks.real.page import make_page
 from tests.kernel_checks.real.verdicts import RIGHT, Selection, Verdict, judge_room
 
 
@@ -40,7 +42,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="text that a title must hold")
     parser.add_argument("--room", default="", help="files of kernels whose names begin so")
     parser.add_argument("--right", action="store_true", help="leave faults out")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page, of a whole run")
     args = parser.parse_args()
+    if args.write and (args.only or args.room or args.right):
+        parser.error("--write needs a whole run, without --only, --room and --right")
     verdicts = []
     for room in ROOMS:
         if room.module.startswith(args.room):
@@ -48,6 +53,8 @@ def main() -> int:
                 verdicts.append(verdict)
                 print(show(verdict), flush=True)
     print(summarize(verdicts))
+    if args.write:
+        args.write.write_text(make_page(verdicts), encoding="utf-8")
     return int(not all(verdict.is_as_wanted for verdict in verdicts))
 
 
