@@ -16,7 +16,7 @@ ValueError. The fixtures `qgate_check` and `qgate_check_kernel` are these functi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -30,7 +30,7 @@ from qgate.formats import Encoded
 from qgate.formats.options import Options
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.grouped import grouped_product
-from qgate.kernel_checks.kernels import check_kernel as _check_kernel
+from qgate.kernel_checks.isolation import ADVICE, run_check
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.models import Model
 from qgate.modes import Mode
@@ -52,7 +52,6 @@ __all__ = [
 ]
 
 Function = Callable[..., Any]
-_ADVICE = "smaller tensors, or those of a device with more memory, such as the CPU"
 
 
 def check(
@@ -74,7 +73,7 @@ def check(
     """
     __tracebackhide__ = True
     try:
-        with in_sentences("what was checked", _ADVICE):
+        with in_sentences("what was checked", ADVICE):
             return check_cast(
                 actual, source, format, convention=convention, unpack=unpack, options=options
             )
@@ -86,7 +85,7 @@ def check_kernel(
     kernel: Function,
     *arguments: Tensor | Encoded | Any,
     like: Function,
-    inputs: dict[int, Any] | None = None,
+    inputs: Mapping[int, Any] | Sequence[Any] | None = None,
     output: Any = None,
     convention: str | None = None,
     pack: dict[int, Function] | None = None,
@@ -99,13 +98,16 @@ def check_kernel(
     invariant: bool = False,
     limit: float | None = None,
     accept: str | Path | None = None,
+    timeout: float | None = None,
+    isolate: bool = False,
     seed: int = 0,
 ) -> CheckReport:
     """Check a kernel against what its reference makes of ideally quantized arguments.
 
     kernel      any callable with tensors in and one tensor out, called with `arguments`
     like        the reference: the same function of unquantized tensors
-    inputs      position → format of each argument that the kernel quantizes, as in `check`
+    inputs      position → format of each argument that the kernel quantizes, as in `check`; or a
+                list with a format or None for each argument
     output      the format of the result, where the kernel quantizes it
     convention  words of the one convention of all formats; "mse" for searched scales
     pack        position → function from the argument to what the kernel takes instead (a tuple is
@@ -118,35 +120,35 @@ def check_kernel(
     invariant   True if every row must have the same bits alone, in any order and in any batch
     limit       largest relative squared error against unquantized values, beside all else
     accept      name of a file beside the test that keeps conventions, inputs and error
+    timeout     seconds that each call of the kernel may take, in a process of its own
+    isolate     True to run the check in a process of its own, which the kernel may end
     """
     path = None
     if accept is not None:
         folder = Path(sys._getframe(1).f_code.co_filename).parent
         path = folder / "accepted_kernels" / f"{accept}.json" if isinstance(accept, str) else accept
     __tracebackhide__ = True
+    options = {
+        "like": like,
+        "inputs": inputs,
+        "output": output,
+        "convention": convention,
+        "pack": pack,
+        "unpack": unpack,
+        "shapes": shapes,
+        "relations": relations,
+        "dtype": dtype,
+        "device": device,
+        "arithmetic": arithmetic,
+        "invariant": invariant,
+        "limit": limit,
+        "accept": path,
+        "seed": seed,
+    }
     try:
-        with in_sentences(getattr(kernel, "__name__", "the kernel"), _ADVICE):
-            return _check_kernel(
-                kernel,
-                arguments,
-                like=like,
-                inputs=inputs,
-                output=output,
-                convention=convention,
-                pack=pack,
-                unpack=unpack,
-                shapes=shapes,
-                relations=relations,
-                dtype=dtype,
-                device=device,
-                arithmetic=arithmetic,
-                invariant=invariant,
-                limit=limit,
-                accept=path,
-                seed=seed,
-            )
+        return run_check(kernel, arguments, options, timeout=timeout, isolate=isolate)
     except CheckFailure as failure:
-        raise failure.with_traceback(None) from None
+        raise failure.with_traceback(None) from failure.__cause__
 
 
 def check_relations(

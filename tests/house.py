@@ -31,7 +31,7 @@ FLOORS = {
         6: "bisecting comparing collecting sweeps activation_stats kernel_checks checkpoints audits relations",
         5: "summaries modes causes",
         4: "capture scales dumps expected project",
-        3: "code_changes formats stats models results baselines engine",
+        3: "arithmetics code_changes formats stats models results baselines engine",
         2.5: "charts",
         2: "hooks storage devices kernels metrics",
         1: "arithmetic registry archives hashing records text documents tensor_inputs device_errors",
@@ -47,6 +47,7 @@ SHOWING = ("findings", "page", "plots", "record", "tables", "texts")
 """Files of any room that work without torch: what shows a record reads nothing else."""
 NO_ENVIRONMENT = (
     "formats", "stats", "hooks", "models", "modes", "capture", "scales", "summaries", "sweeps",
+    "arithmetics",
 )  # fmt: skip
 ENTRY_POINTS = ("__main__", "models.train")
 LOADED_ON_DEMAND = ("transformers", "datasets")
@@ -76,8 +77,8 @@ HIDDEN_IMPORTS = {
     "qgate/engine/_backends.py": 1,
 }
 NUMERIC = (
-    "formats", "stats", "modes", "models", "scales", "expected", "kernel_checks", "relations",
-    "causes", "capture", "hooks", "kernels", "gate.measuring",
+    "formats", "stats", "modes", "models", "scales", "arithmetics", "expected", "kernel_checks",
+    "relations", "causes", "capture", "hooks", "kernels", "gate.measuring",
 )  # fmt: skip
 """Rooms whose tensors are on any device: torch divides by a number otherwise than by a tensor."""
 DIVISIONS = {

@@ -80,14 +80,20 @@ def _constant(actual: Tensor, expected: Expected, _wrong: Tensor) -> str:
     return ""
 
 
-def _non_finite(actual: Tensor, expected: Expected, _wrong: Tensor) -> str:
-    bad = ~actual.isfinite() & expected.values.isfinite()
-    hidden = actual.isfinite() & expected.values.isnan()
+def _non_finite(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    bad = ~actual.isfinite() & expected.values.isfinite() & wrong
+    hidden = actual.isfinite() & expected.values.isnan() & wrong
     if bool(bad.any()):
         kind = "NaN" if bool(actual[bad].isnan().any()) else "Inf"
         count = f"{int(bad.sum()):,} of {bad.numel():,}"
         where = _where(bad)
-        return f"{count} results are {kind} where finite ones are expected{where and f': {where}'}"
+        where = where and f": {where}"
+        if expected.reach is not None and not bool((bad & expected.reach).any()):
+            return (
+                f"{count} results are {kind}, which the NaN or Inf of the arguments does not "
+                f"reach{where}"
+            )
+        return f"{count} results are {kind} where finite ones are expected{where}"
     if bool(hidden.any()):
         return f"{int(hidden.sum()):,} NaN of the definition became finite numbers"
     return ""
@@ -96,7 +102,8 @@ def _non_finite(actual: Tensor, expected: Expected, _wrong: Tensor) -> str:
 def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Name one factor that explains the whole difference."""
     large = expected.values.abs() > expected.values.nan_to_num().square().mean().sqrt() / 2
-    if not bool(wrong.any()) or int(large.sum()) < 2:
+    enough = 2 if expected.values.dim() else 1
+    if not bool(wrong.any()) or int(large.sum()) < enough:
         return ""
     factor = float((actual[large] / expected.values[large]).median())
     if not math.isfinite(factor) or abs(factor - 1) < 1e-9:

@@ -1,18 +1,22 @@
 """Inputs derived from an example: other lengths, single rows, batches, views, special values.
 
 Which dimensions of which arguments belong together is learned from the reference function:
-dimensions are cut one at a time, then together with those of equal length, until it accepts.
+dimensions are cut one at a time, then together with those of equal length, until it accepts. That
+is tried on the CPU where integers are among the arguments, which may be positions: see indices.py.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from qgate.expected.indices import accepts, bound_of, is_index, on_host, with_position
+from qgate.expected.narrow_floats import is_wide_float, take_entries
 
 Function = Callable[..., Any]
 Dimension = tuple[int, int]
@@ -42,12 +46,14 @@ class CutAxis:
     """Dimensions of arguments that have one length; inner ones do not appear in the result.
 
     Of a causal one later entries change nothing before them, and every entry needs those before.
+    `positions_in` has the integer arguments that may hold positions along it.
     """
 
     dimensions: tuple[Dimension, ...]
     length: int
     output: int | None
     is_causal: bool = False
+    positions_in: tuple[int, ...] = ()
 
     @property
     def is_inner(self) -> bool:
@@ -62,8 +68,28 @@ class CutAxis:
         """Return the arguments with these entries of the axis, in contiguous memory."""
         cut = list(arguments)
         for position, dim in self.dimensions:
-            cut[position] = cut[position].index_select(dim, index.to(cut[position].device))
+            cut[position] = take_entries(cut[position], dim, index)
         return cut
+
+    def keeps_positions(self, arguments: Sequence[Any], cut: Sequence[Any], count: int) -> bool:
+        """Tell if no integer that may be a position lies beyond so many entries."""
+        for position in self.positions_in:
+            largest = int(arguments[position].max())
+            if largest > self.length or not cut[position].numel():
+                continue
+            # An end is one more than the last position.
+            if int(cut[position].max()) >= count + (largest == self.length):
+                return False
+        return True
+
+    def may_be_empty(self, arguments: Sequence[Any]) -> bool:
+        """Return True for rows of argument 0: kernels divide by the length of anything else."""
+        dims = [dim for position, dim in self.dimensions if position == 0]
+        if not dims or self.is_causal:
+            return False
+        count = arguments[0].dim()
+        is_row = dims[0] < count - 1 or count == 1
+        return is_row and (count <= 2 or len(self.dimensions) == 1)
 
     def __str__(self) -> str:
         return ", ".join(
@@ -86,9 +112,21 @@ class DerivedInput:
 
 def find_axes(like: Function, arguments: Sequence[Any]) -> list[CutAxis]:
     """Find groups of dimensions that can be cut together."""
+    return search_axes(like, arguments)[0]
+
+
+def search_axes(like: Function, arguments: Sequence[Any]) -> tuple[list[CutAxis], dict[str, str]]:
+    """Find groups of dimensions that can be cut together, and say why others must not be."""
+    tried = on_host(like, arguments)
+    if tried is None:
+        return [], {
+            "inputs of other lengths": "the reference keeps tensors of a device, and integers may "
+            "be positions: a wrong one would end the device"
+        }
+    like, arguments = tried
     whole = _shape(like, arguments)
     if whole is None:
-        return []
+        return [], {}
     axes: list[CutAxis] = []
     settled: set[Dimension] = set()
     singles, groups = _candidates(arguments)
@@ -102,7 +140,32 @@ def find_axes(like: Function, arguments: Sequence[Any]) -> list[CutAxis]:
             if axis is not None and (may_be_inner or not axis.is_inner):
                 axes.append(axis)
                 settled |= set(group)
-    return axes
+    return _without_indexed(like, arguments, axes)
+
+
+def _without_indexed(
+    like: Function, arguments: Sequence[Any], axes: list[CutAxis]
+) -> tuple[list[CutAxis], dict[str, str]]:
+    """Leave out dimensions that integers index, and mark those that they may index."""
+    integers = [position for position, value in enumerate(arguments) if is_index(value)]
+    bounds = {position: bound_of(like, arguments, position) for position in integers}
+    free: list[CutAxis] = []
+    fixed: dict[str, str] = {}
+    for axis in axes:
+        if all(position in integers for position, _ in axis.dimensions):
+            free.append(axis)
+            continue
+        possible = []
+        for position, bound in bounds.items():
+            if bound is None and int(arguments[position].max()) <= axis.length:
+                possible.append(position)
+            elif bound == axis.length:
+                last = with_position(arguments, position, axis.length - 1)
+                if not accepts(like, axis.take(last, torch.arange(axis.length - 1))):
+                    fixed[f"cuts of {axis}"] = f"argument {position} holds positions in it"
+        if f"cuts of {axis}" not in fixed:
+            free.append(replace(axis, positions_in=tuple(possible)))
+    return free, fixed
 
 
 def are_independent(whole: Tensor, part: Tensor, dim: int, entries: Tensor) -> bool:
@@ -162,7 +225,7 @@ def _shape(like: Function, arguments: Sequence[Any]) -> tuple[int, ...] | None:
     """Return the shape of the result, None where the function refuses."""
     try:
         result = like(*arguments)
-    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError):
+    except Exception:
         return None
     return tuple(result.shape) if isinstance(result, Tensor) else None
 
@@ -179,14 +242,16 @@ def derive(
     for axis in axes:
         for relation, name, index in _cuts(axis, step, generator):
             if relation in relations:
-                taken = axis.take(arguments, index)
-                yield DerivedInput(relation, f"{name} along {axis}", taken, (axis, index))
+                cut = axis.take(arguments, index)
+                if axis.keeps_positions(arguments, cut, len(index)):
+                    yield DerivedInput(relation, f"{name} along {axis}", cut, (axis, index))
     floats = [
         position
         for position, argument in enumerate(arguments)
         if isinstance(argument, Tensor) and argument.is_floating_point()
     ]
-    first = floats[:1]
+    # Codes of 8-bit floats, and the scales beside them, are fixed.
+    first = [position for position in floats[:1] if is_wide_float(arguments[position])]
     for relation, name, positions, change in (
         ("strided", "strided views", floats, _strided),
         ("transposed", "transposed memory", floats, _transposed),
@@ -203,6 +268,12 @@ def derive(
                 for position, argument in enumerate(arguments)
             ]
             yield DerivedInput(relation, f"{name}{where}", changed)
+    # Last: what a kernel divides by a length of nothing may end the process.
+    for axis in axes if "empty" in relations else ():
+        none = torch.arange(0)
+        if axis.may_be_empty(arguments):
+            name = f"none of {axis.length} along {axis}"
+            yield DerivedInput("empty", name, axis.take(arguments, none), (axis, none))
 
 
 def _cuts(
@@ -237,7 +308,6 @@ def _cuts(
         return
     order = torch.randperm(length, generator=generator)
     yield "permuted", f"{length} in another order", order
-    yield "empty", f"none of {length}", torch.arange(0)
 
 
 def _strided(x: Tensor) -> Tensor:

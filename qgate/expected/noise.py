@@ -48,11 +48,23 @@ class Expected:
     """Elements about which the format promises nothing, such as the block around a NaN."""
     sigma: Tensor | None = None
     """The effect of one rounding error of every input, without margin."""
+    reach: Tensor | None = None
+    """Elements that depend on a NaN or Inf of the arguments: how far it spreads there is free."""
 
     @classmethod
     def around(cls, values: Tensor, room: Tensor | float, sigma: Tensor | None = None) -> Expected:
         """Return values with as much room below as above."""
         return cls(values, values - room, values + room, sigma=sigma)
+
+    def select(self, dim: int, index: Tensor) -> Expected:
+        """Return the expected values of some entries of a dimension."""
+
+        def taken(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.index_select(dim, index.to(values.device))
+
+        sides = self.values, self.low, self.high
+        values, low, high = (side.index_select(dim, index.to(side.device)) for side in sides)
+        return Expected(values, low, high, *map(taken, (self.free, self.sigma, self.reach)))
 
     @property
     def width(self) -> Tensor:
@@ -75,6 +87,10 @@ class Expected:
         inside |= (result == self.values) | (~result.isfinite() & self.values.isnan())
         if self.free is not None:
             inside |= self.free
+        if self.reach is not None:
+            lost = ~result.isfinite() & self.reach
+            if bool(lost.any()):
+                inside |= lost | self.reach & ~self.values.isfinite()
         return ~inside
 
     def excess(self, actual: Tensor) -> float:

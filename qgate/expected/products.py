@@ -134,7 +134,8 @@ class Product:
         inner_first = []
         for position, names in zip(self.positions, (self.first, self.second), strict=True):
             argument = arguments[position].double().abs()
-            inner_first.append(argument.movedim(names.index(self.inner), 0).flatten(1).amax(1))
+            terms = argument.movedim(names.index(self.inner), 0)
+            inner_first.append(terms.reshape(len(terms), -1).amax(1))
         largest = inner_first[0] * inner_first[1]
         return (
             float((room.median() / largest[largest > 0]).max())
@@ -183,17 +184,19 @@ def find_product(
 
 def _explains(product: Product, arguments: Sequence[Any], values: Tensor) -> bool:
     """Check that the product gives the values, but for one vector that is added to every row."""
-    if len(product.result) != values.dim():
+    operands = [arguments[position] for position in product.positions]
+    if len(product.result) != values.dim() or not all(x.is_floating_point() for x in operands):
         return False
-    first, second = (arguments[position].double() for position in product.positions)
+    first, second = (operand.double() for operand in operands)
     try:
         sums = torch.einsum(f"{product.first},{product.second}->{product.result}", first, second)
     except RuntimeError:
         return False
     if sums.shape != values.shape:
         return False
-    offsets = (values - sums).reshape(-1, values.shape[-1])
-    offsets = offsets - offsets.mean(0, keepdim=True)
+    offsets = (values - sums).reshape(-1, values.shape[-1] if values.dim() else 1)
+    if len(offsets) > 1:  # the offset of one row would explain any function
+        offsets = offsets - offsets.mean(0, keepdim=True)
     return float(offsets.square().sum()) <= 1e-16 * float(values.square().sum())
 
 

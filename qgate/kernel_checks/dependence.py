@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qgate.expected.narrow_floats import is_wide_float
 from qgate.kernel_checks.runs import REFUSALS, Failing
+from qgate.kernel_checks.subject import KernelRefusal
 
 LONGEST = 64
 """Entries along one dimension of an argument above which it is not looked into."""
@@ -84,7 +86,7 @@ def describe_dependence(case: Failing) -> str:
 def _differences(case: Failing) -> Iterator[_Difference]:
     actual = case.subject.run(case.arguments)
     for position, argument in enumerate(case.arguments):
-        if not isinstance(argument, Tensor) or not argument.is_floating_point():
+        if not is_wide_float(argument):
             continue
         for dim in range(argument.dim()):
             if not 1 < argument.shape[dim] <= LONGEST:
@@ -155,7 +157,7 @@ def _changes(
     try:
         moved = case.subject.run(changed)
         values = case.subject.values(changed, case.choices)
-    except REFUSALS:
+    except (*REFUSALS, KernelRefusal, IndexError):
         return None
     if moved.shape != actual.shape or values.shape != expected.values.shape:
         return None

@@ -21,6 +21,7 @@ class CheckReport(Overviewed):
     error            relative mean squared error against the unquantized reference
     format_error     that of a correct kernel: what the format itself costs
     smallest_defect  by kind: the smallest relative error of that kind that would have failed
+    notes            what else a reader should know, a sentence each
     """
 
     name: str
@@ -31,6 +32,7 @@ class CheckReport(Overviewed):
     error: float = 0.0
     format_error: float = 0.0
     smallest_defect: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, object]:
         """Return the record as plain data."""
@@ -45,6 +47,7 @@ class CheckReport(Overviewed):
     def __str__(self) -> str:
         inputs = counted(len(self.held), "input")
         lines = [f"{self.name} agrees at {inputs}; float noise is {self.noise:.1e}"]
+        lines += [f"  {note}" for note in self.notes]
         lines += [f"  {position}: {name}" for position, name in self.conventions.items()]
         if self.format_error:
             lines.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,20 +11,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.expected.derived import DerivedInput, are_independent, derive, find_axes
+from qgate.device_errors import lost_device
+from qgate.errors import QgateError
+from qgate.expected.derived import DerivedInput, are_independent, derive, search_axes
+from qgate.expected.narrow_floats import is_wide_float, same_bits, take_entries
 from qgate.expected.noise import Expected
 from qgate.formats import Encoded
 from qgate.kernel_checks.record import CheckFailure, CheckReport
-from qgate.kernel_checks.subject import Choices, KernelSubject
+from qgate.kernel_checks.subject import (
+    Choices,
+    KernelRefusal,
+    KernelSubject,
+    UnusableResult,
+)
+from qgate.kernel_checks.watching import HUNG
 
 EXAMPLE = "the example"
+REFUSED = "the kernel refused"
+"""Words with which a reason begins where a kernel raised an exception."""
 REPETITIONS = 3
+STEADY = 2.0
+"""Widths of float noise up to which a second run of a wrong kernel says nothing about the cause."""
 REFUSALS = (ValueError, TypeError, RuntimeError, AssertionError)
-"""Exceptions with which a kernel says that it does not take an input."""
+"""Exceptions with which a module says that it does not take an input."""
 LENGTH_REFUSALS = (*REFUSALS, IndexError)
 """Those of a whole model at a length that it was not made for: tables of positions end."""
-CRASHES = ("CUDA error", "illegal memory access", "device-side assert")
-"""Words of a RuntimeError that is no refusal."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +71,36 @@ class Failing:
         return (self.actual.double() - self.expected.values).nan_to_num(0.0, 0.0, 0.0)
 
     def result_of(self, arguments: Sequence[Any]) -> Tensor:
-        """Return what would be expected of other quantized arguments."""
+        """Return what would be expected of other quantized arguments.
+
+        Where arguments lie on a device, the CPU is asked first: other integers may be out of range.
+        """
+        self.subject.try_on_host(arguments)
         return self.subject.values_of(arguments, self.choices)
 
 
 def derived_inputs(
-    subject: KernelSubject, example: list[Any], relations: Sequence[str], seed: int
+    subject: KernelSubject,
+    example: list[Any],
+    relations: Sequence[str],
+    shapes: Sequence[Sequence[tuple[int, ...]]],
+    seed: int,
+    report: CheckReport,
+) -> list[DerivedInput]:
+    """List inputs to try beside the example; `empty` comes last, as it may end the process."""
+    listed = [
+        *_from_example(subject, example, relations, seed, report),
+        *other_shapes(example, shapes, seed),
+    ]
+    return sorted(listed, key=lambda variant: variant.relation == "empty")
+
+
+def _from_example(
+    subject: KernelSubject,
+    example: list[Any],
+    relations: Sequence[str],
+    seed: int,
+    report: CheckReport,
 ) -> Iterator[DerivedInput]:
     """List derived inputs, those for which format and granularity promise something."""
     packed = {
@@ -75,7 +111,11 @@ def derived_inputs(
         for argument in example
     ]
     step = max((quantization.step for quantization in subject.slots.values()), default=1)
-    axes = find_axes(subject.like, values)
+    axes, fixed = search_axes(subject.like, values)
+    report.left_out.update(fixed)
+    for axis in axes:
+        for position in axis.positions_in:
+            report.left_out[f"shorter cuts of {axis}"] = f"argument {position} may hold positions"
     for variant in derive(values, axes, step, relations, seed):
         if not (packed and variant.relation in ("strided", "transposed", "nan")):
             yield variant
@@ -83,7 +123,7 @@ def derived_inputs(
         ideal = subject.ideal(values, dict.fromkeys(subject.slots, 0))
         twice = subject.ideal(ideal, dict.fromkeys(subject.slots, 0))
         rounded = [
-            value.to(argument.dtype) if isinstance(argument, Tensor) else argument
+            value.to(argument.dtype) if is_wide_float(argument) else argument
             for value, argument in zip(ideal, values, strict=True)
         ]
         if all(
@@ -108,9 +148,14 @@ def other_shapes(
         changed = list(example)
         for position, shape in zip(tensors, listed, strict=True):
             old = example[position]
-            spread = float(old.double().std()) if old.numel() > 1 else 1.0
-            values = torch.randn(tuple(shape), generator=generator) * spread
-            changed[position] = values.to(old.device, old.dtype)
+            if is_wide_float(old):
+                spread = float(old.double().std()) if old.numel() > 1 else 1.0
+                values = torch.randn(tuple(shape), generator=generator) * spread
+                changed[position] = values.to(old.device, old.dtype)
+            else:  # codes and positions: those of the example, in another order
+                entries = torch.randint(max(old.numel(), 1), tuple(shape), generator=generator)
+                flat = take_entries(old.reshape(-1), 0, entries.reshape(-1))
+                changed[position] = flat.reshape(tuple(shape))
         name = ", ".join("x".join(map(str, shape)) for shape in listed)
         yield DerivedInput("shapes", f"shapes {name}", changed)
 
@@ -126,23 +171,43 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
         if fixed:
             report.left_out[variant.name] = f"{fixed[0].name} has no scale made from the values"
             return None
+    if variant.name in HUNG.get():
+        report.left_out[variant.name] = HUNG.get()[variant.name]
+        return None
     try:
-        shape = subject.unquantized(variant.arguments).shape
+        shape = _shape_of_reference(subject, variant.arguments)
     except Exception as error:
+        if lost_device(error):
+            raise
         report.left_out[variant.name] = f"the reference refused: {_first_line(error)}"
         return None
     try:
         return run_kernel(subject, variant.arguments, shape, variant.name, report)
-    except CheckFailure:
+    except (CheckFailure, QgateError):  # a verdict, or a lost device
         raise
-    except REFUSALS as error:
-        if any(words in str(error) for words in CRASHES):
-            raise
-        report.left_out[variant.name] = f"the kernel refused: {_first_line(error)}"
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, KernelRefusal) else None
+        report.left_out[variant.name] = f"{REFUSED}: {_first_line(cause or error)}"
         return None
 
 
-def _first_line(error: Exception) -> str:
+def note_refusals(derived: Sequence[DerivedInput], report: CheckReport) -> None:
+    """Say aloud that a kernel was checked at its example alone, as it refuses all else."""
+    reasons = [report.left_out.get(variant.name, "") for variant in derived]
+    refused = [reason for reason in reasons if reason.startswith(REFUSED)]
+    if refused and len(refused) == len(reasons):
+        report.notes.append(
+            f"only the example was checked: {report.name} refused all {len(refused)} derived inputs"
+        )
+
+
+def _shape_of_reference(subject: KernelSubject, arguments: list[Any]) -> torch.Size:
+    """Return the shape of the expected result; the CPU is asked first, where nothing is lost."""
+    subject.try_on_host(arguments)
+    return subject.unquantized(arguments).shape
+
+
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:100]}" if lines else type(error).__name__
 
@@ -154,26 +219,112 @@ def run_kernel(
     name: str,
     report: CheckReport,
 ) -> Tensor:
-    actual = subject.run(arguments)
+    """Call the kernel; CheckFailure if it gives nothing that can be compared with the reference.
+
+    What it raises at the example is its failure, elsewhere a refusal of the input.
+    """
+    try:
+        actual = subject.run(arguments, name)
+    except KernelRefusal as refusal:
+        error = refusal.__cause__
+        if name != EXAMPLE or error is None:
+            raise
+        words = _first_line(error)
+        raise CheckFailure(
+            f"{subject.name} raised {type(error).__name__} for {name}"
+            + words.removeprefix(type(error).__name__),
+            report,
+        ) from error
+    except UnusableResult as error:
+        if error.kind == "NoneType":
+            raise CheckFailure(
+                f"{subject.name} returns nothing (None) for {name}, right is {_shape_words(shape)}",
+                report,
+                "a kernel that writes into an argument is checked by a function that returns it",
+            ) from None
+        if name == EXAMPLE:
+            raise
+        raise CheckFailure(
+            f"{subject.name} returns {error.kind} for {name}, a tensor of values for the example",
+            report,
+        ) from None
     if actual.shape != shape:
         raise CheckFailure(
-            f"{subject.name} returns shape {tuple(actual.shape)} for {name}, right is "
-            f"{tuple(shape)}",
+            f"{subject.name} returns {_shape_words(actual.shape)} for {name}, right is "
+            f"{_shape_words(shape)}",
             report,
         )
+    _check_changes(subject, name, report)
     return actual
+
+
+def _shape_words(shape: torch.Size) -> str:
+    return f"shape {tuple(shape)}" if len(shape) else "one number, without dimensions"
+
+
+def _check_changes(subject: KernelSubject, name: str, report: CheckReport) -> None:
+    """Refuse arguments that are changed in place, but for those that the kernel returns."""
+    for position, is_result in subject.in_place.items():
+        if is_result or position in subject.changed:
+            why = "and returns it" if is_result else "as the reference does"
+            note = f"argument {position} is changed in place, {why}"
+            if note not in report.notes:
+                report.notes.append(note)
+            continue
+        where = "" if name == EXAMPLE else f" for {name}"
+        raise CheckFailure(
+            f"{subject.name} changes argument {position} in place{where}; the reference does not",
+            report,
+            "if that is meant, return the argument, or pass a copy: lambda x: kernel(x.clone())",
+        )
 
 
 def check_repeats(subject: KernelSubject, run: KernelRun, report: CheckReport) -> None:
     for number in range(2, REPETITIONS + 1):
-        repeated = subject.run(run.arguments)
+        try:
+            repeated = subject.run(run.arguments, f"{run.name}, run {number}")
+        except KernelRefusal as refusal:
+            error = refusal.__cause__ or refusal
+            raise CheckFailure(
+                f"{subject.name} raised {type(error).__name__} in run {number} of the same input",
+                report,
+                _first_line(error),
+            ) from error
         same = (repeated == run.actual) | (repeated.isnan() & run.actual.isnan())
         if not bool(same.all()):
-            raise CheckFailure(
-                f"{subject.name} is not repeatable: {int((~same).sum()):,} of {same.numel():,} "
-                f"values differ in run {number} of the same input",
-                report,
-            )
+            raise _not_repeatable(subject, run.arguments, ~same, number, report)
+
+
+def check_steadiness(failing: Failing, report: CheckReport) -> None:
+    """Say of a kernel that is wrong that a second run differs by more than float noise."""
+    subject = failing.subject
+    try:
+        repeated = subject.run(failing.arguments, f"{failing.name}, run 2")
+    except KernelRefusal:
+        return
+    if repeated.shape == failing.actual.shape:
+        change = (repeated.double() - failing.actual.double()).nan_to_num(0.0, 0.0, 0.0).abs()
+        different = change > STEADY * failing.expected.width
+        if bool(different.any()):
+            raise _not_repeatable(subject, failing.arguments, different, 2, report)
+
+
+def _not_repeatable(
+    subject: KernelSubject, arguments: list[Any], different: Tensor, run: int, report: CheckReport
+) -> CheckFailure:
+    devices = {v.device for v in arguments if isinstance(v, Tensor) and v.device.type == "cuda"}
+    seeded = []
+    with torch.random.fork_rng(devices=devices), contextlib.suppress(KernelRefusal):
+        for _ in range(2):
+            torch.manual_seed(0)
+            seeded.append(subject.run(arguments))
+    draws = len(seeded) == 2 and same_bits(*seeded)
+    why = ": it draws random numbers (with the same seed two calls give the same bits)"
+    return CheckFailure(
+        f"{subject.name} is not repeatable: {int(different.sum()):,} of {different.numel():,} "
+        f"values differ in run {run} of the same input{why if draws else ''}",
+        report,
+    )
 
 
 def check_invariance(

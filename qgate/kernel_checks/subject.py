@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from qgate.device_errors import device_error, lost_device
+from qgate.expected.narrow_floats import is_narrow, is_wide_float, same_bits, widened
 from qgate.expected.noise import ARITHMETICS, Expected, evaluate, expect
 from qgate.formats import Encoded
 from qgate.kernel_checks.declared import Quantization, declare
+from qgate.kernel_checks.watching import watched
 
 Function = Callable[..., Any]
 Choices = dict[Any, int]
@@ -22,9 +24,27 @@ Choices = dict[Any, int]
 RESULT = "result"
 
 
+class KernelRefusal(Exception):
+    """An exception of the kernel, which is the cause of this one."""
+
+
+class UnusableResult(ValueError):
+    """A result that is no tensor of values; `kind` is what it is."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 @dataclass(frozen=True)
 class KernelSubject:
-    """A kernel, the reference function, and the quantization of arguments and result."""
+    """A kernel, the reference function, and the quantization of arguments and result.
+
+    exact       what the reference gave for the example in its first call
+    host_like   the reference for copies of arguments on the CPU; None where arguments lie there
+    changed     positions of arguments that the reference changes in place
+    in_place    positions that the last call of the kernel changed, True if it returned them
+    """
 
     kernel: Function
     like: Function
@@ -34,6 +54,10 @@ class KernelSubject:
     pack: dict[int, Function]
     unpack: Function | None
     arithmetic: str
+    exact: Tensor | None = None
+    host_like: Function | None = None
+    changed: frozenset[int] = frozenset()
+    in_place: dict[int, bool] = field(default_factory=dict, repr=False)
     _casts: dict[tuple[int, int, int], tuple[Any, ...]] = field(default_factory=dict, repr=False)
 
     @property
@@ -43,7 +67,7 @@ class KernelSubject:
 
     def ideal(self, arguments: Sequence[Any], choices: Choices) -> list[Any]:
         """Return the arguments with every declared one ideally quantized, in float64."""
-        values = [_doubled(_source(argument)) for argument in arguments]
+        values = [_doubled(source_of(argument)) for argument in arguments]
         for position, quantization in self.inputs.items():
             if quantization.is_packed:
                 if not isinstance(arguments[position], Encoded):
@@ -75,20 +99,37 @@ class KernelSubject:
 
     def unquantized(self, arguments: Sequence[Any]) -> Tensor:
         """Return what the reference gives for the arguments as they are."""
-        return evaluate(self.like, [_source(argument) for argument in arguments])
+        return evaluate(self.like, [source_of(argument) for argument in arguments])
+
+    def try_on_host(self, arguments: Sequence[Any]) -> None:
+        """Call the reference with copies on the CPU where arguments lie on a device.
+
+        It raises there for a position out of range, which would end the device.
+        """
+        if self.host_like is not None:
+            sources = [source_of(argument) for argument in arguments]
+            evaluate(self.host_like, [v.cpu() if isinstance(v, Tensor) else v for v in sources])
 
     def expected(
-        self, arguments: Sequence[Any], choices: Choices, arithmetic: str | None = None
+        self,
+        arguments: Sequence[Any],
+        choices: Choices,
+        arithmetic: str | None = None,
+        *,
+        ties: bool = True,
     ) -> Expected:
-        """Return the expected values and the bounds that float noise explains."""
+        """Return the expected values and the bounds that float noise explains.
+
+        ties  True if codes within float noise of a rounding boundary may be either
+        """
         ideal = self.ideal(arguments, choices)
         alternatives = [
             (position, *self._cast(position, arguments[position], choices)[1:])
             for position, quantization in self.inputs.items()
-            if not quantization.is_packed
+            if ties and not quantization.is_packed
         ]
         expected = self.expected_from(ideal, choices, alternatives, arithmetic)
-        sources = [_source(argument) for argument in arguments]
+        sources = [widened(source_of(argument)) for argument in arguments]
         if any(isinstance(s, Tensor) and not bool(s.isfinite().all()) for s in sources):
             expected = self._around_non_finite(expected, arguments)
         return expected
@@ -106,6 +147,21 @@ class KernelSubject:
         )
         return _quantized(expected, self.output, choices[RESULT]) if self.output else expected
 
+    def around(self, expected: Expected, choices: Choices, exact: Expected) -> Expected:
+        """Return bounds of values before the result is quantized, free where `exact` is."""
+        if self.output:
+            expected = _quantized(expected, self.output, choices[RESULT])
+        return replace(expected, free=exact.free, reach=exact.reach)
+
+    def scales(self, arguments: Sequence[Any], choices: Choices) -> dict[int, Tensor]:
+        """Return the scale of each element of arguments that are codes times scales."""
+        scales = {}
+        for position, quantization in self.inputs.items():
+            of = quantization.scales(arguments[position], choices[position])
+            if of is not None:
+                scales[position] = of
+        return scales
+
     def depends_on_dtype(self, arguments: Sequence[Any], choices: Choices) -> bool:
         """Return True if the reference in float32 lies outside the bounds of that in float64."""
         ideal = self.ideal(arguments, choices)
@@ -114,13 +170,41 @@ class KernelSubject:
         return bool((bounds.outside(single) & bounds.values.isfinite()).any())
 
     def _around_non_finite(self, expected: Expected, arguments: Sequence[Any]) -> Expected:
-        """Leave free what the definition poisons beyond the elements that must not be finite."""
+        """Leave free what the definition poisons beyond the elements that must not be finite.
+
+        How far a NaN spreads among the elements that depend on it is free as well: a norm of a row
+        with Inf may hold zeros or NaN. So is what the reference makes a NaN of an Inf.
+        """
         poisoned = ~self.unquantized(arguments).isfinite()
         free = poisoned & ~expected.values.isnan() | expected.values.isnan() & ~poisoned
-        return Expected(expected.values, expected.low, expected.high, free, expected.sigma)
+        sources = [widened(source_of(argument)) for argument in arguments]
+        if not any(isinstance(s, Tensor) and bool(s.isnan().any()) for s in sources):
+            free |= expected.values.isnan()
+        reach = poisoned | ~expected.values.isfinite()
+        if not bool(reach.any()):
+            return replace(expected, free=free)
+        return replace(expected, free=free, reach=reach | self._dependent(arguments))
 
-    def run(self, arguments: Sequence[Any]) -> Tensor:
-        """Call the kernel; arguments that it changes in place are restored."""
+    def _dependent(self, arguments: Sequence[Any]) -> Tensor:
+        """Return the elements of the reference's result that change with the non-finite ones."""
+        sides = [
+            self.unquantized(
+                [
+                    value.nan_to_num(number, number, number)
+                    if is_wide_float(value) and not bool(value.isfinite().all())
+                    else value
+                    for value in arguments
+                ]
+            )
+            for number in (0.0, 1.0)
+        ]
+        return sides[0] != sides[1]
+
+    def run(self, arguments: Sequence[Any], name: str = "") -> Tensor:
+        """Call the kernel; arguments that it changes in place are restored, and listed.
+
+        An exception of the kernel becomes a KernelRefusal, but for that of a lost device.
+        """
         passed: list[Any] = []
         for position, argument in enumerate(arguments):
             quantization = self.inputs.get(position)
@@ -132,21 +216,29 @@ class KernelSubject:
                 passed += packed if isinstance(packed, tuple) else [packed]
             else:
                 passed.append(value)
-        tensors = [value for value in arguments if isinstance(value, Tensor)]
+        tensors = [value for value in (*arguments, *passed) if isinstance(value, Tensor)]
+        tensors = list({id(value): value for value in tensors}.values())
         copies = [value.clone() for value in tensors]
+        changed: list[Tensor] = []
         try:
-            result = self.kernel(*passed)
-            result = result if self.unpack is None else self.unpack(result)
-            if isinstance(result, Tensor):
-                result = result.clone()
-            # The first that waits for the kernel.
-            for tensor, copy in zip(tensors, copies, strict=True):
-                if not torch.equal(tensor.nan_to_num(), copy.nan_to_num()):
-                    tensor.copy_(copy)
-        except RuntimeError as error:
+            with watched(name or "a further input"):
+                returned = self.kernel(*passed)
+                result = returned if self.unpack is None else self.unpack(returned)
+                if isinstance(result, Tensor):
+                    result = result.clone()
+                # The first that waits for the kernel.
+                for tensor, copy in zip(tensors, copies, strict=True):
+                    if not same_bits(tensor, copy):
+                        tensor.copy_(copy)
+                        changed.append(tensor)
+        except Exception as error:
             if lost_device(error):  # no refusal of this input
                 raise (device_error(error, self.name) or error) from None
-            raise
+            raise KernelRefusal(str(error)) from error
+        self.in_place.clear()
+        for position, argument in enumerate(arguments):
+            if any(argument is tensor for tensor in changed):
+                self.in_place[position] = _shares_memory(returned, argument)
         return self._tensor(result)
 
     def _tensor(self, result: Any) -> Tensor:
@@ -154,14 +246,29 @@ class KernelSubject:
             return result.decode(torch.float32)
         if not isinstance(result, Tensor) or not result.is_floating_point():
             kind = f"{result.dtype} codes" if isinstance(result, Tensor) else type(result).__name__
-            raise ValueError(
+            raise UnusableResult(
                 f"{self.name} returned {kind}; give unpack= with a function that makes the tensor "
-                "of values to check from it."
+                "of values to check from it.",
+                kind,
             )
         return result.detach()
 
 
-def _source(argument: Any) -> Any:
+def _shares_memory(result: Any, argument: Tensor) -> bool:
+    """Tell if a result is an argument, or lies in its memory."""
+    parts = result if isinstance(result, tuple | list) else [result]
+    for part in parts:
+        if part is argument:
+            return True
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # of tensors without storage
+            if isinstance(part, Tensor) and part.device == argument.device:
+                places = [t.untyped_storage().data_ptr() for t in (part, argument)]
+                if places[0] == places[1] != 0:
+                    return True
+    return False
+
+
+def source_of(argument: Any) -> Any:
     """Return an argument as the values that it stands for."""
     return argument.decode(torch.float64) if isinstance(argument, Encoded) else argument
 
@@ -199,7 +306,7 @@ def make_subject(
     arguments: Sequence[Any],
     *,
     like: Function,
-    inputs: dict[int, Any] | None,
+    inputs: Mapping[int, Any] | Sequence[Any] | None,
     output: Any,
     pack: dict[int, Function] | None,
     unpack: Function | None,
@@ -212,8 +319,14 @@ def make_subject(
             raise ValueError(f"{name} is {function!r}; give a function of the arguments.")
     if arithmetic not in ARITHMETICS:
         raise ValueError(f"arithmetic {arithmetic!r} is none of {', '.join(ARITHMETICS)}.")
-    declared = dict(inputs or {})
+    declared = _by_position(inputs, arguments)
     for position, argument in enumerate(arguments):
+        if is_narrow(argument) and position in declared:
+            raise ValueError(
+                f"argument {position} is {argument.dtype} already, whose values are fixed; leave "
+                f"it out of inputs={{{position}: {declared[position]!r}}}, or give the values that "
+                "the kernel quantizes."
+            )
         if isinstance(argument, Encoded):
             if position in declared:
                 raise ValueError(
@@ -242,6 +355,25 @@ def make_subject(
         unpack,
         arithmetic,
     )
+
+
+def _by_position(
+    inputs: Mapping[int, Any] | Sequence[Any] | None, arguments: Sequence[Any]
+) -> dict[int, Any]:
+    """Return declared formats by position; a list has one for each argument, None for no format."""
+    if inputs is None or isinstance(inputs, Mapping):
+        return dict(inputs or {})
+    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+        raise ValueError(
+            f"inputs is {inputs!r}; give a dict, position to format, or a list with a format or "
+            "None for each argument."
+        )
+    if len(inputs) > len(arguments):
+        raise ValueError(
+            f"inputs lists {len(inputs)} formats for {len(arguments)} arguments; give one for "
+            "each, None where the kernel quantizes nothing."
+        )
+    return {position: value for position, value in enumerate(inputs) if value is not None}
 
 
 def _name(kernel: Function) -> str:

@@ -123,14 +123,19 @@ def test_what_is_left_out_is_listed_with_its_reason() -> None:
     assert "the reference differs between float32 and float64" in reason
 
 
-def test_a_kernel_that_crashes_on_a_derived_input_is_an_error_of_the_test() -> None:
+@pytest.mark.parametrize(
+    "error", [IndexError, ZeroDivisionError, NotImplementedError, struct.error]
+)
+def test_any_exception_at_a_derived_input_is_a_refusal(error: type[Exception]) -> None:
     def kernel(x: Tensor, w: Tensor) -> Tensor:
         if len(x) == 1:
-            raise IndexError("tile 1")
+            raise error("tile 1\nof 3")
         return right(x, w)
 
-    with pytest.raises(IndexError, match="tile 1"):
-        check_kernel(kernel, X, W, like=linear, inputs=MX)
+    report = check_kernel(kernel, X, W, like=linear, inputs=MX, relations=["one", "odd"])
+    words = report.left_out["the first of 24 along dimension 0 of argument 0"]
+    assert words == f"the kernel refused: {error.__name__}: tile 1"
+    assert not report.notes
 
 
 def test_other_shapes_can_be_added() -> None:
@@ -431,12 +436,41 @@ def test_what_cannot_be_used_is_a_value_error(
         check_kernel(right, *arguments, **{"like": linear, "inputs": MX, **options})
 
 
-def test_what_the_kernel_raises_at_the_example_is_raised() -> None:
+def test_what_the_kernel_raises_at_the_example_is_its_failure() -> None:
     def kernel(_x: Tensor, _w: Tensor) -> Tensor:
-        raise struct.error("no kernel image")
+        raise ZeroDivisionError("no tiles")
 
-    with pytest.raises(struct.error, match="no kernel image"):
+    words = "kernel raised ZeroDivisionError for the example: no tiles"
+    with pytest.raises(CheckFailure, match=f"^{words}$") as failure:
         check_kernel(kernel, X, W, like=linear, inputs=MX)
+    assert isinstance(failure.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_what_ends_the_test_is_no_refusal(end: type[BaseException]) -> None:
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        if len(x) != len(X):
+            raise end
+        return right(x, w)
+
+    with pytest.raises(end):
+        check_kernel(kernel, X, W, like=linear, inputs=MX)
+
+
+def test_a_kernel_that_refuses_all_but_the_example_is_named_in_the_report() -> None:
+    def kernel(x: Tensor) -> Tensor:
+        if x.shape != X.shape:
+            raise IndexError("another length")
+        return qgate.quantize(x, "mxfp8")
+
+    options: dict[str, Any] = {"like": lambda x: x, "output": "mxfp8"}
+    report = check_kernel(kernel, X, relations=["odd", "batch"], **options)
+    refused = len(report.left_out)
+    assert report.notes == [
+        f"only the example was checked: kernel refused all {refused} derived inputs"
+    ]
+    assert report.notes[0] in str(report).splitlines()[1]
+    assert not check_kernel(kernel, X, relations=["odd", "transposed"], **options).notes
 
 
 def test_the_plugin_loads_no_torch_for_these_fixtures(pytester: pytest.Pytester) -> None:

@@ -1,0 +1,449 @@
+"""References evaluated as real code computes them: with roundings between their operators.
+
+Eager code in 16 bits rounds the result of each operator, fused code those of some, and fused
+attention the unnormalized probabilities, which it divides by their sum last. An `Arithmetic` says
+which of this a kernel does. Its result is definite: the same roundings give the same bits, but for
+values within float noise of a rounding boundary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch.nn import functional
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from qgate.arithmetics.known import KnownAttention, KnownProduct
+from qgate.expected.noise import evaluate
+
+Scales = Mapping[int, Tensor]
+_OPERANDS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16)
+CODES, SCALED = "codes", "scaled"
+_CODES_WORDS = {CODES: "the product of codes", SCALED: "the product times one scale"}
+HALVES = (torch.bfloat16, torch.float16)
+"""The dtypes that intermediate values may be rounded to."""
+INSIDE = "."
+"""Stands between the name of an operator that holds others and theirs."""
+EXPONENTIAL, SUMS = 2.0**-20, 2.0**-22
+"""Relative float noise of exponentials, which processors approximate, and of other results."""
+_aten = torch.ops.aten
+MULTIPLYING = frozenset({"mm", "bmm", "convolution"})
+# Operators whose results hold no new values, or exact ones.
+_MOVES = frozenset(
+    ["abs", "amax", "amin", "arange", "bitwise_not", "cat", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "contiguous", "copy", "copy_", "detach", "embedding", "empty", "empty_like", "expand", "fill", "fill_", "flip", "full", "full_like", "gather", "index", "index_put", "index_put_", "index_select", "lift_fresh", "masked_fill", "masked_fill_", "max", "maximum", "min", "minimum", "neg", "new_full", "new_zeros", "ones", "ones_like", "relu", "repeat", "roll", "scalar_tensor", "scatter", "select_scatter", "slice_scatter", "sort", "split", "stack", "topk", "tril", "triu", "unbind", "where", "zero_", "zeros", "zeros_like", "_to_copy", "_unsafe_view", "new_empty", "new_empty_strided", "empty_strided", "threshold_backward"]
+)
+
+
+_DECOMPOSED = get_decompositions(
+    [
+        _aten.addmm, _aten.baddbmm, _aten.addbmm, _aten.native_layer_norm, _aten.native_group_norm,
+        _aten._log_softmax, _aten.logsumexp, _aten.gelu, _aten.silu,
+    ]
+)  # fmt: skip
+"""Operators that an author may have written as several: these are sites inside of them."""
+_COMPOSED = frozenset({functional.rms_norm, torch.rms_norm, functional.cross_entropy})
+"""Functions of several operators that real code computes as one."""
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """How probabilities become the product with the values.
+
+    dtype      what unnormalized probabilities are rounded to before the product
+    tile       keys per step of the running largest score; 0 for all at once
+    ascending  False if the last keys come first
+    is_coarse  True if exponentials are those of a polynomial of third degree
+    """
+
+    dtype: torch.dtype
+    tile: int = 0
+    ascending: bool = True
+    is_coarse: bool = False
+
+    def words(self) -> str:
+        order = "" if self.ascending else ", the last keys first"
+        tile = f"in tiles of {self.tile} keys{order}" if self.tile else "all keys at once"
+        coarse = ", exponentials to 13 bits as by torch on a CPU" if self.is_coarse else ""
+        to = f"rounded to {dtype_name(self.dtype)}"
+        return f"fused attention ({tile}), P {to} and divided last{coarse}"
+
+
+@dataclass(frozen=True)
+class KnownRule:
+    """A known arithmetic of attention, and how it cuts the keys."""
+
+    known: KnownAttention
+    dtype: torch.dtype
+    tile: int
+    descending: bool
+
+    def words(self) -> str:
+        tile = f", {self.tile} keys at once" if self.tile else ""
+        return f"{self.known.words}{tile}{', the last first' if self.descending else ''}"
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Which intermediate values a kernel rounds, and how it computes products and attention.
+
+    dtype      what results of operators are rounded to
+    sites      numbers of the operators in order of execution; None for all that are not inside
+               of another
+    arguments  positions of dequantized arguments that are rounded to the dtype
+    attention  how a softmax and the product after it are computed, if fused
+    product    the known arithmetic of matrix products, with K cut into `splits` parts
+    """
+
+    dtype: torch.dtype
+    sites: frozenset[int] | None = frozenset()
+    arguments: tuple[int, ...] = ()
+    attention: AttentionRule | KnownRule | None = None
+    product: KnownProduct | None = None
+    splits: int = 1
+    names: tuple[str, ...] = field(default=(), compare=False)
+    """The operators of the example."""
+
+    def rounds(self, site: int, name: str, count: int | None) -> bool:
+        """Tell if the result of an operator is rounded; by name where the example had others."""
+        if self.sites is None:
+            return INSIDE not in name
+        if count is None or count == len(self.names):
+            return site in self.sites
+        named = [number for number, other in enumerate(self.names) if other == name]
+        return 2 * len(self.sites.intersection(named)) > len(named)
+
+    def words(self) -> str:
+        parts = []
+        if self.product is not None:
+            parts.append(self.product.with_splits(self.splits))
+        if self.attention is not None:
+            parts.append(self.attention.words())
+        to = f"rounded to {dtype_name(self.dtype)}"
+        if self.sites is None:
+            parts.append(f"the result of each operator {to}")
+        elif self.sites:
+            counts = Counter(_operator_words(self.names[site]) for site in sorted(self.sites))
+            of = ", ".join(name if n == 1 else f"{n} {name}" for name, n in counts.items())
+            parts.append(f"the results of {of} {to}")
+        if self.arguments:
+            listed = ", ".join(map(str, self.arguments))
+            parts.append(f"dequantized values of argument {listed} {to}")
+        return "; ".join(parts)
+
+    @property
+    def size(self) -> int:
+        """Return how much is rounded: the simplest arithmetic that explains a result is named."""
+        return len(self.sites or ()) + len(self.arguments)
+
+
+def _operator_words(name: str) -> str:
+    outer, _, inner = name.rpartition(INSIDE)
+    inner = _CODES_WORDS.get(inner, inner)
+    return f"{inner} in {outer}" if outer else inner
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without its package."""
+    return str(dtype).removeprefix("torch.")
+
+
+def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round the values of a tensor to a dtype, and keep its own."""
+    return value.to(dtype).to(value.dtype)
+
+
+class Operators(TorchDispatchMode):
+    """Number the operators inside that compute new values, and compute some of them otherwise.
+
+    change      function from a result, its number and the operator's name to another result
+    arithmetic  how products and attention are computed; `noise` moves what is rounded inside
+    scales      of arguments by the address of their memory, as tensors of the same layout
+    """
+
+    def __init__(
+        self,
+        change: Callable[[Tensor, int, str], Tensor] | None = None,
+        arithmetic: Arithmetic | None = None,
+        noise: Noise | None = None,
+        scales: Mapping[int, Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.change, self.noise, self.scales = change, noise, scales or {}
+        self.attention = arithmetic.attention if arithmetic else None
+        self.product = arithmetic.product if arithmetic else None
+        self.splits = arithmetic.splits if arithmetic else 1
+        self.names: list[str] = []
+        # Scores and probabilities by the address of their memory, which views of them share.
+        self.scores: dict[int, tuple[Tensor, Tensor]] = {}
+        self.has_attention = self.has_fused_attention = False
+        self.keys = 0
+        self.depths: list[tuple[int, tuple[torch.dtype, torch.dtype]]] = []
+        self.composite = ""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = function._schema.name.split("::")[-1]
+        if function in _DECOMPOSED:
+            with self:
+                return self.compose(name, lambda: _DECOMPOSED[function](*args, **kwargs))
+        if name in ("mm", "bmm"):
+            result = self._attended(args)
+            return self._changed(self._multiplied(name, *args) if result is None else result, name)
+        result = function(*args, **kwargs)
+        if name in _MOVES or function.is_view:
+            return result
+        if name == "_softmax" and args[1] in (-1, args[0].dim() - 1):
+            self.scores[result.untyped_storage().data_ptr()] = args[0], result
+            if isinstance(self.attention, AttentionRule):  # rounded within the product
+                self.names.append(self.composite + name)
+                return result
+        return tree_map(lambda value: self._changed(value, name), result)
+
+    def _multiplied(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """Multiply matrices; products of codes, and those times one scale, are sites inside."""
+        scale_a, scale_b = self._scale_of(a, -1), self._scale_of(b, -2)
+        if scale_a is not None:
+            a = a / scale_a
+        if scale_b is not None:
+            b = b / scale_b
+        result = self._sums(a, b)
+        if scale_a is None and scale_b is None:
+            return result
+        result = self._changed(result, name + INSIDE + CODES)
+        if scale_a is not None and scale_b is not None:
+            result = self._changed(result * scale_a, name + INSIDE + SCALED)
+        last = scale_b if scale_b is not None else scale_a
+        return result if last is None else result * last
+
+    def _sums(self, a: Tensor, b: Tensor) -> Tensor:
+        dtypes = _dtype_of(a), _dtype_of(b)
+        self.depths.append((a.shape[-1], dtypes))
+        if self.product is None or not self.product.takes(*dtypes):
+            return a @ b
+        return self.product.sums(a, b.mT, dtypes, self.splits).to(a.dtype)
+
+    def _scale_of(self, x: Tensor, inner: int) -> Tensor | None:
+        """Return the scales of an argument, if they are the same along the inner dimension."""
+        scales = self.scales.get(x.untyped_storage().data_ptr())
+        if scales is None:
+            return None
+        scales = scales.as_strided(x.shape, x.stride(), x.storage_offset())
+        one = scales.narrow(inner, 0, min(1, scales.shape[inner]))
+        return one if bool((scales == one).all()) else None
+
+    def compose(self, name: str, compute: Callable[[], Any]) -> Any:
+        """Compute what real code computes as one operator; its own operators stand inside."""
+        if self.composite:
+            return compute()
+        self.composite = name + INSIDE
+        try:
+            result = compute()
+        finally:
+            self.composite = ""
+        return tree_map(lambda value: self._changed(value, name), result)
+
+    def _attended(self, args: Any) -> Tensor | None:
+        """Compute the product of probabilities and values as fused attention does."""
+        scores = self.scores.get(args[0].untyped_storage().data_ptr())
+        if scores is None or scores[0].numel() != args[0].numel():
+            return None
+        self.has_attention = True
+        self.keys = max(self.keys, scores[0].shape[-1])
+        if not isinstance(self.attention, AttentionRule):
+            return None
+        return attend(scores[0].reshape(args[0].shape), args[1], self.attention, self.noise)
+
+    def _changed(self, value: Any, name: str) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
+            return value
+        self.names.append(self.composite + name)
+        if self.change is None:
+            return value
+        changed = self.change(value, len(self.names) - 1, self.names[-1])
+        address = value.untyped_storage().data_ptr()
+        if address in self.scores:  # rounded probabilities are probabilities
+            self.scores[changed.untyped_storage().data_ptr()] = self.scores[address][0], changed
+        return changed
+
+
+class _Spelled(TorchFunctionMode):
+    """Compute attention by the operators that define it, and others as one operator each."""
+
+    def __init__(self, operators: Operators) -> None:
+        super().__init__()
+        self.operators = operators
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function is scaled_dot_product_attention:
+            self.operators.has_fused_attention = True
+            rule = self.operators.attention
+            known = rule if isinstance(rule, KnownRule) else None
+            return self.operators.compose(
+                "attention", lambda: _attention(*args, **kwargs, known=known)
+            )
+        if function in _COMPOSED:
+            return self.operators.compose(
+                function.__name__, lambda: function(*args, **kwargs)
+            )
+        return function(*args, **kwargs)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    enable_gqa: bool = False, known: KnownRule | None = None,
+) -> Tensor:  # fmt: skip
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = (side.repeat_interleave(times, -3) for side in (key, value))
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if is_causal:
+        shape = query.shape[-2], key.shape[-2]
+        attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
+    if known is not None:
+        sides = query, key, value, scale, attn_mask, known.dtype, known.tile, known.descending
+        return known.known.values(*sides).to(query.dtype)
+    scores = (query @ key.mT) * scale
+    if attn_mask is not None:
+        if attn_mask.dtype is torch.bool:
+            scores = scores.masked_fill(~attn_mask, -math.inf)
+        else:
+            scores = scores + attn_mask
+    if dropout_p:
+        raise ValueError("attention with dropout draws random numbers")
+    return scores.softmax(-1) @ value
+
+
+def attend(
+    scores: Tensor, values: Tensor, rule: AttentionRule, noise: Noise | None = None
+) -> Tensor:
+    """Return softmax(scores) @ values as fused attention computes it, tile by tile of keys."""
+    keys = scores.shape[-1]
+    tile = rule.tile or max(keys, 1)
+    starts = range(0, keys, tile) if rule.ascending else reversed(range(0, keys, tile))
+    most = torch.full_like(scores[..., :1], -math.inf)
+    total = torch.zeros_like(most)
+    result = scores.new_zeros(*scores.shape[:-1], values.shape[-1])
+    for start in starts:
+        part = scores[..., start : start + tile]
+        higher = torch.maximum(most, part.amax(-1, keepdim=True))
+        base = higher.masked_fill(higher == -math.inf, 0.0)
+        shrink = (most - base).exp()
+        p = _coarse_exponential(part - base) if rule.is_coarse else (part - base).exp()
+        total = total * shrink + p.sum(-1, keepdim=True)
+        if noise is not None:
+            p = noise(p, EXPONENTIAL)
+        result = result * shrink + rounded(p, rule.dtype) @ values[..., start : start + tile, :]
+        most = higher
+    return result / total
+
+
+def _coarse_exponential(x: Tensor) -> Tensor:
+    """Return e^x of numbers up to zero as torch's attention on a CPU with AVX approximates it.
+
+    The power of two is exact; of the fraction of the exponent a polynomial is subtracted.
+    """
+    exponents = x.float() * torch.tensor(math.log2(math.e)).to(x.device)
+    fraction = exponents - exponents.floor()
+    correction = torch.zeros_like(fraction)
+    for coefficient in _COARSE:
+        correction = correction * fraction + coefficient
+    bits = (exponents - correction).clamp_min(-127.0).double() * 2.0**23 + 127 * 2.0**23
+    return bits.to(torch.int32).view(torch.float32).to(x.dtype)
+
+
+_COARSE = (-0.079204240219773236, -0.22433836478672356, 0.30354260500649682, 0.00010703434948458272)
+"""From the third power down: what 2^f lacks of 1 + f for f from 0 to 1."""
+
+
+def trace(
+    like: Callable[..., Any], arguments: Sequence[Any], scales: Scales | None = None
+) -> Operators:
+    """Run a function and return its operators, by number, and if they hold an attention."""
+    operators = Operators(scales=_by_address(arguments, scales))
+    with _Spelled(operators), operators:
+        evaluate(like, arguments)
+    return operators
+
+
+def evaluate_as(
+    like: Callable[..., Any],
+    arguments: Sequence[Any],
+    arithmetic: Arithmetic,
+    count: int | None = None,
+    noise: Noise | None = None,
+    scales: Scales | None = None,
+) -> Tensor:
+    """Return what a function gives in an arithmetic, in float64 before the last rounding.
+
+    count   operators that these arguments need, where that may not be those of the example
+    noise   moves values by float noise before they are rounded
+    scales  position → scale of each element of a dequantized argument
+    """
+    near = list(arguments)
+    for position in arithmetic.arguments:
+        near[position] = rounded(near[position], arithmetic.dtype)
+
+    def change(value: Tensor, site: int, name: str) -> Tensor:
+        if not arithmetic.rounds(site, name, count):
+            return value
+        if noise is not None:
+            value = noise(value, EXPONENTIAL if "softmax" in name else SUMS)
+        return rounded(value, arithmetic.dtype)
+
+    operators = Operators(change, arithmetic, noise, _by_address(near, scales))
+    with _Spelled(operators), operators:
+        return evaluate(like, near)
+
+
+def _by_address(arguments: Sequence[Any], scales: Scales | None) -> dict[int, Tensor]:
+    """Key scales by the memory of their argument; of arguments in order of their memory."""
+    table = {}
+    for position, tensor in (scales or {}).items():
+        argument = arguments[position]
+        if argument.is_contiguous() and argument.dtype == torch.float64 and argument.numel():
+            table[argument.untyped_storage().data_ptr()] = tensor.contiguous()
+    return table
+
+
+def _dtype_of(values: Tensor) -> torch.dtype:
+    """Return the narrowest dtype that holds values exactly."""
+    for dtype in _OPERANDS:
+        if bool((rounded(values, dtype) == values).all()):
+            return dtype
+    return torch.float32
+
+
+class Noise:
+    """Moves values by float noise, up or down at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, values: Tensor, unit: float) -> Tensor:
+        shifts = torch.randn(values.shape, generator=self.generator, dtype=values.dtype)
+        return values * (1 + unit * shifts.to(values.device))
+
+
+def toggled(arithmetic: Arithmetic, sites: Sequence[int]) -> Arithmetic:
+    """Return an arithmetic that rounds these results if it did not, and the other way around."""
+    rounds = arithmetic.sites
+    if rounds is None:
+        named = enumerate(arithmetic.names)
+        rounds = frozenset(site for site, name in named if INSIDE not in name)
+    return replace(arithmetic, sites=rounds ^ frozenset(sites))

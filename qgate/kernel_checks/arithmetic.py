@@ -1,0 +1,437 @@
+"""The arithmetic of a kernel whose result exact sums do not explain, found and held at all inputs.
+
+A result is compared bit for bit with what the reference gives under an arithmetic. Values that
+differ must lie within float noise, or within what float noise does to the roundings inside, and be
+few and scattered: a rounding near a tie falls otherwise, a defect does not look like that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, KnownAttention, KnownProduct
+from qgate.expected.derived import are_independent, find_axes
+from qgate.expected.intermediates import (
+    CODES,
+    HALVES,
+    INSIDE,
+    MULTIPLYING,
+    SUMS,
+    Arithmetic,
+    AttentionRule,
+    KnownRule,
+    Noise,
+    Operators,
+    dtype_name,
+    evaluate_as,
+    toggled,
+    trace,
+)
+from qgate.expected.noise import Expected, evaluate, smoothed
+from qgate.kernel_checks.runs import Failing, KernelRun
+from qgate.kernel_checks.subject import Choices, KernelSubject
+
+import os
+DEBUG = os.environ.get("DBG")
+TILES = (64, 128, 32, 16, 96, 256, 512, 48, 80, 192)
+"""Keys per step of fused attention that are tried, beside all keys at once."""
+OTHERWISE = 0.01
+"""Share of the values that float noise may round otherwise than expected."""
+CONCENTRATED = 0.25
+"""Share of the values of one row, column or head from which they are no accident."""
+FEW = 3
+"""Values of a row, column or head that may differ whatever its length."""
+FLIPS = 8.0
+"""Times the RMS effect that float noise has through the roundings inside."""
+FLIP_RUNS = 4
+KNOWN_WIDTH = 2.0**-21
+"""Relative room of a known arithmetic, whose sums are definite: scales may be multiplied before."""
+MOST_SITES = 40
+"""Operators up to which each is tried alone; of more, those of one name together."""
+FAR = 4.0
+"""Times the effect of rounding every operator's result from which on no rounding explains it."""
+SAMPLE = 64
+"""Rows and columns of large results that are looked at."""
+LARGE = 2**16
+"""Elements of a result from which on a sample is looked at."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user allows or asks for.
+
+    known          the one arithmetic that a kernel must follow, if one was named
+    intermediates  True if intermediate values may be rounded to 16 bits
+    """
+
+    known: KnownProduct | KnownAttention | None = None
+    intermediates: bool = True
+
+    @property
+    def asks(self) -> bool:
+        return self.known is not None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, or a sample of it: dequantized arguments, what came of them, and exact results."""
+
+    subject: KernelSubject
+    choices: Choices
+    name: str
+    ideal: list[Any]
+    scales: dict[int, Tensor]
+    actual: Tensor
+    exact: Expected
+    halves: tuple[torch.dtype, ...]
+    """The dtypes of 16 bits among those of the result and of the arguments."""
+
+    @classmethod
+    def of(cls, subject: KernelSubject, choices: Choices, run: KernelRun) -> Case:
+        """Return the case of a run; of a large result, of some of its rows and columns."""
+        exact = subject.expected(run.arguments, choices, ties=False)
+        ideal, scales = subject.ideal(run.arguments, choices), subject.scales(run.arguments, choices)
+        tensors = [run.actual, *(x for x in run.arguments if isinstance(x, Tensor))]
+        halves = tuple(dtype for dtype in dict.fromkeys(t.dtype for t in tensors) if dtype in HALVES)
+        case = cls(subject, choices, run.name, ideal, scales, run.actual, exact, halves)
+        return case if run.actual.numel() < LARGE or subject.output else case._sampled()
+
+    def _sampled(self) -> Case:
+        generator = torch.Generator().manual_seed(0)
+        case = self
+        for axis in find_axes(self.subject.like, self.ideal):
+            dim = axis.output
+            if dim is None or axis.length <= SAMPLE:
+                continue
+            index = torch.randperm(axis.length, generator=generator)[:SAMPLE].sort().values
+            ideal = axis.take(case.ideal, index)
+            scales = {
+                position: axis.take(_in_place(case.ideal, position, scale), index)[position]
+                for position, scale in case.scales.items()
+            }
+            part = evaluate(self.subject.like, ideal)
+            if not are_independent(case.exact.values, part, dim, index):
+                continue
+            actual = case.actual.index_select(dim, index.to(case.actual.device))
+            exact = case.exact.select(dim, index)
+            case = replace(case, ideal=ideal, scales=scales, actual=actual, exact=exact)
+        return case
+
+    def operators(self) -> Operators:
+        return trace(self.subject.like, self.ideal, self.scales)
+
+
+def _in_place(arguments: Sequence[Any], position: int, value: Tensor) -> list[Any]:
+    return [*arguments[:position], value, *arguments[position + 1 :]]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A run of a kernel beside what an arithmetic gives."""
+
+    case: Case
+    arithmetic: Arithmetic
+    count: int | None = None
+
+    @cached_property
+    def values(self) -> Tensor:
+        """Return what the arithmetic gives, before the last rounding."""
+        return self._evaluated(self.case.ideal)
+
+    @cached_property
+    def outside(self) -> Tensor:
+        """Return where float noise explains nothing, if no rounding inside falls otherwise."""
+        return self._around(self._width).outside(self.case.actual)
+
+    @cached_property
+    def share(self) -> float:
+        """Return the share of the values that float noise does not explain."""
+        return float(self.outside.double().mean()) if self.outside.numel() else 0.0
+
+    @cached_property
+    def flips(self) -> Tensor:
+        """Return the RMS effect of float noise on each value, through the roundings inside."""
+        if not self._rounds:
+            return torch.zeros_like(self.values)
+        squares = torch.zeros_like(self.values)
+        for seed in range(FLIP_RUNS):
+            noise = Noise(seed)
+            near = [
+                noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
+                for x in self.case.ideal
+            ]
+            result = self._evaluated(near, noise)
+            squares += (result - self.values).nan_to_num_(0.0, 0.0, 0.0).square_()
+        squares /= squares.new_tensor(FLIP_RUNS)
+        return (smoothed(squares) + _pooled(squares, self.values)).sqrt_()
+
+    @cached_property
+    def widened(self) -> Expected:
+        """Return the bounds with room for roundings that float noise makes fall otherwise."""
+        return self._around(self._width + FLIPS * self.flips)
+
+    @cached_property
+    def is_right(self) -> bool:
+        """Tell if the arithmetic explains the result."""
+        if not bool(self.outside.any()):
+            return True
+        if self.share > 0.5:
+            return False
+        outside = self.widened.outside(self.case.actual)
+        count = int(outside.sum())
+        if count > max(OTHERWISE * outside.numel(), 1):
+            return False
+        if count and bool(self._around(self._reach).outside(self.case.actual).any()):
+            return False
+        return not _concentrated(outside)
+
+    @property
+    def _rounds(self) -> bool:
+        rule = self.arithmetic.attention
+        return self.arithmetic.sites != frozenset() or rule is not None
+
+    @property
+    def _width(self) -> Tensor:
+        if self.arithmetic.product is None:
+            return self.case.exact.width
+        return KNOWN_WIDTH * self.values.nan_to_num(0.0, 0.0, 0.0).abs()
+
+    @property
+    def _reach(self) -> Tensor:
+        """Return how far values may be off whose roundings fell otherwise: two steps."""
+        values = self.values.nan_to_num(0.0, 0.0, 0.0)
+        typical = values.square().mean().sqrt()
+        step = torch.finfo(self.arithmetic.dtype).eps
+        return self._width + FLIPS * self.flips + 2 * step * (values.abs() + typical)
+
+    def _evaluated(self, ideal: Sequence[Any], noise: Noise | None = None) -> Tensor:
+        like, scales = self.case.subject.like, self.case.scales
+        return evaluate_as(like, ideal, self.arithmetic, self.count, noise, scales)
+
+    def _around(self, room: Tensor) -> Expected:
+        case = self.case
+        return case.subject.around(Expected.around(self.values, room), case.choices, case.exact)
+
+
+def _pooled(squares: Tensor, values: Tensor) -> Tensor:
+    """Spread mean squares over all rows, by the energy of each: what is rare is in few of them."""
+    if not squares.numel() or not squares.dim():
+        return squares
+    energies = values.nan_to_num(0.0, 0.0, 0.0).square().mean(-1, keepdim=True)
+    shares = squares.mean(-1, keepdim=True) / energies.clamp_min(torch.finfo(torch.float64).tiny)
+    return shares.mean() * energies
+
+
+def _concentrated(outside: Tensor) -> bool:
+    """Tell if values that differ gather in a row, a column or another entry of a dimension."""
+    for dim in range(outside.dim()):
+        if outside.shape[dim] < 2:
+            continue
+        counts = outside.movedim(dim, 0).flatten(1).sum(1)
+        length = outside.numel() / outside.shape[dim]
+        if bool((counts > max(FEW, CONCENTRATED * length)).any()):
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class Accounted:
+    """An arithmetic that explains all runs, and the fits that say so."""
+
+    arithmetic: Arithmetic
+    fits: dict[str, Fit]
+    """By the name of the run, of those that exact arithmetic does not explain."""
+
+    def expected(self, run: KernelRun, exact: Expected) -> Expected:
+        """Return the bounds that a run was held at."""
+        fit = self.fits.get(run.name)
+        return exact if fit is None or fit.values.shape != exact.values.shape else fit.widened
+
+    @cached_property
+    def cost(self) -> float:
+        """Return the RMS distance from exact sums, relative to their RMS."""
+        fit = next(iter(self.fits.values()))
+        exact = fit.case.exact.values.nan_to_num(0.0, 0.0, 0.0)
+        difference = (fit.values - exact).nan_to_num(0.0, 0.0, 0.0)
+        return float(difference.norm() / exact.norm().clamp_min(torch.finfo(torch.float64).tiny))
+
+    @cached_property
+    def shift(self) -> float:
+        """Return by how much results are too large, as a share of the exact ones."""
+        fit = next(iter(self.fits.values()))
+        exact = fit.case.exact.values.nan_to_num(0.0, 0.0, 0.0)
+        energy = exact.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+        return float((fit.values.nan_to_num(0.0, 0.0, 0.0) * exact).sum() / energy) - 1
+
+    def words(self) -> str:
+        """Say how a kernel computes and what that costs, for a report."""
+        words = self.arithmetic.words() or f"sums in {dtype_name(self.arithmetic.dtype)}"
+        cost = f"{100 * self.cost:.2g} % of the RMS from exact sums"
+        if abs(self.shift) > self.cost / 2:
+            cost += f", {100 * self.shift:+.2g} % in all"
+        return f"{words} ({cost})"
+
+
+def account(
+    subject: KernelSubject,
+    runs: Sequence[KernelRun],
+    choices: Choices,
+    failing: Sequence[Failing],
+    request: Request,
+) -> Accounted | None:
+    """Find the arithmetic that explains the runs that exact sums do not."""
+    names = [case.name for case in failing] or [run.name for run in runs]
+    cases = [Case.of(subject, choices, run) for run in runs if run.name in names or request.asks]
+    cases.sort(key=lambda case: case.name != names[0])
+    for arithmetic in _arithmetics(cases[0], request):
+        fits: dict[str, Fit] = {}
+        for case in cases:
+            count = None if case is cases[0] else len(case.operators().names)
+            fit = _best_split(Fit(case, arithmetic, count))
+            if not fit.is_right:
+                if DEBUG: print("  refuted", arithmetic.words(), case.name, fit.share)
+                break
+            fits[case.name] = fit
+        else:
+            return Accounted(arithmetic, fits)
+    return None
+
+
+def _best_split(fit: Fit) -> Fit:
+    """Return the fit with as many parts of K as explain it: other shapes are cut otherwise."""
+    product = fit.arithmetic.product
+    if product is None or fit.is_right:
+        return fit
+    for parts in _splits(product, fit.case.operators()):
+        other = replace(fit, arithmetic=replace(fit.arithmetic, splits=parts))
+        if other.is_right:
+            return other
+    return fit
+
+
+def _splits(product: KnownProduct, operators: Operators) -> list[int]:
+    depths = {depth for depth, dtypes in operators.depths if product.takes(*dtypes)}
+    return [*dict.fromkeys(parts for depth in sorted(depths) for parts in product.splits(depth))]
+
+
+def _arithmetics(case: Case, request: Request) -> Iterator[Arithmetic]:
+    """List arithmetics that explain one run, the likeliest first."""
+    operators = case.operators()
+    if request.intermediates and not isinstance(request.known, KnownProduct):
+        yield from _roundings(case, operators, request)
+    yield from _known_products(case, operators, request)
+
+
+def _known_products(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+    """List known arithmetics of products, with and without eager roundings between operators."""
+    if isinstance(request.known, KnownAttention):
+        return
+    dtype = case.actual.dtype if case.actual.dtype in HALVES else torch.bfloat16
+    roundings: list[frozenset[int] | None] = [frozenset()]
+    if case.actual.dtype in HALVES and len(operators.names) > 1 and request.intermediates:
+        roundings.append(None)
+    for product in PRODUCTS.values() if request.known is None else [request.known]:
+        assert isinstance(product, KnownProduct)
+        for parts in _splits(product, operators):
+            for sites in roundings:
+                names = tuple(operators.names)
+                arithmetic = Arithmetic(dtype, sites, product=product, splits=parts, names=names)
+                if Fit(case, arithmetic).is_right:
+                    yield arithmetic
+
+
+def _roundings(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+    names = tuple(operators.names)
+    for dtype in case.halves:
+        eager = Arithmetic(dtype, None, tuple(case.subject.inputs), names=names)
+        if _is_far(Fit(case, eager)):
+            continue
+        fits = []
+        for arithmetic in _starts(eager, operators, request):
+            fits.append(Fit(case, arithmetic))
+            if fits[-1].is_right:
+                yield arithmetic
+        fits.sort(key=lambda fit: (fit.share, fit.arithmetic.size))
+        for start in fits[:2]:
+            best = _searched(start)
+            if best is not start and best.is_right:
+                yield best.arithmetic
+
+
+def _is_far(fit: Fit) -> bool:
+    """Tell if a residual is larger than rounding everything makes it."""
+    exact = fit.case.exact.values.nan_to_num(0.0, 0.0, 0.0)
+    actual = fit.case.actual.double()
+    if not bool(actual[fit.case.exact.values.isfinite()].isfinite().all()):
+        return False
+    residual = (actual - exact).nan_to_num(0.0, 0.0, 0.0)
+    moves = (fit.values - exact).nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
+    last = torch.finfo(fit.arithmetic.dtype).eps * exact.square().mean().sqrt()
+    return float(residual.square().mean().sqrt()) > FAR * float(moves + last)
+
+
+def _starts(eager: Arithmetic, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+    """List what is common: nothing but arguments, products, everything; fused attention."""
+    names = eager.names
+    plain = replace(eager, sites=frozenset())
+    last = [name.split(INSIDE)[-1] for name in names]
+    site_sets: list[frozenset[int] | None] = [
+        frozenset(),
+        frozenset(site for site, name in enumerate(last) if name in MULTIPLYING),
+        frozenset(site for site, name in enumerate(last) if name == CODES),
+        None,
+        frozenset(range(len(names))),
+    ]
+    dequantized = [eager.arguments, ()] if eager.arguments else [()]
+    for rule in _rules(eager.dtype, operators, request):
+        for arguments in dequantized:
+            for sites in dict.fromkeys(site_sets):
+                arithmetic = replace(plain, sites=sites, arguments=arguments, attention=rule)
+                if sites is None or arithmetic.size or rule is not None:
+                    yield arithmetic
+
+
+def _rules(
+    dtype: torch.dtype, operators: Operators, request: Request
+) -> Iterator[AttentionRule | KnownRule | None]:
+    """List rules of attention: those of a device if one was named, else what they amount to."""
+    keys = operators.keys
+    if isinstance(request.known, KnownAttention):
+        if operators.has_fused_attention and dtype in request.known.dtypes:
+            for tile, descending in request.known.tilings(keys):
+                yield KnownRule(request.known, dtype, tile, descending)
+        return
+    yield None
+    if operators.has_attention:
+        for tile in (0, *(tile for tile in TILES if tile < keys)):
+            for ascending in (True, False) if tile else (True,):
+                yield AttentionRule(dtype, tile, ascending)
+        for tile in (0, *(tile for tile in (512,) if tile < keys)):
+            yield AttentionRule(dtype, tile, is_coarse=True)
+
+
+def _searched(start: Fit) -> Fit:
+    """Round one operator's result more or less at a time while that explains more values."""
+    names = start.arithmetic.names
+    groups = [[site] for site in range(len(names))]
+    if len(names) > MOST_SITES:
+        groups = [
+            [site for site, other in enumerate(names) if other == name]
+            for name in dict.fromkeys(names)
+        ]
+    best = start
+    for _ in range(3):
+        before = best
+        for group in groups:
+            changed = replace(best, arithmetic=toggled(best.arithmetic, group))
+            if (changed.share, changed.arithmetic.size) < (best.share, best.arithmetic.size):
+                best = changed
+        if best is before or best.share == 0:
+            break
+    return best
