@@ -35,6 +35,8 @@ HEADINGS = {
 
 def make_page(verdicts: Sequence[Verdict]) -> str:
     """Return the whole page of a run over all rooms."""
+    order = {room.distribution: number for number, room in enumerate(ROOMS)}
+    verdicts = sorted(verdicts, key=lambda v: order.get(v.package.partition(",")[0], 0))
     right = [verdict for verdict in verdicts if verdict.fault == RIGHT]
     bugs = [verdict for verdict in verdicts if verdict.is_bug]
     faults = [v for v in verdicts if v.fault != RIGHT and not v.is_bug]

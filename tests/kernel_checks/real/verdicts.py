@@ -103,14 +103,18 @@ def describe(report: CheckReport) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which cases to judge: those whose title holds a text, with or without faults, or by title."""
+    """Which cases to judge: those whose title holds a text, with or without faults, or by title.
+
+    `known` are titles that were judged before.
+    """
 
     only: str = ""
     right_only: bool = False
     titles: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
 
     def holds(self, title: str, fault: Fault | None) -> bool:
-        if self.right_only and fault is not None:
+        if title in self.known or (self.right_only and fault is not None):
             return False
         return title in self.titles if self.titles else self.only in title
 
