@@ -3,15 +3,20 @@
 python -m tests.kernel_checks.real                        all, one line each, and a summary
 python -m tests.kernel_checks.real --only "SwiGLU MLP"    those whose title holds the text
 python -m tests.kernel_checks.real --right                right kernels alone
+python -m tests.kernel_checks.real --kept out.jsonl       keep verdicts, and go on where a run ended
 python -m tests.kernel_checks.real --write docs/real-kernels.md   the page, too
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 
 from tests.kernel_checks.real.collection import ROOMS
+from tests.kernel_checks.real.page import make_page
 from tests.kernel_checks.real.verdicts import RIGHT, Selection, Verdict, judge_room
 
 
@@ -28,6 +33,13 @@ def summarize(verdicts: Sequence[Verdict]) -> str:
     )
 
 
+def read_kept(path: Path | None) -> list[Verdict]:
+    if path is None or not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Verdict(**json.loads(line)) for line in lines]
+
+
 def show(verdict: Verdict) -> str:
     word = "named" if verdict.named else verdict.verdict
     mark = " " if verdict.is_as_wanted else "!"
@@ -40,14 +52,26 @@ def main() -> int:
     parser.add_argument("--only", default="", help="text that a title must hold")
     parser.add_argument("--room", default="", help="files of kernels whose names begin so")
     parser.add_argument("--right", action="store_true", help="leave faults out")
+    parser.add_argument(
+        "--kept", type=Path, metavar="FILE", help="verdicts that were judged before"
+    )
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page, of a whole run")
     args = parser.parse_args()
-    verdicts = []
+    if args.write and (args.only or args.room or args.right):
+        parser.error("--write needs a whole run, without --only, --room and --right")
+    verdicts = read_kept(args.kept)
+    known = tuple(verdict.title for verdict in verdicts)
     for room in ROOMS:
         if room.module.startswith(args.room):
-            for verdict in judge_room(room, Selection(args.only, args.right)):
+            for verdict in judge_room(room, Selection(args.only, args.right, known=known)):
                 verdicts.append(verdict)
                 print(show(verdict), flush=True)
+                if args.kept:
+                    with args.kept.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(asdict(verdict)) + "\n")
     print(summarize(verdicts))
+    if args.write:
+        args.write.write_text(make_page(verdicts), encoding="utf-8")
     return int(not all(verdict.is_as_wanted for verdict in verdicts))
 
 

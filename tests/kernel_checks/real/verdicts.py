@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from qgate.testing import CheckReport
 from tests.kernel_checks.real.collection import ROOMS, Room
@@ -43,6 +44,11 @@ class Verdict:
     named: bool
     has_words: bool
     seconds: float
+
+    @property
+    def title(self) -> str:
+        title = f"{self.package}: {self.kernel}"
+        return title if self.fault == RIGHT or self.is_bug else f"{title}: {self.fault}"
 
     @property
     def is_as_wanted(self) -> bool:
@@ -97,33 +103,56 @@ def describe(report: CheckReport) -> str:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which cases to judge: those whose title holds a text, with or without faults, or by title."""
+    """Which cases to judge: those whose title holds a text, with or without faults, or by title.
+
+    `known` are titles that were judged before.
+    """
 
     only: str = ""
     right_only: bool = False
     titles: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
 
     def holds(self, title: str, fault: Fault | None) -> bool:
-        if self.right_only and fault is not None:
+        if title in self.known or (self.right_only and fault is not None):
             return False
         return title in self.titles if self.titles else self.only in title
 
 
-def judge_room(room: Room, selection: Selection) -> Iterator[Verdict]:
-    """Judge the cases of a room in a process, and go on in another one where it ends early."""
+def titles_of(room: Room) -> list[str]:
+    """List the titles of a room's cases, in the order in which they are judged."""
+    done = subprocess.run(
+        _command(room, {"list": True}),
+        cwd=ROOT, env=_environment(room), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"{room.module} ended with status {done.returncode}: {done.stderr}")
+    titles: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return titles
+
+
+def _environment(room: Room) -> dict[str, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     environment.pop("TRITON_INTERPRET", None)
-    if room.interpreted:
-        environment["TRITON_INTERPRET"] = "1"
+    return {**environment, **({"TRITON_INTERPRET": "1"} if room.interpreted else {})}
+
+
+def _command(room: Room, wanted: dict[str, Any]) -> list[str]:
+    return [
+        sys.executable, "-m", "tests.kernel_checks.real.verdicts", room.module, json.dumps(wanted)
+    ]  # fmt: skip
+
+
+def judge_room(room: Room, selection: Selection) -> Iterator[Verdict]:
+    """Judge the cases of a room in a process, and go on in another one where it ends early."""
     count = 0
     while True:
-        wanted = json.dumps({**asdict(selection), "skip": count})
         begun: Verdict | None = None
         with (
             tempfile.TemporaryFile("w+") as errors,
             subprocess.Popen(
-                [sys.executable, "-m", "tests.kernel_checks.real.verdicts", room.module, wanted],
-                cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
+                _command(room, {**asdict(selection), "skip": count}),
+                cwd=ROOT, env=_environment(room), stdout=subprocess.PIPE, stderr=errors, text=True,
             ) as process,
         ):  # fmt: skip
             assert process.stdout is not None
@@ -150,10 +179,14 @@ def main(module: str, wanted: str) -> None:
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    room = next(room for room in ROOMS if room.module == module)
     options = json.loads(wanted)
+    if "list" in options:
+        cases = [(kernel, fault) for kernel in room.load() for fault in (None, *kernel.faults)]
+        print(json.dumps([title_of(kernel, fault) for kernel, fault in cases]))
+        return
     skip = options.pop("skip")
     selection = Selection(**options)
-    room = next(room for room in ROOMS if room.module == module)
     cases = [
         (kernel, fault)
         for kernel in room.load()
