@@ -34,7 +34,7 @@ HALVES = (torch.bfloat16, torch.float16)
 """The dtypes that intermediate values may be rounded to."""
 INSIDE = "."
 """Stands between the name of an operator that holds others and theirs."""
-EXPONENTIAL, SUMS = 2.0**-21, 2.0**-23
+EXPONENTIAL, SUMS = 2.0**-20, 2.0**-23
 """Relative float noise of exponentials, which processors approximate, and of other results."""
 _aten = torch.ops.aten
 MULTIPLYING = frozenset({"mm", "bmm", "convolution"})
