@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.device_errors import lost_device
-from qgate.errors import QgateError
+from qgate.device_errors import LostDeviceError, lost_device
 from qgate.expected.derived import DerivedInput, are_independent, derive, search_axes
 from qgate.expected.narrow_floats import is_wide_float, same_bits, take_entries
 from qgate.expected.noise import Expected
@@ -183,7 +182,7 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
         return None
     try:
         return run_kernel(subject, variant.arguments, shape, variant.name, report)
-    except (CheckFailure, QgateError):  # a verdict, or a lost device
+    except (CheckFailure, LostDeviceError):
         raise
     except Exception as error:
         cause = error.__cause__ if isinstance(error, KernelRefusal) else None

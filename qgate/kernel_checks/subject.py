@@ -41,7 +41,7 @@ class KernelSubject:
     """A kernel, the reference function, and the quantization of arguments and result.
 
     exact       what the reference gave for the example in its first call
-    host_like   the reference for copies of arguments on the CPU; None where arguments lie there
+    host_like   the reference for copies on the CPU of arguments of a device with positions
     changed     positions of arguments that the reference changes in place
     in_place    positions that the last call of the kernel changed, True if it returned them
     """
