@@ -265,8 +265,8 @@ def _check_changes(subject: KernelSubject, name: str, report: CheckReport) -> No
     """Refuse arguments that are changed in place, but for those that the kernel returns."""
     for position, is_result in subject.in_place.items():
         if is_result or position in subject.changed:
-            why = "and returns it" if is_result else "as the reference does"
-            note = f"argument {position} is changed in place, {why}"
+            why = " and returned" if is_result else ", as the reference does"
+            note = f"argument {position} is changed in place{why}"
             if note not in report.notes:
                 report.notes.append(note)
             continue

@@ -145,7 +145,7 @@ def test_an_argument_that_the_reference_changes_or_that_is_returned_is_a_note() 
     report = check_kernel(written, X, cache, like=written)
     assert report.notes == ["argument 1 is changed in place, as the reference does"]
     report = check_kernel(returned, X, cache, like=like)
-    assert report.notes == ["argument 1 is changed in place, and returns it"]
+    assert report.notes == ["argument 1 is changed in place and returned"]
     assert not cache.any()
     for dtype in (torch.float32, torch.float64):
         with pytest.raises(CheckFailure, match=r"2 times"):
