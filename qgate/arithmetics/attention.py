@@ -6,6 +6,7 @@ divide last by the float32 sum of the probabilities that are not rounded.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,18 +24,33 @@ Multiply = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 @dataclass(frozen=True)
+class BackwardRounding:
+    """Choices of a fused attention on its way back.
+
+    after_scale   gradients of scores are rounded to 16 bits after the scale, not before it
+    of_p          probabilities are rounded to 16 bits before they meet the gradients of the scores
+    base_e        exponents are taken below the sum in base e, and turned to base 2 last
+    """
+
+    after_scale: bool = False
+    of_p: bool = False
+    base_e: bool = False
+
+
+@dataclass(frozen=True)
 class FusedSteps:
     """The steps of a fused attention between its matrix products.
 
     multiply       computes the products
-    scaled_first   scores are multiplied by scale and log2(e) and rounded before their largest is
-                   taken, instead of in one multiply-add with it
+    scaled_first   the running largest is one of scaled scores; steps of it are not scaled again
     wide           exponentials and sums are computed in float64 and rounded once
+    exponential    computes probabilities from exponents in base e; None: the one of base 2 does
     """
 
     multiply: Multiply
-    scaled_first: bool
-    wide: bool
+    scaled_first: bool = False
+    wide: bool = True
+    exponential: Callable[[Tensor], Tensor] | None = None
 
     def attended(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None,
@@ -44,7 +60,8 @@ class FusedSteps:
 
         `tiles` are the keys of each step of the running largest, in their order.
         """
-        scores, factor, base2 = self._scores(query, key, scale, mask)
+        scores, scale = self._scores(query, key, scale, mask)
+        base2 = _in_base_2(scores, scale)
         top = scores.new_full((*scores.shape[:-1], 1), -math.inf)
         total = torch.zeros_like(top)
         result: Tensor | None = None
@@ -52,11 +69,13 @@ class FusedSteps:
             part = scores[..., tile]
             largest = torch.maximum(top, part.amax(-1, keepdim=True))
             above = largest.masked_fill(largest == -math.inf, 0.0)
-            p = self._exp2(self._exponents(part, above, base2))
-            shrink = self._exp2((top - above) if self.scaled_first else (top - above) * base2)
-            total = total * shrink + (
-                p.double().sum(-1, keepdim=True).float() if self.wide else p.sum(-1, keepdim=True)
-            )
+            if self.exponential is None:
+                p = self._exp2(part * base2 - above * base2)
+            else:
+                p = self.exponential(part * scale - above * scale)
+            step = top * base2 - above * base2 if self.scaled_first else (top - above) * base2
+            shrink = self._exp2(step)
+            total = total * shrink + self._sum(p)
             begun = None if result is None else result * shrink
             result = self.multiply(p.to(dtype), value[..., tile, :].mT, begun)
             top = largest
@@ -64,75 +83,63 @@ class FusedSteps:
             raise ValueError("attention over no tile of keys")
         empty = total == 0
         # The fast logarithm of CUDA is the one of base 2, times ln 2.
-        log_sums = self._multiplied_and_added(
-            top.masked_fill(empty, 0.0), 1 / LOG2_E if self.scaled_first else factor,
-            self._log2(total) * total.new_tensor(1 / LOG2_E),
-        )  # fmt: skip
-        return (
-            result * total.masked_fill(empty, 1.0).reciprocal(),
-            log_sums.masked_fill(empty, math.inf),
-        )
+        log2 = (total.double().log2().float() if self.wide else total.log2()) * (1 / LOG2_E)
+        log_sums = self._multiplied_and_added(top.masked_fill(empty, 0.0), scale, log2)
+        inverse = total.masked_fill(empty, 1.0).reciprocal()
+        return result * inverse, log_sums.masked_fill(empty, math.inf)
 
     def gradients(
         self, query: Tensor, key: Tensor, value: Tensor, grad: Tensor, output: Tensor,
         log_sums: Tensor, scale: float, mask: Tensor | None, dtype: torch.dtype,
-        rounds_scaled: bool,
+        rounding: BackwardRounding,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """Return the float32 gradients of query, key and value before their last rounding.
 
-        `output` is the rounded result. The gradients of the scores are rounded to 16 bits before
-        they are multiplied by the scale, or after it with `rounds_scaled`.
+        `output` is the rounded result.
         """
-        scores, _, base2 = self._scores(query, key, scale, mask)
-        p = self._exp2(self._exponents(scores, log_sums, base2, of_log=True))
-        along = grad.double() * output.double() if self.wide else grad.float() * output.float()
-        inner = self.multiply(grad, value, None) - along.sum(-1, keepdim=True).float()
-        before, after = (scale, 1.0) if rounds_scaled else (1.0, scale)
-        of_scores = (before * p * inner).to(dtype)
+        scores, factor = self._scores(query, key, scale, mask)
+        if rounding.base_e:
+            exponents = self._multiplied_and_added(scores, factor, -log_sums) * LOG2_E
+        else:
+            exponents = scores * _in_base_2(scores, factor) - log_sums * LOG2_E
+        p = self._exp2(exponents)
+        rounded_p = p.to(dtype)
+        along = self._sum(grad.double() * output.double() if self.wide else grad.float() * output)
+        inner = self.multiply(grad, value, None) - along
+        before, after = (scale, 1.0) if rounding.after_scale else (1.0, scale)
+        of_scores = (before * (rounded_p.float() if rounding.of_p else p) * inner).to(dtype)
         return (
             self.multiply(of_scores, key.mT, None) * after,
             self.multiply(of_scores.mT, query.mT, None) * after,
-            self.multiply(p.to(dtype).mT, grad.mT, None),
+            self.multiply(rounded_p.mT, grad.mT, None),
         )
 
     def _scores(
         self, query: Tensor, key: Tensor, scale: float, mask: Tensor | None
-    ) -> tuple[Tensor, float, Tensor]:
-        """Return scores, the factor that they still need, and that factor in powers of two."""
+    ) -> tuple[Tensor, float]:
+        """Return scores and the factor that they still need."""
         scores = self.multiply(query, key, None)
-        if mask is not None and mask.dtype is not torch.bool:
-            scores = self._multiplied_and_added(scores, scale, mask.float())
-            scale = 1.0
-        elif mask is not None:
-            scores = scores.masked_fill(~mask, -math.inf)
-        if self.scaled_first:
-            base2 = scores.new_tensor(scale) * scores.new_tensor(LOG2_E)
-            return scores * base2, scale, base2
-        return scores, scale, scores.new_tensor(scale * LOG2_E)
-
-    def _exponents(
-        self, scores: Tensor, above: Tensor, base2: Tensor, of_log: bool = False
-    ) -> Tensor:
-        """Return base-2 exponents of scores below their largest, or below logarithms of sums."""
-        if of_log:
-            above = above * scores.new_tensor(LOG2_E)
-        elif not self.scaled_first:
-            above = above * base2
-        if self.scaled_first:
-            return scores - above
-        finite = scores.masked_fill(scores == -math.inf, 0.0)
-        below = self._multiplied_and_added(finite, base2, -above)
-        return below.masked_fill(scores == -math.inf, -math.inf)
+        if mask is None:
+            return scores, scale
+        if mask.dtype is torch.bool:
+            return scores.masked_fill(~mask, -math.inf), scale
+        return self._multiplied_and_added(scores, scale, mask.float()), 1.0
 
     def _exp2(self, exponents: Tensor) -> Tensor:
         return torch.exp2(exponents.double()).float() if self.wide else torch.exp2(exponents)
 
-    def _log2(self, sums: Tensor) -> Tensor:
-        return sums.double().log2().float() if self.wide else sums.log2()
+    def _sum(self, x: Tensor) -> Tensor:
+        return (x.double() if self.wide else x).sum(-1, keepdim=True).float()
 
-    def _multiplied_and_added(self, x: Tensor, factor: float | Tensor, added: Tensor) -> Tensor:
-        factor = torch.as_tensor(factor, dtype=torch.float32, device=x.device)
-        return fma(x, factor, added) if self.wide else x * factor + added
+    def _multiplied_and_added(self, x: Tensor, factor: float, added: Tensor) -> Tensor:
+        if not self.wide:
+            return x * factor + added
+        return fma(x, x.new_tensor(factor), added)
+
+
+def _in_base_2(like: Tensor, scale: float) -> Tensor:
+    """Return the scale times log2(e) in float32."""
+    return like.new_tensor(scale) * like.new_tensor(LOG2_E)
 
 
 @dataclass(frozen=True)
@@ -144,8 +151,8 @@ class KnownAttention:
     dtypes          the dtypes of operands that it is for
     tiles           keys of one step of the running largest, likeliest first; 0 for all keys
     core            adds the products; None: they are exact and rounded once to float32
-    scaled_first    see `FusedSteps`
-    rounds_scaled   gradients of scores are rounded to 16 bits after the scale, not before it
+    scaled_first, exponential   see `FusedSteps`
+    backward        what is rounded on the way back
     """
 
     name: str
@@ -154,7 +161,8 @@ class KnownAttention:
     tiles: tuple[int, ...]
     core: TensorCore | None = None
     scaled_first: bool = False
-    rounds_scaled: bool = False
+    exponential: Callable[[Tensor], Tensor] | None = None
+    backward: BackwardRounding = BackwardRounding()
 
     def tilings(self, keys: int) -> tuple[tuple[int, bool], ...]:
         """List tiles with whether they are taken from the last, each way to cut the keys once."""
@@ -185,7 +193,7 @@ class KnownAttention:
         result, log_sums = self._attended(query, key, value, scale, mask, dtype, tile, descending)
         return self._steps(dtype).gradients(
             query, key, value, grad, result.to(dtype), log_sums, scale, mask, dtype,
-            self.rounds_scaled,
+            self.backward,
         )  # fmt: skip
 
     def with_tile(self, tile: int, descending: bool, keys: int) -> str:
@@ -194,6 +202,13 @@ class KnownAttention:
             return self.words
         order = ", the last first" if descending else ""
         return f"{self.words}, {tile} keys at once{order}"
+
+    def multiply(self, dtype: torch.dtype, a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
+        """Return the float32 products of `a` [..., M, K] and `b` [..., N, K], added to `start`."""
+        if self.core is not None:
+            return chain(self.core, a, b, (dtype, dtype), start)
+        sums = a.double() @ b.double().mT
+        return (sums if start is None else sums + start).float()
 
     def _attended(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None,
@@ -206,13 +221,8 @@ class KnownAttention:
         )
 
     def _steps(self, dtype: torch.dtype) -> FusedSteps:
-        def multiply(a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
-            if self.core is not None:
-                return chain(self.core, a, b, (dtype, dtype), start)
-            sums = a.double() @ b.double().mT
-            return (sums if start is None else sums + start).float()
-
-        return FusedSteps(multiply, self.scaled_first, wide=True)
+        multiply = functools.partial(self.multiply, dtype)
+        return FusedSteps(multiply, self.scaled_first, exponential=self.exponential)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from qgate.arithmetics.attention import KnownAttention
+from qgate.arithmetics.attention import BackwardRounding, KnownAttention
 from qgate.arithmetics.hopper_16bit import CORE
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -15,6 +15,6 @@ KNOWN = (
     KnownAttention("hopper-flash", "FlashAttention on Hopper", _DTYPES, _TILES, CORE),
     KnownAttention(
         "hopper-cudnn", "cuDNN's attention on Hopper", _DTYPES, _TILES, CORE,
-        rounds_scaled=True,
+        backward=BackwardRounding(after_scale=True, base_e=True),
     ),
 )  # fmt: skip

@@ -28,6 +28,19 @@ def fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     )
 
 
+def fma_chain(a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
+    """Return the products [..., M, N] of `a` [..., M, K] and `b` [..., N, K], summed in order of K.
+
+    `start` is what the sums begin with, +0 if None.
+    """
+    x, y = a.float()[..., :, None, :], b.float()[..., None, :, :]
+    shape = torch.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    total = torch.zeros(shape, dtype=torch.float32, device=a.device) if start is None else start
+    for step in range(a.shape[-1]):
+        total = fma(x[..., step], y[..., step], total)
+    return total
+
+
 def to_tf32(x: Tensor) -> Tensor:
     """Round float32 values to the 10 fraction bits of TF32, ties to even."""
     bits = x.float().contiguous().view(torch.int32)

@@ -10,10 +10,8 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _TILES = (0, 16, 32, 64, 96, 128, 256, 512)
 
 KNOWN = (
-    KnownAttention("float32-flash", "fused attention with float32 sums", _DTYPES, _TILES),
     KnownAttention(
-        "float32-flash-scaled", "fused attention with float32 sums of scaled scores", _DTYPES,
-        _TILES, scaled_first=True,
+        "float32-flash", "fused attention with float32 sums", _DTYPES, _TILES, scaled_first=True
     ),
     NormalizedAttention(
         "normalized", "attention with normalized probabilities in 16 bits", _DTYPES, (0,)

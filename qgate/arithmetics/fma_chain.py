@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.arithmetics.float32 import added_in_order, fma
+from qgate.arithmetics.float32 import added_in_order, fma_chain
 from qgate.arithmetics.products import KnownProduct, distinct_splits, runs
 
 
@@ -29,21 +29,16 @@ class ChainProduct(KnownProduct):
         del dtypes
         lots = runs(a.shape[-1], 1, splits)
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        # All parts take their steps together, padded with zeros: -0 + 0 0 is +0, as is 0 + 0 0.
-        x, y = (_stacked(side.float(), lots) for side in (a, b))
-        total = torch.zeros(
-            len(lots), *batch, a.shape[-2], b.shape[-2], dtype=torch.float32, device=a.device
-        )
-        for step in range(x.shape[-1]):
-            total = fma(x[..., :, None, step], y[..., None, :, step], total)
-        return added_in_order(total.unbind())
+        # All parts take their steps together; zeros behind the last change nothing.
+        x, y = (_stacked(side.float().expand(*batch, *side.shape[-2:]), lots) for side in (a, b))
+        return added_in_order(fma_chain(x, y).unbind())
 
 
 def _stacked(side: Tensor, lots: list[slice]) -> Tensor:
     """Stack the runs of K, of which the last may be shorter."""
     length = lots[0].stop - lots[0].start
     padded = torch.nn.functional.pad(side, (0, len(lots) * length - side.shape[-1]))
-    return padded.view(*side.shape[:-1], len(lots), length).movedim(-2, 0)
+    return padded.reshape(*side.shape[:-1], len(lots), length).movedim(-2, 0)
 
 
 KNOWN = (

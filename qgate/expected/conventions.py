@@ -51,6 +51,8 @@ class Convention:
     values: Values
     is_exact: bool = False
     """True if ratios to scales are exact in float32, as with powers of two."""
+    scales: Callable[[Floats], Floats] | None = None
+    """Gives the scale of each element, where elements are codes times scales."""
 
     def __call__(self, x: Floats) -> Floats:
         return self.values(x, 1.0)
@@ -77,7 +79,8 @@ def definition_of(q: QuantizerSettings) -> Convention:
     if q.zero_point is not None:
         return Convention("scales and zero points from both ends", _zero_pointed(q))
     if _is_scaled_element(q):
-        return Convention(_scale_name(q), _scaled(q, q.format.max, "even"))
+        scales = _scales(q, q.format.max, "float32")
+        return Convention(_scale_name(q), _scaled(q, q.format.max, "float32"), scales=scales)
     if q.format.name == "nvfp4":
         return Convention("scales in TransformerEngine's order", _nvfp4(q, 0, 0))
     name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
@@ -160,28 +163,46 @@ def _element_conventions(
     for (divisor, narrow), kind, rounding in itertools.product(
         divisors, dict.fromkeys(("float32", dtype, "power of two")), roundings
     ):
-        is_definition = divisor == q.format.max and rounding == "even" and kind == "float32"
-        if is_definition:
-            continue
         changed = with_options(q, rounding=rounding, narrow=narrow)
         name = f"scale amax/{divisor:g}"
         name += {"float32": "", "power of two": " up to a power of two"}.get(kind, f" in {kind}")
         name += "" if rounding == "even" else f", {_WORDS.get(rounding, rounding)}"
-        yield Convention(name, _scaled(changed, divisor, kind))
-        if divisor % 1 and kind == "float32":
-            # The largest magnitude is a tie of rounding, which the order of operations decides.
-            name += ", multiplied by the reciprocal"
-            yield Convention(name, _scaled(changed, divisor, kind, by_reciprocal=True))
+        is_definition = divisor == q.format.max and rounding == "even" and kind == "float32"
+        yield from _in_any_order(name, changed, divisor, kind, dtype, is_definition)
+
+
+def _in_any_order(
+    name: str, q: QuantizerSettings, divisor: float, kind: str, dtype: str, is_definition: bool
+) -> Iterator[Convention]:
+    """List the orders in which a ratio to its scale is computed: they differ at ties of rounding."""
+    scales = _scales(q, divisor, kind)
+    orders = [""]
+    if q.rounding == "even" and kind != "power of two":
+        orders += ["reciprocal"]
+        orders += ["product"] if kind == "float32" else []
+        orders += [dtype] if dtype in _HALVES else []
+    for order in orders:
+        if order or not is_definition:
+            words = name + (_ORDERS.get(order, f", ratios in {order}") if order else "")
+            yield Convention(words, _scaled(q, divisor, kind, order=order), scales=scales)
+
+
+_HALVES = {"bfloat16": "bf16", "float16": "fp16"}
+_ORDERS = {
+    "reciprocal": ", multiplied by the reciprocal",
+    "product": ", multiplied by the ratio of the largest numbers",
+}
 
 
 def _scale_name(q: QuantizerSettings) -> str:
     return f"scale amax/{q.format.max:g}" if q.scale is None else "the scale given"
 
 
-def _scaled(
-    q: QuantizerSettings, divisor: float, kind: str, *, by_reciprocal: bool = False
-) -> Values:
+def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "") -> Values:
     """Quantize by groups with scales of amax/divisor, stored as `kind`.
+
+    order  "": values are divided by the scale; "reciprocal": multiplied by its reciprocal;
+           "product": by divisor/amax; a dtype: divided, and the ratio rounded to it
 
     Ratios are rounded to float32, as those of kernels are.
     """
@@ -190,12 +211,16 @@ def _scaled(
         def rows(groups: Floats) -> Floats:
             scales = group_scales(groups, q, divisor, kind)[:, None]
             with np.errstate(all="ignore"):
-                if by_reciprocal:
-                    reciprocals = (1 / scales).astype(np.float32).astype(np.float64)
-                    quotients = groups * reciprocals
+                if order == "reciprocal":
+                    quotients = groups * _float32(1 / scales)
+                elif order == "product":
+                    amax = np.abs(groups).max(axis=1, initial=0.0)[:, None]
+                    quotients = groups * _float32(divisor / np.where(amax == 0, 1.0, amax))
                 else:
                     quotients = groups / scales
-                ratios = quotients.astype(np.float32).astype(np.float64) * nudge
+                ratios = _float32(quotients) * nudge
+                if order in _HALVES:
+                    ratios = rounded_to(_HALVES[order], ratios)
             assert q.format.kind == "element"
             codes = round_by_list(
                 ratios, q.format, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow
@@ -205,6 +230,20 @@ def _scaled(
         return by_groups(x, q, rows)
 
     return values
+
+
+def _float32(values: Floats) -> Floats:
+    return values.astype(np.float32).astype(np.float64)
+
+
+def _scales(q: QuantizerSettings, divisor: float, kind: str) -> Callable[[Floats], Floats]:
+    """Return a function that gives the scale of each element."""
+
+    def rows(groups: Floats) -> Floats:
+        scales = group_scales(groups, q, divisor, kind)
+        return np.broadcast_to(scales[:, None], groups.shape)
+
+    return lambda x: np.array(by_groups(x, q, rows))
 
 
 def group_scales(groups: Floats, q: QuantizerSettings, divisor: float, kind: str) -> Floats:
@@ -219,8 +258,8 @@ def group_scales(groups: Floats, q: QuantizerSettings, divisor: float, kind: str
             scales = np.where(
                 np.isfinite(scales), np.ldexp(1.0, exponent - (fraction == 0.5)), scales
             )
-        elif kind in ("bfloat16", "float16"):
-            scales = rounded_to({"bfloat16": "bf16", "float16": "fp16"}[kind], scales)
+        elif kind in _HALVES:
+            scales = rounded_to(_HALVES[kind], scales)
         smallest = float(np.finfo(np.float32).smallest_subnormal)
         scales = np.where(amax == 0, 1.0, np.maximum(scales, smallest))
         return np.where(np.isinf(amax) & (q.inf != "saturate"), np.nan, scales)
@@ -350,4 +389,5 @@ def tiles(fmt: str, rows: int, columns: int, divisor: float | None = None) -> Co
     """Return the convention of one float32 scale for each tile of the last two dimensions."""
     q = QuantizerSettings(get(fmt), {"granularity": "block", "block": (rows, columns)})
     name = f"{fmt} per tile of {rows}x{columns}"
-    return Convention(name, _scaled(q, divisor or q.format.max, "float32"))
+    scales = _scales(q, divisor or q.format.max, "float32")
+    return Convention(name, _scaled(q, divisor or q.format.max, "float32"), scales=scales)

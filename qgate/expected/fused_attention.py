@@ -1,11 +1,10 @@
 """Attention of 16-bit tensors with the roundings of fused kernels, forward and backward.
 
-All of them round the unnormalized probabilities before the product with the values, and divide by
-their unrounded sum last. On the way back FlashAttention and CPUs round the gradients of the scores
-before they multiply by the scale; cuDNN and the memory-efficient kernel of CUDA round them after
-it. In float16 these gradients are often subnormal, and the scale makes them smaller: on an H200 the
-gradients of q_proj and k_proj had 5 to 16 times the error accepted on a CPU, though the code was
-right.
+`qgate.arithmetics.attention` has the steps; the products here are torch's. On the way back
+FlashAttention and CPUs round the gradients of the scores before they multiply by the scale; cuDNN
+and the memory-efficient kernel of CUDA round them after it. In float16 these gradients are often
+subnormal, and the scale makes them smaller: on an H200 the gradients of q_proj and k_proj had 5 to
+16 times the error accepted on a CPU, though the code was right.
 """
 
 from __future__ import annotations
@@ -19,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
+from qgate.arithmetics.attention import BackwardRounding, FusedSteps
+
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
-_LOG2_E = 1 / math.log(2)
 # Scores that are computed at once: 64 MB.
 _SCORES = 1 << 24
 
@@ -82,41 +82,44 @@ class _Rounded(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, factor: float,
         rounds_scaled: bool,
     ) -> Tensor:  # fmt: skip
+        dtype = query.dtype
         results, sums = [], []
         for rows in _parts(query, key):
-            scores = _scores(query, key, mask, factor, rows)
-            most = scores.amax(-1, keepdim=True)
-            most = most.masked_fill(most == -math.inf, 0.0)
-            p = torch.exp2((scores - most) * _LOG2_E)
-            total = p.sum(-1, keepdim=True)
-            result = p.to(query.dtype).float() @ value.float()
-            results.append((result * total.reciprocal()).to(query.dtype))
-            sums.append(most + total.log())
+            result, log_sums = _STEPS.attended(
+                query[..., rows, :], key, value, factor, _part(mask, rows), dtype, [slice(None)]
+            )
+            results.append(result.to(dtype))
+            sums.append(log_sums)
         output = torch.cat(results, -2)
         ctx.save_for_backward(query, key, value, mask, output, torch.cat(sums, -2))
-        ctx.factor, ctx.rounds_scaled = factor, rounds_scaled
+        ctx.factor = factor
+        # cuDNN's way, or FlashAttention's.
+        ctx.rounding = BackwardRounding(after_scale=rounds_scaled, base_e=rounds_scaled)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, output, log_sums = ctx.saved_tensors
-        dtype, before = query.dtype, ctx.factor if ctx.rounds_scaled else 1.0
-        after = ctx.factor / before
+        dtype = query.dtype
         of_query = []
         of_key, of_value = (torch.zeros_like(side, dtype=torch.float32) for side in (key, value))
         for rows in _parts(query, key):
-            grad = grads[0][..., rows, :].float()
-            scores = _scores(query, key, mask, ctx.factor, rows)
-            p = torch.exp2((scores - log_sums[..., rows, :]) * _LOG2_E)
-            along = (grad * output[..., rows, :].float()).sum(-1, keepdim=True)
-            inner = (before * p * (grad @ value.float().mT - along)).to(dtype).float()
-            of_value += p.to(dtype).float().mT @ grad
-            of_query.append((after * (inner @ key.float())).to(dtype))
-            of_key += inner.mT @ query[..., rows, :].float()
-        return (
-            torch.cat(of_query, -2), (after * of_key).to(dtype), of_value.to(dtype), None, None,
-            None,
-        )  # fmt: skip
+            parts = _STEPS.gradients(
+                query[..., rows, :], key, value, grads[0][..., rows, :], output[..., rows, :],
+                log_sums[..., rows, :], ctx.factor, _part(mask, rows), dtype, ctx.rounding,
+            )  # fmt: skip
+            of_query.append(parts[0].to(dtype))
+            of_key += parts[1]
+            of_value += parts[2]
+        return torch.cat(of_query, -2), of_key.to(dtype), of_value.to(dtype), None, None, None
+
+
+def _product(a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
+    sums = a.float() @ b.float().mT
+    return sums if start is None else sums + start
+
+
+_STEPS = FusedSteps(_product, wide=False)
 
 
 def _parts(query: Tensor, key: Tensor) -> Iterator[slice]:
@@ -126,11 +129,5 @@ def _parts(query: Tensor, key: Tensor) -> Iterator[slice]:
         yield slice(start, start + step)
 
 
-def _scores(query: Tensor, key: Tensor, mask: Tensor | None, factor: float, rows: slice) -> Tensor:
-    scores = (query[..., rows, :].float() @ key.float().mT) * factor
-    if mask is None:
-        return scores
-    part = mask[..., rows, :] if mask.shape[-2] > 1 else mask
-    if part.dtype is torch.bool:
-        return scores.masked_fill(~part, -math.inf)
-    return scores + part.float()
+def _part(mask: Tensor | None, rows: slice) -> Tensor | None:
+    return mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]

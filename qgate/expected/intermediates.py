@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,8 +23,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from qgate.arithmetics.known import KnownAttention, KnownProduct
 from qgate.expected.noise import evaluate
 
+Scales = Mapping[int, Tensor]
+_OPERANDS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16)
+CODES, SCALED = "codes", "scaled"
+_CODES_WORDS = {CODES: "the product of codes", SCALED: "the product times one scale"}
 HALVES = (torch.bfloat16, torch.float16)
 """The dtypes that intermediate values may be rounded to."""
 INSIDE = "."
@@ -32,15 +37,10 @@ INSIDE = "."
 EXPONENTIAL, SUMS = 2.0**-20, 2.0**-22
 """Relative float noise of exponentials, which processors approximate, and of other results."""
 _aten = torch.ops.aten
-PRODUCTS = frozenset({"mm", "bmm", "convolution"})
+MULTIPLYING = frozenset({"mm", "bmm", "convolution"})
 # Operators whose results hold no new values, or exact ones.
 _MOVES = frozenset(
-    "abs amax amin arange bitwise_not cat clamp clamp_max clamp_min clone constant_pad_nd contiguous "
-    "copy copy_ detach embedding empty empty_like expand fill fill_ flip full full_like gather index "
-    "index_put index_put_ index_select lift_fresh masked_fill masked_fill_ max maximum min minimum "
-    "neg new_full new_zeros ones ones_like relu repeat roll scalar_tensor scatter select_scatter "
-    "slice_scatter sort split stack topk tril triu unbind where zero_ zeros zeros_like _to_copy "
-    "_unsafe_view new_empty new_empty_strided empty_strided threshold_backward".split()
+    ["abs", "amax", "amin", "arange", "bitwise_not", "cat", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "contiguous", "copy", "copy_", "detach", "embedding", "empty", "empty_like", "expand", "fill", "fill_", "flip", "full", "full_like", "gather", "index", "index_put", "index_put_", "index_select", "lift_fresh", "masked_fill", "masked_fill_", "max", "maximum", "min", "minimum", "neg", "new_full", "new_zeros", "ones", "ones_like", "relu", "repeat", "roll", "scalar_tensor", "scatter", "select_scatter", "slice_scatter", "sort", "split", "stack", "topk", "tril", "triu", "unbind", "where", "zero_", "zeros", "zeros_like", "_to_copy", "_unsafe_view", "new_empty", "new_empty_strided", "empty_strided", "threshold_backward"]
 )
 
 
@@ -79,20 +79,37 @@ class AttentionRule:
 
 
 @dataclass(frozen=True)
+class KnownRule:
+    """A known arithmetic of attention, and how it cuts the keys."""
+
+    known: KnownAttention
+    dtype: torch.dtype
+    tile: int
+    descending: bool
+
+    def words(self) -> str:
+        tile = f", {self.tile} keys at once" if self.tile else ""
+        return f"{self.known.words}{tile}{', the last first' if self.descending else ''}"
+
+
+@dataclass(frozen=True)
 class Arithmetic:
-    """Which intermediate values a kernel rounds, and how it computes attention.
+    """Which intermediate values a kernel rounds, and how it computes products and attention.
 
     dtype      what results of operators are rounded to
     sites      numbers of the operators in order of execution; None for all that are not inside
                of another
     arguments  positions of dequantized arguments that are rounded to the dtype
     attention  how a softmax and the product after it are computed, if fused
+    product    the known arithmetic of matrix products, with K cut into `splits` parts
     """
 
     dtype: torch.dtype
     sites: frozenset[int] | None = frozenset()
     arguments: tuple[int, ...] = ()
-    attention: AttentionRule | None = None
+    attention: AttentionRule | KnownRule | None = None
+    product: KnownProduct | None = None
+    splits: int = 1
     names: tuple[str, ...] = field(default=(), compare=False)
     """The operators of the example."""
 
@@ -107,13 +124,15 @@ class Arithmetic:
 
     def words(self) -> str:
         parts = []
+        if self.product is not None:
+            parts.append(self.product.with_splits(self.splits))
         if self.attention is not None:
             parts.append(self.attention.words())
         to = f"rounded to {dtype_name(self.dtype)}"
         if self.sites is None:
             parts.append(f"the result of each operator {to}")
         elif self.sites:
-            counts = Counter(self.names[site] for site in sorted(self.sites))
+            counts = Counter(_operator_words(self.names[site]) for site in sorted(self.sites))
             of = ", ".join(name if n == 1 else f"{n} {name}" for name, n in counts.items())
             parts.append(f"the results of {of} {to}")
         if self.arguments:
@@ -127,6 +146,12 @@ class Arithmetic:
         return len(self.sites or ()) + len(self.arguments)
 
 
+def _operator_words(name: str) -> str:
+    outer, _, inner = name.rpartition(INSIDE)
+    inner = _CODES_WORDS.get(inner, inner)
+    return f"{inner} in {outer}" if outer else inner
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype without its package."""
     return str(dtype).removeprefix("torch.")
@@ -138,24 +163,31 @@ def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Operators(TorchDispatchMode):
-    """Number the operators inside that compute new values, and change the results of some.
+    """Number the operators inside that compute new values, and compute some of them otherwise.
 
-    change     function from a result, its number and the operator's name to another result
-    attention  how a softmax and the product after it are computed; `moves` makes it noisy
+    change      function from a result, its number and the operator's name to another result
+    arithmetic  how products and attention are computed; `noise` moves what is rounded inside
+    scales      of arguments by the address of their memory, as tensors of the same layout
     """
 
     def __init__(
         self,
         change: Callable[[Tensor, int, str], Tensor] | None = None,
-        attention: AttentionRule | None = None,
+        arithmetic: Arithmetic | None = None,
         noise: Noise | None = None,
+        scales: Mapping[int, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.change, self.attention, self.noise = change, attention, noise
+        self.change, self.noise, self.scales = change, noise, scales or {}
+        self.attention = arithmetic.attention if arithmetic else None
+        self.product = arithmetic.product if arithmetic else None
+        self.splits = arithmetic.splits if arithmetic else 1
         self.names: list[str] = []
         # Scores and probabilities by the address of their memory, which views of them share.
         self.scores: dict[int, tuple[Tensor, Tensor]] = {}
-        self.has_attention = False
+        self.has_attention = self.has_fused_attention = False
+        self.keys = 0
+        self.depths: list[tuple[int, tuple[torch.dtype, torch.dtype]]] = []
         self.composite = ""
 
     def __torch_dispatch__(
@@ -166,17 +198,50 @@ class Operators(TorchDispatchMode):
         if function in _DECOMPOSED:
             with self:
                 return self.compose(name, lambda: _DECOMPOSED[function](*args, **kwargs))
-        result = self._attended(name, args)
-        if result is None:
-            result = function(*args, **kwargs)
+        if name in ("mm", "bmm"):
+            result = self._attended(args)
+            return self._changed(self._multiplied(name, *args) if result is None else result, name)
+        result = function(*args, **kwargs)
         if name in _MOVES or function.is_view:
             return result
         if name == "_softmax" and args[1] in (-1, args[0].dim() - 1):
             self.scores[result.untyped_storage().data_ptr()] = args[0], result
-            if self.attention is not None:  # its values are rounded within the product
-                self.names.append(name)
+            if isinstance(self.attention, AttentionRule):  # rounded within the product
+                self.names.append(self.composite + name)
                 return result
         return tree_map(lambda value: self._changed(value, name), result)
+
+    def _multiplied(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """Multiply matrices; products of codes, and those times one scale, are sites inside."""
+        scale_a, scale_b = self._scale_of(a, -1), self._scale_of(b, -2)
+        if scale_a is not None:
+            a = a / scale_a
+        if scale_b is not None:
+            b = b / scale_b
+        result = self._sums(a, b)
+        if scale_a is None and scale_b is None:
+            return result
+        result = self._changed(result, name + INSIDE + CODES)
+        if scale_a is not None and scale_b is not None:
+            result = self._changed(result * scale_a, name + INSIDE + SCALED)
+        last = scale_b if scale_b is not None else scale_a
+        return result if last is None else result * last
+
+    def _sums(self, a: Tensor, b: Tensor) -> Tensor:
+        dtypes = _dtype_of(a), _dtype_of(b)
+        self.depths.append((a.shape[-1], dtypes))
+        if self.product is None or not self.product.takes(*dtypes):
+            return a @ b
+        return self.product.sums(a, b.mT, dtypes, self.splits).to(a.dtype)
+
+    def _scale_of(self, x: Tensor, inner: int) -> Tensor | None:
+        """Return the scales of an argument, if they are the same along the inner dimension."""
+        scales = self.scales.get(x.untyped_storage().data_ptr())
+        if scales is None:
+            return None
+        scales = scales.as_strided(x.shape, x.stride(), x.storage_offset())
+        one = scales.narrow(inner, 0, min(1, scales.shape[inner]))
+        return one if bool((scales == one).all()) else None
 
     def compose(self, name: str, compute: Callable[[], Any]) -> Any:
         """Compute what real code computes as one operator; its own operators stand inside."""
@@ -189,15 +254,14 @@ class Operators(TorchDispatchMode):
             self.composite = ""
         return tree_map(lambda value: self._changed(value, name), result)
 
-    def _attended(self, name: str, args: Any) -> Tensor | None:
+    def _attended(self, args: Any) -> Tensor | None:
         """Compute the product of probabilities and values as fused attention does."""
-        if name not in ("mm", "bmm"):
-            return None
         scores = self.scores.get(args[0].untyped_storage().data_ptr())
         if scores is None or scores[0].numel() != args[0].numel():
             return None
         self.has_attention = True
-        if self.attention is None:
+        self.keys = max(self.keys, scores[0].shape[-1])
+        if not isinstance(self.attention, AttentionRule):
             return None
         return attend(scores[0].reshape(args[0].shape), args[1], self.attention, self.noise)
 
@@ -226,7 +290,12 @@ class _Spelled(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function is scaled_dot_product_attention:
-            return self.operators.compose("attention", lambda: _attention(*args, **kwargs))
+            self.operators.has_fused_attention = True
+            rule = self.operators.attention
+            known = rule if isinstance(rule, KnownRule) else None
+            return self.operators.compose(
+                "attention", lambda: _attention(*args, **kwargs, known=known)
+            )
         if function in _COMPOSED:
             return self.operators.compose(
                 function.__name__, lambda: function(*args, **kwargs)
@@ -237,15 +306,19 @@ class _Spelled(TorchFunctionMode):
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
     dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False,
+    enable_gqa: bool = False, known: KnownRule | None = None,
 ) -> Tensor:  # fmt: skip
     if enable_gqa:
         times = query.shape[-3] // key.shape[-3]
         key, value = (side.repeat_interleave(times, -3) for side in (key, value))
-    scores = (query @ key.mT) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if is_causal:
         shape = query.shape[-2], key.shape[-2]
         attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
+    if known is not None:
+        sides = query, key, value, scale, attn_mask, known.dtype, known.tile, known.descending
+        return known.known.values(*sides).to(query.dtype)
+    scores = (query @ key.mT) * scale
     if attn_mask is not None:
         if attn_mask.dtype is torch.bool:
             scores = scores.masked_fill(~attn_mask, -math.inf)
@@ -298,9 +371,11 @@ _COARSE = (-0.079204240219773236, -0.22433836478672356, 0.30354260500649682, 0.0
 """From the third power down: what 2^f lacks of 1 + f for f from 0 to 1."""
 
 
-def trace(like: Callable[..., Any], arguments: Sequence[Any]) -> Operators:
+def trace(
+    like: Callable[..., Any], arguments: Sequence[Any], scales: Scales | None = None
+) -> Operators:
     """Run a function and return its operators, by number, and if they hold an attention."""
-    operators = Operators()
+    operators = Operators(scales=_by_address(arguments, scales))
     with _Spelled(operators), operators:
         evaluate(like, arguments)
     return operators
@@ -312,11 +387,13 @@ def evaluate_as(
     arithmetic: Arithmetic,
     count: int | None = None,
     noise: Noise | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
     """Return what a function gives in an arithmetic, in float64 before the last rounding.
 
-    count  operators that these arguments need, where that may not be those of the example
-    noise  moves values by float noise before they are rounded
+    count   operators that these arguments need, where that may not be those of the example
+    noise   moves values by float noise before they are rounded
+    scales  position → scale of each element of a dequantized argument
     """
     near = list(arguments)
     for position in arithmetic.arguments:
@@ -329,9 +406,27 @@ def evaluate_as(
             value = noise(value, EXPONENTIAL if "softmax" in name else SUMS)
         return rounded(value, arithmetic.dtype)
 
-    operators = Operators(change, arithmetic.attention, noise)
+    operators = Operators(change, arithmetic, noise, _by_address(near, scales))
     with _Spelled(operators), operators:
         return evaluate(like, near)
+
+
+def _by_address(arguments: Sequence[Any], scales: Scales | None) -> dict[int, Tensor]:
+    """Key scales by the memory of their argument; of arguments in order of their memory."""
+    table = {}
+    for position, tensor in (scales or {}).items():
+        argument = arguments[position]
+        if argument.is_contiguous() and argument.dtype == torch.float64 and argument.numel():
+            table[argument.untyped_storage().data_ptr()] = tensor.contiguous()
+    return table
+
+
+def _dtype_of(values: Tensor) -> torch.dtype:
+    """Return the narrowest dtype that holds values exactly."""
+    for dtype in _OPERANDS:
+        if bool((rounded(values, dtype) == values).all()):
+            return dtype
+    return torch.float32
 
 
 class Noise:

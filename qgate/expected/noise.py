@@ -56,6 +56,16 @@ class Expected:
         """Return values with as much room below as above."""
         return cls(values, values - room, values + room, sigma=sigma)
 
+    def select(self, dim: int, index: Tensor) -> Expected:
+        """Return the expected values of some entries of a dimension."""
+
+        def taken(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.index_select(dim, index.to(values.device))
+
+        sides = self.values, self.low, self.high
+        values, low, high = (side.index_select(dim, index.to(side.device)) for side in sides)
+        return Expected(values, low, high, *map(taken, (self.free, self.sigma, self.reach)))
+
     @property
     def width(self) -> Tensor:
         """Return half of what lies between the smallest and the largest value."""

@@ -10,27 +10,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, KnownAttention, KnownProduct
+from qgate.expected.derived import are_independent, find_axes
 from qgate.expected.intermediates import (
+    CODES,
     HALVES,
     INSIDE,
-    PRODUCTS,
+    MULTIPLYING,
     SUMS,
     Arithmetic,
     AttentionRule,
+    KnownRule,
     Noise,
+    Operators,
     dtype_name,
     evaluate_as,
     toggled,
     trace,
 )
-from qgate.expected.noise import Expected, smoothed
+from qgate.expected.noise import Expected, evaluate, smoothed
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
 
+import os
+DEBUG = os.environ.get("DBG")
 TILES = (64, 128, 32, 16, 96, 256, 512, 48, 80, 192)
 """Keys per step of fused attention that are tried, beside all keys at once."""
 OTHERWISE = 0.01
@@ -42,39 +50,106 @@ FEW = 3
 FLIPS = 8.0
 """Times the RMS effect that float noise has through the roundings inside."""
 FLIP_RUNS = 4
+KNOWN_WIDTH = 2.0**-21
+"""Relative room of a known arithmetic, whose sums are definite: scales may be multiplied before."""
 MOST_SITES = 40
 """Operators up to which each is tried alone; of more, those of one name together."""
 FAR = 4.0
 """Times the effect of rounding every operator's result from which on no rounding explains it."""
+SAMPLE = 64
+"""Rows and columns of large results that are looked at."""
+LARGE = 2**16
+"""Elements of a result from which on a sample is looked at."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user allows or asks for.
+
+    known          the one arithmetic that a kernel must follow, if one was named
+    intermediates  True if intermediate values may be rounded to 16 bits
+    """
+
+    known: KnownProduct | KnownAttention | None = None
+    intermediates: bool = True
+
+    @property
+    def asks(self) -> bool:
+        return self.known is not None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run, or a sample of it: dequantized arguments, what came of them, and exact results."""
+
+    subject: KernelSubject
+    choices: Choices
+    name: str
+    ideal: list[Any]
+    scales: dict[int, Tensor]
+    actual: Tensor
+    exact: Expected
+    halves: tuple[torch.dtype, ...]
+    """The dtypes of 16 bits among those of the result and of the arguments."""
+
+    @classmethod
+    def of(cls, subject: KernelSubject, choices: Choices, run: KernelRun) -> Case:
+        """Return the case of a run; of a large result, of some of its rows and columns."""
+        exact = subject.expected(run.arguments, choices, ties=False)
+        ideal, scales = subject.ideal(run.arguments, choices), subject.scales(run.arguments, choices)
+        tensors = [run.actual, *(x for x in run.arguments if isinstance(x, Tensor))]
+        halves = tuple(dtype for dtype in dict.fromkeys(t.dtype for t in tensors) if dtype in HALVES)
+        case = cls(subject, choices, run.name, ideal, scales, run.actual, exact, halves)
+        return case if run.actual.numel() < LARGE or subject.output else case._sampled()
+
+    def _sampled(self) -> Case:
+        generator = torch.Generator().manual_seed(0)
+        case = self
+        for axis in find_axes(self.subject.like, self.ideal):
+            dim = axis.output
+            if dim is None or axis.length <= SAMPLE:
+                continue
+            index = torch.randperm(axis.length, generator=generator)[:SAMPLE].sort().values
+            ideal = axis.take(case.ideal, index)
+            scales = {
+                position: axis.take(_in_place(case.ideal, position, scale), index)[position]
+                for position, scale in case.scales.items()
+            }
+            part = evaluate(self.subject.like, ideal)
+            if not are_independent(case.exact.values, part, dim, index):
+                continue
+            actual = case.actual.index_select(dim, index.to(case.actual.device))
+            exact = case.exact.select(dim, index)
+            case = replace(case, ideal=ideal, scales=scales, actual=actual, exact=exact)
+        return case
+
+    def operators(self) -> Operators:
+        return trace(self.subject.like, self.ideal, self.scales)
+
+
+def _in_place(arguments: Sequence[Any], position: int, value: Tensor) -> list[Any]:
+    return [*arguments[:position], value, *arguments[position + 1 :]]
 
 
 @dataclass(frozen=True)
 class Fit:
     """A run of a kernel beside what an arithmetic gives."""
 
-    subject: KernelSubject
-    choices: Choices
-    run: KernelRun
-    exact: Expected
+    case: Case
     arithmetic: Arithmetic
     count: int | None = None
 
     @cached_property
     def values(self) -> Tensor:
         """Return what the arithmetic gives, before the last rounding."""
-        ideal = self.subject.ideal(self.run.arguments, self.choices)
-        return evaluate_as(self.subject.like, ideal, self.arithmetic, self.count)
-
-    @cached_property
-    def expected(self) -> Expected:
-        """Return the bounds that float noise explains if no rounding inside falls otherwise."""
-        return self._around(self.exact.width)
+        return self._evaluated(self.case.ideal)
 
     @cached_property
     def outside(self) -> Tensor:
-        return self.expected.outside(self.run.actual)
+        """Return where float noise explains nothing, if no rounding inside falls otherwise."""
+        return self._around(self._width).outside(self.case.actual)
 
-    @property
+    @cached_property
     def share(self) -> float:
         """Return the share of the values that float noise does not explain."""
         return float(self.outside.double().mean()) if self.outside.numel() else 0.0
@@ -82,33 +157,50 @@ class Fit:
     @cached_property
     def flips(self) -> Tensor:
         """Return the RMS effect of float noise on each value, through the roundings inside."""
-        ideal = self.subject.ideal(self.run.arguments, self.choices)
+        if not self._rounds:
+            return torch.zeros_like(self.values)
         squares = torch.zeros_like(self.values)
         for seed in range(FLIP_RUNS):
             noise = Noise(seed)
-            near = [noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x for x in ideal]
-            result = evaluate_as(self.subject.like, near, self.arithmetic, self.count, noise)
+            near = [
+                noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
+                for x in self.case.ideal
+            ]
+            result = self._evaluated(near, noise)
             squares += (result - self.values).nan_to_num_(0.0, 0.0, 0.0).square_()
-        return (smoothed(squares / FLIP_RUNS) + _pooled(squares / FLIP_RUNS, self.values)).sqrt_()
+        squares /= squares.new_tensor(FLIP_RUNS)
+        return (smoothed(squares) + _pooled(squares, self.values)).sqrt_()
 
     @cached_property
     def widened(self) -> Expected:
         """Return the bounds with room for roundings that float noise makes fall otherwise."""
-        return self._around(self.exact.width + FLIPS * self.flips)
+        return self._around(self._width + FLIPS * self.flips)
 
     @cached_property
     def is_right(self) -> bool:
+        """Tell if the arithmetic explains the result."""
         if not bool(self.outside.any()):
             return True
         if self.share > 0.5:
             return False
-        outside = self.widened.outside(self.run.actual)
+        outside = self.widened.outside(self.case.actual)
         count = int(outside.sum())
         if count > max(OTHERWISE * outside.numel(), 1):
             return False
-        if count and bool(self._around(self._reach).outside(self.run.actual).any()):
+        if count and bool(self._around(self._reach).outside(self.case.actual).any()):
             return False
         return not _concentrated(outside)
+
+    @property
+    def _rounds(self) -> bool:
+        rule = self.arithmetic.attention
+        return self.arithmetic.sites != frozenset() or rule is not None
+
+    @property
+    def _width(self) -> Tensor:
+        if self.arithmetic.product is None:
+            return self.case.exact.width
+        return KNOWN_WIDTH * self.values.nan_to_num(0.0, 0.0, 0.0).abs()
 
     @property
     def _reach(self) -> Tensor:
@@ -116,10 +208,15 @@ class Fit:
         values = self.values.nan_to_num(0.0, 0.0, 0.0)
         typical = values.square().mean().sqrt()
         step = torch.finfo(self.arithmetic.dtype).eps
-        return self.exact.width + FLIPS * self.flips + 2 * step * (values.abs() + typical)
+        return self._width + FLIPS * self.flips + 2 * step * (values.abs() + typical)
+
+    def _evaluated(self, ideal: Sequence[Any], noise: Noise | None = None) -> Tensor:
+        like, scales = self.case.subject.like, self.case.scales
+        return evaluate_as(like, ideal, self.arithmetic, self.count, noise, scales)
 
     def _around(self, room: Tensor) -> Expected:
-        return self.subject.around(Expected.around(self.values, room), self.choices, self.exact)
+        case = self.case
+        return case.subject.around(Expected.around(self.values, room), case.choices, case.exact)
 
 
 def _pooled(squares: Tensor, values: Tensor) -> Tensor:
@@ -153,79 +250,125 @@ class Accounted:
 
     def expected(self, run: KernelRun, exact: Expected) -> Expected:
         """Return the bounds that a run was held at."""
-        return self.fits[run.name].widened if run.name in self.fits else exact
+        fit = self.fits.get(run.name)
+        return exact if fit is None or fit.values.shape != exact.values.shape else fit.widened
+
+    @cached_property
+    def cost(self) -> float:
+        """Return the RMS distance from exact sums, relative to their RMS."""
+        fit = next(iter(self.fits.values()))
+        exact = fit.case.exact.values.nan_to_num(0.0, 0.0, 0.0)
+        difference = (fit.values - exact).nan_to_num(0.0, 0.0, 0.0)
+        return float(difference.norm() / exact.norm().clamp_min(torch.finfo(torch.float64).tiny))
+
+    @cached_property
+    def shift(self) -> float:
+        """Return by how much results are too large, as a share of the exact ones."""
+        fit = next(iter(self.fits.values()))
+        exact = fit.case.exact.values.nan_to_num(0.0, 0.0, 0.0)
+        energy = exact.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+        return float((fit.values.nan_to_num(0.0, 0.0, 0.0) * exact).sum() / energy) - 1
+
+    def words(self) -> str:
+        """Say how a kernel computes and what that costs, for a report."""
+        words = self.arithmetic.words() or f"sums in {dtype_name(self.arithmetic.dtype)}"
+        cost = f"{100 * self.cost:.2g} % of the RMS from exact sums"
+        if abs(self.shift) > self.cost / 2:
+            cost += f", {100 * self.shift:+.2g} % in all"
+        return f"{words} ({cost})"
 
 
 def account(
-    subject: KernelSubject, runs: Sequence[KernelRun], choices: Choices, failing: Sequence[Failing]
+    subject: KernelSubject,
+    runs: Sequence[KernelRun],
+    choices: Choices,
+    failing: Sequence[Failing],
+    request: Request,
 ) -> Accounted | None:
     """Find the arithmetic that explains the runs that exact sums do not."""
-    exact = {run.name: subject.expected(run.arguments, choices, ties=False) for run in runs}
-    by_name = {run.name: run for run in runs}
-    names = [run.name for run in runs if bool(exact[run.name].outside(run.actual).any())]
-    first = by_name[failing[0].name]
-    names = [first.name, *(name for name in names if name != first.name)]
-    for arithmetic in _arithmetics(subject, first, choices, exact[first.name]):
+    names = [case.name for case in failing] or [run.name for run in runs]
+    cases = [Case.of(subject, choices, run) for run in runs if run.name in names or request.asks]
+    cases.sort(key=lambda case: case.name != names[0])
+    for arithmetic in _arithmetics(cases[0], request):
         fits: dict[str, Fit] = {}
-        for name in names:
-            run = by_name[name]
-            count = None
-            if run is not first:
-                count = len(trace(subject.like, subject.ideal(run.arguments, choices)).names)
-            fit = Fit(subject, choices, run, exact[name], arithmetic, count)
+        for case in cases:
+            count = None if case is cases[0] else len(case.operators().names)
+            fit = _best_split(Fit(case, arithmetic, count))
             if not fit.is_right:
-                if DEBUG:
-                    print("   refuted", arithmetic.words(), name, fit.share)
+                if DEBUG: print("  refuted", arithmetic.words(), case.name, fit.share)
                 break
-            fits[name] = fit
+            fits[case.name] = fit
         else:
             return Accounted(arithmetic, fits)
     return None
 
 
-import os
-DEBUG = os.environ.get("DBG")
+def _best_split(fit: Fit) -> Fit:
+    """Return the fit with as many parts of K as explain it: other shapes are cut otherwise."""
+    product = fit.arithmetic.product
+    if product is None or fit.is_right:
+        return fit
+    for parts in _splits(product, fit.case.operators()):
+        other = replace(fit, arithmetic=replace(fit.arithmetic, splits=parts))
+        if other.is_right:
+            return other
+    return fit
 
 
-def _dtypes(subject: KernelSubject, run: KernelRun) -> list[torch.dtype]:
-    """List the dtypes that intermediate values may have: that of the result, of arguments."""
-    tensors = [run.actual, *(value for value in run.arguments if isinstance(value, Tensor))]
-    return [dtype for dtype in dict.fromkeys(tensor.dtype for tensor in tensors) if dtype in HALVES]
+def _splits(product: KnownProduct, operators: Operators) -> list[int]:
+    depths = {depth for depth, dtypes in operators.depths if product.takes(*dtypes)}
+    return [*dict.fromkeys(parts for depth in sorted(depths) for parts in product.splits(depth))]
 
 
-def _arithmetics(
-    subject: KernelSubject, run: KernelRun, choices: Choices, exact: Expected
-) -> Iterator[Arithmetic]:
+def _arithmetics(case: Case, request: Request) -> Iterator[Arithmetic]:
     """List arithmetics that explain one run, the likeliest first."""
-    ideal = subject.ideal(run.arguments, choices)
-    operators = trace(subject.like, ideal)
+    operators = case.operators()
+    if request.intermediates and not isinstance(request.known, KnownProduct):
+        yield from _roundings(case, operators, request)
+    yield from _known_products(case, operators, request)
+
+
+def _known_products(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+    """List known arithmetics of products, with and without eager roundings between operators."""
+    if isinstance(request.known, KnownAttention):
+        return
+    dtype = case.actual.dtype if case.actual.dtype in HALVES else torch.bfloat16
+    roundings: list[frozenset[int] | None] = [frozenset()]
+    if case.actual.dtype in HALVES and len(operators.names) > 1 and request.intermediates:
+        roundings.append(None)
+    for product in PRODUCTS.values() if request.known is None else [request.known]:
+        assert isinstance(product, KnownProduct)
+        for parts in _splits(product, operators):
+            for sites in roundings:
+                names = tuple(operators.names)
+                arithmetic = Arithmetic(dtype, sites, product=product, splits=parts, names=names)
+                if Fit(case, arithmetic).is_right:
+                    yield arithmetic
+
+
+def _roundings(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
     names = tuple(operators.names)
-    dequantized = tuple(subject.inputs)
-
-    def fit_of(arithmetic: Arithmetic) -> Fit:
-        return Fit(subject, choices, run, exact, arithmetic)
-
-    for dtype in _dtypes(subject, run):
-        eager = Arithmetic(dtype, None, dequantized, names=names)
-        if _is_far(fit_of(eager)):
-            if DEBUG: print("   far", dtype)
+    for dtype in case.halves:
+        eager = Arithmetic(dtype, None, tuple(case.subject.inputs), names=names)
+        if _is_far(Fit(case, eager)):
             continue
-        fits = [fit_of(arithmetic) for arithmetic in _starts(eager, operators.has_attention)]
-        yield from (fit.arithmetic for fit in fits if fit.is_right)
+        fits = []
+        for arithmetic in _starts(eager, operators, request):
+            fits.append(Fit(case, arithmetic))
+            if fits[-1].is_right:
+                yield arithmetic
         fits.sort(key=lambda fit: (fit.share, fit.arithmetic.size))
         for start in fits[:2]:
             best = _searched(start)
-            if best.is_right:
+            if best is not start and best.is_right:
                 yield best.arithmetic
-            elif DEBUG:
-                print("   searched", dtype, best.arithmetic.words(), best.share, start.share, start.arithmetic.words())
 
 
 def _is_far(fit: Fit) -> bool:
     """Tell if a residual is larger than rounding everything makes it."""
-    exact = fit.exact.values.nan_to_num(0.0, 0.0, 0.0)
-    actual = fit.run.actual.double()
-    if not bool(actual[fit.exact.values.isfinite()].isfinite().all()):
+    exact = fit.case.exact.values.nan_to_num(0.0, 0.0, 0.0)
+    actual = fit.case.actual.double()
+    if not bool(actual[fit.case.exact.values.isfinite()].isfinite().all()):
         return False
     residual = (actual - exact).nan_to_num(0.0, 0.0, 0.0)
     moves = (fit.values - exact).nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
@@ -233,29 +376,44 @@ def _is_far(fit: Fit) -> bool:
     return float(residual.square().mean().sqrt()) > FAR * float(moves + last)
 
 
-def _starts(eager: Arithmetic, has_attention: bool) -> Iterator[Arithmetic]:
+def _starts(eager: Arithmetic, operators: Operators, request: Request) -> Iterator[Arithmetic]:
     """List what is common: nothing but arguments, products, everything; fused attention."""
     names = eager.names
-    products = frozenset(
-        site for site, name in enumerate(names) if name.split(INSIDE)[-1] in PRODUCTS
-    )
-    everything = frozenset(range(len(names)))
     plain = replace(eager, sites=frozenset())
-    rules: list[AttentionRule | None] = [None]
-    if has_attention:
-        rules += [
-            AttentionRule(eager.dtype, tile, ascending)
-            for tile in (0, *TILES)
-            for ascending in ((True, False) if tile else (True,))
-        ]
-        rules += [AttentionRule(eager.dtype, tile, is_coarse=True) for tile in (0, 512)]
+    last = [name.split(INSIDE)[-1] for name in names]
+    site_sets: list[frozenset[int] | None] = [
+        frozenset(),
+        frozenset(site for site, name in enumerate(last) if name in MULTIPLYING),
+        frozenset(site for site, name in enumerate(last) if name == CODES),
+        None,
+        frozenset(range(len(names))),
+    ]
     dequantized = [eager.arguments, ()] if eager.arguments else [()]
-    for rule in rules:
+    for rule in _rules(eager.dtype, operators, request):
         for arguments in dequantized:
-            for sites in (frozenset(), products, None, everything):
+            for sites in dict.fromkeys(site_sets):
                 arithmetic = replace(plain, sites=sites, arguments=arguments, attention=rule)
                 if sites is None or arithmetic.size or rule is not None:
                     yield arithmetic
+
+
+def _rules(
+    dtype: torch.dtype, operators: Operators, request: Request
+) -> Iterator[AttentionRule | KnownRule | None]:
+    """List rules of attention: those of a device if one was named, else what they amount to."""
+    keys = operators.keys
+    if isinstance(request.known, KnownAttention):
+        if operators.has_fused_attention and dtype in request.known.dtypes:
+            for tile, descending in request.known.tilings(keys):
+                yield KnownRule(request.known, dtype, tile, descending)
+        return
+    yield None
+    if operators.has_attention:
+        for tile in (0, *(tile for tile in TILES if tile < keys)):
+            for ascending in (True, False) if tile else (True,):
+                yield AttentionRule(dtype, tile, ascending)
+        for tile in (0, *(tile for tile in (512,) if tile < keys)):
+            yield AttentionRule(dtype, tile, is_coarse=True)
 
 
 def _searched(start: Fit) -> Fit:
@@ -277,8 +435,3 @@ def _searched(start: Fit) -> Fit:
         if best is before or best.share == 0:
             break
     return best
-
-
-def describe(accounted: Accounted) -> str:
-    """Say how a kernel computes, for a report."""
-    return accounted.arithmetic.words() or f"sums in {dtype_name(accounted.arithmetic.dtype)}"

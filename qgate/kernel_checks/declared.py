@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,13 @@ class Quantization:
             return x.double(), x.double()
         lower, upper = self.choices[choice].alternatives(to_array(x))
         return from_array(lower, x), from_array(upper, x)
+
+    def scales(self, x: Any, choice: int = 0) -> Tensor | None:
+        """Return the scale of each element, None where elements are not codes times scales."""
+        if isinstance(x, Encoded):
+            return element_scales(x)
+        of = self.choices[choice].scales
+        return None if of is None or not x.numel() else from_array(of(to_array(x)), x)
 
     def pack(self, x: Tensor) -> Encoded:
         """Encode values for a kernel that takes its argument packed."""
@@ -117,6 +124,14 @@ def _from_function(function: Callable[[Tensor], Tensor]) -> Callable[[Floats, fl
         return to_array(function(torch.from_numpy(x).float()))
 
     return values
+
+
+def element_scales(encoded: Encoded) -> Tensor:
+    """Return the scale that each element's code is multiplied with."""
+    q = encoded.quantizer
+    plain = QuantizerSettings(q.format.element, {"scale": 1.0})
+    ones = encode_tensor(torch.ones(encoded.codes.shape), plain, "zero").codes
+    return replace(encoded, codes=ones.to(encoded.codes)).decode(torch.float64)
 
 
 def to_array(x: Tensor) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,7 @@ from qgate.expected.derived import find_axes
 from qgate.expected.noise import Expected, evaluate, longest_dimension
 from qgate.expected.products import Product, find_product
 from qgate.formats import Encoded
-from qgate.formats.encoded import encode_tensor
-from qgate.formats.settings import QuantizerSettings
+from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.dependence import describe_dependence
 from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading
 from qgate.kernel_checks.grouped import describe_groups, grouped_product
@@ -151,21 +150,13 @@ def _wrong_codes(case: Failing) -> str:
         def like(values: Tensor, position: int = position) -> Tensor:
             return evaluate(subject.like, [*ideal[:position], values, *ideal[position + 1 :]])
 
-        table = find_table(like, ideal[position], _element_scales(encoded), case.actual)
+        table = find_table(like, ideal[position], element_scales(encoded), case.actual)
         if table is None:
             continue
         room = case.expected.width * max(1.0, table.largest_change)
         if Expected.around(table.result, room).explains(case.actual) and (words := table.words()):
             return f"argument {position} {words}"
     return ""
-
-
-def _element_scales(encoded: Encoded) -> Tensor:
-    """Return the scale that each element's code is multiplied with."""
-    q = encoded.quantizer
-    plain = QuantizerSettings(q.format.element, {"scale": 1.0})
-    ones = encode_tensor(torch.ones(encoded.codes.shape), plain, "zero").codes
-    return replace(encoded, codes=ones.to(encoded.codes)).decode(torch.float64)
 
 
 def _lost_term(case: Failing) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from qgate.errors import unknown
 from qgate.expected.conventions import MSE, searched_error
 from qgate.expected.derived import RELATIONS, DerivedInput, find_axes
-from qgate.expected.distances import distance_to_multiple, relative_error
+from qgate.expected.distances import relative_error
 from qgate.expected.narrow_floats import is_wide_float
 from qgate.expected.products import find_product
 from qgate.kernel_checks.accepted import hold_accepted
-from qgate.kernel_checks.arithmetic import account, describe
+from qgate.kernel_checks.arithmetic import Request
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
 from qgate.kernel_checks.diagnosis import explain
+from qgate.kernel_checks.fitting import Judgement, judge
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import hold_reference, settle_reference
 from qgate.kernel_checks.runs import (
     EXAMPLE,
-    Failing,
     KernelRun,
     check_invariance,
     check_repeats,
@@ -84,6 +84,7 @@ def check_kernel(
     ideal = subject.values(example, choices)
     report.format_error = relative_error(ideal, exact)
     _check_limit(limit, report.format_error)
+    request = Request()
     run = KernelRun(EXAMPLE, example, run_kernel(subject, example, exact.shape, EXAMPLE, report))
     report.error = relative_error(run.actual, exact)
     if convention == MSE:
@@ -95,7 +96,7 @@ def check_kernel(
         _check_searched(subject, run, report)
     else:
         derived = derived_inputs(subject, example, chosen, shapes, seed, report)
-        runs = _check_exactly(subject, run, derived, report)
+        runs = _check_exactly(subject, run, derived, request, report)
         if invariant:
             check_invariance(subject, run, runs, report)
         note_refusals(derived, report)
@@ -168,7 +169,11 @@ def _check_limit(limit: float | None, format_error: float) -> None:
 
 
 def _check_exactly(
-    subject: KernelSubject, run: KernelRun, derived: Sequence[DerivedInput], report: CheckReport
+    subject: KernelSubject,
+    run: KernelRun,
+    derived: Sequence[DerivedInput],
+    request: Request,
+    report: CheckReport,
 ) -> list[KernelRun]:
     """Hold the example and derived inputs within float noise of one convention; return all runs."""
     runs = [run]
@@ -177,91 +182,21 @@ def _check_exactly(
         if actual is not None:
             runs.append(KernelRun(variant.name, variant.arguments, actual, variant))
     runs = comparable(subject, runs, report)
-    choices, failing = _fit(subject, runs)
+    judgement = judge(subject, runs, request)
     report.conventions = {
-        _slot_name(slot): quantization.choices[choices[slot]].name
+        _slot_name(slot): quantization.choices[judgement.choices[slot]].name
         for slot, quantization in subject.slots.items()
     }
-    accounted = account(subject, runs, choices, failing) if failing else None
-    if failing and accounted is None:
+    if judgement.failing:
         hold_reference(subject, run.arguments)
-        check_steadiness(failing[0], report)
-        raise explain(failing, len(runs), report)
-    if accounted is not None:
-        report.conventions["arithmetic"] = describe(accounted)
+        check_steadiness(judgement.failing[0], report)
+        raise explain(judgement.failing, len(runs), report)
+    if judgement.accounted is not None:
+        report.conventions["arithmetic"] = judgement.accounted.words()
     check_repeats(subject, runs[0], report)
     report.held = [each.name for each in runs]
-    _measure_power(subject, runs[0], choices, report)
+    _measure_power(subject, runs[0], judgement, report)
     return runs
-
-
-def _fit(subject: KernelSubject, runs: Sequence[KernelRun]) -> tuple[Choices, list[Failing]]:
-    """Find the conventions that explain all runs, or those that come nearest."""
-    definition: Choices = dict.fromkeys(subject.slots, 0)
-    failing = list(_failing(subject, runs, definition))
-    if not failing:
-        return definition, []
-    best = definition, failing
-    first = next(run for run in runs if run.name == failing[0].name)
-    candidates = _nearest(subject, failing[0], definition)
-    for number, choices in enumerate(candidates):
-        if number == 0 or next(_failing(subject, [first], choices), None) is None:
-            failing = list(_failing(subject, runs, choices))
-            if number == 0 or len(failing) < len(best[1]):
-                best = choices, failing
-            if not failing:
-                break
-    return best
-
-
-def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[Choices]:
-    """List the conventions whose expected values are nearest to an actual result."""
-    if all(len(quantization.choices) == 1 for quantization in subject.slots.values()):
-        return []
-
-    def distance_of(choices: Choices) -> float:
-        values = subject.values(failing.arguments, choices)
-        return distance_to_multiple(failing.actual, values)
-
-    current, nearest = start, distance_of(start)
-    distances = [(nearest, start)]
-    for _ in range(2):
-        before = nearest
-        for changed in _neighbors(subject, current):
-            distance = distance_of(changed)
-            distances.append((distance, changed))
-            if distance < nearest:
-                current, nearest = changed, distance
-        if nearest == before:
-            break
-    # The definition stays unless another convention is clearly nearer.
-    distances[0] = (distances[0][0] / 2, start)
-    distances.sort(key=lambda entry: entry[0])
-    return [choices for _, choices in distances[:6]]
-
-
-def _neighbors(subject: KernelSubject, current: Choices) -> Iterator[Choices]:
-    """Change one convention, or that of all arguments in one format together."""
-    slots = subject.slots
-    names = dict.fromkeys(quantization.name for quantization in slots.values())
-    groups = [[slot for slot in slots if slots[slot].name == name] for name in names]
-    groups += [[slot] for group in groups if len(group) > 1 for slot in group]
-    for group in groups:
-        for number in range(min(len(slots[slot].choices) for slot in group)):
-            changed = {**current, **dict.fromkeys(group, number)}
-            if changed != current:
-                yield changed
-
-
-def _failing(
-    subject: KernelSubject, runs: Sequence[KernelRun], choices: Choices
-) -> Iterator[Failing]:
-    for run in runs:
-        expected = subject.expected(run.arguments, choices)
-        wrong = expected.outside(run.actual)
-        if bool(wrong.any()):
-            about = run.name, run.arguments, run.actual
-            yield Failing(subject, choices, *about, expected, wrong)
 
 
 def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport) -> None:
@@ -281,8 +216,9 @@ def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport)
         _slot_name(slot): "searched scales, held by their error alone" for slot in subject.inputs
     }
     if report.error > WORTH_A_SEARCH * best_error:
-        choices, failing = _fit(subject, [run])
-        if not failing:
+        judgement = judge(subject, [run], Request())
+        choices = judgement.choices
+        if not judgement.failing:
             slots = ", ".join(_slot_name(slot) for slot in subject.slots)
             names = ", ".join(
                 dict.fromkeys(q.choices[choices[slot]].name for slot, q in subject.slots.items())
@@ -308,10 +244,10 @@ def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport)
 
 
 def _measure_power(
-    subject: KernelSubject, run: KernelRun, choices: Choices, report: CheckReport
+    subject: KernelSubject, run: KernelRun, judgement: Judgement, report: CheckReport
 ) -> None:
     """Work out the smallest defects that the bounds would have caught on the example."""
-    expected = subject.expected(run.arguments, choices)
+    expected = judgement.expected(run)
     values = expected.values
     low, high = expected.bounds(run.actual.dtype)
     outward = torch.where(values < 0, -low, high)
@@ -326,7 +262,7 @@ def _measure_power(
         share = (room[usable] / values[usable].abs()).min()
         report.smallest_defect["a factor on all values"] = float(share)
     report.smallest_defect["one typical value, of the RMS"] = report.noise
-    ideal = subject.ideal(run.arguments, choices)
+    ideal = subject.ideal(run.arguments, judgement.choices)
     product = (
         None if subject.output else find_product(ideal, find_axes(subject.like, ideal), values)
     )

@@ -151,7 +151,16 @@ class KernelSubject:
         """Return bounds of values before the result is quantized, free where `exact` is."""
         if self.output:
             expected = _quantized(expected, self.output, choices[RESULT])
-        return replace(expected, free=exact.free)
+        return replace(expected, free=exact.free, reach=exact.reach)
+
+    def scales(self, arguments: Sequence[Any], choices: Choices) -> dict[int, Tensor]:
+        """Return the scale of each element of arguments that are codes times scales."""
+        scales = {}
+        for position, quantization in self.inputs.items():
+            of = quantization.scales(arguments[position], choices[position])
+            if of is not None:
+                scales[position] = of
+        return scales
 
     def depends_on_dtype(self, arguments: Sequence[Any], choices: Choices) -> bool:
         """Return True if the reference in float32 lies outside the bounds of that in float64."""
@@ -164,10 +173,13 @@ class KernelSubject:
         """Leave free what the definition poisons beyond the elements that must not be finite.
 
         How far a NaN spreads among the elements that depend on it is free as well: a norm of a row
-        with Inf may hold zeros or NaN.
+        with Inf may hold zeros or NaN. So is what the reference makes a NaN of an Inf.
         """
         poisoned = ~self.unquantized(arguments).isfinite()
         free = poisoned & ~expected.values.isnan() | expected.values.isnan() & ~poisoned
+        sources = [widened(source_of(argument)) for argument in arguments]
+        if not any(isinstance(s, Tensor) and bool(s.isnan().any()) for s in sources):
+            free |= expected.values.isnan()
         reach = poisoned | ~expected.values.isfinite()
         if not bool(reach.any()):
             return replace(expected, free=free)

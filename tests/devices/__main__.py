@@ -4,6 +4,7 @@
   python -m tests.devices cuda:1 --minutes 12 --out results
   python -m tests.devices cuda --only kernels,speed
   python -m tests.devices cuda --only table --match 'nvfp4 .* axis=0'
+  python -m tests.devices cuda --record recorded --match scaled_mm
 
 It needs what the library needs, and nothing of the tests. Each part is processes of its own: one
 that hangs or dies is a row of the page, and the others go on. Exit status: 0 if all parts ran and
@@ -49,6 +50,10 @@ _REFRESH_S, _POLL_S = 5, 0.1
 
 def main() -> int:
     args = _arguments()
+    if args.record:
+        return importlib.import_module("tests.arithmetics.recorder").record(
+            args.device, args.record, args.match, args.minutes
+        )
     parts = importlib.import_module(args.parts).PARTS
     names = args.only.split(",") if args.only else list(parts)
     if unknown := [name for name in names if name not in parts]:
@@ -87,6 +92,8 @@ def _arguments() -> argparse.Namespace:
         metavar="N",
         help="processes of a part (default %(default)s)",
     )
+    add("--record", type=Path, metavar="FOLDER",
+        help="write what matrix kernels of the device return, and run no part")  # fmt: skip
     add("--parts", default="tests.devices.parts", help=argparse.SUPPRESS)
     return parser.parse_args()
 

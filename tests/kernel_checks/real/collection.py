@@ -34,6 +34,11 @@ ROOMS = [
     Room("torch_attention", "torch", "torch"),
     Room("torch_products", "torch", "torch"),
     Room("torch_others", "torch", "torch"),
+    Room("torch_compiled", "torch", "torch"),
     Room("torchao_linears", "torchao", "torchao"),
     Room("transformers_parts", "transformers", "transformers"),
+    Room("bitsandbytes_linears", "bitsandbytes", "bitsandbytes"),
+    Room("conch_kernels", "conch", "conch-triton-kernels", interpreted=True),
+    Room("liger_kernels", "liger_kernel", "liger-kernel", interpreted=True),
+    Room("sage_kernels", "sageattention", "sageattention", interpreted=True),
 ]

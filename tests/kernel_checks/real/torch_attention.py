@@ -12,10 +12,10 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import qgate
 from tests.kernel_checks.real.kernel import (
-    FACTOR,
     FP16,
     Fault,
     RealKernel,
+    about,
     changed,
     normal,
     times,
@@ -23,8 +23,8 @@ from tests.kernel_checks.real.kernel import (
 )  # fmt: skip
 
 SHAPE = (2, 4, 80, 64)
-COARSE = r"quantized|rounded|fp8|e4m3|int8|P\b|probabilit|coarse"
-MASKED = r"depends on|mask|key|row|lost"
+COARSE = r"softmax|e4m3|probabilit"
+MASKED = r"depends on|mask|lost|\b79\b"
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0, diagonal: int | None = None) -> Tensor:  # fmt: skip
@@ -65,11 +65,10 @@ causal_flash = backend(SDPBackend.FLASH_ATTENTION, is_causal=True)
 
 
 def _scaled(by: float) -> Fault:
-    words = f"softmax|{FACTOR}"
     return Fault(
         f"softmax scale {100 * (by - 1):+.3g} %",
         lambda q, k, v: sdpa(q, k, v, scale=q.shape[-1] ** -0.5 * by),
-        words,
+        f"softmax|{about(by)}",
     )
 
 
@@ -127,12 +126,6 @@ def _off_by_one(diagonal: int) -> Callable[..., Tensor]:
     return kernel
 
 
-def _flex() -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=True)
-
-
 def _heads_in_another_order(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     return sdpa(q, k.repeat(1, groups, 1, 1), v.repeat(1, groups, 1, 1))
@@ -152,7 +145,7 @@ KERNELS = [
         Fault("P in e4m3", _p_in_e4m3, COARSE),
         Fault("Q and K in int8 by row", lambda q, k, v: sdpa(int8_rows(q), int8_rows(k), v), r"argument.*(int8|quantized)"),
         with_argument("V in e4m3", flash, 2, r"argument 2.*(e4m3|fp8)", _e4m3),
-        Fault("a key of zeros counted", _padded, rf"zero|pad|{FACTOR}|{MASKED}"),
+        Fault("a key of zeros counted", _padded, r"zero|pad|depends on|mask"),
         Fault("second tile's maximum forgotten", _late_max),
     )),
     RealKernel("attention, flash, causal, bf16", "torch", causal_flash, (*HEADS,), causal, faults=(
@@ -176,5 +169,4 @@ KERNELS = [
         Fault("heads in another order", _heads_in_another_order),
     )),
     RealKernel("attention, two lengths, bf16", "torch", flash, (*SHORT,), attention),
-    RealKernel("flex attention, compiled, bf16", "torch", _flex(), (*SHORT,), attention, options={"relations": ["one", "odd", "permuted"]}),
 ]  # fmt: skip

@@ -11,10 +11,10 @@ import qgate
 from qgate.testing import grouped_product
 from tests.kernel_checks.real.kernel import (
     BF16,
-    FACTOR,
     FP16,
     Fault,
     RealKernel,
+    about,
     changed,
     normal,
     term_lost,
@@ -26,7 +26,7 @@ from tests.kernel_checks.real.torch_attention import int8_rows
 BY_ROW = {fmt: qgate.Quantizer(fmt, granularity="channel", axis=0) for fmt in ("int8", "fp8_e4m3")}
 E4M3 = qgate.Quantizer("fp8_e4m3", granularity="tensor")
 QUANTIZED = r"argument.*(int8|int4|e4m3|e5m2|fp8|quantized)"
-TILE = r"row|column|tile|index|zero|element"
+TILE = r"tile|zero|rows? \d+ .*columns? \d+"
 
 
 # Kernels -----------------------------------------------------------------------------------------
@@ -97,6 +97,8 @@ def int8_product(x: Tensor, w: Tensor) -> Tensor:
 
 def int8_packed(x: Tensor, w: Tensor) -> Tensor:
     """Multiply by int8 weights whose scales are rounded to the activations' dtype."""
+    if x.shape[-1] % 16 or not x.numel():
+        raise ValueError("K must be a multiple of 16")  # of others torch reads beyond the weights
     codes, scale = to_int8(w)
     return torch.ops.aten._weight_int8pack_mm(x, codes, scale.squeeze(1).to(x.dtype))
 
@@ -215,25 +217,13 @@ def _lora_scale(by: float) -> object:
 X, W, B = normal(21, (48, 256), (128, 256), (128,))
 W = W / 16
 HX, HW, HB = (tensor.half() for tensor in (X, W, B))
-MLP = [
-    tensor * by
-    for tensor, by in zip(
-        normal(22, (32, 128), (96, 128), (96, 128), (128, 96)), (1, 1 / 11, 1 / 11, 1 / 10)
-    )
-]
-LORA = [
-    tensor * by
-    for tensor, by in zip(
-        normal(23, (48, 256), (128, 256), (16, 256), (128, 16)), (1, 1 / 16, 1 / 16, 1 / 4)
-    )
-]
+MLP = normal(22, (32, 128), (96, 128), (96, 128), (128, 96), scales=(1, 0.09, 0.09, 0.1))
+LORA = normal(23, (48, 256), (128, 256), (16, 256), (128, 16), scales=(1, 0.06, 0.06, 0.25))
 LONG_X, LONG_W = normal(24, (16, 2048), (48, 2048))
 EX, EW = normal(25, (4, 24, 64), (4, 48, 64))
 ENDS = torch.tensor([9, 9, 25, 40])
 GX, GW = normal(26, (40, 64), (4, 48, 64))
 CX, CW, CB = normal(27, (2, 32, 40), (32, 1, 4), (32,))
-COMPILED_GELU, COMPILED_MLP = (torch.compile(f, dynamic=True) for f in (linear_gelu, mlp))
-FEW = {"relations": ["one", "odd", "permuted", "zero rows"]}
 
 KERNELS = [
     RealKernel("linear, bf16", "torch", linear, (X, W), linear, faults=(
@@ -245,8 +235,8 @@ KERNELS = [
         with_argument("last row not read", linear, 0, TILE, _last_row_of_x),
     )),
     RealKernel("linear with a bias, bf16", "torch", linear, (X, W, B), linear, faults=(
-        Fault("bias left out in the last column", _without_the_last_bias, r"(column|entry|index) 127|bias|argument 2"),
-        Fault("bias left out", lambda x, w, b: linear(x, w), r"argument 2|bias"),
+        Fault("bias left out in the last column", _without_the_last_bias, r"\b127\b"),
+        Fault("bias left out", lambda x, w, _b: linear(x, w), r"argument 2|bias"),
         Fault("bias counted twice", lambda x, w, b: linear(x, w, b) + b, r"argument 2|bias"),
         times(linear, 1.003),
     )),
@@ -256,7 +246,7 @@ KERNELS = [
     )),
     RealKernel("linear, 2,048 terms, bf16", "torch", linear, (LONG_X, LONG_W / 45), linear, faults=(
         term_lost(linear, 0, 1500),
-        Fault("last 16 of 2,048 terms left out", lambda x, w: linear(x[..., :-16], w[..., :-16]), r"terms?|2,?03|entr"),
+        Fault("last 16 of 2,048 terms left out", lambda x, w: linear(x[..., :-16], w[..., :-16]), r"2032 to 2047"),
     )),
     RealKernel("linear, fp32", "torch", linear, (X.float(), W.float()), linear, faults=(
         with_argument("weights in bf16", linear, 1, r"argument 1.*(bf16|bfloat16|rounded)", lambda w: w.bfloat16().float() + w * 2**-9 * 0),
@@ -268,38 +258,36 @@ KERNELS = [
         Fault("relu", lambda x, w, b: linear(x, w, b).relu()),
         times(linear_gelu, 1.004),
     )),
-    RealKernel("gelu of linear, compiled, bf16", "torch, compiled", COMPILED_GELU, (X, W, B), linear_gelu, options=FEW),
     RealKernel("SwiGLU MLP, bf16", "torch", mlp, (*MLP,), mlp, faults=(
         times(mlp, 1.002), times(mlp, 1.005),
-        Fault("one of 96 hidden values lost", _hidden(0.0), r"(term|entry|column).*17|lost"),
-        Fault("one of 96 hidden values 10 % low", _hidden(0.9), r"17|0\.9|weight|argument"),
-        Fault("silu in e5m2", _mlp_in_e5m2, r"e5m2|rounded|coarse"),
+        Fault("one of 96 hidden values lost", _hidden(0.0), r"\b17\b"),
+        Fault("one of 96 hidden values 10 % low", _hidden(0.9), r"\b17\b"),
+        Fault("silu in e5m2", _mlp_in_e5m2, r"e5m2"),
         Fault("gelu in the place of silu", _mlp_gelu),
-        Fault("gate 0.5 % too high", _mlp_gate, FACTOR),
+        Fault("gate 0.5 % too high", _mlp_gate, about(1.005)),
         Fault("gate and up swapped", lambda x, gate, up, down: mlp(x, up, gate, down), r"swapped|argument"),
     )),
     RealKernel("SwiGLU MLP, fp16", "torch", mlp, tuple(tensor.half() for tensor in MLP), mlp, faults=(
-        times(mlp, 1.001), Fault("gate 0.5 % too high", _mlp_gate, FACTOR),
+        times(mlp, 1.001), Fault("gate 0.5 % too high", _mlp_gate, about(1.005)),
     )),
-    RealKernel("SwiGLU MLP, compiled, bf16", "torch, compiled", COMPILED_MLP, (*MLP,), mlp, options=FEW, faults=(times(COMPILED_MLP, 1.003),)),
     RealKernel("LoRA, bf16", "torch", lora, (*LORA,), lora, faults=(
-        Fault("scale of the adapter 2 % off", _lora_scale(2.04), FACTOR),
-        Fault("adapter left out", lambda x, w, a, b: linear(x, w), "argument [23]"),
+        Fault("scale of the adapter 2 % off", _lora_scale(2.04), f"{about(1.02)}|argument [23]"),
+        Fault("adapter left out", lambda x, w, _a, _b: linear(x, w), "argument [23]"),
         times(lora, 1.003),
     )),
     RealKernel("residual after linear, bf16", "torch", residual, (X[:, :128].contiguous(), W[:, :128].contiguous()), residual, faults=(
-        Fault("residual of the row before", _stale_residual, r"row"),
+        Fault("residual of the row before", _stale_residual, r"argument 0|rows?.* hold"),
     )),
     RealKernel("experts by einsum, bf16", "torch", experts, (EX, EW / 8), experts, faults=(
-        Fault("weights of the next expert", _next_expert, r"argument 1|expert|hold"),
+        Fault("weights of the next expert", _next_expert, r"argument 1|hold"),
         times(experts, 1.002),
     )),
     RealKernel("SwiGLU experts by bmm, bf16", "torch", swiglu_experts, (EX, (EW / 8).transpose(1, 2).contiguous(), normal(28, (4, 24, 64))[0] / 5), swiglu_experts),
     RealKernel("grouped_mm, bf16", "torch", grouped, (GX, GW / 8, ENDS), grouped_product, faults=(
-        Fault("first group one row longer", _late_groups, r"group|argument 2|row"),
+        Fault("first group one row longer", _late_groups, r"group|argument 2"),
     )),
     RealKernel("causal conv1d by channel, bf16", "torch", causal_conv, (CX, CW, CB), causal_conv, faults=(
-        Fault("one position late", _late_conv, r"hold|depends|index|position"),
+        Fault("one position late", _late_conv, r"hold|depends on"),
         Fault("weights reversed", lambda x, w, b: causal_conv(x, w.flip(-1), b), r"argument 1"),
     )),
     RealKernel("conv1d, bf16", "torch", functional.conv1d, (normal(29, (2, 32, 40))[0], normal(30, (48, 32, 3))[0] / 10), functional.conv1d, faults=(times(functional.conv1d, 1.002),)),
@@ -309,7 +297,7 @@ KERNELS = [
         Fault("weights in e5m2", lambda x, w: fp8_tensor(x, qgate.quantize(w, "fp8_e5m2") if w.numel() else w), r"argument 1.*(e5m2|twice)"),
     )),
     RealKernel("_scaled_mm, FP8 by row", "torch", fp8_rows, (X, W), linear, {0: BY_ROW["fp8_e4m3"], 1: BY_ROW["fp8_e4m3"]}, faults=(
-        Fault("scale of the first row for all", _fp8_of_the_first_row, r"scale"),
+        Fault("scale of the first row for all", _fp8_of_the_first_row, r"argument 0.*scale"),
         times(fp8_rows, 1.003),
     )),
     RealKernel("int8 product, fp16", "torch", int8_product, (HX, HW), linear, {0: BY_ROW["int8"], 1: BY_ROW["int8"]}, faults=(
@@ -321,7 +309,7 @@ KERNELS = [
         with_argument("activations in int8, too", int8_packed, 0, r"argument 0.*(int8|quantized)", int8_rows),
     )),
     RealKernel("int8 weights decoded to bf16", "torch", int8_decoded, (X, W), linear, {1: BY_ROW["int8"]}, faults=(
-        Fault("one of 128 scales 1 % off", _int8_with(_one_scale), r"(row|column|entry|index|scale).*\b5\b"),
+        Fault("one of 128 scales 1 % off", _int8_with(_one_scale), r"\b5\b"),
         Fault("scales of the next row", _int8_with(lambda codes, scale: (codes, scale.roll(1, 0))), r"argument 1.*scale"),
         Fault("weights in int4", lambda x, w: linear(x, qgate.quantize(w, qgate.Quantizer("int4", granularity="channel", axis=0)) if w.numel() else w), r"int4"),
         Fault("codes one too high", _int8_with(lambda codes, scale: (codes.clamp_max(126) + 1, scale)), r"zero point|code"),

@@ -18,10 +18,12 @@ from torchao.quantization import (
     quantize_,
 )
 from torchao.quantization.quant_primitives import (
-    MappingType,
     _choose_qparams_affine,
+    _choose_scale_float8,
     _dequantize_affine,
+    _dequantize_affine_float8,
     _quantize_affine,
+    _quantize_affine_float8,
 )
 
 import qgate
@@ -46,7 +48,7 @@ INT4 = qgate.Quantizer("int4", granularity="channel", axis=0)
 ONE_E4M3 = qgate.Quantizer("fp8_e4m3", granularity="tensor")
 
 
-def layer(config: object, keep: bool = True) -> Function:
+def layer(config: object) -> Function:
     """Return a linear layer whose weights torchao quantizes by a configuration."""
 
     def kernel(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
@@ -106,11 +108,18 @@ def _int8_rows_of_torchao(x: Tensor) -> Tensor:
     if not x.numel():
         return x.float()
     block = [1] * (x.dim() - 1) + [x.shape[-1]]
-    scale, zero = _choose_qparams_affine(
-        x.float(), MappingType.SYMMETRIC, block, torch.int8, eps=1e-12
-    )
+    scale, zero = _choose_qparams_affine(x.float(), "SYMMETRIC", block, torch.int8, eps=1e-12)
     codes = _quantize_affine(x.float(), block, scale, zero, torch.int8)
     return _dequantize_affine(codes, block, scale, zero, torch.int8)
+
+
+def _fp8_rows_of_torchao(x: Tensor) -> Tensor:
+    if not x.numel():
+        return x.float()
+    block = [1] * (x.dim() - 1) + [x.shape[-1]]
+    scale = _choose_scale_float8(x.float(), block, torch.float8_e4m3fn)
+    codes = _quantize_affine_float8(x.float(), scale, torch.float8_e4m3fn)
+    return _dequantize_affine_float8(codes, scale, torch.float32)
 
 
 X, W, B = normal(61, (48, 256), (128, 256), (128,))
@@ -124,24 +133,25 @@ int8_groups = layer(IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=Pe
 SCALES = r"argument 1.*scale|scale.*argument 1"
 
 KERNELS = [
+    RealKernel("FP8 cast by row, fp32", "torchao", _fp8_rows_of_torchao, (X.float(),), lambda x: x, options={"output": E4M3}, bug="a row of zeros becomes NaN (pytorch/ao#4713)", words=r"for zero rows.*NaN|NaN.*zero rows"),
     RealKernel("int8 weights, bf16", "torchao", int8_weights, (X, W), linear, {1: INT8}, faults=(
-        Fault("one of 128 scales 2 % off", _wrong_weights(WEIGHTS, _one_scale), r"(row|column|entry|index|scale).*\b3\b"),
+        Fault("one of 128 scales 2 % off", _wrong_weights(WEIGHTS, _one_scale), r"\b3\b"),
         Fault("scales of the next row", _wrong_weights(WEIGHTS, _scales_moved), SCALES),
         Fault("codes one too high", _wrong_weights(WEIGHTS, _codes_raised), r"zero point|code"),
         with_argument("activations in int8, too", int8_weights, 0, r"argument 0.*(int8|quantized)", int8_rows),
         term_lost(int8_weights, 0, 31), times(int8_weights, 1.002), times(int8_weights, 1.005),
         with_argument("weights in int4", int8_weights, 1, "int4", lambda w: qgate.quantize(w, INT4)),
-        changed("last column zero", int8_weights, r"zero|127", lambda y: y[..., -1:].zero_()),
+        changed("last column zero", int8_weights, r"\b127\b.*zero", lambda y: y[..., -1:].zero_()),
     )),
     RealKernel("int8 weights, fp16", "torchao", int8_weights, (HX, HW), linear, {1: INT8}, faults=(
-        Fault("one of 128 scales 2 % off", _wrong_weights(WEIGHTS, _one_scale), r"(row|column|entry|index|scale).*\b3\b"),
+        Fault("one of 128 scales 2 % off", _wrong_weights(WEIGHTS, _one_scale), r"\b3\b"),
         times(int8_weights, 1.001),
     )),
     RealKernel("int8 weights with a bias, bf16", "torchao", int8_weights, (X, W, B), linear, {1: INT8}, faults=(
-        Fault("bias left out", lambda x, w, b: int8_weights(x, w), r"argument 2|bias"),
+        Fault("bias left out", lambda x, w, _b: int8_weights(x, w), r"argument 2|bias"),
     )),
     RealKernel("int8 weights in groups of 32, bf16", "torchao", int8_groups, (X, W), linear, {1: INT8_GROUPS}, faults=(
-        Fault("groups of 64", layer(IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerGroup(64))), r"64|group|block"),
+        Fault("groups of 64", layer(IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerGroup(64))), r"\b64\b|blocks of|groups of"),
         Fault("scales of the next group", _wrong_weights(IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerGroup(32)), _groups_moved), SCALES),
     )),
     RealKernel("int8 activations and weights, bf16", "torchao", dynamic, (X, W), linear, {0: INT8, 1: INT8}, faults=(
@@ -157,7 +167,7 @@ KERNELS = [
     )),
     RealKernel("FP8 weights by row, bf16", "torchao", layer(Float8WeightOnlyConfig(granularity=PerRow())), (X, W), linear, {1: E4M3}),
     RealKernel("int4 weights in groups of 32, bf16", "torchao", int4_groups, (X, W), linear, {1: INT4_GROUPS}, faults=(
-        Fault("groups of 64", layer(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(64))), r"64|group|block"),
+        Fault("groups of 64", layer(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(64))), r"\b64\b|blocks of|groups of"),
         term_lost(int4_groups, 0, 77),
     )),
     RealKernel("int4 weights by row, fp16", "torchao", layer(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerAxis(0))), (HX, HW), linear, {1: INT4}),
@@ -166,12 +176,12 @@ KERNELS = [
     )),
     RealKernel("MXFP8 cast", "torchao", _mx, (X,), lambda x: x, options={"output": "mxfp8"}, faults=(
         Fault("e5m2", lambda x: _mx(x, torch.float8_e5m2), "e5m2"),
-        times(_mx, 1.001, r"times|factor|1\.001"),
+        times(_mx, 1.001, r"times"),
     )),
     RealKernel("MXFP8 product, fp32", "torchao", lambda x, w: linear(_mx(x), _mx(w)), (X.float(), W.float()), linear, {0: "mxfp8", 1: "mxfp8"}, faults=(
         Fault("weights in blocks of 64", lambda x, w: linear(_mx(x), _mx(w, block=64) if w.shape[-1] % 64 == 0 else _mx(w)), r"argument 1.*(64|block)"),
     )),
     RealKernel("int8 cast by row", "torchao", _int8_rows_of_torchao, (X,), lambda x: x, options={"output": INT8}, faults=(
-        Fault("unsigned range", lambda x: _int8_rows_of_torchao(x.abs()), r"sign|element|column|row"),
+        Fault("unsigned range", lambda x: _int8_rows_of_torchao(x.abs()), ""),
     )),
 ]  # fmt: skip

@@ -7,18 +7,20 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from qgate.testing import CheckReport
 from tests.kernel_checks.real.collection import ROOMS, Room
-from tests.kernel_checks.real.kernel import Fault, RealKernel
+from tests.kernel_checks.real.kernel import Fault, RealKernel, title_of
 
 ROOT = Path(__file__).resolve().parents[3]
-RIGHT, BEGIN = "", "verdict "
+RIGHT = ""
+BEGIN, END = "begin ", "verdict "
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class Verdict:
     """What `check_kernel` said of one kernel.
 
     fault       name of the planted fault, empty for the kernel as it should be
-    reported    where the fault was published, if it is the package's own
-    green       True if the check passed
+    is_bug      True if the fault is the package's own
+    verdict     "green", "red", or "none" where an exception or the end of the process came first
     first_line  of the failure, or what the report names of a green kernel
     named       True if the first line holds the words of the fault
     """
@@ -35,8 +37,8 @@ class Verdict:
     package: str
     kernel: str
     fault: str
-    reported: str
-    green: bool
+    is_bug: bool
+    verdict: str
     first_line: str
     named: bool
     has_words: bool
@@ -44,84 +46,124 @@ class Verdict:
 
     @property
     def is_as_wanted(self) -> bool:
-        return self.green == (self.fault == RIGHT)
+        return self.verdict == ("green" if self.fault == RIGHT else "red")
 
 
 def judge(kernel: RealKernel, fault: Fault | None = None) -> Verdict:
     """Check a kernel, or one of its faults; never raise."""
     start = time.perf_counter()
     try:
-        report = kernel.check(fault)
-        green, line = True, describe(report)
+        verdict, line = "green", describe(kernel.check(fault))
     except AssertionError as failure:
-        green, line = False, (str(failure).splitlines() or [""])[0]
-    except Exception as error:  # a crash is no verdict, and never green
-        green, line = False, f"no verdict: {type(error).__name__}: {error}".splitlines()[0]
-    words = "" if fault is None else fault.words
-    crashed = line.startswith("no verdict: ")
-    return Verdict(
-        kernel.package,
-        kernel.name,
-        RIGHT if fault is None else fault.name,
-        "" if fault is None else fault.reported,
-        green,
-        line,
-        bool(words) and not green and not crashed and bool(re.search(words, line)),
-        bool(words),
-        round(time.perf_counter() - start, 2),
+        verdict, line = "red", (str(failure).splitlines() or [""])[0]
+    except Exception as error:
+        verdict, line = "none", f"{type(error).__name__}: {error}".splitlines()[0]
+    words = kernel.words if fault is None else fault.words
+    return replace(
+        unjudged(kernel, fault),
+        verdict=verdict,
+        first_line=line,
+        named=bool(words) and verdict == "red" and is_named(words, line),
+        seconds=round(time.perf_counter() - start, 2),
     )
 
 
-def describe(report: Any) -> str:
+def unjudged(kernel: RealKernel, fault: Fault | None) -> Verdict:
+    """Return the verdict of a case in which the process ends."""
+    return Verdict(
+        kernel.package,
+        kernel.name,
+        kernel.bug if fault is None else fault.name,
+        bool(kernel.bug),
+        "none",
+        "the process ended",
+        named=False,
+        has_words=bool(kernel.words if fault is None else fault.words),
+        seconds=0.0,
+    )
+
+
+def is_named(words: str, first_line: str) -> bool:
+    """Tell whether a first line holds the words; advice to declare other sums is no cause."""
+    return "errors look like rounding" not in first_line and bool(re.search(words, first_line))
+
+
+def describe(report: CheckReport) -> str:
     """Say which conventions and which arithmetic a report names."""
     parts = [f"{slot}: {name}" for slot, name in report.conventions.items()]
-    parts += [str(report.arithmetic)] if getattr(report, "arithmetic", "") else []
-    return "; ".join(parts)
+    arithmetic = getattr(report, "arithmetic", "")
+    return "; ".join([*parts, *([str(arithmetic)] if arithmetic else [])])
 
 
-def judge_all(
-    rooms: Sequence[Room] = ROOMS, only: str = "", right_only: bool = False
-) -> Iterator[Verdict]:
-    """Judge every kernel and fault whose title holds `only`, room after room."""
-    for room in rooms:
-        yield from _in_a_process(room, only, right_only)
+@dataclass(frozen=True)
+class Selection:
+    """Which cases to judge: those whose title holds a text, with or without faults, or by title."""
+
+    only: str = ""
+    right_only: bool = False
+    titles: tuple[str, ...] = ()
+
+    def holds(self, title: str, fault: Fault | None) -> bool:
+        if self.right_only and fault is not None:
+            return False
+        return title in self.titles if self.titles else self.only in title
 
 
-def _in_a_process(room: Room, only: str, right_only: bool) -> Iterator[Verdict]:
+def judge_room(room: Room, selection: Selection) -> Iterator[Verdict]:
+    """Judge the cases of a room in a process, and go on in another one where it ends early."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     environment.pop("TRITON_INTERPRET", None)
     if room.interpreted:
         environment["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, "-m", "tests.kernel_checks.real.verdicts", room.module, only]
-    with subprocess.Popen(
-        [*command, *(["right"] if right_only else [])],
-        cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        assert process.stderr is not None
-        for line in process.stdout:
-            if line.startswith(BEGIN):
-                yield Verdict(**json.loads(line.removeprefix(BEGIN)))
-        errors = process.stderr.read()
-    if process.returncode:
-        raise RuntimeError(
-            f"{room.module} ended with status {process.returncode}: {errors[-2000:]}"
-        )
+    count = 0
+    while True:
+        wanted = json.dumps({**asdict(selection), "skip": count})
+        begun: Verdict | None = None
+        with (
+            tempfile.TemporaryFile("w+") as errors,
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.kernel_checks.real.verdicts", room.module, wanted],
+                cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True,
+            ) as process,
+        ):  # fmt: skip
+            assert process.stdout is not None
+            for line in process.stdout:
+                if line.startswith(BEGIN):
+                    begun = Verdict(**json.loads(line.removeprefix(BEGIN)))
+                elif line.startswith(END):
+                    yield Verdict(**json.loads(line.removeprefix(END)))
+                    count, begun = count + 1, None
+            status = process.wait()
+            errors.seek(0)
+            text = errors.read()
+        if begun is None:
+            if status:
+                raise RuntimeError(f"{room.module} ended with status {status}: {text[-2000:]}")
+            return
+        yield replace(begun, first_line=f"the process ended with status {status}")
+        count += 1
 
 
-def main(module: str, only: str, right_only: bool) -> None:
-    """Judge the kernels of one room, and print a line of JSON for each."""
+def main(module: str, wanted: str) -> None:
+    """Judge the kernels of one room; print a line of JSON before and after each."""
     import torch
 
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
+    options = json.loads(wanted)
+    skip = options.pop("skip")
+    selection = Selection(**options)
     room = next(room for room in ROOMS if room.module == module)
-    for kernel in room.load():
-        for fault in (None, *(() if right_only else kernel.faults)):
-            title = kernel.name if fault is None else f"{kernel.name}: {fault.name}"
-            if only in f"{kernel.package}: {title}":
-                print(BEGIN + json.dumps(asdict(judge(kernel, fault))), flush=True)
+    cases = [
+        (kernel, fault)
+        for kernel in room.load()
+        for fault in (None, *kernel.faults)
+        if selection.holds(title_of(kernel, fault), fault)
+    ]
+    for kernel, fault in cases[skip:]:
+        print(BEGIN + json.dumps(asdict(unjudged(kernel, fault))), flush=True)
+        print(END + json.dumps(asdict(judge(kernel, fault))), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "", "right" in sys.argv[3:])
+    main(sys.argv[1], sys.argv[2])

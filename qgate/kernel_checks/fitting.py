@@ -1,0 +1,124 @@
+"""Which conventions and which arithmetic explain the results of a kernel at all its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from qgate.expected.distances import distance_to_multiple
+from qgate.expected.noise import Expected
+from qgate.kernel_checks.arithmetic import Accounted, Request, account
+from qgate.kernel_checks.runs import Failing, KernelRun
+from qgate.kernel_checks.subject import Choices, KernelSubject
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What explains the results of a kernel, or what does not.
+
+    ties       True if codes within float noise of a rounding boundary may be either
+    failing    inputs that nothing explains, beside what comes nearest
+    accounted  the arithmetic, where it is not exact sums rounded once
+    """
+
+    subject: KernelSubject
+    choices: Choices
+    ties: bool
+    failing: list[Failing]
+    accounted: Accounted | None = None
+
+    def expected(self, run: KernelRun) -> Expected:
+        """Return the bounds that a run was held at."""
+        expected = self.subject.expected(run.arguments, self.choices, ties=self.ties)
+        return self.accounted.expected(run, expected) if self.accounted else expected
+
+
+def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: Request) -> Judgement:
+    """Find conventions and an arithmetic that explain all runs.
+
+    Exact sums come first, rounded once; then known arithmetics; and only then codes that float
+    noise decides, since they are the only ones of these that are no definite values.
+    """
+    definition: Choices = dict.fromkeys(subject.slots, 0)
+    listed = [definition]
+    failing: list[Failing] = []
+    for choices in listed:
+        failing = list(_failing(subject, runs, choices, ties=False))
+        accounted = None
+        if failing or request.asks:
+            accounted = account(subject, runs, choices, failing, request)
+        if (not failing and not request.asks) or accounted:
+            return Judgement(subject, choices, False, [], accounted)
+        if choices is definition and failing:
+            listed += _nearest(subject, failing[0], definition)
+    if request.asks:
+        return Judgement(subject, definition, False, failing)
+    return _with_ties(subject, runs, listed)
+
+
+def _with_ties(
+    subject: KernelSubject, runs: Sequence[KernelRun], listed: Sequence[Choices]
+) -> Judgement:
+    best: tuple[Choices, list[Failing]] | None = None
+    for number, choices in enumerate(listed):
+        if best is not None and number > 1:
+            first = next(run for run in runs if run.name == best[1][0].name)
+            if next(_failing(subject, [first], choices, ties=True), None) is not None:
+                continue
+        failing = list(_failing(subject, runs, choices, ties=True))
+        if best is None or len(failing) < len(best[1]):
+            best = choices, failing
+        if not failing:
+            break
+    assert best is not None
+    return Judgement(subject, best[0], True, best[1])
+
+
+def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[Choices]:
+    """List the conventions whose expected values are nearest to an actual result."""
+    if all(len(quantization.choices) == 1 for quantization in subject.slots.values()):
+        return []
+
+    def distance_of(choices: Choices) -> float:
+        values = subject.values(failing.arguments, choices)
+        return distance_to_multiple(failing.actual, values)
+
+    current, nearest = start, distance_of(start)
+    distances = [(nearest, start)]
+    for _ in range(2):
+        before = nearest
+        for changed in _neighbors(subject, current):
+            distance = distance_of(changed)
+            distances.append((distance, changed))
+            if distance < nearest:
+                current, nearest = changed, distance
+        if nearest == before:
+            break
+    # The definition stays unless another convention is clearly nearer.
+    distances[0] = (distances[0][0] / 2, start)
+    distances.sort(key=lambda entry: entry[0])
+    return [choices for _, choices in distances[:6] if choices is not start]
+
+
+def _neighbors(subject: KernelSubject, current: Choices) -> Iterator[Choices]:
+    """Change one convention, or that of all arguments in one format together."""
+    slots = subject.slots
+    names = dict.fromkeys(quantization.name for quantization in slots.values())
+    groups = [[slot for slot in slots if slots[slot].name == name] for name in names]
+    groups += [[slot] for group in groups if len(group) > 1 for slot in group]
+    for group in groups:
+        for number in range(min(len(slots[slot].choices) for slot in group)):
+            changed = {**current, **dict.fromkeys(group, number)}
+            if changed != current:
+                yield changed
+
+
+def _failing(
+    subject: KernelSubject, runs: Sequence[KernelRun], choices: Choices, *, ties: bool
+) -> Iterator[Failing]:
+    for run in runs:
+        expected = subject.expected(run.arguments, choices, ties=ties)
+        wrong = expected.outside(run.actual)
+        if bool(wrong.any()):
+            about = run.name, run.arguments, run.actual
+            yield Failing(subject, choices, *about, expected, wrong)
