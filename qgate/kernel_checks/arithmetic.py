@@ -39,6 +39,7 @@ from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
 
 import os
+
 DEBUG = os.environ.get("DBG")
 TILES = (64, 128, 32, 16, 96, 256, 512, 48, 80, 192)
 """Keys per step of fused attention that are tried, beside all keys at once."""
@@ -97,9 +98,14 @@ class Case:
     def of(cls, subject: KernelSubject, choices: Choices, run: KernelRun) -> Case:
         """Return the case of a run; of a large result, of some of its rows and columns."""
         exact = subject.expected(run.arguments, choices, ties=False)
-        ideal, scales = subject.ideal(run.arguments, choices), subject.scales(run.arguments, choices)
+        ideal, scales = (
+            subject.ideal(run.arguments, choices),
+            subject.scales(run.arguments, choices),
+        )
         tensors = [run.actual, *(x for x in run.arguments if isinstance(x, Tensor))]
-        halves = tuple(dtype for dtype in dict.fromkeys(t.dtype for t in tensors) if dtype in HALVES)
+        halves = tuple(
+            dtype for dtype in dict.fromkeys(t.dtype for t in tensors) if dtype in HALVES
+        )
         case = cls(subject, choices, run.name, ideal, scales, run.actual, exact, halves)
         return case if run.actual.numel() < LARGE or subject.output else case._sampled()
 
@@ -296,7 +302,8 @@ def account(
             count = None if case is cases[0] else len(case.operators().names)
             fit = _best_split(Fit(case, arithmetic, count))
             if not fit.is_right:
-                if DEBUG: print("  refuted", arithmetic.words(), case.name, fit.share)
+                if DEBUG:
+                    print("  refuted", arithmetic.words(), case.name, fit.share)
                 break
             fits[case.name] = fit
         else:
