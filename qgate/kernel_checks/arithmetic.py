@@ -43,7 +43,7 @@ import os
 DEBUG = os.environ.get("DBG")
 TILES = (64, 128, 32, 16, 96, 256, 512, 48, 80, 192)
 """Keys per step of fused attention that are tried, beside all keys at once."""
-OTHERWISE = 0.01
+OTHERWISE = 0.02
 """Share of the values that float noise may round otherwise than expected."""
 CONCENTRATED = 0.25
 """Share of the values of one row, column or head from which they are no accident."""
@@ -145,6 +145,8 @@ class Fit:
     case: Case
     arithmetic: Arithmetic
     count: int | None = None
+    least_flips: float = 0.0
+    """The flip energy of a larger case."""
 
     @cached_property
     def values(self) -> Tensor:
@@ -162,20 +164,32 @@ class Fit:
         return float(self.outside.double().mean()) if self.outside.numel() else 0.0
 
     @cached_property
-    def flips(self) -> Tensor:
-        """Return the RMS effect of float noise on each value, through the roundings inside."""
+    def flip_energy(self) -> float:
+        """Return the energy of what float noise does through the roundings inside, as a share."""
         if not self._rounds:
-            return torch.zeros_like(self.values)
-        squares = torch.zeros_like(self.values)
+            return 0.0
+        energy = 0.0
         for seed in range(FLIP_RUNS):
             noise = Noise(seed)
             near = [
                 noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
                 for x in self.case.ideal
             ]
-            result = self._evaluated(near, noise)
-            squares += (result - self.values).nan_to_num_(0.0, 0.0, 0.0).square_()
-        return _pooled(squares / squares.new_tensor(FLIP_RUNS), self.values).sqrt_()
+            moved = (self._evaluated(near, noise) - self.values).nan_to_num_(0.0, 0.0, 0.0)
+            energy += float(moved.square().sum())
+        whole = float(self.values.nan_to_num(0.0, 0.0, 0.0).square().sum())
+        return max(self.least_flips, energy / FLIP_RUNS / whole if whole else 0.0)
+
+    @cached_property
+    def flips(self) -> Tensor:
+        """Return the RMS effect of float noise on each value, through the roundings inside.
+
+        What noise makes fall otherwise is rare, and few elements of few runs show it: the energy is
+        spread over all elements, by that of their row and column.
+        """
+        squares = self.values.nan_to_num(0.0, 0.0, 0.0).square()
+        energies = (smoothed(squares) - squares).clamp_min_(0.0)
+        return (self.flip_energy * energies).sqrt_()
 
     @cached_property
     def widened(self) -> Expected:
@@ -223,16 +237,6 @@ class Fit:
     def _around(self, room: Tensor) -> Expected:
         case = self.case
         return case.subject.around(Expected.around(self.values, room), case.choices, case.exact)
-
-
-def _pooled(squares: Tensor, values: Tensor) -> Tensor:
-    """Spread mean squares over all elements, by the energy of their row and column.
-
-    What float noise makes fall otherwise is rare: few elements of few runs show it.
-    """
-    energies = smoothed(values.nan_to_num(0.0, 0.0, 0.0).square()) - values.nan_to_num().square()
-    energy = energies.mean().clamp_min(torch.finfo(torch.float64).tiny)
-    return squares.mean() / energy * energies.clamp_min(0.0)
 
 
 def _concentrated(outside: Tensor) -> bool:
@@ -300,7 +304,8 @@ def account(
         fits: dict[str, Fit] = {}
         for case in cases:
             count = None if case is cases[0] else len(case.operators().names)
-            fit = _best_split(Fit(case, arithmetic, count))
+            largest = fits[cases[0].name].flip_energy if fits else 0.0
+            fit = _best_split(Fit(case, arithmetic, count, largest))
             if not fit.is_right:
                 if DEBUG:
                     print("  refuted", arithmetic.words(), case.name, fit.share)
