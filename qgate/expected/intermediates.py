@@ -62,18 +62,19 @@ class AttentionRule:
     dtype      what unnormalized probabilities are rounded to before the product
     tile       keys per step of the running largest score; 0 for all at once
     ascending  False if the last keys come first
-    is_coarse  True if exponentials are those of a polynomial of third degree
+    lanes      numbers that are exponentiated together by a polynomial of third degree; those that
+               are left over are exact, as all are with 0
     """
 
     dtype: torch.dtype
     tile: int = 0
     ascending: bool = True
-    is_coarse: bool = False
+    lanes: int = 0
 
     def words(self) -> str:
         order = "" if self.ascending else ", the last keys first"
         tile = f"in tiles of {self.tile} keys{order}" if self.tile else "all keys at once"
-        coarse = ", exponentials to 13 bits as by torch on a CPU" if self.is_coarse else ""
+        coarse = ", exponentials to 13 bits as by torch on a CPU" if self.lanes else ""
         to = f"rounded to {dtype_name(self.dtype)}"
         return f"fused attention ({tile}), P {to} and divided last{coarse}"
 
@@ -348,7 +349,10 @@ def attend(
         higher = torch.maximum(most, part.amax(-1, keepdim=True))
         base = higher.masked_fill(higher == -math.inf, 0.0)
         shrink = (most - base).exp()
-        p = _coarse_exponential(part - base) if rule.is_coarse else (part - base).exp()
+        p = (part - base).exp()
+        if rule.lanes:
+            whole = p.shape[-1] // rule.lanes * rule.lanes
+            p[..., :whole] = _coarse_exponential((part - base)[..., :whole])
         total = total * shrink + p.sum(-1, keepdim=True)
         if noise is not None:
             p = noise(p, EXPONENTIAL)

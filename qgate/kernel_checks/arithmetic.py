@@ -430,7 +430,8 @@ def _rules(
             for ascending in (True, False) if tile else (True,):
                 yield AttentionRule(dtype, tile, ascending)
         for tile in (0, *(tile for tile in (512,) if tile < keys)):
-            yield AttentionRule(dtype, tile, is_coarse=True)
+            for lanes in (16, 8):
+                yield AttentionRule(dtype, tile, lanes=lanes)
 
 
 def _searched(start: Fit) -> Fit:
