@@ -47,6 +47,7 @@ def test_products_are_found_by_their_dtypes() -> None:
         "hopper-flash",
         "hopper-cudnn",
         "hopper-efficient",
+        "cpu-flash",
         "float32-flash",
         "normalized",
         "eager",
