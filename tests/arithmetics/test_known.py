@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from qgate.arithmetics.attention import NormalizedAttention
 from qgate.arithmetics.hopper_tf32 import TF32Product
 from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, products_for
+from qgate.arithmetics.mkl_float32 import MKLProduct
 from qgate.arithmetics.products import TensorCoreProduct, runs
 from tests.arithmetics.recordings import share_of_equal
 from tests.devices import simulated
@@ -38,7 +39,7 @@ def test_products_are_found_by_their_dtypes() -> None:
     assert names == {
         FP8: ["hopper-fp8-slow", "hopper-fp8-fast"],
         torch.half: ["hopper-16bit", "hopper-16bit-by-8"],
-        torch.float32: ["fma-chain", "hopper-tf32"],
+        torch.float32: ["fma-chain", "hopper-tf32", "cpu-mkl-float32"],
         torch.int8: ["int-exact"],
     }
     assert products_for(torch.half, FP8) == []
@@ -78,6 +79,15 @@ def test_products_of_small_integers_are_exact(name: str, depth: int) -> None:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_number_of_parts_stands_for_one_cut(name: str) -> None:
     product = PRODUCTS[name]
+    if isinstance(product, MKLProduct):
+        assert [product.splits(depth) for depth in (1, 192, 193, 384, 385)] == [
+            (1,),
+            (1,),
+            (2,),
+            (2,),
+            (3,),
+        ]
+        return
     tile = product.tile if isinstance(product, TensorCoreProduct) else 1
     for depth in (32, 100, 384, 1000, 4096, 8192, 16384):
         splits = product.splits(depth)

@@ -231,3 +231,12 @@ def test_attention_of_a_cpu_has_its_bits(name: str) -> None:
         assert share_of_equal(x.to(dtype), call[key]) > 0.985
     at_once = super(type(known), known).gradients(*sides, call["go"], 0.125, mask, dtype, 512)
     assert share_of_equal(at_once[2].to(dtype), call["dv"]) < 0.9
+
+
+@pytest.mark.parametrize("name", calls_of("cpu_float32"))
+def test_float32_of_a_cpu_has_its_bits(name: str) -> None:
+    call = calls_of("cpu_float32")[name]
+    assert share_of_equal(replayed(PRODUCTS["cpu-mkl-float32"], call, 1), call["y"]) == 1
+    if not name.endswith("K64"):
+        chain = PRODUCTS["fma-chain"]
+        assert share_of_equal(replayed(chain, call, 1), call["y"]) < 0.5
