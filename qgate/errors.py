@@ -1,13 +1,25 @@
-"""The exception that users see, and its message for an unknown name."""
+"""The exception that users see, and sentences for unknown names and for errors of the system."""
 
 from __future__ import annotations
 
 import copyreg
 import difflib
+import errno
 from collections.abc import Callable, Iterable
 from typing import Any
 
 _MOST = 60
+# What to do about an error of the system, beside what it says.
+_WAYS_OUT = {
+    errno.ENOENT: "check the spelling",
+    errno.EACCES: "name a file or folder that you may read and write",
+    errno.EPERM: "name a file or folder that you may read and write",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "name a folder; a part of this path is a file",
+    errno.EFBIG: "raise the limit of file sizes (`ulimit -f`), or name a folder on another disk",
+    errno.ENOSPC: "free some space, or name a folder on another disk",
+    getattr(errno, "EDQUOT", errno.ENOSPC): "free some space, or name a folder on another disk",
+}
 
 
 class QgateError(Exception):
@@ -51,3 +63,11 @@ def first_line(error: Exception, most: int = 160) -> str:
     """Return the first line of another library's error, or its class if it has no text."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".")[:most] if lines else type(error).__name__
+
+
+def sentence_of(error: Exception) -> str:
+    """Describe an error; one of the system with its file and a way out."""
+    if not isinstance(error, OSError) or not (error.filename and error.strerror):
+        return str(error)
+    way_out = _WAYS_OUT.get(error.errno or 0)
+    return f"{str(error.filename)!r}: {error.strerror}{f'; {way_out}' if way_out else ''}."

@@ -96,6 +96,7 @@ def check_kernel(
     device: torch.device | str | None = None,
     arithmetic: str = "float32",
     invariant: bool = False,
+    repeatable: bool = False,
     limit: float | None = None,
     accept: str | Path | None = None,
     timeout: float | None = None,
@@ -118,6 +119,7 @@ def check_kernel(
     dtype       dtype of the floating-point arguments; device: where to run
     arithmetic  what sums are computed in: "float32", "tf32", "float16" or "bfloat16"
     invariant   True if every row must have the same bits alone, in any order and in any batch
+    repeatable  True if every run of the same input must have the same bits
     limit       largest relative squared error against unquantized values, beside all else
     accept      name of a file beside the test that keeps conventions, inputs and error
     timeout     seconds that each call of the kernel may take, in a process of its own
@@ -141,6 +143,7 @@ def check_kernel(
         "device": device,
         "arithmetic": arithmetic,
         "invariant": invariant,
+        "repeatable": repeatable,
         "limit": limit,
         "accept": path,
         "seed": seed,

@@ -60,8 +60,9 @@ PICKLERS = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve")
 POSIX_ONLY = (
     "crypt", "fcntl", "grp", "nis", "posix", "pty", "pwd", "resource", "spwd", "syslog", "termios", "tty",
 )  # fmt: skip
-# Where handles are opened for bytes, and where one is opened only to be thrown away.
-HANDLES = ("qgate/storage/locks.py", "qgate/cli/__init__.py")
+# Where handles are opened for bytes.
+HANDLES = ("qgate/storage/locks.py",)
+REMOVERS = ("shutil.rmtree", "os.remove", "os.unlink", "os.rmdir", "os.removedirs")
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
 PLACE_KINDS = {
     "pathlib.Path",
@@ -802,6 +803,26 @@ def print_violations(package_dir: Path) -> list[str]:
     return bad
 
 
+def removal_violations(package_dir: Path) -> list[str]:
+    """Only storage removes files and folders: by name, and never through a link."""
+    bad = []
+    for module in modules(package_dir):
+        if module.shown.startswith("qgate/storage/"):
+            continue
+        aliases = _aliases(module)
+        for node in module.nodes:
+            if not isinstance(node, ast.Attribute | ast.Name):
+                continue
+            meant = _meant(node, aliases) or ""
+            of_path = isinstance(node, ast.Attribute) and node.attr in ("unlink", "rmdir")
+            if meant in REMOVERS or of_path:
+                bad.append(
+                    f"{module.at(node.lineno)}: {ast.unparse(node)} follows links on its way: use "
+                    "qgate.storage.removing."
+                )
+    return _once(bad)
+
+
 def division_violations(package_dir: Path) -> list[str]:
     """No tensor is divided by a number: CUDA multiplies by its reciprocal, one bit off.
 
@@ -898,6 +919,7 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     untyped_table_violations,
     length_violations,
     print_violations,
+    removal_violations,
     division_violations,
 )
 

@@ -453,6 +453,28 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ["qgate/formats/a.py: 401 lines, 400 at most"],
         ),
     },
+    house.removal_violations: {
+        "by functions": (
+            {
+                "cli/a.py": "import os, shutil\nshutil.rmtree(x)\nos.remove(x)\n",
+                "plugin/b.py": "from shutil import rmtree as gone\ncall(gone, x)\n",
+            },
+            [
+                "qgate/cli/a.py:2: shutil.rmtree follows links",
+                "qgate/cli/a.py:3: os.remove follows links",
+                "qgate/plugin/b.py:2: gone follows links",
+            ],
+        ),
+        "by methods": (
+            {
+                "sweeps/a.py": "def f(path):\n    path.unlink(missing_ok=True)\n    undo(path.rmdir)\n"
+            },
+            [
+                "qgate/sweeps/a.py:2: path.unlink follows links",
+                "qgate/sweeps/a.py:3: path.rmdir follows links",
+            ],
+        ),
+    },
     house.print_violations: {
         "names as they are": (
             {"cli/a.py": "x = 1\nprint(x)\n"},
@@ -560,6 +582,10 @@ GOOD: dict[Rule, Files] = {
         "gate/a.py": "x: dict[str, Any]\n" * house.MOST_UNTYPED_TABLES
     },
     house.length_violations: {"formats/a.py": "x = 1\n" * 400},
+    house.removal_violations: {
+        "storage/removing.py": "import shutil\nshutil.rmtree(x)\nx.unlink()\n",
+        "cli/a.py": "from qgate.storage.removing import remove_files\nremove_files(x, 'a')\nx.remove(y)\n",
+    },
     house.print_violations: {
         "cli/a.py": "from qgate.text.printing import print_line\nprint_line(x)\nraise option_error(x)\n",
         "cli/report.py": "print(x)\n",

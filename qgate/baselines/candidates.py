@@ -22,6 +22,7 @@ from qgate.errors import QgateError
 from qgate.metrics.plan_changes import plan_changes
 from qgate.records import Meta
 from qgate.storage.files import remove_with_leftovers, replacing
+from qgate.storage.removing import refuse_links
 
 VERSION = 2
 _MOST_BYTES, _MOST_TOGETHER = 16 << 20, 128 << 20
@@ -111,8 +112,11 @@ def write_candidate(folder: Path, candidate: Candidate) -> Path:
 
 def drop_candidate(folder: Path, model: str, mode: str, source: str) -> None:
     """Take back what an earlier run of a test proposed, now that it proposes nothing."""
-    with contextlib.suppress(OSError):
-        remove_with_leftovers(_path(folder, model, mode, source))
+    path = _path(folder, model, mode, source)
+    if path.exists():
+        refuse_links(folder.parent.parent, f"{folder.parent.name}/{folder.name}")
+        with contextlib.suppress(OSError):
+            remove_with_leftovers(path)
 
 
 def _path(folder: Path, model: str, mode: str, source: str) -> Path:

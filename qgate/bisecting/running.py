@@ -19,10 +19,12 @@ from qgate.results import Tally, read
 from qgate.results.schema import is_counted
 from qgate.results.summary import is_unknown
 from qgate.storage.git import without_outer_git
+from qgate.storage.out_folders import OUT
+from qgate.storage.removing import LinkError, refuse_links, remove_files
 from qgate.text import one_line
 
 _RECORDER = "qgate_bisect_recorder"
-_RESULTS = "qgate-out/results.jsonl"
+_RESULTS = "results.jsonl"
 _BASELINES = "baselines"
 # What a run of pytest that judged something ends with: all passed, some failed.
 _JUDGED = (0, 1)
@@ -51,8 +53,13 @@ class CommitGates:
         missing = [path for path in self._suites if not (tree.folder / _file(path)).exists()]
         if missing:
             return CommitRun(name, reason=f"there is no {missing[0]!r}")
-        for file in (*tree.around.glob("record-*.json"), *tree.root.rglob(_RESULTS)):
-            file.unlink()
+        try:
+            remove_files(tree.around, *(file.name for file in tree.around.glob("record-*.json")))
+            for folder in tree.root.rglob(OUT):
+                refuse_links(tree.root, str(folder.relative_to(tree.root)))
+                remove_files(folder, _RESULTS)
+        except LinkError as error:
+            return CommitRun(name, reason=str(error))
         accepted = self._accepted or []
         command = ["-m", "pytest", *_OPTIONS, *accepted, *self._options, *self._suites]
         status, output = run_python(command, tree.folder, self._environment())
@@ -63,7 +70,8 @@ class CommitGates:
             return CommitRun(name, reason=_reason(records, status, output))
         if self._accepted is None:
             self._accepted = self._kept_baselines(main["baselines"])
-        return _commit_run(name, main["outcomes"], sorted(tree.root.rglob(_RESULTS)))
+        results = sorted(tree.root.rglob(f"{OUT}/{_RESULTS}"))
+        return _commit_run(name, main["outcomes"], results)
 
     def _environment(self) -> dict[str, str]:
         """Return an environment in which the code of the worktree stands for that of the clone.

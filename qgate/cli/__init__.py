@@ -2,9 +2,9 @@
 
 A subcommand has a docstring (its help), `arguments(parser)` and `run(args) -> int`. What does its
 work is a `LateModule`, so that `qgate --help` answers at once. One that reads options it has not
-declared sets `takes_more`, and finds them in `args.more`. One that has done its work before it
-prints sets `args.status`, which is its status also where nobody reads on. Every command has
-`--quiet` and `--color`; one that lists or decides something has `--json`.
+declared sets `takes_more`, and finds them in `args.more`. Every command has `--quiet` and
+`--color`; one that lists or decides something has `--json`. What nobody reads any more, as after
+`| head -1`, is dropped: the work and the status stay.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import errno
 import importlib
-import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -24,8 +22,9 @@ from qgate._version import __version__
 from qgate.cli._console import add_console_options, console
 from qgate.device_errors import in_sentences
 from qgate.devices import wait_calmly
-from qgate.errors import QgateError, unknown
+from qgate.errors import QgateError, sentence_of, unknown
 from qgate.interruptions import ended_by_signals
+from qgate.storage.streams import prepare_streams
 from qgate.text import for_terminal, one_line
 from qgate.text.printing import print_line, print_text
 
@@ -38,17 +37,6 @@ Fail a pull request when quantized numerics are worse than their format allows.
   qgate sweep act.pt                      find the best scale of a format for a tensor
   qgate checkpoint CHILD --parent PARENT  check a quantized checkpoint, without running it
 """
-
-
-# What to do about an error of the system, beside what it says.
-_WAYS_OUT = {
-    errno.ENOENT: "check the spelling",
-    errno.EACCES: "name a file or folder that you may read and write",
-    errno.EPERM: "name a file or folder that you may read and write",
-    errno.EISDIR: "name a file",
-    errno.ENOTDIR: "name a folder; a part of this path is a file",
-    errno.ENOSPC: "free some space, or name a folder on another disk",
-}
 
 
 _Verbs = argparse._SubParsersAction
@@ -100,14 +88,6 @@ class CommandParser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(more)}{hint}")
 
 
-def _sentence(error: Exception) -> str:
-    """Describe an error; one of the system with its file and a way out."""
-    if not isinstance(error, OSError) or not (error.filename and error.strerror):
-        return str(error)
-    way_out = _WAYS_OUT.get(error.errno or 0)
-    return f"{str(error.filename)!r}: {error.strerror}{f'; {way_out}' if way_out else ''}."
-
-
 def parser() -> CommandParser:
     """Build the whole command line."""
     top = CommandParser(
@@ -152,18 +132,6 @@ def _as_sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
-def _open_streams() -> None:
-    """Give a command that was started with a closed stream somewhere to write, and its programs."""
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:
-            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
-            setattr(sys, name, stream)
-            try:  # the stream has taken the first free descriptor, which is not always its own
-                os.set_inheritable(descriptor, True)
-            except OSError:
-                os.dup2(stream.fileno(), descriptor)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it did its work, 2 if its arguments cannot be used."""
     try:
@@ -176,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_call(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the words of a command; those of this process unless others are given."""
     wait_calmly()
-    _open_streams()
+    prepare_streams()
     top = parser()
     words = sys.argv[1:] if argv is None else argv
     for word in words:
@@ -184,7 +152,7 @@ def parse_call(argv: Sequence[str] | None = None) -> argparse.Namespace:
             top.error(f"{ascii(word)[:80]} has a NUL character, which no name and no file can have")
     top.check_first(words)
     args, more = top.parse_known_args(words)
-    args.more, args.status = more, 0
+    args.more = more
     if more and not getattr(args, "takes_more", False):
         args.parser.refuse(more)
     return args
@@ -200,17 +168,14 @@ def run_call(args: argparse.Namespace) -> int:
         own = args.command in ("collect", "run")
         ending = contextlib.nullcontext() if own else ended_by_signals()
         with ending, console(args), in_sentences(f"qgate {args.command}"):
-            args.status = int(args.run(args))
+            status = int(args.run(args))
             sys.stdout.flush()
+            return status
     except KeyboardInterrupt:
         return _end_interrupted(args.parser.prog)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(args.status)
     except (QgateError, OSError) as error:
-        print_line(f"{args.parser.prog}: {_sentence(error)}", file=sys.stderr)
+        print_line(f"{args.parser.prog}: {sentence_of(error)}", file=sys.stderr)
         return 2
-    return int(args.status)
 
 
 def _end_interrupted(program: str) -> int:

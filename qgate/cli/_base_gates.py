@@ -23,7 +23,16 @@ from qgate.project.settings import settings_above
 from qgate.results import read
 from qgate.storage.files import scratch_folder
 from qgate.storage.git import GitRepository
-from qgate.storage.out_folders import OUT, RUNNING, held_out_folder
+from qgate.storage.out_folders import (
+    CANDIDATES,
+    OUT,
+    REPRODUCTIONS,
+    RUNNING,
+    WRITTEN,
+    check_out_folder,
+    held_out_folder,
+)
+from qgate.storage.removing import clear, refuse_links, remove_files
 from qgate.text import counted, listed
 from qgate.text.printing import print_line
 
@@ -78,7 +87,7 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
         _refuse_paths_of(repository, plan, reference)
         gates = plan.files | _settings_files(repository, commit)
         _overlay(root, base, mixed, gates)
-        with _out_folder(root / plan.home) as out:
+        with _out_folder(root, plan.home) as out:
             status = _pytest(mixed / inside, tests)
             _keep_results(mixed / plan.home / OUT, out)
         held_nodes = _held(mixed / plan.home / OUT / "results.jsonl")
@@ -264,7 +273,8 @@ def _pytest(
     environment = {name: value for name, value in os.environ.items() if name not in _HIDING}
     parts = [str(folder), *map(str, paths), *filter(None, [environment.get("PYTHONPATH", "")])]
     environment["PYTHONPATH"] = os.pathsep.join(parts)
-    command = [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider"]
+    keep_on = () if quiet else ("-p", "qgate.plugin.closed_pipes")
+    command = [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider", *keep_on]
     stream = subprocess.DEVNULL if quiet else None
     return subprocess.run(
         command, cwd=folder, env=environment, stdout=stream, check=False
@@ -280,16 +290,20 @@ def _held(results: Path) -> set[str]:
 
 
 @contextlib.contextmanager
-def _out_folder(home: Path) -> Iterator[Path]:
+def _out_folder(root: Path, home: Path) -> Iterator[Path]:
     """Hold the folder for results that a run of pytest would hold, to the end of this run."""
+    refuse_links(root, str(home / OUT))
+    check_out_folder(root / home / OUT)
     with contextlib.ExitStack() as holding:
         try:
-            folder = holding.enter_context(held_out_folder(home))
+            folder = holding.enter_context(held_out_folder(root / home))
         except OSError as error:
             raise QgateError(
                 f"results cannot be written to {str(error.filename)!r}: {error.strerror}. Make the "
                 "folder writable or wait for other runs to end, and run this again."
             ) from None
+        for name in (REPRODUCTIONS, CANDIDATES):
+            refuse_links(root, str(home / folder.name / name))
         yield folder
 
 
@@ -297,9 +311,7 @@ def _keep_results(made: Path, target: Path) -> None:
     """Replace the results in a folder by those of this run, if it has any."""
     if not made.is_dir():
         return
-    for path in target.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.name != RUNNING:
-            path.unlink()
+    clear(target.parent, target.name, WRITTEN)
+    files = [path for path in made.rglob("*") if path.is_file() and path.name != RUNNING]
+    remove_files(target.parent, *(f"{target.name}/{path.relative_to(made)}" for path in files))
     shutil.copytree(made, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(RUNNING))

@@ -30,11 +30,13 @@ from qgate.cli._console import add_json, print_json
 from qgate.cli._repository import BASELINES, NewFile, RepositoryFolder, read_bytes, suites_folder
 from qgate.errors import QgateError, unknown
 from qgate.storage.files import replacing
+from qgate.storage.removing import remove_empty_folder, remove_files
 from qgate.text.printing import print_text
 
 SETTINGS = "qgate.toml"
 EXAMPLE = "qgate_model.py"
-OUT = "qgate-out/"
+OUT = "qgate-out"
+"""Without a slash, so that git ignores a link of this name, too."""
 _CHANGES, _OTHERS = ("written", "replaced", "extended"), ("unchanged", "left alone")
 Step = tuple[str, NewFile]
 """An action, one of `_CHANGES`, "unchanged" or "left alone", and the file."""
@@ -179,7 +181,7 @@ def _step(file: NewFile, force: bool) -> Step:
 
 def _extended(file: NewFile, before: bytes) -> Step:
     """Add a line to a .gitignore unless it is there."""
-    if any(line.strip().strip(b"/") == OUT.strip("/").encode() for line in before.splitlines()):
+    if any(line.strip().removeprefix(b"/") == OUT.encode() for line in before.splitlines()):
         return "unchanged", file
     end = b"\r\n" if b"\r\n" in before else b"\n"
     gap = b"" if not before or before.endswith(b"\n") else end
@@ -194,13 +196,17 @@ def _write(files: Sequence[NewFile], folders: Sequence[Path]) -> None:
     try:
         for path in folders:
             path.mkdir()
-            undo.append(path.rmdir)
+            undo.append(partial(remove_empty_folder, path))
         for file in files:
             path = file.path
             before = path.read_bytes() if path.exists() else None
             with replacing(path) as neighbor:
                 neighbor.write_bytes(file.content)
-            undo.append(path.unlink if before is None else partial(path.write_bytes, before))
+            undo.append(
+                partial(remove_files, path.parent, path.name)
+                if before is None
+                else partial(path.write_bytes, before)
+            )
     except BaseException as error:
         for back in reversed(undo):
             with contextlib.suppress(OSError):

@@ -30,6 +30,7 @@ from qgate.loading import LateModule
 from qgate.project.options import PLOTS
 from qgate.storage.access import write_text
 from qgate.storage.files import naming, replacing
+from qgate.storage.removing import remove_files
 from qgate.text import counted, megabytes, one_line
 from qgate.text.printing import print_line, print_text
 
@@ -79,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
     compared = [run.compared for run in loaded if run.compared is not None]
     comparison = comparisons.compare(compared) if compared else None
     points = _write(outputs, args, loaded, comparison)
-    # The work is done here, also if nobody reads the printed lines.
-    args.status = int(args.exit_code and not loaded[-1].run.passed)
+    status = int(args.exit_code and not loaded[-1].run.passed)
     if args.json:
         last = loaded[-1].run
         print_json(
@@ -92,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
                 "written": outputs,
             }
         )
-        return int(args.status)
+        return status
     if prints:
         print_text(comments.comment(loaded, comparison), end="")
-        return int(args.status)
+        return status
     colors = has_colors(sys.stdout.isatty())
     for line in _lines(loaded, comparison):
         print(line.colored(colors))
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         print_line(f"wrote {output} ({megabytes(output.stat().st_size)})")
     if args.history is not None:
         print_line(f"history of {counted(len(points), 'run')} in {args.history}")
-    return int(args.status)
+    return status
 
 
 # Arguments ---------------------------------------------------------------------------------
@@ -223,11 +223,11 @@ def _write(
                 for report in loaded
             ]
             points = stack.enter_context(history.extend_history(args.history, added))
-        targets = [(output, stack.enter_context(_replacing(output))) for output in outputs]
+        targets = [(output, stack.enter_context(replacing(output))) for output in outputs]
         for output, target in targets:
             # The ending says what is written.
             draft = target.with_name(target.name + output.suffix)
-            stack.callback(draft.unlink, missing_ok=True)
+            stack.callback(remove_files, draft.parent, draft.name)
             with naming(output):
                 if args.format == "comment" and _is_markdown(output):
                     write_text(draft, comments.comment(loaded, comparison))
@@ -241,12 +241,6 @@ def _write(
 
 def _is_markdown(output: Path) -> bool:
     return output.suffix.lower() == ".md"
-
-
-@contextlib.contextmanager
-def _replacing(output: Path) -> Iterator[Path]:
-    with naming(output), replacing(output) as target:
-        yield target
 
 
 # Printed lines --------------------------------------------------------------------------------

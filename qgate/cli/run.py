@@ -34,6 +34,7 @@ else:
     _base_gates = LateModule("qgate.cli._base_gates")
     settings = LateModule("qgate.project.settings")
 
+_KEEP_ON = ("-p", "qgate.plugin.closed_pipes")
 _COLORS = {"always": "yes", "never": "no", "auto": "auto"}
 
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.gate_from is not None:
         return _base_gates.run_gates_from(args.gate_from, words, Path.cwd())
     suites = [] if _names_tests(args.more) else project_suites(Path.cwd())
-    return _finished([sys.executable, "-m", "pytest", *suites, *words])
+    return _finished([sys.executable, "-m", "pytest", *_KEEP_ON, *suites, *words])
 
 
 def _as_pytest_spells(words: Sequence[str]) -> list[str]:

@@ -26,6 +26,7 @@ from qgate.dumps import Dump, DumpWriter, Record
 from qgate.errors import QgateError, unknown
 from qgate.records import Meta, validate
 from qgate.storage.files import neighbor, replacing
+from qgate.storage.removing import remove_files
 
 Array = np.ndarray[Any, Any]
 
@@ -234,7 +235,7 @@ def writing(
         writer.result = LayerCapture(of, layers, writer.casts)
         stats_part.write_text(writer.result.to_text(), encoding="utf-8", newline="\n")
         for path in (stats, *replaced):
-            path.unlink(missing_ok=True)
+            remove_files(path.parent, path.name)
 
 
 def _exported(dump: Dump, layer: str, site: str, path: Path, of: CaptureSettings) -> LayerRecord:

@@ -23,6 +23,7 @@ from qgate.errors import QgateError
 from qgate.interruptions import raise_interruption
 from qgate.results.rows import as_json, is_on_disk
 from qgate.storage.access import (
+    check_no_links,
     folder_of,
     local_files,
     remove_file,
@@ -95,7 +96,7 @@ def draw_analysis(
     write_text(folder / PAGE, text)
     written = [*_TEXTS, *(picture.path for picture in linked)]
     for name in sorted(possible - set(written)):
-        remove_file(folder / name)
+        remove_file(folder, name)
         if (folder / name).parent != folder:
             folder_of((folder / name).parent).remove_empty()
     _write_list(folder, written)
@@ -124,6 +125,8 @@ def check_folder(folder: Location | str) -> None:
     if folder.exists() and not folder.is_dir():
         raise QgateError(f"{str(folder)!r} is a file; give a folder to draw to.")
     earlier = _earlier_files(folder)
+    names = [*earlier, *(picture.path for picture in _pictures()), "statistics/"]
+    check_no_links(folder, {name.rpartition("/")[0] for name in names})
     for name in (*_TEXTS, *(picture.path for picture in _pictures())):
         if name not in earlier and name_exists(folder / name):
             raise QgateError(

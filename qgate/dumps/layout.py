@@ -106,7 +106,8 @@ def remove_ranks(folder: Folder, world_size: int = 0, rank: int = -1) -> None:
         home = folder.inside(name)
         with contextlib.suppress(FileNotFoundError):  # another rank may be at it too
             parts, shards = index_parts_in(home).values(), shards_in(home).values()
-            home.remove(INDEX, *parts, *shards, *unfinished_in(home))
+            files = INDEX, *parts, *shards, *unfinished_in(home)
+            folder.remove(*(f"{name}/{file}" for file in files))
         home.remove_empty()
 
 

@@ -30,6 +30,7 @@ from qgate.storage import locations
 from qgate.storage.files import write_all
 from qgate.storage.folders import Folder, links_outside
 from qgate.storage.locks import open_handle
+from qgate.storage.removing import remove_files
 from qgate.storage.safetensors_heads import TensorHead
 from qgate.storage.tensor_reading import RangedTensors, TensorFile, open_tensors
 from qgate.tensor_inputs import plain_tensor
@@ -170,7 +171,7 @@ class ShardWriter:
             self._handle = -1
         for path in (self._part, self.path):
             with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+                remove_files(path.parent, path.name)
 
 
 # Reading ---------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 from qgate.engine.workers import Failure, Workers
 from qgate.storage.files import scratch_folder
+from qgate.storage.removing import remove_own_folder
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SHARED = "shared"
@@ -201,7 +201,7 @@ def _end_with_parent(home: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        shutil.rmtree(home, ignore_errors=True)
+        remove_own_folder(Path(home))
         os._exit(1)
 
 

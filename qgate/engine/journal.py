@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qgate.errors import QgateError
+from qgate.storage.removing import remove_files
 
 VERSION = 1
 _NAME = "qgate journal "
@@ -32,7 +33,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         if self.path.is_symlink():
             length = 0
-            self.path.unlink()
+            remove_files(folder, self.path.name)
         self._file = self.path.open("r+b" if length else "wb")
         if length:
             # A line that a kill left half written would spoil the next one.
@@ -93,7 +94,7 @@ class Journal:
     def finish(self) -> None:
         """Remove the journal at the end of the run."""
         self._file.close()
-        self.path.unlink(missing_ok=True)
+        remove_files(self.path.parent, self.path.name)
 
     def __enter__(self) -> Journal:
         return self

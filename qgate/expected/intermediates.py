@@ -34,7 +34,7 @@ HALVES = (torch.bfloat16, torch.float16)
 """The dtypes that intermediate values may be rounded to."""
 INSIDE = "."
 """Stands between the name of an operator that holds others and theirs."""
-EXPONENTIAL, SUMS = 2.0**-20, 2.0**-22
+EXPONENTIAL, SUMS = 2.0**-20, 2.0**-23
 """Relative float noise of exponentials, which processors approximate, and of other results."""
 _aten = torch.ops.aten
 MULTIPLYING = frozenset({"mm", "bmm", "convolution"})
@@ -97,15 +97,14 @@ class Arithmetic:
     """Which intermediate values a kernel rounds, and how it computes products and attention.
 
     dtype      what results of operators are rounded to
-    sites      numbers of the operators in order of execution; None for all that are not inside
-               of another
+    sites      numbers of the operators in order of execution
     arguments  positions of dequantized arguments that are rounded to the dtype
     attention  how a softmax and the product after it are computed, if fused
     product    the known arithmetic of matrix products, with K cut into `splits` parts
     """
 
     dtype: torch.dtype
-    sites: frozenset[int] | None = frozenset()
+    sites: frozenset[int] = frozenset()
     arguments: tuple[int, ...] = ()
     attention: AttentionRule | KnownRule | None = None
     product: KnownProduct | None = None
@@ -115,8 +114,6 @@ class Arithmetic:
 
     def rounds(self, site: int, name: str, count: int | None) -> bool:
         """Tell if the result of an operator is rounded; by name where the example had others."""
-        if self.sites is None:
-            return INSIDE not in name
         if count is None or count == len(self.names):
             return site in self.sites
         named = [number for number, other in enumerate(self.names) if other == name]
@@ -129,7 +126,7 @@ class Arithmetic:
         if self.attention is not None:
             parts.append(self.attention.words())
         to = f"rounded to {dtype_name(self.dtype)}"
-        if self.sites is None:
+        if len(self.sites) > 1 and self.sites >= eager_sites(self.names):
             parts.append(f"the result of each operator {to}")
         elif self.sites:
             counts = Counter(_operator_words(self.names[site]) for site in sorted(self.sites))
@@ -143,7 +140,7 @@ class Arithmetic:
     @property
     def size(self) -> int:
         """Return how much is rounded: the simplest arithmetic that explains a result is named."""
-        return len(self.sites or ()) + len(self.arguments)
+        return len(self.sites) + len(self.arguments)
 
 
 def _operator_words(name: str) -> str:
@@ -189,11 +186,14 @@ class Operators(TorchDispatchMode):
         self.keys = 0
         self.depths: list[tuple[int, tuple[torch.dtype, torch.dtype]]] = []
         self.composite = ""
+        self.is_changing = False
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.is_changing:
+            return function(*args, **kwargs)
         name = function._schema.name.split("::")[-1]
         if function in _DECOMPOSED:
             with self:
@@ -271,7 +271,11 @@ class Operators(TorchDispatchMode):
         self.names.append(self.composite + name)
         if self.change is None:
             return value
-        changed = self.change(value, len(self.names) - 1, self.names[-1])
+        self.is_changing = True  # these operators are not the function's
+        try:
+            changed = self.change(value, len(self.names) - 1, self.names[-1])
+        finally:
+            self.is_changing = False
         address = value.untyped_storage().data_ptr()
         if address in self.scores:  # rounded probabilities are probabilities
             self.scores[changed.untyped_storage().data_ptr()] = self.scores[address][0], changed
@@ -440,10 +444,11 @@ class Noise:
         return values * (1 + unit * shifts.to(values.device))
 
 
+def eager_sites(names: Sequence[str]) -> frozenset[int]:
+    """Return the operators inside of no other, without the last one, which gives the result."""
+    return frozenset(site for site, name in enumerate(names[:-1]) if INSIDE not in name)
+
+
 def toggled(arithmetic: Arithmetic, sites: Sequence[int]) -> Arithmetic:
     """Return an arithmetic that rounds these results if it did not, and the other way around."""
-    rounds = arithmetic.sites
-    if rounds is None:
-        named = enumerate(arithmetic.names)
-        rounds = frozenset(site for site, name in named if INSIDE not in name)
-    return replace(arithmetic, sites=rounds ^ frozenset(sites))
+    return replace(arithmetic, sites=arithmetic.sites ^ frozenset(sites))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,6 +102,25 @@ def declare(
         f"{position} is declared as {declared!r}; allowed are a format's name, a qgate.Quantizer, "
         "a convention, or a function from a tensor to its quantized values."
     )
+
+
+def by_position(
+    inputs: Mapping[int, Any] | Sequence[Any] | None, arguments: Sequence[Any]
+) -> dict[int, Any]:
+    """Return declared formats by position; a list has one for each argument, None for no format."""
+    if inputs is None or isinstance(inputs, Mapping):
+        return dict(inputs or {})
+    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+        raise ValueError(
+            f"inputs is {inputs!r}; give a dict, position to format, or a list with a format or "
+            "None for each argument."
+        )
+    if len(inputs) > len(arguments):
+        raise ValueError(
+            f"inputs lists {len(inputs)} formats for {len(arguments)} arguments; give one for "
+            "each, None where the kernel quantizes nothing."
+        )
+    return {position: value for position, value in enumerate(inputs) if value is not None}
 
 
 def _chosen(

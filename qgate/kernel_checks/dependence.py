@@ -161,4 +161,4 @@ def _changes(
         return None
     if moved.shape != actual.shape or values.shape != expected.values.shape:
         return None
-    return (moved - actual).double().abs(), (values - expected.values).abs()
+    return (moved.double() - actual.double()).abs(), (values - expected.values).abs()

@@ -59,6 +59,7 @@ def check_kernel(
     device: torch.device | str | None,
     arithmetic: str,
     invariant: bool,
+    repeatable: bool,
     limit: float | None,
     accept: Path | None,
     seed: int,
@@ -97,6 +98,8 @@ def check_kernel(
     else:
         derived = derived_inputs(subject, example, chosen, shapes, seed, report)
         runs = _check_exactly(subject, run, derived, request, report)
+        if repeatable:
+            check_repeats(subject, run, report)
         if invariant:
             check_invariance(subject, run, runs, report)
         note_refusals(derived, report)
@@ -193,7 +196,7 @@ def _check_exactly(
         raise explain(judgement.failing, len(runs), report)
     if judgement.accounted is not None:
         report.conventions["arithmetic"] = judgement.accounted.words()
-    check_repeats(subject, runs[0], report)
+    check_repeats(subject, runs[0], report, subject.expected(run.arguments, judgement.choices))
     report.held = [each.name for each in runs]
     _measure_power(subject, runs[0], judgement, report)
     return runs

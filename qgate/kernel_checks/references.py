@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qgate.expected.indices import on_host
+from qgate.expected.indices import is_index, on_host
 from qgate.expected.narrow_floats import same_bits
 from qgate.kernel_checks.subject import KernelSubject, call_like, source_of
 
@@ -58,11 +58,9 @@ def settle_reference(
     subject = replace(subject, exact=exact)
     hold_reference(subject, example, "in a second call with the same arguments")
     is_on_device = any(isinstance(v, Tensor) and v.device.type != "cpu" for v in sources)
-    tried = on_host(subject.like, sources) if is_on_device else None
-    if tried is not None and all(
-        value.device.type == "cpu" for value in tried[1] if isinstance(value, Tensor)
-    ):
-        subject = replace(subject, host_like=tried[0])
+    if is_on_device and any(is_index(value) for value in sources):
+        tried = on_host(subject.like, sources)
+        subject = replace(subject, host_like=None if tried is None else tried[0])
     return subject, exact
 
 

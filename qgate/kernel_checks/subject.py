@@ -15,7 +15,7 @@ from qgate.device_errors import device_error, lost_device
 from qgate.expected.narrow_floats import is_narrow, is_wide_float, same_bits, widened
 from qgate.expected.noise import ARITHMETICS, Expected, evaluate, expect
 from qgate.formats import Encoded
-from qgate.kernel_checks.declared import Quantization, declare
+from qgate.kernel_checks.declared import Quantization, by_position, declare
 from qgate.kernel_checks.watching import watched
 
 Function = Callable[..., Any]
@@ -41,7 +41,7 @@ class KernelSubject:
     """A kernel, the reference function, and the quantization of arguments and result.
 
     exact       what the reference gave for the example in its first call
-    host_like   the reference for copies of arguments on the CPU; None where arguments lie there
+    host_like   the reference for copies on the CPU of arguments of a device with positions
     changed     positions of arguments that the reference changes in place
     in_place    positions that the last call of the kernel changed, True if it returned them
     """
@@ -319,7 +319,7 @@ def make_subject(
             raise ValueError(f"{name} is {function!r}; give a function of the arguments.")
     if arithmetic not in ARITHMETICS:
         raise ValueError(f"arithmetic {arithmetic!r} is none of {', '.join(ARITHMETICS)}.")
-    declared = _by_position(inputs, arguments)
+    declared = by_position(inputs, arguments)
     for position, argument in enumerate(arguments):
         if is_narrow(argument) and position in declared:
             raise ValueError(
@@ -355,25 +355,6 @@ def make_subject(
         unpack,
         arithmetic,
     )
-
-
-def _by_position(
-    inputs: Mapping[int, Any] | Sequence[Any] | None, arguments: Sequence[Any]
-) -> dict[int, Any]:
-    """Return declared formats by position; a list has one for each argument, None for no format."""
-    if inputs is None or isinstance(inputs, Mapping):
-        return dict(inputs or {})
-    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
-        raise ValueError(
-            f"inputs is {inputs!r}; give a dict, position to format, or a list with a format or "
-            "None for each argument."
-        )
-    if len(inputs) > len(arguments):
-        raise ValueError(
-            f"inputs lists {len(inputs)} formats for {len(arguments)} arguments; give one for "
-            "each, None where the kernel quantizes nothing."
-        )
-    return {position: value for position, value in enumerate(inputs) if value is not None}
 
 
 def _name(kernel: Function) -> str:

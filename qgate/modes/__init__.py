@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from qgate.modes.mode import Kernel, MambaChoices, Mode, Rule
     from qgate.modes.plan import Plan, PlanEntry
-    from qgate.modes.resolving import family_of, fitting_modes, make_plan, modes_of
+    from qgate.modes.resolving import family_of, fitting_modes, make_plan, misfit_of, modes_of
     from qgate.modes.selection import GROUPS, find_mode, names, select
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "load_calibration",
     "make_plan",
     "measure",
+    "misfit_of",
     "modes_of",
     "names",
     "select",
@@ -55,6 +56,6 @@ __getattr__ = lazy(
         "selection": "GROUPS find_mode names select",
         "mode": "Kernel MambaChoices Mode Rule",
         "applying": "Quantized apply",
-        "resolving": "family_of fitting_modes make_plan modes_of",
+        "resolving": "family_of fitting_modes make_plan misfit_of modes_of",
     },
 )

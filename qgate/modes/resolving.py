@@ -13,7 +13,7 @@ from qgate.models.sites import KINDS
 from qgate.modes.attention.planning import attention_entries
 from qgate.modes.mode import Mode, Rule
 from qgate.modes.plan import Plan, PlanEntry
-from qgate.modes.selection import select, select_fitting
+from qgate.modes.selection import names, select, select_fitting
 from qgate.modes.simulated.planning import mamba_entries
 from qgate.modes.states.planning import state_entries
 from qgate.modes.static_inputs import calibrated_reaches
@@ -108,8 +108,56 @@ def _out_of_reach(model: Model) -> tuple[str, ...]:
     )
 
 
+def misfit_of(mode: Mode, model: Model) -> str:
+    """Say why a mode of qgate that is asked for by name cannot quantize a model; empty if it can.
+
+    A rule without a site is an error in a mode of a user's own, where it may be misspelled.
+    """
+    if not (mode.rules and mode.by_name and mode.name in names()):
+        return ""
+    start = f"mode {mode.name!r} does not fit {model.name}"
+    try:
+        _, decided = _decided_sites(mode.rules, model, mode.name)
+    except UndecidedError as error:
+        return f"{start}, where no module matches {error.rule.sites!r}."
+    for site in model.sites():
+        rule = decided.get(site.name)
+        if rule is None or rule.format is None or site.kind != "linear" or not site.width:
+            continue
+        rotation = Quantizer(rule.format, **rule.options).rotation
+        if rotation and site.port in ("input", "weight") and site.width % len(rotation):
+            return (
+                f"{start}: it rotates groups of {len(rotation)} features, and "
+                f"{site.name} has {site.width}."
+            )
+    return ""
+
+
+class UndecidedError(QgateError):
+    """A rule that decides no site of a model."""
+
+    def __init__(self, text: str, rule: Rule) -> None:
+        super().__init__(text)
+        self.rule = rule
+
+
 def _decide(rules: Sequence[Rule], model: Model, mode: str) -> list[PlanEntry]:
-    """Decide each site by the first rule that matches it; a rule without a site is an error."""
+    """Decide what becomes of each site."""
+    sites, decided = _decided_sites(rules, model, mode)
+    static = [site for site in sites if site.name in decided and decided[site.name].per == "static"]
+    reaches = calibrated_reaches(model, static)
+    return [
+        entry
+        for site in sites
+        if site.name in decided
+        and (entry := _entry_of(site, decided[site.name], reaches.get(site.name))) is not None
+    ]
+
+
+def _decided_sites(
+    rules: Sequence[Rule], model: Model, mode: str
+) -> tuple[list[Site], dict[str, Rule]]:
+    """Return the first rule that matches each site; a rule without a site is an error."""
     sites = [
         site
         for site in model.sites()
@@ -122,16 +170,9 @@ def _decide(rules: Sequence[Rule], model: Model, mode: str) -> list[PlanEntry]:
         matching = [site for site in sites if _is_of(rule, site) and _finds(rule, site, mode)]
         new = [site for site in matching if site.name not in decided]
         if not new:
-            raise QgateError(_undecided(rule, mode, model.name, sites, bool(matching)))
+            raise UndecidedError(_undecided(rule, mode, model.name, sites, bool(matching)), rule)
         decided.update({site.name: rule for site in new})
-    static = [site for site in sites if site.name in decided and decided[site.name].per == "static"]
-    reaches = calibrated_reaches(model, static)
-    return [
-        entry
-        for site in sites
-        if site.name in decided
-        and (entry := _entry_of(site, decided[site.name], reaches.get(site.name))) is not None
-    ]
+    return sites, decided
 
 
 def _is_of(rule: Rule, site: Site) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from qgate.storage.out_folders import OUT, held_out_folder
+from qgate.storage.out_folders import OUT, REPRODUCTION_FILES, REPRODUCTIONS, held_out_folder
+from qgate.storage.removing import LinkError, clear, remove_files
 
 _FOLDER: pytest.StashKey[Path] = pytest.StashKey()
 _WORKER_INPUT = "qgate_out"
@@ -36,3 +38,20 @@ def out_folder(config: pytest.Config, home: Path) -> Path:
 def tell_worker(config: pytest.Config, workerinput: dict[str, object]) -> None:
     if _FOLDER in config.stash:
         workerinput[_WORKER_INPUT] = str(config.stash[_FOLDER])
+
+
+def remove_reproductions(folder: Path, current: Collection[str]) -> list[str]:
+    """Remove the reproductions of earlier runs; say why where they stay."""
+    patterns = [f"*/{name}" for name in REPRODUCTION_FILES]
+    try:
+        clear(folder.parent, f"{folder.name}/{REPRODUCTIONS}", patterns, keep=current)
+    except LinkError as error:
+        return [f"reproductions of earlier runs are still there: {error}"]
+    return []
+
+
+def remove_stale(folder: Path, *current: str) -> None:
+    """Remove results of an earlier run, which would pass for those that could not be written."""
+    names = {"results.jsonl", "results.csv", "report.html"} - {*current}
+    with contextlib.suppress(OSError, LinkError):
+        remove_files(folder.parent, *(f"{folder.name}/{name}" for name in sorted(names)))

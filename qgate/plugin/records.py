@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +12,11 @@ import torch
 
 from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.device_errors import in_sentences
-from qgate.errors import QgateError
+from qgate.errors import QgateError, sentence_of
 from qgate.metrics import METRICS
 from qgate.page.accepted_changes import accepted_movements, kind_file_sentences
 from qgate.plugin.lost_devices import loss_of
-from qgate.plugin.out_folder import out_folder
+from qgate.plugin.out_folder import out_folder, remove_reproductions, remove_stale
 from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
 from qgate.plugin.settings import options_of
 from qgate.results import (
@@ -39,6 +38,8 @@ from qgate.results.power import add_power
 from qgate.results.tasks import add_tasks
 from qgate.storage.git import last_changes
 from qgate.storage.locations import short_path
+from qgate.storage.out_folders import CANDIDATES, REPRODUCTIONS, check_out_folder
+from qgate.storage.removing import LinkError
 from qgate.text import one_line
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from qgate.results.schema import AcceptedAt, Record
     from qgate.storage.locations import Location
 
-REPRODUCTIONS = "repro"
 # Lines of accepted errors from which on an update says that they are many.
 _LINES = 1000
 # Changes of an update that the header of the records lists; the rest it counts.
@@ -122,25 +122,21 @@ def leave_files(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes
     if hasattr(report, "wasxfail"):
         return
     folder = out_folder(item.config, options_of(item.config).home)
+    notes: list[str] = []
     for session, outcome in outcomes:
         try:
-            session.leave_candidate(folder / "candidates", outcome, item.nodeid)
+            session.leave_candidate(folder / CANDIDATES, outcome, item.nodeid)
+        except LinkError as error:
+            notes.append(f"a candidate of an earlier run is still there: {error}")
         except QgateError as error:
-            report.qgate_note = f"no candidate was left: {error}"  # type: ignore[attr-defined]
+            notes.append(f"no candidate was left: {error}")
         try:
             if not report.passed:
                 session.leave_reproduction(folder / REPRODUCTIONS, outcome)
-        except (QgateError, OSError, ValueError) as error:
-            report.qgate_note = f"no reproduction was left: {error}"  # type: ignore[attr-defined]
-
-
-def _remove_reproductions(run: SuiteRun, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Remove the reproductions of earlier runs."""
-    folder = out_folder(run.options.config, run.options.home) / REPRODUCTIONS
-    current = {row["reproduction"] for row in rows if "reproduction" in row}
-    for path in folder.glob("*"):
-        if path.name not in current:
-            shutil.rmtree(path, ignore_errors=True)
+        except Exception as error:  # of a disk, or of a device that was lost
+            notes.append(f"no reproduction was left: {sentence_of(error)}")
+    if notes:
+        report.qgate_notes = notes  # type: ignore[attr-defined]
 
 
 def keep(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
@@ -268,12 +264,15 @@ def write(run: SuiteRun, whole: bool, status: int) -> bool:
         run.errors.append(str(error))
     try:
         write_results(records_file(run), _header(run, complete, status), rows)
-        _remove_reproductions(run, rows)
+        current = [str(row["reproduction"]) for row in rows if "reproduction" in row]
+        run.selection.notes += remove_reproductions(records_file(run).parent, current)
         run.written = True
         to_csv(rows, records_file(run).with_suffix(".csv"))
     except (QgateError, OSError) as error:
         if (text := _write_error(error)) not in run.errors:
             run.errors.append(text)
+        begun = ("results.jsonl",) if run.written or run.writer is not None else ()
+        remove_stale(out_folder(run.options.config, run.options.home), *begun)
         return False
     return True
 
@@ -283,10 +282,7 @@ def _write_error(error: QgateError | OSError) -> str:
     if isinstance(error, QgateError) or not error.filename:
         return str(error)
     file = error.filename2 or error.filename  # the second is what a file is renamed to
-    return (
-        f"records cannot be written to {str(file)!r}: {error.strerror}. Run in a folder "
-        "that you may write to."
-    )
+    return f"records cannot be written to {sentence_of(OSError(error.errno, error.strerror, file))}"
 
 
 def accepted_at(baselines: Location, rows: Iterable[Mapping[str, Any]]) -> list[AcceptedAt]:
@@ -303,6 +299,7 @@ def accepted_at(baselines: Location, rows: Iterable[Mapping[str, Any]]) -> list[
 def records_file(run: SuiteRun) -> Path:
     """Return where the records of a run are, in a folder that is made."""
     run.folder = out_folder(run.options.config, run.options.home)
+    check_out_folder(run.folder)
     try:
         run.folder.mkdir(exist_ok=True)
     except OSError as error:

@@ -59,8 +59,7 @@ def add_report(run: SuiteRun, report: pytest.TestReport) -> None:
         add_other(run, report)
     if not is_gate:
         return
-    if note := getattr(report, "qgate_note", ""):
-        run.errors.append(note)
+    run.errors += getattr(report, "qgate_notes", [])
     if report.when == "setup":
         run.gates.add(node)
         run.attempts[node] = run.attempts.get(node, -1) + 1

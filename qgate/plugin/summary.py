@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from qgate.errors import QgateError
+from qgate.errors import QgateError, sentence_of
 from qgate.page.accepted_changes import mode_sentences
 from qgate.page.reports import write_page
 from qgate.page.runs import Run, read_run
@@ -18,12 +18,14 @@ from qgate.page.terminal import (
     summary,
     wrapped_lines,
 )
-from qgate.plugin.records import REPRODUCTIONS, joined_facts, records_file
+from qgate.plugin.out_folder import remove_stale
+from qgate.plugin.records import joined_facts, records_file
 from qgate.plugin.runs import SuiteRun, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
 from qgate.results.extent import partial_text
 from qgate.results.other_tests import other_test_lines, other_tests_of
 from qgate.results.summary import set_up_lines
+from qgate.storage.out_folders import REPRODUCTIONS
 from qgate.text import for_terminal, one_line
 
 _MOST, _SCRIPTS = 20, 3
@@ -47,8 +49,10 @@ def draw(run: SuiteRun) -> None:
         write_page(page, [page_run(run)], plots=values["plots"])  # type: ignore[list-item]
         run.page = page
     except Exception as error:
-        text = str(error) if isinstance(error, QgateError | OSError) else repr(error)
+        is_told = isinstance(error, QgateError | OSError)
+        text = sentence_of(error) if is_told else repr(error)
         run.errors.append(f"{page.name} could not be made: {text}")
+        remove_stale(page.parent, "results.jsonl", "results.csv")
 
 
 def tell(reporter: Any, run: SuiteRun) -> None:

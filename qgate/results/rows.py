@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 from qgate.errors import QgateError
 from qgate.results.schema import parse
 from qgate.storage.files import temporary_file
+from qgate.storage.removing import remove_files
 
 T = TypeVar("T")
 _MOST_VALUES = 1 << 19
@@ -289,4 +290,4 @@ def _close(connections: list[tuple[int, sqlite3.Connection]]) -> None:
 def _remove(handle: int, process: int, path: Path) -> None:
     os.close(handle)
     if os.getpid() == process:
-        path.unlink(missing_ok=True)
+        remove_files(path.parent, path.name)

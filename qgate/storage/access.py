@@ -14,6 +14,7 @@ from qgate.storage.folders import Folder, LocalFolder
 from qgate.storage.locations import check_writable, location_of, read_errors
 from qgate.storage.object_folders import ObjectFolder
 from qgate.storage.object_listing import check_store, folder_names
+from qgate.storage.removing import refuse_links, remove_files
 from qgate.storage.updates import FileRules, LocalFiles
 
 if TYPE_CHECKING:
@@ -113,7 +114,15 @@ def local_files(locations: Sequence[Location]) -> Iterator[list[Path]]:
                 write_bytes(location, path.read_bytes())
 
 
-def remove_file(location: Location) -> None:
-    """Remove a file if it exists; nothing is removed through a link to another folder."""
-    if location.is_file() and not (isinstance(location, Path) and location.parent.is_symlink()):
-        location.unlink()
+def remove_file(folder: Location, name: str) -> None:
+    """Remove a file of a folder if it exists."""
+    if isinstance(folder, Path):
+        remove_files(folder, name)
+    elif (folder / name).is_file():
+        (folder / name).unlink()
+
+
+def check_no_links(folder: Location, names: Iterable[str]) -> None:
+    """Refuse folders to write to that are links; a store has none."""
+    if isinstance(folder, Path):
+        refuse_links(folder, *names, doing="written")

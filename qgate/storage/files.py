@@ -26,17 +26,22 @@ def replacing(path: Path) -> Iterator[Path]:
 
     After a full disk or a kill, `path` is as it was before.
     """
-    with neighbor(path) as written:
+    with naming(path), neighbor(path) as written:
         yield written
         written.replace(path)
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let errors of the system name the requested file, not its lock or a neighbor."""
+    """Let errors of the system name the requested file, not its lock or a neighbor.
+
+    An error while a file is written, as on a full disk, names none.
+    """
     try:
         yield
     except OSError as error:
+        if error.errno is None or isinstance(error.filename, int):
+            raise
         if error.filename is None or f".{path.name}." in Path(error.filename).name:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise

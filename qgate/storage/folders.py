@@ -19,6 +19,7 @@ from typing import BinaryIO, Literal, Protocol
 from qgate.errors import QgateError
 from qgate.storage import locations
 from qgate.storage.files import neighbor, replacing
+from qgate.storage.removing import remove_empty_folder, remove_files
 
 Kind = Literal["folder", "file", "nothing"]
 
@@ -226,12 +227,10 @@ class LocalFolder:
             shutil.copyfile(source.path / name, target)
 
     def remove(self, *names: str) -> None:
-        for name in names:
-            (self._path / name).unlink(missing_ok=True)
+        remove_files(self._path, *names)
 
     def remove_empty(self) -> None:
-        with contextlib.suppress(OSError):
-            self._path.rmdir()
+        remove_empty_folder(self._path)
 
     def begin(self) -> bool:
         try:

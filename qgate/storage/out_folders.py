@@ -8,12 +8,35 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from qgate.errors import QgateError
 from qgate.storage.files import lock_or_none
+from qgate.storage.removing import remove_empty_folder, remove_files
 
 OUT = "qgate-out"
 # The file in it that a run holds locked to its end.
 RUNNING = ".run"
+REPRODUCTIONS, CANDIDATES = "repro", "candidates"
+REPRODUCTION_FILES = ("inputs.safetensors", "run.py")
+WRITTEN = (
+    "results.jsonl",
+    "results.csv",
+    "report.html",
+    f"{CANDIDATES}/*.json",
+    *(f"{REPRODUCTIONS}/*/{name}" for name in REPRODUCTION_FILES),
+)
+"""The files that a run writes to its folder, as patterns of their paths in it."""
 _MOST = 100
+
+
+def check_out_folder(folder: Path) -> None:
+    """Refuse what has the name of the folder and is none."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        target = "a file" if folder.exists() else "nothing"
+        kind = f"a link to {target}" if folder.is_symlink() else target
+        raise QgateError(
+            f"{str(folder)!r} is {kind}, and results need a folder of that name: remove it, or "
+            "give it another name."
+        )
 
 
 @contextlib.contextmanager
@@ -32,8 +55,7 @@ def held_out_folder(home: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        with contextlib.suppress(OSError):
-            (folder / RUNNING).unlink()
+        with contextlib.suppress(OSError, QgateError):
+            remove_files(home, f"{folder.name}/{RUNNING}")
         os.close(handle)
-        with contextlib.suppress(OSError):  # of a run that had nothing to write
-            folder.rmdir()
+        remove_empty_folder(folder)  # of a run that had nothing to write

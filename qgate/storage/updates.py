@@ -23,6 +23,7 @@ from qgate.records import validate
 from qgate.storage.files import lock, write_all
 from qgate.storage.folders import Stamp
 from qgate.storage.locks import open_handle, sync_folder
+from qgate.storage.removing import refuse_links, remove_files
 
 UPDATE, LOCK = ".update", ".lock"
 OLD_UPDATE = ".journal.json"
@@ -244,9 +245,7 @@ class LocalFiles:
         os.replace(_staged(self._folder / name), self._folder / name)  # noqa: PTH105
 
     def _remove(self, names: Iterable[str]) -> None:
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._folder / name)  # noqa: PTH108
+        remove_files(self._folder, *names)
 
     # Verbs of buckets -----------------------------------------------------------------------------
 
@@ -276,11 +275,7 @@ def _stamp(path: Path) -> Stamp:
 
 def _check_folder(folder: Path) -> None:
     """Make a folder to write to; refuse a link."""
-    if folder.is_symlink():
-        raise QgateError(
-            f"{str(folder)!r} is a link, and nothing is written through it: put a folder in its "
-            "place."
-        )
+    refuse_links(folder.parent, folder.name, doing="written")
     _make_folder(folder)
 
 

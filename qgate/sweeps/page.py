@@ -16,7 +16,7 @@ from qgate.charts.pages import leading, number, render
 from qgate.charts.scale_curves import ScaleCurve, scale_curve
 from qgate.charts.svg import LIGHT, STYLE
 from qgate.metrics import METRICS
-from qgate.storage.access import write_text
+from qgate.storage.access import remove_file, write_text
 from qgate.sweeps.findings import EQUAL_DB, KINDS, SweptFormat, findings, headline
 from qgate.sweeps.record import MX_PREFIX, share_text
 from qgate.text import counted
@@ -52,7 +52,7 @@ def write_page(
         elif has_failed and not _is_marked(path, _FAILED):
             path = failed_page
     if not has_failed and _is_marked(failed_page, _FAILED):
-        failed_page.unlink()
+        remove_file(root, FAILED_PAGE)
     write_text(path, page(entries, results, settings, _earlier_records(root, entries)))
     return path
 

@@ -296,6 +296,51 @@ def test_nothing_is_written_behind_a_link_of_the_base(clone: Path, tmp_path: Pat
     assert not [*elsewhere.iterdir()]
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("qgate-out", "folder"), ("qgate-out", "file"), ("qgate-out", "nothing"),
+        ("qgate-out/repro", "folder"), ("qgate-out/candidates", "folder"),
+        ("qgate-out/results.csv", "file"),
+    ],
+)  # fmt: skip
+def test_nothing_is_removed_through_a_link(
+    name: str, kind: str, clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precious, link = tmp_path / "precious", clone / name
+    for file in ("results.csv", "repro/a/run.py", "a/run.py", "b/notes", "notes.txt"):
+        (precious / file).parent.mkdir(parents=True, exist_ok=True)
+        (precious / file).write_text("precious")
+    link.parent.mkdir(exist_ok=True)
+    target = {"folder": "", "file": "notes.txt", "nothing": "gone"}[kind]
+    link.symlink_to(precious / target)
+    before = sorted(precious.rglob("*"))
+    status = main(["run", "--gate-from", "main", "-q"])
+    assert sorted(precious.rglob("*")) == before
+    assert all(path.is_dir() or path.read_text() == "precious" for path in before)
+    out, err = capsys.readouterr()
+    if name == "qgate-out/results.csv":
+        assert status == 0, "the link itself is replaced"
+        assert not link.is_symlink()
+        return
+    assert status == 2
+    assert f"{name!r} is a link" in err.replace(str(clone) + os.sep, "")
+    assert "remove" in err
+    assert "held" not in out, "nothing runs whose results have no place"
+
+
+def test_files_of_others_stay_in_the_folder_of_results(clone: Path) -> None:
+    out = clone / "qgate-out"
+    for file in ("results.csv", "report.html", "junit.xml", "repro/a/run.py", "mine/notes"):
+        (out / file).parent.mkdir(parents=True, exist_ok=True)
+        (out / file).write_text("earlier")
+    assert main(["run", "--gate-from", "main", "-q", "--qgate-no-report"]) == 0
+    earlier = {p.relative_to(out).as_posix() for p in out.rglob("*")
+               if p.is_file() and p.read_bytes() == b"earlier"}  # fmt: skip
+    assert earlier == {"junit.xml", "mine/notes"}
+    assert not (out / "repro").exists()
+
+
 def test_a_run_that_goes_on_keeps_its_results(
     clone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

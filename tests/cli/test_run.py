@@ -40,8 +40,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         monkeypatch.setattr(command, "_finished", note)
         assert main([*argv]) == status
         (line,) = commands
-        assert line[:3] == [sys.executable, "-m", "pytest"]
-        return line[3:]
+        start = [sys.executable, "-m", "pytest", "-p", "qgate.plugin.closed_pipes"]
+        assert line[:5] == start
+        return line[5:]
 
     return words
 

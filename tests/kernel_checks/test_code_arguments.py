@@ -120,6 +120,16 @@ def test_packed_integers_are_arguments(dtype: torch.dtype) -> None:
         check_kernel(swapped, x, packed, like=like)
 
 
+def test_results_of_8_bit_floats() -> None:
+    options: dict[str, Any] = {"like": lambda x: x, "output": "fp8_e4m3"}
+    assert check_kernel(lambda x: x.to(torch.float8_e4m3fn), A, **options).held
+    with pytest.raises(CheckFailure, match="the kernel is wrong"):
+        check_kernel(lambda x: (x + 1).to(torch.float8_e4m3fn), A, **options)
+    for factor in (2.0, 1.5):
+        with pytest.raises(CheckFailure, match="the kernel is wrong"):
+            check_kernel(lambda x, by=factor: (by * x).to(torch.float8_e4m3fn), A, **options)
+
+
 # Formats as a list --------------------------------------------------------------------------------
 
 

@@ -536,3 +536,14 @@ def test_invariance_without_rows_to_compare_is_refused() -> None:
         check_kernel(
             linear, x, w, like=linear, inputs={1: "int8"}, convention="mse", invariant=True
         )
+
+
+def test_what_cannot_be_encoded_is_left_out() -> None:
+    def pack(x: Tensor) -> Tensor:
+        if len(x) % 2:
+            raise qgate.errors.QgateError("an even number of rows")
+        return x
+
+    report = check_kernel(linear, X, W, like=linear, pack={0: pack}, relations=["odd"])
+    reason = report.left_out["3 of 24 along dimension 0 of argument 0"]
+    assert reason == "the kernel refused: QgateError: an even number of rows"

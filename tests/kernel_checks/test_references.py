@@ -106,6 +106,26 @@ def test_a_kernel_that_draws_random_numbers_is_named() -> None:
         check_kernel(counting, X, W, like=linear)
 
 
+def test_other_bits_within_float_noise_are_a_note() -> None:
+    """Atomic sums of a device have another order in each run."""
+    calls = [0]
+
+    def atomic(x: Tensor, w: Tensor) -> Tensor:
+        calls[0] += 1
+        total = torch.zeros(len(x), len(w))
+        for term in torch.arange(x.shape[1]).roll(calls[0]).tolist():
+            total += x[:, term : term + 1] * w[:, term]
+        return total
+
+    report = check_kernel(atomic, X, W, like=linear)
+    assert len(report.notes) == 1
+    assert report.notes[0].startswith("other bits in run 2 of the same input: ")
+    for options in ({"repeatable": True}, {"invariant": True}):
+        with pytest.raises(CheckFailure, match=r"^atomic is not (repeatable|batch-invariant): "):
+            check_kernel(atomic, X, W, like=linear, **options)
+    assert not check_kernel(linear, X, W, like=linear, repeatable=True).notes
+
+
 # Arguments in place ------------------------------------------------------------------------------
 
 
@@ -145,7 +165,7 @@ def test_an_argument_that_the_reference_changes_or_that_is_returned_is_a_note() 
     report = check_kernel(written, X, cache, like=written)
     assert report.notes == ["argument 1 is changed in place, as the reference does"]
     report = check_kernel(returned, X, cache, like=like)
-    assert report.notes == ["argument 1 is changed in place, and returns it"]
+    assert report.notes == ["argument 1 is changed in place and returned"]
     assert not cache.any()
     for dtype in (torch.float32, torch.float64):
         with pytest.raises(CheckFailure, match=r"2 times"):

@@ -352,7 +352,8 @@ WRONG = (
                 if x.numel() else product(x, w)),
     WrongKernel("NaN vanishes", "for one NaN.*became finite",
                 lambda x, w: product(x.nan_to_num(), w)),
-    WrongKernel("not repeatable", "is not repeatable", _not_repeatable),
+    WrongKernel("not repeatable", "is not repeatable", _not_repeatable,
+                options={"repeatable": True}),
     WrongKernel("other sums in short batches", "is not batch-invariant.*the first of 48",
                 _split_in_short_batches, (X, W), inputs={}, options={"invariant": True}),
     # Other kinds of kernels

@@ -136,12 +136,16 @@ def test_baselines_that_cannot_be_written_are_an_error_and_stay(
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("qgate-out", "File exists"), ("qgate-out/results.jsonl", "Is a directory")],
-)
+    [
+        ("qgate-out", "is a file, and results need a folder of that name: remove it, or give it "
+         "another name."),
+        ("qgate-out/results.jsonl", "Is a directory; name a file."),
+    ],
+)  # fmt: skip
 def test_results_that_cannot_be_written_do_not_look_green(
     name: str, reason: str, project: Path, suites: Run
 ) -> None:
-    if reason == "File exists":
+    if name == "qgate-out":
         (project / name).write_text("a file where the folder has to be")
     else:
         (project / name).mkdir(parents=True)
@@ -149,10 +153,10 @@ def test_results_that_cannot_be_written_do_not_look_green(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.assert_outcomes(passed=2)
     errors = [line for line in result.stdout.lines if line.startswith("ERROR: ")]
-    assert errors == [
-        f"ERROR: records cannot be written to '{project / name}': {reason}. Run in a "
-        "folder that you may write to."
-    ]
+    said = f"'{project / name}' {reason}"
+    if name != "qgate-out":
+        said = f"records cannot be written to '{project / name}': {reason}"
+    assert errors == [f"ERROR: {said}"]
 
 
 def test_an_interrupted_run_is_not_called_skipped(project: Path, suites: Run) -> None:

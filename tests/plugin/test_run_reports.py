@@ -119,11 +119,14 @@ def test_a_page_that_cannot_be_made_is_not_green(project: Path, suites: Run, err
         "def pytest_configure(config): config._kept, reports.write_page = reports.write_page, fail\n"
         "def pytest_unconfigure(config): reports.write_page = config._kept\n"
     )
+    (project / "qgate-out").mkdir()
+    (project / "qgate-out" / "report.html").write_text("of an earlier run")
     result = suites("--layers", "first")
     result.assert_outcomes(passed=2)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(["ERROR: report.html could not be made: *"])
     assert (project / "qgate-out" / "results.jsonl").exists()
+    assert not (project / "qgate-out" / "report.html").exists()
 
 
 def test_a_killed_run_leaves_records_that_a_page_can_be_made_of(project: Path, suites: Run) -> None:

@@ -40,6 +40,38 @@ def test_a_mode_that_fits_no_model_leaves_nothing(project: Path, suites: Run) ->
     assert result.ret == pytest.ExitCode.OK
 
 
+@pytest.mark.parametrize(
+    ("model", "mode", "why"),
+    [
+        ("tiny-llama", "experts-fp8", "where no module matches *experts*"),
+        ("tiny-llama", "experts-*", "where no module matches *experts*"),
+        ("tiny-mamba", "served-nvfp4-rotated", "it rotates groups of 16 features, and * has 8."),
+    ],
+)
+def test_a_mode_without_a_place_in_the_model_is_deselected_with_a_word(
+    model: str, mode: str, why: str, suites: Run
+) -> None:
+    result = suites("--model", model, "--mode", mode)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert result.parseoutcomes().keys() == {"deselected"}
+    result.stdout.fnmatch_lines([f"*2 tests deselected: mode * does not fit {model}*{why}"])
+
+
+def test_a_rule_of_a_users_own_that_finds_nothing_is_an_error(project: Path, suites: Run) -> None:
+    (project / "conftest.py").write_text(
+        "from qgate import Mode, Rule\n"
+        "def pytest_qgate_modes(config):\n"
+        "    rule = Rule('misspelled', 'int8')\n"
+        "    return [Mode('mine', 'mine', rules=(rule,), by_name=True)]\n"
+    )
+    result = suites("--mode", "mine", "--layers", "first")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert result.parseoutcomes()["errors"] == 2
+    result.stdout.fnmatch_lines(
+        ["*rule 'misspelled' * of mode mine decides no site of tiny-llama*"]
+    )
+
+
 def test_an_update_is_refused_in_ci(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,6 +170,8 @@ class ModelGates(GateSession):
 
     def misfit(self, mode: Mode) -> str:
         """Say why a mode cannot be compared with the reference chosen; empty where it can."""
+        if misfit := modes.misfit_of(mode, self.bench.model):
+            return misfit
         if mode.rules and not any(site.is_product for site in self.bench.model.sites()):
             try:
                 modes.make_plan(mode, self.bench.model)

@@ -6,21 +6,22 @@ A script needs qgate and the file beside it, and neither the model nor the suite
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from qgate.formats import Quantizer
-from qgate.storage.files import neighbor
+from qgate.storage.files import naming, neighbor
+from qgate.storage.out_folders import REPRODUCTION_FILES
+from qgate.storage.removing import refuse_links
 from qgate.text import one_line
 
 MOST_BYTES = 1 << 24
 """Bytes of tensors that a reproduction may have; a larger one is not written."""
-INPUTS, SCRIPT = "inputs.safetensors", "run.py"
+INPUTS, SCRIPT = REPRODUCTION_FILES
 
 _HEAD = '''"""{title}."""
 
@@ -80,15 +81,17 @@ class Reproduction:
         if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > MOST_BYTES:
             return None
         target = folder / self.folder_name()
+        refuse_links(folder.parent, f"{folder.name}/{target.name}", doing="written")
         folder.mkdir(parents=True, exist_ok=True)
         safe = one_line(title).replace("\\", "/").replace('"', "'")
         head = _HEAD.format(title=safe, imports=self.imports, file=INPUTS)
-        with neighbor(target, folder=True) as part:
-            save_file(tensors, part / INPUTS)
+        with naming(target), neighbor(target, folder=True) as part:
+            (part / INPUTS).write_bytes(save(tensors))
             text = f"{head}{self.body}{_TAIL.format(noise=self.noise)}"
             (part / SCRIPT).write_text(text, encoding="utf-8", newline="\n")
-            shutil.rmtree(target, ignore_errors=True)
-            part.replace(target)
+            target.mkdir(exist_ok=True)
+            for name in REPRODUCTION_FILES:
+                (part / name).replace(target / name)
         return target
 
 
