@@ -244,7 +244,7 @@ def _concentrated(outside: Tensor) -> bool:
     for dim in range(outside.dim()):
         if outside.shape[dim] < 2:
             continue
-        counts = outside.movedim(dim, 0).flatten(1).sum(1)
+        counts = outside.movedim(dim, 0).reshape(outside.shape[dim], -1).sum(1)
         length = outside.numel() / outside.shape[dim]
         if bool((counts > max(FEW, CONCENTRATED * length)).any()):
             return True

@@ -47,8 +47,8 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    low, high = x.chunk(2, -1)
-    return torch.cat([-high, low], -1)
+    half = x.shape[-1] // 2
+    return torch.cat([-x[..., half:], x[..., :half]], -1)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
