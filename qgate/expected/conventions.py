@@ -180,10 +180,11 @@ def _in_any_order(
     if q.rounding == "even" and kind != "power of two":
         orders += ["reciprocal"]
         orders += ["product"] if kind == "float32" else []
-        orders += [dtype] if dtype in _HALVES else []
+        orders += [dtype, f"{dtype} reciprocal"] if dtype in _HALVES else []
     for order in orders:
         if order or not is_definition:
             words = name + (_ORDERS.get(order, f", ratios in {order}") if order else "")
+            words = words.replace(f"{dtype} reciprocal", f"{dtype}, multiplied by the reciprocal")
             yield Convention(words, _scaled(q, divisor, kind, order=order), scales=scales)
 
 
@@ -202,7 +203,8 @@ def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "")
     """Quantize by groups with scales of amax/divisor, stored as `kind`.
 
     order  "": values are divided by the scale; "reciprocal": multiplied by its reciprocal;
-           "product": by divisor/amax; a dtype: divided, and the ratio rounded to it
+           "product": by divisor/amax; a dtype: divided, and the ratio rounded to it; a dtype and
+           "reciprocal": multiplied by a reciprocal in it, and rounded to it
 
     Ratios are rounded to float32, as those of kernels are.
     """
@@ -211,16 +213,19 @@ def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "")
         def rows(groups: Floats) -> Floats:
             scales = group_scales(groups, q, divisor, kind)[:, None]
             with np.errstate(all="ignore"):
+                half = _HALVES.get(order.removesuffix(" reciprocal"))
                 if order == "reciprocal":
                     quotients = groups * _float32(1 / scales)
+                elif half and order not in _HALVES:
+                    quotients = groups * rounded_to(half, 1 / scales)
                 elif order == "product":
                     amax = np.abs(groups).max(axis=1, initial=0.0)[:, None]
                     quotients = groups * _float32(divisor / np.where(amax == 0, 1.0, amax))
                 else:
                     quotients = groups / scales
                 ratios = _float32(quotients) * nudge
-                if order in _HALVES:
-                    ratios = rounded_to(_HALVES[order], ratios)
+                if half:
+                    ratios = rounded_to(half, ratios)
             assert q.format.kind == "element"
             codes = round_by_list(
                 ratios, q.format, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow
