@@ -108,7 +108,7 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
                 yield _defined(name, with_options(q, scale_rule=rule, rounding=rounding))
         return
     if q.format.name == "nvfp4":
-        for scales, elements in itertools.product(range(3), range(2)):
+        for scales, elements in itertools.product(range(len(_NVFP4_SCALES)), range(len(_NVFP4_ELEMENTS))):
             if scales or elements:
                 yield Convention(
                     f"{_NVFP4_SCALES[scales]}, {_NVFP4_ELEMENTS[elements]}",
@@ -347,18 +347,26 @@ _NVFP4_SCALES = (
     "block scale amax*(s/6)",
     "block scale amax/6*s",
     "block scale amax/6/(1/s)",
+    "block scale amax/6/(largest/2688)",
 )
-_NVFP4_ELEMENTS = ("elements times the reciprocal", "elements divided by the scale")
+_NVFP4_ELEMENTS = (
+    "elements times the reciprocal",
+    "elements divided by the scale",
+    "elements times a quotient of scales",
+)
 
 
 def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
-    """Quantize to NVFP4 with one of three orders of float32 operations for each scale."""
+    """Quantize to NVFP4 with one of several orders of float32 operations for each scale."""
 
     def values(x: Floats, nudge: float) -> Floats:
         assert q.format.kind == "block"
         state = q.format.define_state(x)
         encode, fp32 = np.float32(state), np.float32
         decode = fp32(1) / encode
+        if scales == 3:
+            largest = np.abs(np.nan_to_num(x, posinf=0.0, neginf=0.0)).max(initial=0.0)
+            decode = fp32(largest) / fp32(2688) if largest else decode
 
         def rows(blocks: Floats) -> Floats:
             with np.errstate(all="ignore"):
@@ -367,13 +375,15 @@ def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
                     amax * (encode * (fp32(1) / fp32(6))),
                     amax / fp32(6) * encode,
                     amax / fp32(6) / decode,
+                    amax / fp32(6) / decode,
                 )[scales]
                 bounded = np.minimum(block_scales * fp32(nudge), fp32(448)).astype(np.float64)
                 scale = rounded_to("fp8_e4m3", bounded).astype(fp32)
-                if elements:
+                if elements == 1:
                     ratios = blocks / (scale * decode).astype(np.float64)[:, None]
                 else:
-                    factor = np.minimum(fp32(1) / (scale * decode), np.finfo(fp32).max)
+                    quotient = fp32(1) / decode / scale if elements else fp32(1) / (scale * decode)
+                    factor = np.minimum(quotient, np.finfo(fp32).max)
                     ratios = (blocks * factor.astype(np.float64)[:, None]).astype(fp32)
                 ratios = np.nan_to_num(ratios.astype(np.float64), posinf=6.0, neginf=-6.0)
                 codes = round_by_list(ratios * nudge, q.format.element, rounding=q.rounding)
