@@ -379,9 +379,7 @@ def _best_first(
     """List roundings that explain one run, those first that leave the fewest values unexplained."""
     fits = [Fit(case, replace(eager, sites=frozenset(), arguments=()))]
     for rules in _rules(eager.dtype, operators, request):
-        plain = [
-            Fit(case, replace(eager, sites=frozenset(), attention=rule)) for rule in rules
-        ]
+        plain = [Fit(case, replace(eager, sites=frozenset(), attention=rule)) for rule in rules]
         plain.sort(key=lambda fit: fit.share)
         for start in plain[:2]:
             rule = start.arithmetic.attention
