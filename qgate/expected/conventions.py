@@ -99,6 +99,8 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
     if _is_scaled_element(q):
         if q.scale is None:
             yield from _element_conventions(q, roundings, dtype)
+        elif "saturate" not in q.options and q.format.nan_code is not None:
+            yield _overflowing(q)
         return
     if "scale_rule" in q.format.options:
         rules = [q.scale_rule] if "scale_rule" in q.options else list(SCALE_RULES)
@@ -151,6 +153,15 @@ def _is_scaled_element(q: QuantizerSettings) -> bool:
     if q.zero_point is not None:
         return False
     return q.format.kind == "element" and not q.format.tapered and q.granularity is not None
+
+
+def _overflowing(q: QuantizerSettings) -> Convention:
+    """Return the cast by a fixed scale that does not saturate, as that of torch on CUDA."""
+    assert q.format.kind == "element"
+    values = _scaled(with_options(q, saturate=False), q.format.max, "float32")
+    beyond = "Inf" if q.format.has_inf else "NaN"
+    scales = _scales(q, q.format.max, "float32")
+    return Convention(f"{_scale_name(q)}, overflow to {beyond}", values, scales=scales)
 
 
 def _element_conventions(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, KnownAttention, KnownProduct
+from qgate.arithmetics.known import PRODUCTS, KnownAttention, KnownProduct
 from qgate.expected.derived import are_independent, find_axes
 from qgate.expected.intermediates import (
     CODES,
@@ -35,6 +35,7 @@ from qgate.expected.intermediates import (
     trace,
 )
 from qgate.expected.noise import Expected, evaluate, smoothed
+from qgate.kernel_checks.requests import Request
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
 
@@ -62,22 +63,6 @@ SAMPLE = 64
 """Rows and columns of large results that are looked at."""
 LARGE = 2**16
 """Elements of a result from which on a sample is looked at."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a user allows or asks for.
-
-    known          the one arithmetic that a kernel must follow, if one was named
-    intermediates  True if intermediate values may be rounded to 16 bits
-    """
-
-    known: KnownProduct | KnownAttention | None = None
-    intermediates: bool = True
-
-    @property
-    def asks(self) -> bool:
-        return self.known is not None
 
 
 @dataclass(frozen=True)
@@ -281,12 +266,21 @@ class Accounted:
         return float((fit.values.nan_to_num(0.0, 0.0, 0.0) * exact).sum() / energy) - 1
 
     def words(self) -> str:
-        """Say how a kernel computes and what that costs, for a report."""
-        words = self.arithmetic.words() or f"sums in {dtype_name(self.arithmetic.dtype)}"
-        cost = f"{100 * self.cost:.2g} % of the RMS from exact sums"
+        """Say how a kernel computes, for a report."""
+        return self.arithmetic.words() or f"sums in {dtype_name(self.arithmetic.dtype)}"
+
+    def cost_words(self) -> str:
+        """Say what that costs against exact sums that are rounded once."""
         if abs(self.shift) > self.cost / 2:
-            cost += f", {100 * self.shift:+.2g} % in all"
-        return f"{words} ({cost})"
+            way = "large" if self.shift > 0 else "small"
+            cost = f"results are {_percent(abs(self.shift))} too {way} on these inputs"
+        else:
+            cost = f"errors of {_percent(self.cost)} of the RMS on these inputs"
+        return f"{self.words()}: {cost}, against exact sums"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
 
 
 def account(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from qgate.expected.distances import distance_to_multiple
 from qgate.expected.noise import Expected
-from qgate.kernel_checks.arithmetic import Accounted, Request, account
+from qgate.kernel_checks.arithmetic import Accounted, account
+from qgate.kernel_checks.requests import Request
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
 
