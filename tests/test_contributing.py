@@ -28,6 +28,7 @@ THINGS = (
     "suite",
     "command",
     "exhibit",
+    "known arithmetic",
 )
 
 

@@ -82,9 +82,13 @@ class FusedSteps:
         if result is None:
             raise ValueError("attention over no tile of keys")
         empty = total == 0
-        # The fast logarithm of CUDA is the one of base 2, times ln 2.
-        log2 = (total.double().log2().float() if self.wide else total.log2()) * (1 / LOG2_E)
-        log_sums = self._multiplied_and_added(top.masked_fill(empty, 0.0), scale, log2)
+        top = top.masked_fill(empty, 0.0)
+        if self.exponential is not None:
+            log_sums = top * scale + total.double().log().float()
+        else:
+            # The fast logarithm of CUDA is the one of base 2, times ln 2.
+            log2 = (total.double().log2().float() if self.wide else total.log2()) * (1 / LOG2_E)
+            log_sums = self._multiplied_and_added(top, scale, log2)
         inverse = total.masked_fill(empty, 1.0).reciprocal()
         return result * inverse, log_sums.masked_fill(empty, math.inf)
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from qgate.arithmetics.attention import LOG2_E, BackwardRounding, KnownAttention
-from qgate.arithmetics.float32 import fma, fma_chain
+from qgate.arithmetics.float32 import fma
+from qgate.arithmetics.mkl_float32 import mkl_product
 
 _POLYNOMIAL = (
     -0.079204240219773236, -0.22433836478672356, 0.30354260500649682, 0.00010703434948458272,
@@ -34,11 +35,11 @@ def fast_exponential(x: Tensor) -> Tensor:
 
 
 class CPUFlashAttention(KnownAttention):
-    """Attention whose products are sums in order, and whose gradients add up in 16 bits."""
+    """Attention whose products are MKL's, and whose gradients add up in 16 bits."""
 
     def multiply(self, dtype: torch.dtype, a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
         del dtype
-        return fma_chain(a, b, start)
+        return mkl_product(a, b, start)
 
     def gradients(
         self, query: Tensor, key: Tensor, value: Tensor, grad: Tensor, scale: float,

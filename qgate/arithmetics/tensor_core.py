@@ -129,6 +129,6 @@ def _power_of_two(exponents: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _cut(x: Tensor, bits: int) -> Tensor:
-    """Cut toward zero to some fraction bits; zero becomes +0."""
+    """Cut toward zero to some fraction bits."""
     whole, fraction = (torch.int32, 23) if x.dtype is torch.float32 else (torch.int64, 52)
-    return (x.view(whole) & -(1 << (fraction - bits))).view(x.dtype) + 0.0
+    return (x.view(whole) & -(1 << (fraction - bits))).view(x.dtype)

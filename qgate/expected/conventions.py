@@ -110,7 +110,7 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
                 yield _defined(name, with_options(q, scale_rule=rule, rounding=rounding))
         return
     if q.format.name == "nvfp4":
-        for scales, elements in itertools.product(range(3), range(2)):
+        for scales, elements in itertools.product(range(len(_NVFP4_SCALES)), range(len(_NVFP4_ELEMENTS))):
             if scales or elements:
                 yield Convention(
                     f"{_NVFP4_SCALES[scales]}, {_NVFP4_ELEMENTS[elements]}",
@@ -191,10 +191,11 @@ def _in_any_order(
     if q.rounding == "even" and kind != "power of two":
         orders += ["reciprocal"]
         orders += ["product"] if kind == "float32" else []
-        orders += [dtype] if dtype in _HALVES else []
+        orders += [dtype, f"{dtype} reciprocal"] if dtype in _HALVES else []
     for order in orders:
         if order or not is_definition:
             words = name + (_ORDERS.get(order, f", ratios in {order}") if order else "")
+            words = words.replace(f"{dtype} reciprocal", f"{dtype}, multiplied by the reciprocal")
             yield Convention(words, _scaled(q, divisor, kind, order=order), scales=scales)
 
 
@@ -213,7 +214,8 @@ def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "")
     """Quantize by groups with scales of amax/divisor, stored as `kind`.
 
     order  "": values are divided by the scale; "reciprocal": multiplied by its reciprocal;
-           "product": by divisor/amax; a dtype: divided, and the ratio rounded to it
+           "product": by divisor/amax; a dtype: divided, and the ratio rounded to it; a dtype and
+           "reciprocal": multiplied by a reciprocal in it, and rounded to it
 
     Ratios are rounded to float32, as those of kernels are.
     """
@@ -222,16 +224,19 @@ def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "")
         def rows(groups: Floats) -> Floats:
             scales = group_scales(groups, q, divisor, kind)[:, None]
             with np.errstate(all="ignore"):
+                half = _HALVES.get(order.removesuffix(" reciprocal"))
                 if order == "reciprocal":
                     quotients = groups * _float32(1 / scales)
+                elif half and order not in _HALVES:
+                    quotients = groups * rounded_to(half, 1 / scales)
                 elif order == "product":
                     amax = np.abs(groups).max(axis=1, initial=0.0)[:, None]
                     quotients = groups * _float32(divisor / np.where(amax == 0, 1.0, amax))
                 else:
                     quotients = groups / scales
                 ratios = _float32(quotients) * nudge
-                if order in _HALVES:
-                    ratios = rounded_to(_HALVES[order], ratios)
+                if half:
+                    ratios = rounded_to(half, ratios)
             assert q.format.kind == "element"
             codes = round_by_list(
                 ratios, q.format, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow
@@ -353,18 +358,26 @@ _NVFP4_SCALES = (
     "block scale amax*(s/6)",
     "block scale amax/6*s",
     "block scale amax/6/(1/s)",
+    "block scale amax/6/(largest/2688)",
 )
-_NVFP4_ELEMENTS = ("elements times the reciprocal", "elements divided by the scale")
+_NVFP4_ELEMENTS = (
+    "elements times the reciprocal",
+    "elements divided by the scale",
+    "elements times a quotient of scales",
+)
 
 
 def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
-    """Quantize to NVFP4 with one of three orders of float32 operations for each scale."""
+    """Quantize to NVFP4 with one of several orders of float32 operations for each scale."""
 
     def values(x: Floats, nudge: float) -> Floats:
         assert q.format.kind == "block"
         state = q.format.define_state(x)
         encode, fp32 = np.float32(state), np.float32
         decode = fp32(1) / encode
+        if scales == 3:
+            largest = np.abs(np.nan_to_num(x, posinf=0.0, neginf=0.0)).max(initial=0.0)
+            decode = fp32(largest) / fp32(2688) if largest else decode
 
         def rows(blocks: Floats) -> Floats:
             with np.errstate(all="ignore"):
@@ -373,13 +386,15 @@ def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
                     amax * (encode * (fp32(1) / fp32(6))),
                     amax / fp32(6) * encode,
                     amax / fp32(6) / decode,
+                    amax / fp32(6) / decode,
                 )[scales]
                 bounded = np.minimum(block_scales * fp32(nudge), fp32(448)).astype(np.float64)
                 scale = rounded_to("fp8_e4m3", bounded).astype(fp32)
-                if elements:
+                if elements == 1:
                     ratios = blocks / (scale * decode).astype(np.float64)[:, None]
                 else:
-                    factor = np.minimum(fp32(1) / (scale * decode), np.finfo(fp32).max)
+                    quotient = fp32(1) / decode / scale if elements else fp32(1) / (scale * decode)
+                    factor = np.minimum(quotient, np.finfo(fp32).max)
                     ratios = (blocks * factor.astype(np.float64)[:, None]).astype(fp32)
                 ratios = np.nan_to_num(ratios.astype(np.float64), posinf=6.0, neginf=-6.0)
                 codes = round_by_list(ratios * nudge, q.format.element, rounding=q.rounding)

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from qgate.arithmetics.cpu_flash_attention import fast_exponential
 from qgate.arithmetics.known import KnownAttention, KnownProduct
 from qgate.expected.noise import evaluate
 
@@ -62,18 +63,19 @@ class AttentionRule:
     dtype      what unnormalized probabilities are rounded to before the product
     tile       keys per step of the running largest score; 0 for all at once
     ascending  False if the last keys come first
-    is_coarse  True if exponentials are those of a polynomial of third degree
+    lanes      numbers that are exponentiated together by a polynomial of third degree; those that
+               are left over are exact, as all are with 0
     """
 
     dtype: torch.dtype
     tile: int = 0
     ascending: bool = True
-    is_coarse: bool = False
+    lanes: int = 0
 
     def words(self) -> str:
         order = "" if self.ascending else ", the last keys first"
         tile = f"in tiles of {self.tile} keys{order}" if self.tile else "all keys at once"
-        coarse = ", exponentials to 13 bits as by torch on a CPU" if self.is_coarse else ""
+        coarse = ", exponentials to 13 bits as by torch on a CPU" if self.lanes else ""
         to = f"rounded to {dtype_name(self.dtype)}"
         return f"fused attention ({tile}), P {to} and divided last{coarse}"
 
@@ -348,31 +350,16 @@ def attend(
         higher = torch.maximum(most, part.amax(-1, keepdim=True))
         base = higher.masked_fill(higher == -math.inf, 0.0)
         shrink = (most - base).exp()
-        p = _coarse_exponential(part - base) if rule.is_coarse else (part - base).exp()
+        p = (part - base).exp()
+        if rule.lanes:
+            whole = p.shape[-1] // rule.lanes * rule.lanes
+            p[..., :whole] = fast_exponential((part - base)[..., :whole].float()).to(p)
         total = total * shrink + p.sum(-1, keepdim=True)
         if noise is not None:
             p = noise(p, EXPONENTIAL)
         result = result * shrink + rounded(p, rule.dtype) @ values[..., start : start + tile, :]
         most = higher
     return result / total
-
-
-def _coarse_exponential(x: Tensor) -> Tensor:
-    """Return e^x of numbers up to zero as torch's attention on a CPU with AVX approximates it.
-
-    The power of two is exact; of the fraction of the exponent a polynomial is subtracted.
-    """
-    exponents = x.float() * torch.tensor(math.log2(math.e)).to(x.device)
-    fraction = exponents - exponents.floor()
-    correction = torch.zeros_like(fraction)
-    for coefficient in _COARSE:
-        correction = correction * fraction + coefficient
-    bits = (exponents - correction).clamp_min(-127.0).double() * 2.0**23 + 127 * 2.0**23
-    return bits.to(torch.int32).view(torch.float32).to(x.dtype)
-
-
-_COARSE = (-0.079204240219773236, -0.22433836478672356, 0.30354260500649682, 0.00010703434948458272)
-"""From the third power down: what 2^f lacks of 1 + f for f from 0 to 1."""
 
 
 def trace(

@@ -229,7 +229,7 @@ def _concentrated(outside: Tensor) -> bool:
     for dim in range(outside.dim()):
         if outside.shape[dim] < 2:
             continue
-        counts = outside.movedim(dim, 0).flatten(1).sum(1)
+        counts = outside.movedim(dim, 0).reshape(outside.shape[dim], -1).sum(1)
         length = outside.numel() / outside.shape[dim]
         if bool((counts > max(FEW, CONCENTRATED * length)).any()):
             return True
@@ -424,7 +424,8 @@ def _rules(
             for ascending in (True, False) if tile else (True,):
                 yield AttentionRule(dtype, tile, ascending)
         for tile in (0, *(tile for tile in (512,) if tile < keys)):
-            yield AttentionRule(dtype, tile, is_coarse=True)
+            for lanes in (16, 8):
+                yield AttentionRule(dtype, tile, lanes=lanes)
 
 
 def _searched(start: Fit) -> Fit:

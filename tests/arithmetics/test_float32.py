@@ -63,7 +63,7 @@ def test_tf32_is_rounded_to_nearest_even() -> None:
 
 def test_a_chain_of_float32_is_a_loop() -> None:
     a, b = drawn(2 * 37, 5).view(2, 37), drawn(3 * 37, 6).view(3, 37)
-    for splits in (1, 2, 5):
+    for splits in (1, 5):
         sums = KNOWN[0].sums(a, b, (torch.float32, torch.float32), splits)
         length = -(-37 // splits)
         for m, n in ((0, 0), (1, 2)):

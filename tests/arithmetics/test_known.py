@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from qgate.arithmetics.attention import NormalizedAttention
 from qgate.arithmetics.hopper_tf32 import TF32Product
 from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, products_for
+from qgate.arithmetics.mkl_float32 import MKLProduct
 from qgate.arithmetics.products import TensorCoreProduct, runs
 from tests.arithmetics.recordings import share_of_equal
 from tests.devices import simulated
@@ -38,7 +39,7 @@ def test_products_are_found_by_their_dtypes() -> None:
     assert names == {
         FP8: ["hopper-fp8-slow", "hopper-fp8-fast"],
         torch.half: ["hopper-16bit", "hopper-16bit-by-8"],
-        torch.float32: ["fma-chain", "hopper-tf32"],
+        torch.float32: ["fma-chain", "hopper-tf32", "cpu-mkl-float32"],
         torch.int8: ["int-exact"],
     }
     assert products_for(torch.half, FP8) == []
@@ -47,6 +48,7 @@ def test_products_are_found_by_their_dtypes() -> None:
         "hopper-flash",
         "hopper-cudnn",
         "hopper-efficient",
+        "cpu-flash",
         "float32-flash",
         "normalized",
         "eager",
@@ -77,6 +79,15 @@ def test_products_of_small_integers_are_exact(name: str, depth: int) -> None:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_number_of_parts_stands_for_one_cut(name: str) -> None:
     product = PRODUCTS[name]
+    if isinstance(product, MKLProduct):
+        assert [product.splits(depth) for depth in (1, 192, 193, 384, 385)] == [
+            (1,),
+            (1,),
+            (2,),
+            (2,),
+            (3,),
+        ]
+        return
     tile = product.tile if isinstance(product, TensorCoreProduct) else 1
     for depth in (32, 100, 384, 1000, 4096, 8192, 16384):
         splits = product.splits(depth)
@@ -116,27 +127,24 @@ def test_attention_is_the_definition_but_for_roundings(name: str, dtype: torch.d
     known, (q, k, v) = ATTENTIONS[name], sides(dtype)
     draw = torch.Generator().manual_seed(2)
     seen = torch.rand(20, 70, generator=draw) > 0.3
-    masks = {"none": None, "seen": seen, "added": torch.randn(20, 70, generator=draw)}
-    for mask in masks.values():
-        exact = scaled_dot_product_attention(
-            q.double(),
-            k.double(),
-            v.double(),
-            mask if mask is None or mask.dtype is torch.bool else mask.double(),
-            scale=0.2,
+    masks = (None, seen, torch.randn(20, 70, generator=draw))
+    exact = [
+        scaled_dot_product_attention(
+            q.double(), k.double(), v.double(), scale=0.2,
+            attn_mask=mask if mask is None or mask.dtype is torch.bool else mask.double(),
         )
-        for tile, descending in known.tilings(70):
-            values = known.values(q, k, v, 0.2, mask, dtype, tile, descending)
-            assert values.dtype is torch.float32
-            error = (values.double() - exact).square().mean() / exact.square().mean()
-            assert 0 < error < (6e-5 if dtype is torch.bfloat16 else 1e-6)
+        for mask in masks
+    ]  # fmt: skip
+    tilings = known.tilings(70)
+    for place in range(max(len(tilings), 3)):
+        tiling, case = tilings[place % len(tilings)], place % 3
+        values = known.values(q, k, v, 0.2, masks[case], dtype, *tiling)
+        assert values.dtype is torch.float32
+        error = (values.double() - exact[case]).square().mean() / exact[case].square().mean()
+        assert 0 < error < (6e-5 if dtype is torch.bfloat16 else 1e-6)
     hidden = torch.zeros(20, 70).masked_fill(~seen, -torch.inf)
-    for tile, descending in known.tilings(70):
-        two = [
-            known.values(q, k, v, 0.25, mask, dtype, tile, descending).to(dtype)
-            for mask in (seen, hidden)
-        ]
-        assert share_of_equal(*two) > 0.99
+    both = [known.values(q, k, v, 0.25, mask, dtype, *tilings[-1]) for mask in (seen, hidden)]
+    assert share_of_equal(*(values.to(dtype) for values in both)) > 0.99
 
 
 @pytest.mark.parametrize(

@@ -215,3 +215,28 @@ def test_gradients_have_the_bits_of_the_device(group: str) -> None:
         assert max(alike(other)[:2]) < 0.6
         other = replace(rounding, of_p=not rounding.of_p)
         assert max(alike(other)[:2]) < 0.99
+
+
+@pytest.mark.parametrize("name", calls_of("cpu_attention"))
+def test_attention_of_a_cpu_has_its_bits(name: str) -> None:
+    call, known = calls_of("cpu_attention")[name], ATTENTIONS["cpu-flash"]
+    dtype, mask = call["q"].dtype, CAUSAL if "causal" in name else None
+    sides = [call[side] for side in "qkv"]
+    assert share_of_equal(known.values(*sides, 0.125, mask, dtype, 512).to(dtype), call["y"]) == 1
+    exact = replace(known, exponential=None).values(*sides, 0.125, mask, dtype, 512)
+    assert share_of_equal(exact.to(dtype), call["y"]) < 0.95
+    found = known.gradients(*sides, call["go"], 0.125, mask, dtype, 512)
+    # A few sums that cancel, such as those of a query with one key.
+    for x, key in zip(found, ("dq", "dk", "dv"), strict=True):
+        assert share_of_equal(x.to(dtype), call[key]) > 0.985
+    at_once = super(type(known), known).gradients(*sides, call["go"], 0.125, mask, dtype, 512)
+    assert share_of_equal(at_once[2].to(dtype), call["dv"]) < 0.9
+
+
+@pytest.mark.parametrize("name", calls_of("cpu_float32"))
+def test_float32_of_a_cpu_has_its_bits(name: str) -> None:
+    call = calls_of("cpu_float32")[name]
+    assert share_of_equal(replayed(PRODUCTS["cpu-mkl-float32"], call, 1), call["y"]) == 1
+    if not name.endswith("K64"):
+        chain = PRODUCTS["fma-chain"]
+        assert share_of_equal(replayed(chain, call, 1), call["y"]) < 0.5
