@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.arithmetics.known import PRODUCTS, KnownAttention, KnownProduct
+from qgate.arithmetics.attention import NormalizedAttention
+from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, KnownAttention, KnownProduct
 from qgate.expected.derived import are_independent, find_axes
 from qgate.expected.intermediates import (
     CODES,
@@ -25,7 +26,6 @@ from qgate.expected.intermediates import (
     SUMS,
     Arithmetic,
     AttentionRule,
-    KnownRule,
     Noise,
     Operators,
     dtype_name,
@@ -34,6 +34,7 @@ from qgate.expected.intermediates import (
     toggled,
     trace,
 )
+from qgate.expected.known_attention import KnownRule
 from qgate.expected.noise import Expected, evaluate, smoothed
 from qgate.kernel_checks.requests import Request
 from qgate.kernel_checks.runs import Failing, KernelRun
@@ -59,6 +60,9 @@ MOST_SITES = 40
 """Operators up to which each is tried alone; of more, those of one name together."""
 FAR = 4.0
 """Times the effect of rounding every operator's result from which on no rounding explains it."""
+CLOSE = 0.1
+"""Share of the values that float noise may leave unexplained before flips are looked at."""
+SOFTMAX_GRADIENT = "_softmax_backward_data"
 SAMPLE = 64
 """Rows and columns of large results that are looked at."""
 LARGE = 2**16
@@ -330,9 +334,28 @@ def _splits(product: KnownProduct, operators: Operators) -> list[int]:
 def _arithmetics(case: Case, request: Request) -> Iterator[Arithmetic]:
     """List arithmetics that explain one run, the likeliest first."""
     operators = case.operators()
+    yield from _known_gradients(case, operators, request)
     if request.intermediates and not isinstance(request.known, KnownProduct):
         yield from _roundings(case, operators, request)
     yield from _known_products(case, operators, request)
+
+
+def _known_gradients(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+    """List known arithmetics of gradients of attention: they round what no operator returns."""
+    is_gradient = operators.has_fused_attention and SOFTMAX_GRADIENT in operators.names
+    if not is_gradient or not request.intermediates or isinstance(request.known, KnownProduct):
+        return
+    names = tuple(operators.names)
+    for known in ATTENTIONS.values() if request.known is None else [request.known]:
+        for dtype in case.halves:
+            if dtype not in known.dtypes or isinstance(known, NormalizedAttention):
+                continue
+            # Tiles matter for the sums of probabilities alone.
+            for tile, descending in known.tilings(operators.keys)[:2]:
+                rule = KnownRule(known, dtype, tile % operators.keys, descending)
+                fit = Fit(case, Arithmetic(dtype, attention=rule, names=names))
+                if fit.share < CLOSE and fit.is_right:
+                    yield fit.arithmetic
 
 
 def _known_products(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
@@ -416,7 +439,7 @@ def _rules(
     if isinstance(request.known, KnownAttention):
         if operators.has_fused_attention and dtype in request.known.dtypes:
             for tile, descending in request.known.tilings(keys):
-                yield KnownRule(request.known, dtype, tile, descending)
+                yield KnownRule(request.known, dtype, tile % keys, descending)
         return
     yield None
     if operators.has_attention:
