@@ -99,8 +99,8 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
     if _is_scaled_element(q):
         if q.scale is None:
             yield from _element_conventions(q, roundings, dtype)
-        elif "saturate" not in q.options and q.format.nan_code is not None:
-            yield _overflowing(q)
+        elif "saturate" not in q.options:
+            yield from _overflowing(q)
         return
     if "scale_rule" in q.format.options:
         rules = [q.scale_rule] if "scale_rule" in q.options else list(SCALE_RULES)
@@ -110,7 +110,9 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
                 yield _defined(name, with_options(q, scale_rule=rule, rounding=rounding))
         return
     if q.format.name == "nvfp4":
-        for scales, elements in itertools.product(range(len(_NVFP4_SCALES)), range(len(_NVFP4_ELEMENTS))):
+        for scales, elements in itertools.product(
+            range(len(_NVFP4_SCALES)), range(len(_NVFP4_ELEMENTS))
+        ):
             if scales or elements:
                 yield Convention(
                     f"{_NVFP4_SCALES[scales]}, {_NVFP4_ELEMENTS[elements]}",
@@ -155,13 +157,15 @@ def _is_scaled_element(q: QuantizerSettings) -> bool:
     return q.format.kind == "element" and not q.format.tapered and q.granularity is not None
 
 
-def _overflowing(q: QuantizerSettings) -> Convention:
-    """Return the cast by a fixed scale that does not saturate, as that of torch on CUDA."""
+def _overflowing(q: QuantizerSettings) -> Iterator[Convention]:
+    """List the cast by a fixed scale that does not saturate, as that of torch on CUDA."""
     assert q.format.kind == "element"
+    if q.format.nan_code is None:
+        return
     values = _scaled(with_options(q, saturate=False), q.format.max, "float32")
     beyond = "Inf" if q.format.has_inf else "NaN"
     scales = _scales(q, q.format.max, "float32")
-    return Convention(f"{_scale_name(q)}, overflow to {beyond}", values, scales=scales)
+    yield Convention(f"{_scale_name(q)}, overflow to {beyond}", values, scales=scales)
 
 
 def _element_conventions(

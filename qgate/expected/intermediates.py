@@ -374,7 +374,7 @@ def evaluate_as(
         if not arithmetic.rounds(site, name, count):
             return value
         if noise is not None:
-            value = noise(value, EXPONENTIAL if "softmax" in name else SUMS)
+            value = noise.inexact(value, EXPONENTIAL if "softmax" in name else SUMS)
         return rounded(value, arithmetic.dtype)
 
     operators = Operators(change, arithmetic, noise, _by_address(near, scales))
@@ -409,6 +409,10 @@ class Noise:
     def __call__(self, values: Tensor, unit: float) -> Tensor:
         shifts = torch.randn(values.shape, generator=self.generator, dtype=values.dtype)
         return values * (1 + unit * shifts.to(values.device))
+
+    def inexact(self, values: Tensor, unit: float) -> Tensor:
+        """Move values but for those that float32 holds: they are no rounded ones."""
+        return torch.where(values.float() == values, values, self(values, unit))
 
 
 def eager_sites(names: Sequence[str]) -> frozenset[int]:

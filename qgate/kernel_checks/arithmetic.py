@@ -7,6 +7,8 @@ few and scattered: a rounding near a tie falls otherwise, a defect does not look
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,13 +42,13 @@ from qgate.kernel_checks.requests import Request
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
 
-import os
-
 DEBUG = os.environ.get("DBG")
 TILES = (64, 128, 32, 16, 96, 256, 512, 48, 80, 192)
 """Keys per step of fused attention that are tried, beside all keys at once."""
-OTHERWISE = 0.02
+OTHERWISE = 0.01
 """Share of the values that float noise may round otherwise than expected."""
+CLOSE = 0.005
+"""Share of unexplained values up to which no other arithmetic is looked for."""
 CONCENTRATED = 0.25
 """Share of the values of one row, column or head from which they are no accident."""
 FEW = 3
@@ -60,7 +62,7 @@ MOST_SITES = 40
 """Operators up to which each is tried alone; of more, those of one name together."""
 FAR = 4.0
 """Times the effect of rounding every operator's result from which on no rounding explains it."""
-CLOSE = 0.1
+NEAR = 0.1
 """Share of the values that float noise may leave unexplained before flips are looked at."""
 SOFTMAX_GRADIENT = "_softmax_backward_data"
 SAMPLE = 64
@@ -119,7 +121,9 @@ class Case:
             case = replace(case, ideal=ideal, scales=scales, actual=actual, exact=exact)
         return case
 
+    @cached_property
     def operators(self) -> Operators:
+        """Return the operators of the reference for these arguments."""
         return trace(self.subject.like, self.ideal, self.scales)
 
 
@@ -160,10 +164,12 @@ class Fit:
         energy = 0.0
         for seed in range(FLIP_RUNS):
             noise = Noise(seed)
-            near = [
-                noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
-                for x in self.case.ideal
-            ]
+            near = self.case.ideal
+            if self.arithmetic.product is None:  # whose sums are definite, of definite codes
+                near = [
+                    noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
+                    for x in near
+                ]
             moved = (self._evaluated(near, noise) - self.values).nan_to_num_(0.0, 0.0, 0.0)
             energy += float(moved.square().sum())
         whole = float(self.values.nan_to_num(0.0, 0.0, 0.0).square().sum())
@@ -266,8 +272,9 @@ class Accounted:
         """Return by how much results are too large, as a share of the exact ones."""
         fit = next(iter(self.fits.values()))
         exact = fit.case.exact.values.nan_to_num(0.0, 0.0, 0.0)
-        energy = exact.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-        return float((fit.values.nan_to_num(0.0, 0.0, 0.0) * exact).sum() / energy) - 1
+        size = exact.abs().sum().clamp_min(torch.finfo(torch.float64).tiny)
+        outward = fit.values.nan_to_num(0.0, 0.0, 0.0) * exact.sign()
+        return float(outward.sum() / size) - 1
 
     def words(self) -> str:
         """Say how a kernel computes, for a report."""
@@ -295,20 +302,22 @@ def account(
     request: Request,
 ) -> Accounted | None:
     """Find the arithmetic that explains the runs that exact sums do not."""
-    names = [case.name for case in failing] or [run.name for run in runs]
-    cases = [Case.of(subject, choices, run) for run in runs if run.name in names or request.asks]
-    cases.sort(key=lambda case: case.name != names[0])
-    for arithmetic in _arithmetics(cases[0], request):
+    names = {case.name for case in failing}
+    asked = [run for run in runs if run.name in names or request.asks]
+    asked.sort(key=lambda run: bool(failing) and run.name != failing[0].name)
+    cases: dict[str, Case] = {}
+    for arithmetic in _arithmetics(Case.of(subject, choices, asked[0]), request):
         fits: dict[str, Fit] = {}
-        for case in cases:
-            count = None if case is cases[0] else len(case.operators().names)
-            largest = fits[cases[0].name].flip_energy if fits else 0.0
+        for run in asked:
+            if run.name not in cases:
+                cases[run.name] = Case.of(subject, choices, run)
+            case = cases[run.name]
+            count = None if run is asked[0] else len(case.operators.names)
+            largest = fits[asked[0].name].flip_energy if fits else 0.0
             fit = _best_split(Fit(case, arithmetic, count, largest))
             if not fit.is_right:
-                if DEBUG:
-                    print("  refuted", arithmetic.words(), case.name, fit.share)
                 break
-            fits[case.name] = fit
+            fits[run.name] = fit
         else:
             return Accounted(arithmetic, fits)
     return None
@@ -319,7 +328,7 @@ def _best_split(fit: Fit) -> Fit:
     product = fit.arithmetic.product
     if product is None or fit.is_right:
         return fit
-    for parts in _splits(product, fit.case.operators()):
+    for parts in _splits(product, fit.case.operators):
         other = replace(fit, arithmetic=replace(fit.arithmetic, splits=parts))
         if other.is_right:
             return other
@@ -333,7 +342,7 @@ def _splits(product: KnownProduct, operators: Operators) -> list[int]:
 
 def _arithmetics(case: Case, request: Request) -> Iterator[Arithmetic]:
     """List arithmetics that explain one run, the likeliest first."""
-    operators = case.operators()
+    operators = case.operators
     yield from _known_gradients(case, operators, request)
     if request.intermediates and not isinstance(request.known, KnownProduct):
         yield from _roundings(case, operators, request)
@@ -354,7 +363,7 @@ def _known_gradients(case: Case, operators: Operators, request: Request) -> Iter
             for tile, descending in known.tilings(operators.keys)[:2]:
                 rule = KnownRule(known, dtype, tile % operators.keys, descending)
                 fit = Fit(case, Arithmetic(dtype, attention=rule, names=names))
-                if fit.share < CLOSE and fit.is_right:
+                if fit.share < NEAR and fit.is_right:
                     yield fit.arithmetic
 
 
@@ -363,17 +372,17 @@ def _known_products(case: Case, operators: Operators, request: Request) -> Itera
     if isinstance(request.known, KnownAttention):
         return
     dtype = case.actual.dtype if case.actual.dtype in HALVES else torch.bfloat16
+    names = tuple(operators.names)
     roundings = [frozenset[int]()]
-    if case.actual.dtype in HALVES and len(operators.names) > 1 and request.intermediates:
-        roundings.append(eager_sites(operators.names))
-    for product in PRODUCTS.values() if request.known is None else [request.known]:
+    if case.actual.dtype in HALVES and len(names) > 1 and request.intermediates:
+        roundings.append(eager_sites(names))
+    products = PRODUCTS.values() if request.known is None else [request.known]
+    for sites, product in itertools.product(roundings, products):
         assert isinstance(product, KnownProduct)
         for parts in _splits(product, operators):
-            for sites in roundings:
-                names = tuple(operators.names)
-                arithmetic = Arithmetic(dtype, sites, product=product, splits=parts, names=names)
-                if Fit(case, arithmetic).is_right:
-                    yield arithmetic
+            arithmetic = Arithmetic(dtype, sites, product=product, splits=parts, names=names)
+            if Fit(case, arithmetic).is_right:
+                yield arithmetic
 
 
 def _roundings(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
@@ -382,16 +391,30 @@ def _roundings(case: Case, operators: Operators, request: Request) -> Iterator[A
         eager = Arithmetic(dtype, eager_sites(names), tuple(case.subject.inputs), names=names)
         if _is_far(Fit(case, eager)):
             continue
-        fits = []
-        for arithmetic in _starts(case, eager, operators, request):
-            fits.append(Fit(case, arithmetic))
-            if fits[-1].is_right:
-                yield arithmetic
-        fits.sort(key=lambda fit: (fit.share, fit.arithmetic.size))
-        for start in fits[:2]:
-            best = _searched(start)
-            if best is not start and best.is_right:
-                yield best.arithmetic
+        yield from _best_first(case, eager, operators, request)
+
+
+def _best_first(
+    case: Case, eager: Arithmetic, operators: Operators, request: Request
+) -> Iterator[Arithmetic]:
+    """List roundings that explain one run, those first that leave the fewest values unexplained."""
+    fits = [Fit(case, replace(eager, sites=frozenset(), arguments=()))]
+    for rules in _rules(eager.dtype, operators, request):
+        plain = [Fit(case, replace(eager, sites=frozenset(), attention=rule)) for rule in rules]
+        plain.sort(key=lambda fit: fit.share)
+        for start in plain[:2]:
+            rule = start.arithmetic.attention
+            for arithmetic in _starts(case, replace(eager, attention=rule)):
+                fits.append(Fit(case, arithmetic))
+                if fits[-1].share <= CLOSE and fits[-1].is_right:
+                    yield arithmetic
+    fits.sort(key=lambda fit: (fit.share, fit.arithmetic.size))
+    listed = [_searched(start) for start in fits[:2]] + fits
+    listed.sort(key=lambda fit: (fit.share, fit.arithmetic.size))
+    for fit in listed:
+        rounds = fit.arithmetic.size or fit.arithmetic.attention is not None
+        if rounds and fit.is_right:
+            yield fit.arithmetic
 
 
 def _is_far(fit: Fit) -> bool:
@@ -406,10 +429,8 @@ def _is_far(fit: Fit) -> bool:
     return float(residual.square().mean().sqrt()) > FAR * float(moves + last)
 
 
-def _starts(
-    case: Case, eager: Arithmetic, operators: Operators, request: Request
-) -> Iterator[Arithmetic]:
-    """List what is common: nothing but arguments, products, everything; fused attention."""
+def _starts(case: Case, eager: Arithmetic) -> Iterator[Arithmetic]:
+    """List what is common: nothing but arguments, products, everything."""
     last = [name.split(INSIDE)[-1] for name in eager.names]
     # The result is rounded to its dtype anyway.
     rounded_last = eager.dtype != case.actual.dtype or case.subject.output is not None
@@ -423,32 +444,30 @@ def _starts(
         everything,
     ]
     dequantized = [eager.arguments, ()] if eager.arguments else [()]
-    for rule in _rules(eager.dtype, operators, request):
-        for arguments in dequantized:
-            for sites in dict.fromkeys(site_sets):
-                arithmetic = replace(eager, sites=sites, arguments=arguments, attention=rule)
-                if arithmetic.size or rule is not None:
-                    yield arithmetic
+    for arguments in dequantized:
+        for sites in dict.fromkeys(site_sets):
+            arithmetic = replace(eager, sites=sites, arguments=arguments)
+            if arithmetic.size or eager.attention is not None:
+                yield arithmetic
 
 
 def _rules(
     dtype: torch.dtype, operators: Operators, request: Request
-) -> Iterator[AttentionRule | KnownRule | None]:
-    """List rules of attention: those of a device if one was named, else what they amount to."""
+) -> Iterator[Sequence[AttentionRule | KnownRule | None]]:
+    """List rules of attention, the likeliest set first: that of a device if one was named."""
     keys = operators.keys
     if isinstance(request.known, KnownAttention):
         if operators.has_fused_attention and dtype in request.known.dtypes:
-            for tile, descending in request.known.tilings(keys):
-                yield KnownRule(request.known, dtype, tile % keys, descending)
+            tilings = request.known.tilings(keys)
+            yield [KnownRule(request.known, dtype, tile % keys, last) for tile, last in tilings]
         return
-    yield None
+    yield [None]
     if operators.has_attention:
-        for tile in (0, *(tile for tile in TILES if tile < keys)):
-            for ascending in (True, False) if tile else (True,):
-                yield AttentionRule(dtype, tile, ascending)
-        for tile in (0, *(tile for tile in (512,) if tile < keys)):
-            for lanes in (16, 8):
-                yield AttentionRule(dtype, tile, lanes=lanes)
+        lanes = [(tile, width) for tile in (0, 512) if tile < keys for width in (16, 8)]
+        tiles = [0, *(tile for tile in TILES if tile < keys)]
+        yield [AttentionRule(dtype, tile, lanes=width) for tile, width in lanes]
+        yield [AttentionRule(dtype, tile) for tile in tiles]
+        yield [AttentionRule(dtype, tile, ascending=False) for tile in tiles[1:]]
 
 
 def _searched(start: Fit) -> Fit:

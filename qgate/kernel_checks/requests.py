@@ -40,7 +40,7 @@ def request_of(arithmetic: str, intermediates: str) -> tuple[str, Request]:
         raise ValueError(str(unknown("intermediates", intermediates, INTERMEDIATES)))
     if arithmetic in ARITHMETICS:
         return arithmetic, Request(intermediates=intermediates == ROUNDED)
-    known = {**PRODUCTS, **ATTENTIONS}.get(arithmetic)
+    known = PRODUCTS.get(arithmetic) or ATTENTIONS.get(arithmetic)
     if known is None:
         names = (*ARITHMETICS, *PRODUCTS, *ATTENTIONS)
         raise ValueError(str(unknown("arithmetic", arithmetic, names)))

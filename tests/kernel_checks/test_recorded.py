@@ -18,7 +18,7 @@ from tests.kernel_checks.recorded_kernels import NAMES, RecordedKernel, recorded
 from tests.shares import share
 
 EXACT = ""
-KINDS = {name: name.split("/")[0] for name in NAMES}
+RECORDED = [(name.split("/")[0], name) for name in NAMES]
 
 
 def held(kernel: RecordedKernel, **options: Any) -> CheckReport:
@@ -31,6 +31,8 @@ def words_of(name: str) -> str:
     if kind.startswith("scaled_mm"):
         # Of one tile of 128 both ways are the same chain.
         is_short = rest[0] in ("K32", "K64", "K96", "K128") or kind == "scaled_mm_bits"
+        if is_short and "uniform_sign" in rest:  # products of ones and numbers of 4 bits
+            return EXACT
         if is_short or "slow" in rest:
             return "Hopper FP8, every 128 products added in float32"
         return "Hopper FP8, fast accumulation" + ", K split 3 ways" * (rest[0] == "K8192")
@@ -51,8 +53,9 @@ def words_of(name: str) -> str:
 
 
 @share(one_in=12, by=("kind",))
-@pytest.mark.parametrize(("kind", "name"), [(KINDS[name], name) for name in NAMES])
+@pytest.mark.parametrize(("kind", "name"), RECORDED)
 def test_a_recorded_result_is_right(kind: str, name: str) -> None:
+    assert name.startswith(kind)
     report = held(recorded_kernel(name))
     found = report.conventions.get("arithmetic", EXACT)
     assert re.search(words_of(name), found) if words_of(name) else found == EXACT
@@ -69,7 +72,7 @@ def test_recorded_casts_do_not_saturate(dtype: str, beyond: str) -> None:
     assert report.conventions["values"] == f"the scale given, overflow to {beyond}, bit for bit"
     for options in ({"saturate": True}, {"convention": "the scale given, overflow to 0"}):
         with pytest.raises((CheckFailure, ValueError)):
-            check(cast, every, format=f"fp8_{dtype}", scale=1.0, **options)  # type: ignore[arg-type]
+            check(cast, every, format=f"fp8_{dtype}", scale=1.0, **options)
     saturated = cast.float().nan_to_num(448.0, 57344.0, -57344.0)
     wrong = torch.where((every.abs() > 1) & (every.abs() < 2), -saturated, cast.float())
     with pytest.raises(CheckFailure):
@@ -86,7 +89,12 @@ def wrong_row_scale(kernel: RecordedKernel) -> Tensor:
 
 
 def factor(kernel: RecordedKernel) -> Tensor:
-    return (kernel.result.double() * 1.002).to(kernel.result.dtype)
+    """Multiply by 1.002 before the last rounding, which hides it in bf16 otherwise."""
+    result = kernel.result.double()
+    if kernel.result.dtype is torch.bfloat16:
+        exact = kernel.like(*(argument.double() for argument in kernel.arguments))
+        result = torch.where((exact - result).abs() < 2.0**-8 * exact.abs(), exact, result)
+    return (result * 1.002).to(kernel.result.dtype)
 
 
 def without_32_terms(kernel: RecordedKernel) -> Tensor:
@@ -169,7 +177,7 @@ def test_emulated_attention_without_a_fault_is_right() -> None:
 )
 def test_a_kernel_is_held_at_one_arithmetic(name: str, arithmetic: str) -> None:
     report = held(recorded_kernel(name), arithmetic=arithmetic)
-    known = {**PRODUCTS, **ATTENTIONS}[arithmetic]
+    known = PRODUCTS[arithmetic] if arithmetic in PRODUCTS else ATTENTIONS[arithmetic]
     assert report.conventions["arithmetic"].startswith(known.words)
 
 
@@ -206,10 +214,10 @@ def test_rounded_intermediates_are_forbidden_on_demand(name: str, words: str) ->
 
 def test_names_that_are_unknown_are_listed() -> None:
     kernel = recorded_kernel("mm/fp32/K64")
-    with pytest.raises(ValueError, match="unknown arithmetic 'hopper-fp8'.*hopper-fp8-fast") as info:
+    with pytest.raises(ValueError, match=r"unknown arithmetic 'hopper-fp8'\..*-fast") as info:
         held(kernel, arithmetic="hopper-fp8")
     assert all(name in str(info.value) for name in (*PRODUCTS, *ATTENTIONS, "tf32", "float32"))
-    with pytest.raises(ValueError, match="unknown intermediates 'float16'.*float32, rounded"):
+    with pytest.raises(ValueError, match=r"unknown intermediates .* float32, rounded"):
         held(kernel, intermediates="float16")
     with pytest.raises(ValueError, match="intermediates='float32' forbids; leave one"):
         held(kernel, arithmetic="hopper-flash", intermediates="float32")
@@ -225,6 +233,7 @@ def test_the_cost_of_an_arithmetic_is_in_the_report() -> None:
 
     report = check_kernel(fast, a, b, like=lambda a, b: a @ b.mT, relations=[])
     (note,) = report.notes
-    words = r"Hopper FP8, fast accumulation: results are 6\.[5-7] % too small on these inputs"
-    assert re.match(words, note)
+    found = re.match("Hopper FP8, fast accumulation: results are (.+) % too small on these", note)
+    assert found
+    assert 6.4 < float(found[1]) < 7.2
     assert note in str(report)
