@@ -110,9 +110,8 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
                 yield _defined(name, with_options(q, scale_rule=rule, rounding=rounding))
         return
     if q.format.name == "nvfp4":
-        for scales, elements in itertools.product(
-            range(len(_NVFP4_SCALES)), range(len(_NVFP4_ELEMENTS))
-        ):
+        counts = range(len(_NVFP4_SCALES)), range(len(_NVFP4_ELEMENTS))
+        for scales, elements in itertools.product(*counts):
             if scales or elements:
                 yield Convention(
                     f"{_NVFP4_SCALES[scales]}, {_NVFP4_ELEMENTS[elements]}",
@@ -189,7 +188,7 @@ def _element_conventions(
 def _in_any_order(
     name: str, q: QuantizerSettings, divisor: float, kind: str, dtype: str, is_definition: bool
 ) -> Iterator[Convention]:
-    """List the orders in which a ratio to its scale is computed: they differ at ties of rounding."""
+    """List the orders in which ratios to a scale are computed: they differ at ties of rounding."""
     scales = _scales(q, divisor, kind)
     orders = [""]
     if q.rounding == "even" and kind != "power of two":

@@ -45,9 +45,17 @@ EXPONENTIAL, SUMS = 2.0**-20, 2.0**-23
 _aten = torch.ops.aten
 MULTIPLYING = frozenset({"mm", "bmm", "convolution"})
 # Operators whose results hold no new values, or exact ones.
-_MOVES = frozenset(
-    ["abs", "amax", "amin", "arange", "bitwise_not", "cat", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "contiguous", "copy", "copy_", "detach", "embedding", "empty", "empty_like", "expand", "fill", "fill_", "flip", "full", "full_like", "gather", "index", "index_put", "index_put_", "index_select", "lift_fresh", "masked_fill", "masked_fill_", "max", "maximum", "min", "minimum", "neg", "new_full", "new_zeros", "ones", "ones_like", "relu", "repeat", "roll", "scalar_tensor", "scatter", "select_scatter", "slice_scatter", "sort", "split", "stack", "topk", "tril", "triu", "unbind", "where", "zero_", "zeros", "zeros_like", "_to_copy", "_unsafe_view", "new_empty", "new_empty_strided", "empty_strided", "threshold_backward"]
-)
+_MOVES = frozenset((
+    "_to_copy", "_unsafe_view", "abs", "amax", "amin", "arange", "bitwise_not", "cat",
+    "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "contiguous", "copy",
+    "copy_", "detach", "embedding", "empty", "empty_like", "empty_strided", "expand",
+    "fill", "fill_", "flip", "full", "full_like", "gather", "index", "index_put",
+    "index_put_", "index_select", "lift_fresh", "masked_fill", "masked_fill_", "max",
+    "maximum", "min", "minimum", "neg", "new_empty", "new_empty_strided", "new_full",
+    "new_zeros", "ones", "ones_like", "relu", "repeat", "roll", "scalar_tensor", "scatter",
+    "select_scatter", "slice_scatter", "sort", "stack", "threshold_backward", "topk",
+    "tril", "triu", "unbind", "where", "zero_", "zeros", "zeros_like",
+))  # fmt: skip
 
 
 _DECOMPOSED = get_decompositions(
@@ -167,7 +175,7 @@ class Operators(TorchDispatchMode):
         noise: Noise | None = None,
         scales: Mapping[int, Tensor] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.change, self.noise, self.scales = change, noise, scales or {}
         self.attention = arithmetic.attention if arithmetic else None
         self.product = arithmetic.product if arithmetic else None
@@ -214,9 +222,9 @@ class Operators(TorchDispatchMode):
         result = self._sums(a, b)
         if scale_a is None and scale_b is None:
             return result
-        result = self._changed(result, name + INSIDE + CODES)
+        result = self._site(result, name + INSIDE + CODES)
         if scale_a is not None and scale_b is not None:
-            result = self._changed(result * scale_a, name + INSIDE + SCALED)
+            result = self._site(result * scale_a, name + INSIDE + SCALED)
         last = scale_b if scale_b is not None else scale_a
         return result if last is None else result * last
 
@@ -275,6 +283,9 @@ class Operators(TorchDispatchMode):
     def _changed(self, value: Any, name: str) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return value
+        return self._site(value, name)
+
+    def _site(self, value: Tensor, name: str) -> Tensor:
         self.names.append(self.composite + name)
         if self.change is None:
             return value
@@ -309,9 +320,7 @@ class _Spelled(TorchFunctionMode):
                 known = functools.partial(sides.known, rule, operators.paused)
             return operators.compose("attention", sides.exact, known)
         if function in _COMPOSED:
-            return self.operators.compose(
-                function.__name__, lambda: function(*args, **kwargs)
-            )
+            return self.operators.compose(function.__name__, lambda: function(*args, **kwargs))
         return function(*args, **kwargs)
 
 
