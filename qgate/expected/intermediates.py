@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_map
 
 from qgate.arithmetics.cpu_flash_attention import fast_exponential
 from qgate.arithmetics.known import KnownProduct
-from qgate.expected.known_attention import KnownRule, Sides
+from qgate.expected.known_attention import AttentionSides, KnownRule
 from qgate.expected.noise import evaluate
 
 Scales = Mapping[int, Tensor]
@@ -313,7 +313,7 @@ class _Spelled(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is scaled_dot_product_attention:
             self.operators.has_fused_attention = True
-            operators, sides = self.operators, Sides.of(*args, **kwargs)
+            operators, sides = self.operators, AttentionSides.of(*args, **kwargs)
             rule = operators.attention
             known = None
             if isinstance(rule, KnownRule):

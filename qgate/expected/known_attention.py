@@ -31,7 +31,7 @@ class KnownRule:
 
 
 @dataclass(frozen=True)
-class Sides:
+class AttentionSides:
     """What attention is computed of: every query has a head of keys, and what it sees is a mask."""
 
     query: Tensor
@@ -45,7 +45,7 @@ class Sides:
         cls, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> Sides:  # fmt: skip
+    ) -> AttentionSides:  # fmt: skip
         """Settle the arguments of torch's scaled_dot_product_attention."""
         if dropout_p:
             raise ValueError("attention with dropout draws random numbers")

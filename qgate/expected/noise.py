@@ -205,8 +205,9 @@ def moved(value: Any, unit: float, generator: torch.Generator) -> Any:
     """Move each number by one rounding error, up or down at random."""
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return value
-    signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2 - 1
-    return value.double() * (1 + unit * signs)
+    ups = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.int8).to(value.device)
+    up, down = (float(torch.tensor(1 + step, dtype=torch.float32)) for step in (unit, -unit))
+    return value.double() * torch.where(ups.bool(), up, down).double()
 
 
 def smoothed(squares: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ from qgate.expected.intermediates import (
 )
 from qgate.expected.known_attention import KnownRule
 from qgate.expected.noise import Expected, evaluate, smoothed
-from qgate.kernel_checks.requests import Request
+from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
 
@@ -65,6 +65,8 @@ FAR = 4.0
 NEAR = 0.1
 """Share of the values that float noise may leave unexplained before flips are looked at."""
 SOFTMAX_GRADIENT = "_softmax_backward_data"
+FIRST_SAMPLE = 16
+"""Rows and columns on which most arithmetics are refuted."""
 SAMPLE = 64
 """Rows and columns of large results that are looked at."""
 LARGE = 2**16
@@ -84,6 +86,8 @@ class Case:
     exact: Expected
     halves: tuple[torch.dtype, ...]
     """The dtypes of 16 bits among those of the result and of the arguments."""
+    arguments: list[Any] | None = None
+    """Those of the run, if this is all of it."""
 
     @classmethod
     def of(cls, subject: KernelSubject, choices: Choices, run: KernelRun) -> Case:
@@ -97,17 +101,25 @@ class Case:
         halves = tuple(
             dtype for dtype in dict.fromkeys(t.dtype for t in tensors) if dtype in HALVES
         )
-        case = cls(subject, choices, run.name, ideal, scales, run.actual, exact, halves)
-        return case if run.actual.numel() < LARGE or subject.output else case._sampled()
+        about = subject, choices, run.name, ideal, scales, run.actual, exact, halves
+        case = cls(*about, run.arguments)
+        return case if run.actual.numel() < LARGE or subject.output else case.sampled(SAMPLE)
 
-    def _sampled(self) -> Case:
+    def part_of(self, values: Tensor) -> Tensor | None:
+        """Return the entries of the example's values that this case has; None if it is no part."""
+        if self.arguments is None:
+            return None
+        return self.subject.part_of(values, self.arguments, self.choices)
+
+    def sampled(self, count: int) -> Case:
+        """Return some rows and columns of the case, if they are independent of the others."""
         generator = torch.Generator().manual_seed(0)
-        case = self
+        case = replace(self, arguments=None)
         for axis in find_axes(self.subject.like, self.ideal):
             dim = axis.output
-            if dim is None or axis.length <= SAMPLE:
+            if dim is None or axis.length <= count:
                 continue
-            index = torch.randperm(axis.length, generator=generator)[:SAMPLE].sort().values
+            index = torch.randperm(axis.length, generator=generator)[:count].sort().values
             ideal = axis.take(case.ideal, index)
             scales = {
                 position: axis.take(_in_place(case.ideal, position, scale), index)[position]
@@ -140,11 +152,13 @@ class Fit:
     count: int | None = None
     least_flips: float = 0.0
     """The flip energy of a larger case."""
+    given: Tensor | None = None
+    """The values, where they are entries of those of another fit."""
 
     @cached_property
     def values(self) -> Tensor:
         """Return what the arithmetic gives, before the last rounding."""
-        return self._evaluated(self.case.ideal)
+        return self._evaluated(self.case.ideal) if self.given is None else self.given
 
     @cached_property
     def outside(self) -> Tensor:
@@ -299,7 +313,7 @@ def account(
     runs: Sequence[KernelRun],
     choices: Choices,
     failing: Sequence[Failing],
-    request: Request,
+    request: KernelRequest,
 ) -> Accounted | None:
     """Find the arithmetic that explains the runs that exact sums do not."""
     names = {case.name for case in failing}
@@ -314,7 +328,10 @@ def account(
             case = cases[run.name]
             count = None if run is asked[0] else len(case.operators.names)
             largest = fits[asked[0].name].flip_energy if fits else 0.0
-            fit = _best_split(Fit(case, arithmetic, count, largest))
+            given = None
+            if fits and arithmetic.product is not None:  # whose sums of a row are its own
+                given = case.part_of(fits[asked[0].name].values)
+            fit = _best_split(Fit(case, arithmetic, count, largest, given))
             if not fit.is_right:
                 break
             fits[run.name] = fit
@@ -329,7 +346,7 @@ def _best_split(fit: Fit) -> Fit:
     if product is None or fit.is_right:
         return fit
     for parts in _splits(product, fit.case.operators):
-        other = replace(fit, arithmetic=replace(fit.arithmetic, splits=parts))
+        other = replace(fit, arithmetic=replace(fit.arithmetic, splits=parts), given=None)
         if other.is_right:
             return other
     return fit
@@ -340,7 +357,7 @@ def _splits(product: KnownProduct, operators: Operators) -> list[int]:
     return [*dict.fromkeys(parts for depth in sorted(depths) for parts in product.splits(depth))]
 
 
-def _arithmetics(case: Case, request: Request) -> Iterator[Arithmetic]:
+def _arithmetics(case: Case, request: KernelRequest) -> Iterator[Arithmetic]:
     """List arithmetics that explain one run, the likeliest first."""
     operators = case.operators
     yield from _known_gradients(case, operators, request)
@@ -349,7 +366,9 @@ def _arithmetics(case: Case, request: Request) -> Iterator[Arithmetic]:
     yield from _known_products(case, operators, request)
 
 
-def _known_gradients(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+def _known_gradients(
+    case: Case, operators: Operators, request: KernelRequest
+) -> Iterator[Arithmetic]:
     """List known arithmetics of gradients of attention: they round what no operator returns."""
     is_gradient = operators.has_fused_attention and SOFTMAX_GRADIENT in operators.names
     if not is_gradient or not request.intermediates or isinstance(request.known, KnownProduct):
@@ -367,7 +386,9 @@ def _known_gradients(case: Case, operators: Operators, request: Request) -> Iter
                     yield fit.arithmetic
 
 
-def _known_products(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+def _known_products(
+    case: Case, operators: Operators, request: KernelRequest
+) -> Iterator[Arithmetic]:
     """List known arithmetics of products, with and without eager roundings between operators."""
     if isinstance(request.known, KnownAttention):
         return
@@ -376,16 +397,20 @@ def _known_products(case: Case, operators: Operators, request: Request) -> Itera
     roundings = [frozenset[int]()]
     if case.actual.dtype in HALVES and len(names) > 1 and request.intermediates:
         roundings.append(eager_sites(names))
-    products = PRODUCTS.values() if request.known is None else [request.known]
-    for sites, product in itertools.product(roundings, products):
-        assert isinstance(product, KnownProduct)
-        for parts in _splits(product, operators):
-            arithmetic = Arithmetic(dtype, sites, product=product, splits=parts, names=names)
-            if Fit(case, arithmetic).is_right:
-                yield arithmetic
+    sample = case if case.subject.output else case.sampled(FIRST_SAMPLE)
+    asked = PRODUCTS if request.known is None else {request.known.name: request.known}
+    splits = {name: _splits(PRODUCTS[name], operators) for name in asked}
+    # The likeliest cut of K in each arithmetic first.
+    pairs = [(name, parts) for name in splits for parts in splits[name][:1]]
+    pairs += [(name, parts) for name in splits for parts in splits[name][1:]]
+    for sites, (name, parts) in itertools.product(roundings, pairs):
+        product = PRODUCTS[name]
+        arithmetic = Arithmetic(dtype, sites, product=product, splits=parts, names=names)
+        if Fit(sample, arithmetic).is_right and Fit(case, arithmetic).is_right:
+            yield arithmetic
 
 
-def _roundings(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+def _roundings(case: Case, operators: Operators, request: KernelRequest) -> Iterator[Arithmetic]:
     names = tuple(operators.names)
     for dtype in case.halves:
         eager = Arithmetic(dtype, eager_sites(names), tuple(case.subject.inputs), names=names)
@@ -395,7 +420,7 @@ def _roundings(case: Case, operators: Operators, request: Request) -> Iterator[A
 
 
 def _best_first(
-    case: Case, eager: Arithmetic, operators: Operators, request: Request
+    case: Case, eager: Arithmetic, operators: Operators, request: KernelRequest
 ) -> Iterator[Arithmetic]:
     """List roundings that explain one run, those first that leave the fewest values unexplained."""
     fits = [Fit(case, replace(eager, sites=frozenset(), arguments=()))]
@@ -452,7 +477,7 @@ def _starts(case: Case, eager: Arithmetic) -> Iterator[Arithmetic]:
 
 
 def _rules(
-    dtype: torch.dtype, operators: Operators, request: Request
+    dtype: torch.dtype, operators: Operators, request: KernelRequest
 ) -> Iterator[Sequence[AttentionRule | KnownRule | None]]:
     """List rules of attention, the likeliest set first: that of a device if one was named."""
     keys = operators.keys

@@ -22,7 +22,7 @@ from qgate.kernel_checks.diagnosis import explain
 from qgate.kernel_checks.fitting import Judgement, judge
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import hold_reference, settle_reference
-from qgate.kernel_checks.requests import Request, request_of
+from qgate.kernel_checks.requests import KernelRequest, request_of
 from qgate.kernel_checks.runs import (
     EXAMPLE,
     KernelRun,
@@ -176,7 +176,7 @@ def _check_exactly(
     subject: KernelSubject,
     run: KernelRun,
     derived: Sequence[DerivedInput],
-    request: Request,
+    request: KernelRequest,
     report: CheckReport,
 ) -> list[KernelRun]:
     """Hold the example and derived inputs within float noise of one convention; return all runs."""
@@ -185,6 +185,7 @@ def _check_exactly(
         actual = try_input(subject, variant, report)
         if actual is not None:
             runs.append(KernelRun(variant.name, variant.arguments, actual, variant))
+            subject.derive_from(run.arguments, variant, actual)
     runs = comparable(subject, runs, report)
     judgement = judge(subject, runs, request)
     report.conventions = {
@@ -192,12 +193,12 @@ def _check_exactly(
         for slot, quantization in subject.slots.items()
     }
     if request.asks and not judgement.failing and judgement.accounted is None:
-        _check_request(judge(subject, runs, Request()), request, report)
+        _check_request(judge(subject, runs, KernelRequest()), request, report)
     if judgement.failing:
         hold_reference(subject, run.arguments)
         check_steadiness(judgement.failing[0], report)
         if request.restricts:
-            _check_request(judge(subject, runs, Request()), request, report)
+            _check_request(judge(subject, runs, KernelRequest()), request, report)
         raise explain(judgement.failing, len(runs), report)
     if judgement.accounted is not None:
         report.conventions["arithmetic"] = judgement.accounted.words()
@@ -208,7 +209,7 @@ def _check_exactly(
     return runs
 
 
-def _check_request(free: Judgement, request: Request, report: CheckReport) -> None:
+def _check_request(free: Judgement, request: KernelRequest, report: CheckReport) -> None:
     """Say of a kernel that is right otherwise what it follows instead of what was asked for."""
     if free.failing:
         return
@@ -243,7 +244,7 @@ def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport)
         _slot_name(slot): "searched scales, held by their error alone" for slot in subject.inputs
     }
     if report.error > WORTH_A_SEARCH * best_error:
-        judgement = judge(subject, [run], Request())
+        judgement = judge(subject, [run], KernelRequest())
         choices = judgement.choices
         if not judgement.failing:
             slots = ", ".join(_slot_name(slot) for slot in subject.slots)

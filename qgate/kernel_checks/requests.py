@@ -14,7 +14,7 @@ INTERMEDIATES = (ROUNDED, FLOAT32)
 
 
 @dataclass(frozen=True)
-class Request:
+class KernelRequest:
     """What a user allows or asks for.
 
     known          the one arithmetic that a kernel must follow, if one was named
@@ -34,12 +34,12 @@ class Request:
         return self.asks or not self.intermediates
 
 
-def request_of(arithmetic: str, intermediates: str) -> tuple[str, Request]:
+def request_of(arithmetic: str, intermediates: str) -> tuple[str, KernelRequest]:
     """Return what sums are computed in at least, and what else was asked for."""
     if intermediates not in INTERMEDIATES:
         raise ValueError(str(unknown("intermediates", intermediates, INTERMEDIATES)))
     if arithmetic in ARITHMETICS:
-        return arithmetic, Request(intermediates=intermediates == ROUNDED)
+        return arithmetic, KernelRequest(intermediates=intermediates == ROUNDED)
     known = PRODUCTS.get(arithmetic) or ATTENTIONS.get(arithmetic)
     if known is None:
         names = (*ARITHMETICS, *PRODUCTS, *ATTENTIONS)
@@ -49,4 +49,4 @@ def request_of(arithmetic: str, intermediates: str) -> tuple[str, Request]:
             f"arithmetic={arithmetic!r} rounds probabilities to 16 bits, which "
             "intermediates='float32' forbids; leave one of both out."
         )
-    return FLOAT32, Request(known, intermediates == ROUNDED)
+    return FLOAT32, KernelRequest(known, intermediates == ROUNDED)
