@@ -210,7 +210,7 @@ class Fit:
         """Tell if the arithmetic explains the result."""
         if not bool(self.outside.any()):
             return True
-        if self.share > 0.5:
+        if self.share > 0.5 or not self.changes_something:
             return False
         outside = self.widened.outside(self.case.actual)
         count = int(outside.sum())
@@ -219,6 +219,12 @@ class Fit:
         if count and bool(self._around(self._reach).outside(self.case.actual).any()):
             return False
         return not _concentrated(outside)
+
+    @property
+    def changes_something(self) -> bool:
+        """Tell if values differ from exact ones: what changes nothing explains nothing."""
+        exact = self.case.exact
+        return bool(((self.values - exact.values).abs() > exact.width).any())
 
     @property
     def _rounds(self) -> bool:
@@ -326,7 +332,8 @@ def account(
             if run.name not in cases:
                 cases[run.name] = Case.of(subject, choices, run)
             case = cases[run.name]
-            count = None if run is asked[0] else len(case.operators.names)
+            rounds_some = arithmetic.sites and run is not asked[0]
+            count = len(case.operators.names) if rounds_some else None
             largest = fits[asked[0].name].flip_energy if fits else 0.0
             given = None
             if fits and arithmetic.product is not None:  # whose sums of a row are its own
