@@ -190,16 +190,17 @@ def _in_any_order(
 ) -> Iterator[Convention]:
     """List the orders in which ratios to a scale are computed: they differ at ties of rounding."""
     scales = _scales(q, divisor, kind)
-    orders = [""]
+    orders = ["float32"]
     if q.rounding == "even" and kind != "power of two":
         orders += ["reciprocal"]
         orders += ["product"] if kind == "float32" else []
         orders += [dtype, f"{dtype} reciprocal"] if dtype in _HALVES else []
     for order in orders:
-        if order or not is_definition:
-            words = name + (_ORDERS.get(order, f", ratios in {order}") if order else "")
-            words = words.replace(f"{dtype} reciprocal", f"{dtype}, multiplied by the reciprocal")
-            yield Convention(words, _scaled(q, divisor, kind, order=order), scales=scales)
+        # The definition itself, whose ratios are not rounded, stands before all of them.
+        plain = "" if order == "float32" and not is_definition else f", ratios in {order}"
+        words = name + _ORDERS.get(order, plain)
+        words = words.replace(f"{dtype} reciprocal", f"{dtype}, multiplied by the reciprocal")
+        yield Convention(words, _scaled(q, divisor, kind, order=order), scales=scales)
 
 
 _HALVES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -220,7 +221,7 @@ def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "")
            "product": by divisor/amax; a dtype: divided, and the ratio rounded to it; a dtype and
            "reciprocal": multiplied by a reciprocal in it, and rounded to it
 
-    Ratios are rounded to float32, as those of kernels are.
+    Ratios are rounded to float32, as those of kernels are, but for the definition's.
     """
 
     def values(x: Floats, nudge: float) -> Floats:
@@ -237,7 +238,7 @@ def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "")
                     quotients = groups * _float32(divisor / np.where(amax == 0, 1.0, amax))
                 else:
                     quotients = groups / scales
-                ratios = _float32(quotients) * nudge
+                ratios = (_float32(quotients) if order else quotients) * nudge
                 if half:
                     ratios = rounded_to(half, ratios)
             assert q.format.kind == "element"

@@ -377,7 +377,8 @@ def evaluate_as(
     """
     near = list(arguments)
     for position in arithmetic.arguments:
-        near[position] = rounded(near[position], arithmetic.dtype)
+        # Codes times scales in float32 first, as real code has them.
+        near[position] = rounded(rounded(near[position], torch.float32), arithmetic.dtype)
 
     def change(value: Tensor, site: int, name: str) -> Tensor:
         if not arithmetic.rounds(site, name, count):

@@ -229,7 +229,7 @@ class Fit:
     @property
     def _rounds(self) -> bool:
         rule = self.arithmetic.attention
-        return bool(self.arithmetic.sites) or rule is not None
+        return bool(self.arithmetic.size) or rule is not None
 
     @property
     def _width(self) -> Tensor:
