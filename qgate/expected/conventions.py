@@ -99,6 +99,8 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
     if _is_scaled_element(q):
         if q.scale is None:
             yield from _element_conventions(q, roundings, dtype)
+        elif "saturate" not in q.options:
+            yield from _overflowing(q)
         return
     if "scale_rule" in q.format.options:
         rules = [q.scale_rule] if "scale_rule" in q.options else list(SCALE_RULES)
@@ -152,6 +154,17 @@ def _is_scaled_element(q: QuantizerSettings) -> bool:
     if q.zero_point is not None:
         return False
     return q.format.kind == "element" and not q.format.tapered and q.granularity is not None
+
+
+def _overflowing(q: QuantizerSettings) -> Iterator[Convention]:
+    """List the cast by a fixed scale that does not saturate, as that of torch on CUDA."""
+    assert q.format.kind == "element"
+    if q.format.nan_code is None:
+        return
+    values = _scaled(with_options(q, saturate=False), q.format.max, "float32")
+    beyond = "Inf" if q.format.has_inf else "NaN"
+    scales = _scales(q, q.format.max, "float32")
+    yield Convention(f"{_scale_name(q)}, overflow to {beyond}", values, scales=scales)
 
 
 def _element_conventions(

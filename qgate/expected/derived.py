@@ -17,6 +17,7 @@ from torch import Tensor
 
 from qgate.expected.indices import accepts, bound_of, is_index, on_host, with_position
 from qgate.expected.narrow_floats import is_wide_float, take_entries
+from qgate.expected.noise import plain_attention
 
 Function = Callable[..., Any]
 Dimension = tuple[int, int]
@@ -224,7 +225,8 @@ def _candidates(
 def _shape(like: Function, arguments: Sequence[Any]) -> tuple[int, ...] | None:
     """Return the shape of the result, None where the function refuses."""
     try:
-        result = like(*arguments)
+        with plain_attention():
+            result = like(*arguments)
     except Exception:
         return None
     return tuple(result.shape) if isinstance(result, Tensor) else None

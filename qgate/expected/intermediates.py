@@ -8,9 +8,11 @@ values within float noise of a rounding boundary.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,15 +22,18 @@ from torch._decomp import get_decompositions
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from qgate.arithmetics.cpu_flash_attention import fast_exponential
-from qgate.arithmetics.known import KnownAttention, KnownProduct
+from qgate.arithmetics.known import KnownProduct
+from qgate.expected.known_attention import AttentionSides, KnownRule
 from qgate.expected.noise import evaluate
 
 Scales = Mapping[int, Tensor]
-_OPERANDS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16)
+_OPERANDS = (
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.bfloat16, torch.float16,
+)  # fmt: skip
 CODES, SCALED = "codes", "scaled"
 _CODES_WORDS = {CODES: "the product of codes", SCALED: "the product times one scale"}
 HALVES = (torch.bfloat16, torch.float16)
@@ -86,20 +91,6 @@ class AttentionRule:
         coarse = ", exponentials to 13 bits as by torch on a CPU" if self.lanes else ""
         to = f"rounded to {dtype_name(self.dtype)}"
         return f"fused attention ({tile}), P {to} and divided last{coarse}"
-
-
-@dataclass(frozen=True)
-class KnownRule:
-    """A known arithmetic of attention, and how it cuts the keys."""
-
-    known: KnownAttention
-    dtype: torch.dtype
-    tile: int
-    descending: bool
-
-    def words(self) -> str:
-        tile = f", {self.tile} keys at once" if self.tile else ""
-        return f"{self.known.words}{tile}{', the last first' if self.descending else ''}"
 
 
 @dataclass(frozen=True)
@@ -242,7 +233,8 @@ class Operators(TorchDispatchMode):
         self.depths.append((a.shape[-1], dtypes))
         if self.product is None or not self.product.takes(*dtypes):
             return a @ b
-        return self.product.sums(a, b.mT, dtypes, self.splits).to(a.dtype)
+        with torch._C.DisableTorchFunction():
+            return self.product.sums(a, b.mT, dtypes, self.splits).to(a.dtype)
 
     def _scale_of(self, x: Tensor, inner: int) -> Tensor | None:
         """Return the scales of an argument, if they are the same along the inner dimension."""
@@ -253,16 +245,29 @@ class Operators(TorchDispatchMode):
         one = scales.narrow(inner, 0, min(1, scales.shape[inner]))
         return one if bool((scales == one).all()) else None
 
-    def compose(self, name: str, compute: Callable[[], Any]) -> Any:
-        """Compute what real code computes as one operator; its own operators stand inside."""
+    def compose(
+        self, name: str, compute: Callable[[], Any], instead: Callable[[], Any] | None = None
+    ) -> Any:
+        """Compute what real code computes as one operator; its own operators stand inside.
+
+        `instead` gives the result in another arithmetic, whose operators are not counted.
+        """
         if self.composite:
-            return compute()
+            return compute() if instead is None else instead()
         self.composite = name + INSIDE
         try:
             result = compute()
         finally:
             self.composite = ""
+        if instead is not None:
+            result = instead()
         return tree_map(lambda value: self._changed(value, name), result)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let operators pass that are not the function's."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            yield
 
     def _attended(self, args: Any) -> Tensor | None:
         """Compute the product of probabilities and values as fused attention does."""
@@ -308,40 +313,15 @@ class _Spelled(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is scaled_dot_product_attention:
             self.operators.has_fused_attention = True
-            rule = self.operators.attention
-            known = rule if isinstance(rule, KnownRule) else None
-            return self.operators.compose(
-                "attention", lambda: _attention(*args, **{**kwargs, "known": known})
-            )
+            operators, sides = self.operators, AttentionSides.of(*args, **kwargs)
+            rule = operators.attention
+            known = None
+            if isinstance(rule, KnownRule):
+                known = functools.partial(sides.known, rule, operators.paused)
+            return operators.compose("attention", sides.exact, known)
         if function in _COMPOSED:
             return self.operators.compose(function.__name__, lambda: function(*args, **kwargs))
         return function(*args, **kwargs)
-
-
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, known: KnownRule | None = None,
-) -> Tensor:  # fmt: skip
-    if enable_gqa:
-        times = query.shape[-3] // key.shape[-3]
-        key, value = (side.repeat_interleave(times, -3) for side in (key, value))
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if is_causal:
-        shape = query.shape[-2], key.shape[-2]
-        attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
-    if known is not None:
-        sides = query, key, value, scale, attn_mask, known.dtype, known.tile, known.descending
-        return known.known.values(*sides).to(query.dtype)
-    scores = (query @ key.mT) * scale
-    if attn_mask is not None:
-        if attn_mask.dtype is torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        else:
-            scores = scores + attn_mask
-    if dropout_p:
-        raise ValueError("attention with dropout draws random numbers")
-    return scores.softmax(-1) @ value
 
 
 def attend(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from qgate.expected.distances import distance_to_multiple
 from qgate.expected.noise import Expected
-from qgate.kernel_checks.arithmetic import Accounted, Request, account
+from qgate.kernel_checks.arithmetic import Accounted, account
+from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
 
@@ -36,7 +37,7 @@ class Judgement:
         return self.accounted.expected(run, expected) if self.accounted else expected
 
 
-def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: Request) -> Judgement:
+def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: KernelRequest) -> Judgement:
     """Find conventions and an arithmetic that explain all runs.
 
     Exact sums come first, rounded once; then known arithmetics; and only then codes that float

@@ -16,13 +16,13 @@ from qgate.expected.distances import relative_error
 from qgate.expected.narrow_floats import is_wide_float
 from qgate.expected.products import find_product
 from qgate.kernel_checks.accepted import hold_accepted
-from qgate.kernel_checks.arithmetic import Request
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
 from qgate.kernel_checks.diagnosis import explain
 from qgate.kernel_checks.fitting import Judgement, judge
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import hold_reference, settle_reference
+from qgate.kernel_checks.requests import KernelRequest, request_of
 from qgate.kernel_checks.runs import (
     EXAMPLE,
     KernelRun,
@@ -58,6 +58,7 @@ def check_kernel(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
     arithmetic: str,
+    intermediates: str,
     invariant: bool,
     repeatable: bool,
     limit: float | None,
@@ -65,6 +66,7 @@ def check_kernel(
     seed: int,
 ) -> CheckReport:
     """Hold a kernel at what ideally quantized arguments give; CheckFailure says the cause."""
+    coarse, request = request_of(arithmetic, intermediates)
     example = [_moved(argument, dtype, device) for argument in arguments]
     subject = make_subject(
         kernel,
@@ -74,7 +76,7 @@ def check_kernel(
         output=output,
         pack=pack,
         unpack=unpack,
-        arithmetic=arithmetic,
+        arithmetic=coarse,
         convention=convention,
     )
     chosen = _checked_relations(relations)
@@ -85,7 +87,6 @@ def check_kernel(
     ideal = subject.values(example, choices)
     report.format_error = relative_error(ideal, exact)
     _check_limit(limit, report.format_error)
-    request = Request()
     run = KernelRun(EXAMPLE, example, run_kernel(subject, example, exact.shape, EXAMPLE, report))
     report.error = relative_error(run.actual, exact)
     if convention == MSE:
@@ -175,7 +176,7 @@ def _check_exactly(
     subject: KernelSubject,
     run: KernelRun,
     derived: Sequence[DerivedInput],
-    request: Request,
+    request: KernelRequest,
     report: CheckReport,
 ) -> list[KernelRun]:
     """Hold the example and derived inputs within float noise of one convention; return all runs."""
@@ -184,22 +185,46 @@ def _check_exactly(
         actual = try_input(subject, variant, report)
         if actual is not None:
             runs.append(KernelRun(variant.name, variant.arguments, actual, variant))
+            subject.derive_from(run.arguments, variant, actual)
     runs = comparable(subject, runs, report)
     judgement = judge(subject, runs, request)
     report.conventions = {
         _slot_name(slot): quantization.choices[judgement.choices[slot]].name
         for slot, quantization in subject.slots.items()
     }
+    if request.asks and not judgement.failing and judgement.accounted is None:
+        _check_request(judge(subject, runs, KernelRequest()), request, report)
     if judgement.failing:
         hold_reference(subject, run.arguments)
         check_steadiness(judgement.failing[0], report)
+        if request.restricts:
+            _check_request(judge(subject, runs, KernelRequest()), request, report)
         raise explain(judgement.failing, len(runs), report)
     if judgement.accounted is not None:
         report.conventions["arithmetic"] = judgement.accounted.words()
+        report.notes.append(judgement.accounted.cost_words())
     check_repeats(subject, runs[0], report, subject.expected(run.arguments, judgement.choices))
     report.held = [each.name for each in runs]
     _measure_power(subject, runs[0], judgement, report)
     return runs
+
+
+def _check_request(free: Judgement, request: KernelRequest, report: CheckReport) -> None:
+    """Say of a kernel that is right otherwise what it follows instead of what was asked for."""
+    if free.failing:
+        return
+    words = free.accounted.words() if free.accounted else "exact sums within float noise"
+    if request.known is not None:
+        raise CheckFailure(
+            f"{report.name} does not follow {request.known.name!r} ({request.known.words}): it "
+            f"follows {words}",
+            report,
+        )
+    raise CheckFailure(
+        f"{report.name} is wrong: intermediates='float32' forbids {words}",
+        report,
+        *([free.accounted.cost_words()] if free.accounted else []),
+    )
 
 
 def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport) -> None:
@@ -219,7 +244,7 @@ def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport)
         _slot_name(slot): "searched scales, held by their error alone" for slot in subject.inputs
     }
     if report.error > WORTH_A_SEARCH * best_error:
-        judgement = judge(subject, [run], Request())
+        judgement = judge(subject, [run], KernelRequest())
         choices = judgement.choices
         if not judgement.failing:
             slots = ", ".join(_slot_name(slot) for slot in subject.slots)
