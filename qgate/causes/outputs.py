@@ -177,7 +177,7 @@ def _misplaced(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         room = half[sources] + e[sources].abs() * _resolution(actual)
         if not bool(((a[bad] - e[sources]).abs() <= room).all()):
             continue
-        axis = _axis_word(wrong.dim(), dim)
+        axis = axis_word(wrong.dim(), dim)
         verb = "hold" if len(bad) > 1 else "holds"
         if len(sources) > 1 and not bool((sources.diff() == 1).all()):
             listed = ", ".join(
@@ -201,7 +201,7 @@ def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         if a.shape[1] < 2:
             continue
         bad = hit.any(1).nonzero().reshape(-1).tolist()
-        where = place_words(bad, len(a), _axis_word(wrong.dim(), dim))
+        where = place_words(bad, len(a), axis_word(wrong.dim(), dim))
         are = "are" if len(bad) > 1 else "is"
         a, e, half = a[bad], e[bad], half[bad]
         factors = (a * e).sum(1, keepdim=True) / e.square().sum(1, keepdim=True).clamp_min(TINY)
@@ -265,7 +265,7 @@ def _part_offsets(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
             off.square().sum()
         ):
             continue
-        where = place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim))
+        where = place_words(bad, wrong.shape[dim], axis_word(wrong.dim(), dim))
         low, high = float(means[bad].min()), float(means[bad].max())
         are = "are" if len(bad) > 1 else "is"
         return f"{where} {are} off by a number each, {low:.4g} to {high:.4g}: a zero point is off"
@@ -330,10 +330,10 @@ def _where(wrong: Tensor) -> str:
     if narrowest is None:
         return ""
     dim, bad = narrowest
-    return place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim))
+    return place_words(bad, wrong.shape[dim], axis_word(wrong.dim(), dim))
 
 
-def _axis_word(dims: int, dim: int) -> str:
+def axis_word(dims: int, dim: int) -> str:
     if dim == dims - 1:
         return "column"
     return "row" if dim == dims - 2 else f"index of dimension {dim}"

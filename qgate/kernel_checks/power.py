@@ -1,0 +1,190 @@
+"""What a check of a kernel can see: structure under coarse sums, and the smallest defects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qgate.causes.factors import figure_words
+from qgate.expected.derived import find_axes
+from qgate.expected.noise import ARITHMETICS, Expected
+from qgate.expected.products import find_product
+from qgate.expected.structure import FACTOR, TERM, Figure, draw, figures
+from qgate.kernel_checks.arithmetic import OTHERWISE
+from qgate.kernel_checks.fitting import Judgement
+from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.runs import EXAMPLE, KernelRun
+from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
+
+FULL = "float32"
+"""The arithmetic whose bounds are narrow enough for every defect of an element."""
+MOST_FACTOR, MOST_NOISE = 0.01, 0.1
+"""What a check must be able to see: this factor on all values, this share of the RMS."""
+FAIL, PASS = "fail", "pass"
+"""What may become of a check that could not have seen a plain defect."""
+FACTOR_ON_ALL, TYPICAL = "a factor on all values", "one typical value, of the RMS"
+PLANTED = 1.1
+"""Times a claimed defect that is more than what rounding may take from it."""
+
+
+def find_structure(
+    subject: KernelSubject, run: KernelRun, choices: Choices
+) -> tuple[list[Figure], str]:
+    """Return the figures of a run under coarse sums, and words for the most conspicuous defect."""
+    unit = ARITHMETICS.get(subject.arithmetic, 0.0)
+    if subject.arithmetic == FULL or not unit:
+        return [], ""
+    output = subject.output
+    ideal = subject.ideal(run.arguments, choices)
+    if output is None:
+        draws = draw(subject.like, ideal, unit)
+    else:
+        draws = draw(subject.like, ideal, unit, lambda v: output.ideal(v, choices[RESULT]))
+    if not bool(draws.values.isfinite().all() and run.actual.isfinite().all()):
+        return [], ""
+    listed = list(figures(run.actual, draws))
+    worst = max(listed, key=lambda figure: figure.ratio, default=None)
+    if worst is None or not worst.is_defect:
+        return listed, ""
+    return listed, figure_words(worst, draws.values, draws.product)
+
+
+def hold_structure(
+    subject: KernelSubject, runs: Sequence[KernelRun], choices: Choices, report: CheckReport
+) -> list[Figure]:
+    """Fail where coarse sums do not explain all differences together; return the example's figures.
+
+    Bounds of coarse sums are wide for one element, and hide what is off by less.
+    """
+    of_example: list[Figure] = []
+    for run in runs:
+        if run.name != EXAMPLE and (run.source is None or run.source.relation != "shapes"):
+            continue
+        listed, words = find_structure(subject, run, choices)
+        if run.name == EXAMPLE:
+            of_example = listed
+        if words:
+            where = "" if run.name == EXAMPLE else f" for {run.name}"
+            ratio = max(figure.ratio for figure in listed)
+            raise CheckFailure(
+                f"{subject.name} is wrong{where}: {words}",
+                report,
+                f"each value lies within the noise of {subject.arithmetic} sums, all together do "
+                f"not: {ratio:.0f} times the noise of such an estimate",
+            )
+    return of_example
+
+
+def measure_power(
+    subject: KernelSubject,
+    run: KernelRun,
+    judgement: Judgement,
+    listed: Sequence[Figure],
+    report: CheckReport,
+) -> None:
+    """Work out the smallest defects that would have been caught on the example.
+
+    listed  its figures under coarse sums
+    """
+    fit = judgement.accounted.fits.get(run.name) if judgement.accounted else None
+    expected = judgement.expected(run) if fit is None else fit.widened
+    actual = run.actual if fit is None else fit.case.actual
+    values = expected.values
+    if not values.numel():
+        return
+    room = _room(values, expected, actual.dtype)
+    rms = float(values.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+    report.noise = float(room.median()) / rms
+    seen = report.smallest_defect
+    factor = _smallest_factor(actual, expected, share=0.0 if fit is None else OTHERWISE)
+    for figure in listed:
+        if figure.kind == FACTOR and figure.dim is None and figure.argument is None:
+            factor = min(factor, figure.smallest)
+    seen[FACTOR_ON_ALL] = PLANTED * factor
+    seen[TYPICAL] = report.noise
+    if subject.output or fit is not None:
+        return
+    ideal = subject.ideal(run.arguments, judgement.choices)
+    product = find_product(ideal, find_axes(subject.like, ideal), values)
+    if product is not None:
+        kind = f"the weakest of {product.axis.length:,} terms of a sum"
+        seen[kind] = product.smallest_share(ideal, room)
+        for figure in listed:
+            if figure.kind == TERM:
+                seen[kind] = min(seen[kind], _weakest(product.energy(ideal), figure))
+
+
+def _weakest(energy: Tensor, figure: Figure) -> float:
+    """Return the share of the weakest term that is seen, from that of another one."""
+    weakest = float(energy[energy > 0].min())
+    return figure.smallest * (float(energy[figure.index]) / weakest) ** 0.5
+
+
+def _room(values: Tensor, expected: Expected, dtype: torch.dtype) -> Tensor:
+    """Return how far a value may be off, away from zero, and still round to a bound."""
+    low, high = expected.bounds(dtype)
+    outward = torch.where(values < 0, -low, high)
+    return outward + _step(outward, dtype) / 2 - values.abs()
+
+
+def _step(values: Tensor, dtype: torch.dtype) -> Tensor:
+    _, exponents = torch.frexp(values)
+    return torch.exp2(exponents.double()) * (torch.finfo(dtype).eps / 2)
+
+
+def _smallest_factor(actual: Tensor, expected: Expected, share: float) -> float:
+    """Return the smallest excess of a factor, up or down, that leaves the bounds.
+
+    The factor may meet values before they are rounded to their dtype, or after.
+    share  of the values that may lie outside
+    """
+    low, high = expected.bounds(actual.dtype)
+    negative = expected.values < 0
+    most, least = torch.where(negative, -low, high), torch.where(negative, -high, low)
+    beyond = most + _step(most, actual.dtype) / 2
+    below = least - _step(least.abs(), actual.dtype) / 2
+    factors = []
+    for values in (actual.double(), expected.values):
+        size = values.abs()
+        usable = (size > 0) & values.isfinite() & (values * expected.values > 0)
+        if expected.free is not None:
+            usable &= ~expected.free
+        if not bool(usable.any()):
+            return math.inf
+        count = min(max(int(share * size.numel()), 1) + 1 if share else 1, int(usable.sum()))
+        for room in (beyond - size, size - below):
+            factors.append(float((room / size)[usable].kthvalue(count).values))
+    return max(factors)
+
+
+def hold_power(report: CheckReport, listed: Sequence[Figure], inconclusive: str) -> None:
+    """Fail a check that could not have seen a plain defect, or say so aloud where that is allowed.
+
+    listed        figures under coarse sums, which see what noise of one element hides
+    inconclusive  "fail" or "pass"
+    """
+    factor = report.smallest_defect.get(FACTOR_ON_ALL, 0.0)
+    noise = 0.0 if listed else report.smallest_defect.get(TYPICAL, 0.0)
+    if factor <= MOST_FACTOR and noise <= MOST_NOISE:
+        return
+    why = (
+        f"a factor of {100 * MOST_FACTOR:g} % on all values would not have been seen, one of "
+        f"{_percent(factor)} would"
+        if factor > MOST_FACTOR
+        else f"float noise of a typical value is {_percent(noise)} of the RMS"
+    )
+    if inconclusive == PASS:
+        report.notes.append(f"inconclusive, and passed as inconclusive={PASS!r}: {why}")
+        return
+    raise CheckFailure(
+        f"inconclusive: {report.name} agrees, but {why}; give an example of more values, or finer "
+        f"sums than these, or inconclusive={PASS!r} if that is enough",
+        report,
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 10 else "more than 1,000 %"
