@@ -179,20 +179,19 @@ def _regressed(
         return values.reshape(1, -1) if dim is None else values.movedim(dim, 0).flatten(1)
 
     y, x = rows(mine), rows(regressor)
-    if y.numel() - len(y) < FEWEST:
-        return y.new_zeros(0), y.new_zeros(0)
     power = x.square().sum(1)
     usable = power > 0
-    y, x, power = y[usable], x[usable], power[usable]
-    if not len(y):
+    if y.numel() - len(y) < FEWEST or not bool(usable.any()):
         return y.new_zeros(0), y.new_zeros(0)
+    power = torch.where(usable, power, 1.0)
     sizes = (y * x).sum(1) / power
     left = (y - sizes[:, None] * x).square()
     pooled = left.sum() / (left.numel() - len(left)) / power
     own = (left * x.square()).sum(1) / power.square()
-    null = torch.stack([(rows(run)[usable] * x).sum(1) / power for run in drawn]).square().mean(0)
-    null = torch.maximum(null, null.median())
-    return sizes, (torch.maximum(pooled, own) + null).sqrt()
+    null = torch.stack([(rows(run) * x).sum(1) / power for run in drawn]).square().mean(0)
+    null = torch.maximum(null, null[usable].median())
+    noise = (torch.maximum(pooled, own) + null).sqrt()
+    return sizes, torch.where(usable & (noise > 0), noise, math.inf)
 
 
 def _terms(residual: Tensor, draws: Draws) -> Iterator[Figure]:

@@ -29,8 +29,9 @@ from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.dependence import describe_dependence
 from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading
 from qgate.kernel_checks.grouped import describe_groups, grouped_product
+from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
-from qgate.kernel_checks.runs import EXAMPLE, Failing
+from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -112,7 +113,7 @@ def diagnose(case: Failing) -> str:
         words = source(case)
         if words:
             return words
-    words = describe_whole(case.actual, case.expected, case.wrong)
+    words = _structure(case) or describe_whole(case.actual, case.expected, case.wrong)
     words = words or describe_wrong_reading(case)
     words = words or describe_parts(case.actual, case.expected, case.wrong)
     if words:
@@ -126,6 +127,12 @@ def diagnose(case: Failing) -> str:
     words = "" if places else _coarse_arithmetic(case)
     words = words or describe_dependence(case)
     return ": ".join(part for part in (places, words) if part) or scattered(case.wrong)
+
+
+def _structure(case: Failing) -> str:
+    """Name what coarse sums do not explain of all values together."""
+    run = KernelRun(case.name, case.arguments, case.actual)
+    return find_structure(case.subject, run, case.choices)[1]
 
 
 def _wrong_groups(case: Failing) -> str:

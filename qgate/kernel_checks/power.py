@@ -120,7 +120,7 @@ def measure_power(
 def _weakest(energy: Tensor, figure: Figure) -> float:
     """Return the share of the weakest term that is seen, from that of another one."""
     weakest = float(energy[energy > 0].min())
-    return figure.smallest * (float(energy[figure.index]) / weakest) ** 0.5
+    return figure.smallest * math.sqrt(float(energy[figure.index]) / weakest)
 
 
 def _room(values: Tensor, expected: Expected, dtype: torch.dtype) -> Tensor:
