@@ -82,6 +82,33 @@ class Draws:
     product: Product | None = None
     """The product that the function is, if it is one."""
 
+    @classmethod
+    def of(
+        cls,
+        like: Callable[..., Any],
+        arguments: Sequence[Any],
+        values: Tensor,
+        residuals: Tensor,
+        quantize: Callable[[Tensor], Tensor] = lambda values: values,
+    ) -> Draws:
+        """Measure what a factor on each argument changes, beside residuals of some runs."""
+        exact = quantize(evaluate(like, arguments))
+        directions: dict[int | None, Tensor] = {None: values.nan_to_num(0.0, 0.0, 0.0)}
+        energy = float(directions[None].square().sum())
+        for position, argument in enumerate(arguments):
+            if not _is_float(argument):
+                continue
+            near = [*arguments]
+            near[position] = argument.double() * (1 + STEP)
+            change = (quantize(evaluate(like, near)) - exact).nan_to_num_(0.0, 0.0, 0.0) / STEP
+            known = directions.values()
+            if float(change.square().sum()) > 1e-12 * energy and not any(
+                _is_parallel(change, other) for other in known
+            ):
+                directions[position] = change
+        product = find_product(arguments, find_axes(like, arguments), exact)
+        return cls(list(arguments), values, residuals, directions, product)
+
     @property
     def scale(self) -> Tensor:
         """Return the typical rounding error of each element."""
@@ -107,28 +134,14 @@ def draw(
     bits = round(-math.log2(unit))
 
     def change(value: Tensor, _site: int = 0, _name: str = "") -> Tensor:
-        stretch = float(2 ** torch.rand((), generator=generator, dtype=torch.float64))
-        return _shortened(value * stretch, bits) / stretch
+        return shortened(value, bits, generator)
 
     residuals = []
     for _ in range(RUNS):
         near = [change(x.double()) if _is_float(x) else x for x in arguments]
         result = quantize(change(evaluate_changed(like, near, change)))
         residuals.append((result - values).nan_to_num_(0.0, 0.0, 0.0))
-    directions: dict[int | None, Tensor] = {None: values.nan_to_num(0.0, 0.0, 0.0)}
-    energy = float(directions[None].square().sum())
-    for position, argument in enumerate(arguments):
-        if not _is_float(argument):
-            continue
-        near = [*arguments[:position], argument.double() * (1 + STEP), *arguments[position + 1 :]]
-        change_of = (quantize(evaluate(like, near)) - values).nan_to_num_(0.0, 0.0, 0.0) / STEP
-        others = [*directions.values()]
-        if float(change_of.square().sum()) > 1e-12 * energy and not any(
-            _is_parallel(change_of, other) for other in others
-        ):
-            directions[position] = change_of
-    product = find_product(arguments, find_axes(like, arguments), values)
-    return Draws(list(arguments), values, torch.stack(residuals), directions, product)
+    return Draws.of(like, arguments, values, torch.stack(residuals), quantize)
 
 
 def _is_float(value: Any) -> bool:
@@ -140,10 +153,14 @@ def _is_parallel(a: Tensor, b: Tensor) -> bool:
     return float((a - size * b).square().sum()) <= 1e-4 * float(a.square().sum())
 
 
-def _shortened(values: Tensor, bits: int) -> Tensor:
-    """Round values to so many significant bits."""
-    fractions, exponents = torch.frexp(values)
-    short = torch.ldexp((fractions * 2.0**bits).round() / 2.0**bits, exponents)
+def shortened(values: Tensor, bits: int, generator: torch.Generator) -> Tensor:
+    """Round values to so many significant bits, on a grid that is stretched by a random factor.
+
+    What lies close together is rounded alike, as real roundings do.
+    """
+    stretch = float(2 ** torch.rand((), generator=generator, dtype=torch.float64))
+    fractions, exponents = torch.frexp(values * stretch)
+    short = torch.ldexp((fractions * 2.0**bits).round() / 2.0**bits, exponents) / stretch
     return torch.where(values.isfinite(), short, values)
 
 

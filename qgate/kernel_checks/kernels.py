@@ -201,7 +201,7 @@ def _check_exactly(
     if judgement.accounted is not None:
         report.conventions["arithmetic"] = judgement.accounted.words()
     check_repeats(subject, runs[0], report, subject.expected(run.arguments, judgement.choices))
-    listed = hold_structure(subject, runs, judgement.choices, report)
+    listed = hold_structure(subject, runs, judgement, report)
     measure_power(subject, runs[0], judgement, listed, report)
     hold_power(report, listed, inconclusive)
     report.held = [each.name for each in runs]

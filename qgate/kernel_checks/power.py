@@ -10,10 +10,20 @@ from torch import Tensor
 
 from qgate.causes.factors import figure_words
 from qgate.expected.derived import find_axes
+from qgate.expected.intermediates import SUMS, Noise, evaluate_as
 from qgate.expected.noise import ARITHMETICS, Expected
 from qgate.expected.products import find_product
-from qgate.expected.structure import FACTOR, TERM, Figure, draw, figures
-from qgate.kernel_checks.arithmetic import OTHERWISE
+from qgate.expected.structure import (
+    FACTOR,
+    RUNS,
+    TERM,
+    Draws,
+    Figure,
+    draw,
+    figures,
+    shortened,
+)
+from qgate.kernel_checks.arithmetic import OTHERWISE, Fit
 from qgate.kernel_checks.fitting import Judgement
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, KernelRun
@@ -45,25 +55,28 @@ def find_structure(
         draws = draw(subject.like, ideal, unit, lambda v: output.ideal(v, choices[RESULT]))
     if not bool(draws.values.isfinite().all() and run.actual.isfinite().all()):
         return [], ""
-    listed = list(figures(run.actual, draws))
-    worst = max(listed, key=lambda figure: figure.ratio, default=None)
-    if worst is None or not worst.is_defect:
-        return listed, ""
-    return listed, figure_words(worst, draws.values, draws.product)
+    return _conspicuous(run.actual, draws)
 
 
 def hold_structure(
-    subject: KernelSubject, runs: Sequence[KernelRun], choices: Choices, report: CheckReport
+    subject: KernelSubject, runs: Sequence[KernelRun], judgement: Judgement, report: CheckReport
 ) -> list[Figure]:
-    """Fail where coarse sums do not explain all differences together; return the example's figures.
+    """Fail where roundings do not explain all differences together; return the example's figures.
 
-    Bounds of coarse sums are wide for one element, and hide what is off by less.
+    Bounds of coarse sums are wide for one element, and hide what is off by less. So do those of
+    rounded intermediate values where float noise decides many roundings.
     """
     of_example: list[Figure] = []
     for run in runs:
         if run.name != EXAMPLE and (run.source is None or run.source.relation != "shapes"):
             continue
-        listed, words = find_structure(subject, run, choices)
+        fit = judgement.accounted.fits.get(run.name) if judgement.accounted else None
+        if fit is not None:
+            listed, words = _structure_of_fit(fit)
+            of = "the roundings that explain each value"
+        else:
+            listed, words = find_structure(subject, run, judgement.choices)
+            of = f"{subject.arithmetic} sums"
         if run.name == EXAMPLE:
             of_example = listed
         if words:
@@ -72,10 +85,38 @@ def hold_structure(
             raise CheckFailure(
                 f"{subject.name} is wrong{where}: {words}",
                 report,
-                f"each value lies within the noise of {subject.arithmetic} sums, all together do "
-                f"not: {ratio:.0f} times the noise of such an estimate",
+                f"each value lies within the noise of {of}, all together do not: {ratio:.0f} "
+                "times the noise of such an estimate",
             )
     return of_example
+
+
+def _structure_of_fit(fit: Fit) -> tuple[list[Figure], str]:
+    """Return the figures of a run under the arithmetic that explains each of its values."""
+    case, values = fit.case, fit.values
+    if case.subject.output or not bool(values.isfinite().all() and case.actual.isfinite().all()):
+        return [], ""
+    like, bits = case.subject.like, round(1 - math.log2(torch.finfo(case.actual.dtype).eps))
+    generator = torch.Generator().manual_seed(0)
+    residuals = []
+    for seed in range(RUNS):
+        noise = Noise(seed)
+        near = [
+            noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for x in case.ideal
+        ]
+        moved = evaluate_as(like, near, fit.arithmetic, fit.count, noise, case.scales)
+        residuals.append(shortened(moved, bits, generator) - values)
+    draws = Draws.of(like, case.ideal, values, torch.stack(residuals))
+    return _conspicuous(case.actual, draws)
+
+
+def _conspicuous(actual: Tensor, draws: Draws) -> tuple[list[Figure], str]:
+    listed = list(figures(actual, draws))
+    worst = max(listed, key=lambda figure: figure.ratio, default=None)
+    if worst is None or not worst.is_defect:
+        return listed, ""
+    return listed, figure_words(worst, draws.values, draws.product)
 
 
 def measure_power(
@@ -103,6 +144,9 @@ def measure_power(
     for figure in listed:
         if figure.kind == FACTOR and figure.dim is None and figure.argument is None:
             factor = min(factor, figure.smallest)
+    # A factor that meets a result of 16 bits changes nothing below half a step, and little more
+    # may be what rounded intermediate values explain.
+    factor = max(factor, torch.finfo(actual.dtype).eps / 2)
     seen[FACTOR_ON_ALL] = PLANTED * factor
     seen[TYPICAL] = report.noise
     if subject.output or fit is not None:

@@ -167,7 +167,9 @@ def test_a_check_that_could_not_see_a_factor_of_1_percent_is_inconclusive() -> N
     kernel = added_in(BF16)
     x, w = normal(6, (4, 256), (6, 256))
     options: dict[str, Any] = {"like": linear, "arithmetic": "bfloat16", "relations": ["permuted"]}
-    with pytest.raises(CheckFailure, match=r"^inconclusive: .*a factor of 1 % .*inconclusive='pass'"):
+    with pytest.raises(
+        CheckFailure, match=r"^inconclusive: .*a factor of 1 % .*inconclusive='pass'"
+    ):
         check_kernel(kernel, x, w, **options)
     report = check_kernel(kernel, x, w, inconclusive="pass", **options)
     assert report.smallest_defect[FACTOR] > 0.01
