@@ -25,6 +25,7 @@ from qgate.expected.derived import find_axes
 from qgate.expected.noise import Expected, evaluate, longest_dimension
 from qgate.expected.products import Product, find_product
 from qgate.formats import Encoded
+from qgate.kernel_checks.declarations import describe_declaration
 from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.dependence import describe_dependence
 from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading
@@ -105,6 +106,7 @@ def diagnose(case: Failing) -> str:
     for source in (
         _wrong_groups,
         _lost_term,
+        describe_declaration,
         describe_wrong_cast,
         _wrong_codes,
         _term_weights,
