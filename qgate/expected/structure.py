@@ -167,7 +167,7 @@ def shortened(values: Tensor, bits: int, generator: torch.Generator) -> Tensor:
 def figures(actual: Tensor, draws: Draws) -> Iterator[Figure]:
     """List the figures of what a result differs by from the values of draws."""
     residual = (actual.double() - draws.values).nan_to_num_(0.0, 0.0, 0.0)
-    if residual.numel() <= FEWEST or not bool(residual.any()):
+    if residual.numel() <= FEWEST:
         return
     scale = draws.scale
     mine, drawn = residual / scale, draws.residuals / scale

@@ -30,6 +30,7 @@ from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.dependence import describe_dependence
 from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading
 from qgate.kernel_checks.grouped import describe_groups, grouped_product
+from qgate.kernel_checks.nearest import describe_under_roundings
 from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
@@ -115,7 +116,8 @@ def diagnose(case: Failing) -> str:
         words = source(case)
         if words:
             return words
-    words = _structure(case) or describe_whole(case.actual, case.expected, case.wrong)
+    words = _structure(case) or describe_under_roundings(case)
+    words = words or describe_whole(case.actual, case.expected, case.wrong)
     words = words or describe_wrong_reading(case)
     words = words or describe_parts(case.actual, case.expected, case.wrong)
     if words:

@@ -93,10 +93,18 @@ def hold_structure(
 
 def _structure_of_fit(fit: Fit) -> tuple[list[Figure], str]:
     """Return the figures of a run under the arithmetic that explains each of its values."""
-    case, values = fit.case, fit.values
-    if case.subject.output or not bool(values.isfinite().all() and case.actual.isfinite().all()):
+    case = fit.case
+    if case.subject.output or not bool(
+        fit.values.isfinite().all() and case.actual.isfinite().all()
+    ):
         return [], ""
-    like, bits = case.subject.like, round(1 - math.log2(torch.finfo(case.actual.dtype).eps))
+    return _conspicuous(case.actual, drawn(fit))
+
+
+def drawn(fit: Fit) -> Draws:
+    """Evaluate a function in an arithmetic where float noise decides roundings in several ways."""
+    case, like = fit.case, fit.case.subject.like
+    bits = round(1 - math.log2(torch.finfo(case.actual.dtype).eps))
     generator = torch.Generator().manual_seed(0)
     residuals = []
     for seed in range(RUNS):
@@ -106,9 +114,8 @@ def _structure_of_fit(fit: Fit) -> tuple[list[Figure], str]:
             for x in case.ideal
         ]
         moved = evaluate_as(like, near, fit.arithmetic, fit.count, noise, case.scales)
-        residuals.append(shortened(moved, bits, generator) - values)
-    draws = Draws.of(like, case.ideal, values, torch.stack(residuals))
-    return _conspicuous(case.actual, draws)
+        residuals.append(shortened(moved, bits, generator) - fit.values)
+    return Draws.of(like, case.ideal, fit.values, torch.stack(residuals))
 
 
 def _conspicuous(actual: Tensor, draws: Draws) -> tuple[list[Figure], str]:
