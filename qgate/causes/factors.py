@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from qgate.causes.outputs import axis_word, place_words
 from qgate.expected.products import Product
 from qgate.expected.structure import FACTOR, OFFSET, SINGULAR, TERM, Figure
 
+OTHERWISE = 0.02
+"""Share of elements whose rounding float noise may turn the other way."""
+FEWEST_RATIOS = 32
 MOST_DIGITS = 6
+ZERO = 1e-3
+"""Factor below which what is left of a part is called zero."""
 TERM_NEAR = 0.25
 """Distance of a term's share from that of a lost or repeated one within which it is called so."""
 
@@ -23,6 +29,32 @@ def factor_words(factor: float, noise: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def find_rounded_factor(actual: Tensor, values: Tensor) -> tuple[float, float] | None:
+    """Return the factor by which a rounded result was multiplied, and half its uncertainty.
+
+    Each element leaves an interval of factors that would round to it. The middle of what most of
+    them have in common is the factor; None if they have nothing in common, or it may be 1.
+    """
+    before = values.to(actual.dtype).double()
+    after = actual.double()
+    usable = (before != 0) & after.isfinite() & (after * before > 0)
+    if int(usable.sum()) < FEWEST_RATIOS or int((~usable & (before != 0)).sum()):
+        return None
+    before, after = before[usable].abs(), after[usable].abs()
+    _, exponents = torch.frexp(after)
+    half = torch.exp2(exponents.double()) * (torch.finfo(actual.dtype).eps / 4)
+    least, most = (after - half) / before, (after + half) / before
+    allowed = int(OTHERWISE * len(before)) + 1
+    low = float(least.kthvalue(max(len(least) - allowed, 1)).values)
+    high = float(most.kthvalue(min(allowed + 1, len(most))).values)
+    factor = (low + high) / 2
+    inside = float(((least <= factor) & (most >= factor)).double().mean())
+    unchanged = float(((least <= 1) & (most >= 1)).double().mean())
+    if inside < 1 - 3 * OTHERWISE or unchanged > inside - 3 * OTHERWISE:
+        return None
+    return factor, abs(high - low) / 2
+
+
 def figure_words(figure: Figure, expected: Tensor, product: Product | None) -> str:
     """Say which defect a figure is the size of."""
     where = "the result"
@@ -31,6 +63,8 @@ def figure_words(figure: Figure, expected: Tensor, product: Product | None) -> s
         axis = axis_word(expected.dim(), figure.dim)
         where = place_words([figure.index], shape[figure.dim], axis)
     if figure.kind == FACTOR:
+        if abs(1 + figure.size) <= ZERO and figure.argument is None:
+            return f"{where} is zero"
         times = factor_words(1 + figure.size, figure.noise)
         if figure.argument is not None:
             in_place = "" if figure.dim is None else f" in {where}"

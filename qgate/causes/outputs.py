@@ -25,6 +25,8 @@ MOST_PARTS = 2048
 """Rows or columns among which those that a part holds are looked for."""
 FEW = 8
 """Values of a part that one number explains by more than chance."""
+SIGNIFICANT = 7.0
+"""Times its standard error from which on a factor is more than what rounding makes."""
 TINY = torch.finfo(torch.float64).tiny
 UNEXPLAINED = 0.1
 """Share of a difference that is left where a part of the result is off by about one factor."""
@@ -105,8 +107,12 @@ def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     enough = 2 if expected.values.dim() else 1
     if not bool(wrong.any()) or int(large.sum()) < enough:
         return ""
-    factor = float((actual[large] / expected.values[large]).median())
-    if not math.isfinite(factor) or abs(factor - 1) < 1e-9:
+    values = expected.values
+    energy = values.square().sum()
+    factor = float((actual * values).sum() / energy)
+    left = (actual - factor * values).square()
+    error = math.sqrt(float((left * values.square()).sum())) / float(energy)
+    if not math.isfinite(factor) or abs(factor - 1) <= max(1e-9, SIGNIFICANT * error):
         return ""
     width = _half_width(expected) * max(1.0, abs(factor))
     rounding = expected.values.abs() * (abs(factor) * _resolution(actual))
@@ -119,7 +125,8 @@ def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         plain = f"{2.0**power:g}" if abs(power) <= 8 else f"2^{power}"
         size = f"{'minus ' if factor < 0 else ''}{plain}"
         return f"the result is {size} times the expected one: a scale off by a power of two"
-    return f"the result is {factor:.5g} times the expected one: a scale or factor is off"
+    digits = 6 if error == 0 else min(max(-math.floor(math.log10(error)), 1), 6)
+    return f"the result is {factor:.{digits}f} times the expected one: a scale or factor is off"
 
 
 def describe_cut(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
@@ -177,6 +184,16 @@ def _misplaced(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         room = half[sources] + e[sources].abs() * _resolution(actual)
         if not bool(((a[bad] - e[sources]).abs() <= room).all()):
             continue
+        moved = sources != torch.tensor(bad, device=sources.device)
+        if not bool(moved.any()):
+            continue
+        sources, bad = (
+            sources[moved],
+            [i for i, other in zip(bad, moved.tolist(), strict=True) if other],
+        )
+        run = _first_run(bad, sources.tolist())
+        if 1 < run < len(bad):
+            sources, bad = sources[:run], bad[:run]
         axis = axis_word(wrong.dim(), dim)
         verb = "hold" if len(bad) > 1 else "holds"
         if len(sources) > 1 and not bool((sources.diff() == 1).all()):
@@ -190,6 +207,18 @@ def _misplaced(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
             f"{place_words(sources.tolist(), len(a), axis)} should"
         )
     return ""
+
+
+def _first_run(places: list[int], sources: list[int]) -> int:
+    """Return how many of the first places hold what as many places in a row should."""
+    count = 1
+    for (place, after), (source, next_source) in zip(
+        itertools.pairwise(places), itertools.pairwise(sources), strict=True
+    ):
+        if after != place + 1 or next_source != source + 1:
+            break
+        count += 1
+    return count
 
 
 def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.causes.factors import figure_words
-from qgate.expected.intermediates import Arithmetic, AttentionRule, eager_sites
+from qgate.causes.factors import factor_words, figure_words, find_rounded_factor
+from qgate.expected.intermediates import HALVES, Arithmetic, AttentionRule, eager_sites
 from qgate.expected.structure import FACTOR, OFFSET, TERM, Draws, Figure, figures
 from qgate.kernel_checks.arithmetic import Case, Fit
 from qgate.kernel_checks.power import drawn
@@ -39,31 +39,52 @@ class Explanation:
 
 def describe_under_roundings(case: Failing) -> str:
     """Name the factor, term or offset that explains a result in 16 bits, but for its roundings."""
-    explanation = explain_under_roundings(case)
+    fits = nearest_fits(case)
+    words = next((words for words in map(_rounded_factor, fits) if words), "")
+    explanation = None if words else _explanation(fits)
     if explanation is None or explanation.left > LEFT:
-        return ""
+        return words
     draws = explanation.draws
     return figure_words(explanation.figure, draws.values, draws.product)
 
 
-def explain_under_roundings(case: Failing) -> Explanation | None:
-    """Return the most conspicuous defect under the nearest arithmetic, None if there is none."""
+def nearest_fits(case: Failing) -> list[Fit]:
+    """Return a result in 16 bits, or of such arguments, beside the nearest arithmetics."""
     subject = case.subject
     if subject.output or not bool(case.actual.isfinite().all()):
-        return None
+        return []
     run = KernelRun(case.name, case.arguments, case.actual)
     sample = Case.of(subject, case.choices, run)
     if not sample.halves or not bool(sample.exact.values.isfinite().all()):
-        return None
-    fits = sorted((Fit(sample, a) for a in _arithmetics(sample)), key=_unexplained)
+        return []
+    exact = sample.exact.values
+    directions = Draws.of(subject.like, sample.ideal, exact, exact[None]).directions
+    basis = torch.stack([direction.reshape(-1) for direction in directions.values()], 1)
+    fits = [Fit(sample, arithmetic) for arithmetic in _arithmetics(sample)]
+    return sorted(fits, key=lambda fit: _unexplained(fit, basis))[:WORTH]
+
+
+def _rounded_factor(fit: Fit) -> str:
+    """Name a factor that meets a result after it was rounded to 16 bits."""
+    if fit.case.actual.dtype not in HALVES:
+        return ""
+    factor = find_rounded_factor(fit.case.actual, fit.values)
+    if factor is None:
+        return ""
+    times = factor_words(*factor)
+    return f"the result is {times} times the expected one: a scale or factor is off"
+
+
+def _explanation(fits: list[Fit]) -> Explanation | None:
+    """Return the most conspicuous defect under the nearest arithmetics, None if there is none."""
     best: Explanation | None = None
-    for fit in fits[:WORTH]:
+    for fit in fits:
         draws = drawn(fit)
-        listed = list(figures(sample.actual, draws))
+        listed = list(figures(fit.case.actual, draws))
         worst = max(listed, key=lambda figure: figure.ratio, default=None)
         if worst is None or not worst.is_defect:
             continue
-        explanation = Explanation(worst, draws, _left(sample.actual, draws, worst))
+        explanation = Explanation(worst, draws, _left(fit.case.actual, draws, worst))
         if best is None or explanation.left < best.left:
             best = explanation
     return best
@@ -86,15 +107,16 @@ def _arithmetics(case: Case) -> Iterator[Arithmetic]:
             for tile in TILES:
                 if tile < operators.keys:
                     yield Arithmetic(dtype, attention=AttentionRule(dtype, tile), names=names)
-            yield Arithmetic(dtype, attention=AttentionRule(dtype, is_coarse=True), names=names)
+            for lanes in (16, 8):
+                rule = AttentionRule(dtype, lanes=lanes)
+                yield Arithmetic(dtype, attention=rule, names=names)
 
 
-def _unexplained(fit: Fit) -> float:
-    """Return the energy of what an arithmetic and one factor on the result leave."""
-    values = fit.values
-    residual = fit.case.actual.double() - values
-    size = (residual * values).sum() / values.square().sum().clamp_min(1e-300)
-    return float((residual - size * values).square().sum())
+def _unexplained(fit: Fit, basis: Tensor) -> float:
+    """Return the energy of what an arithmetic and a factor on each argument leave."""
+    residual = (fit.case.actual.double() - fit.values).reshape(-1, 1)
+    sizes = torch.linalg.lstsq(basis, residual).solution
+    return float((residual - basis @ sizes).square().sum())
 
 
 def _left(actual: Tensor, draws: Draws, figure: Figure) -> float:
