@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from qgate.causes.outputs import axis_word, place_words
+from qgate.causes.places import axis_word, factor_words, place_words
 from qgate.expected.products import Product
 from qgate.expected.structure import FACTOR, OFFSET, SINGULAR, TERM, Figure
 
 OTHERWISE = 0.02
 """Share of elements whose rounding float noise may turn the other way."""
-FEWEST_RATIOS = 32
-MOST_DIGITS = 6
+FEWEST_RATIOS, FEW_MOVED = 32, 16
+"""Elements from which a factor is read, and those that must have moved by it."""
 ZERO = 1e-3
 """Factor below which what is left of a part is called zero."""
 TERM_NEAR = 0.25
 """Distance of a term's share from that of a lost or repeated one within which it is called so."""
-
-
-def factor_words(factor: float, noise: float) -> str:
-    """Write a factor with the digits that its noise leaves, as 1.0102 of a noise of 0.0002."""
-    digits = MOST_DIGITS if noise <= 0 else -math.floor(math.log10(noise))
-    digits = min(max(digits, 0), MOST_DIGITS)
-    text = f"{factor:.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def find_rounded_factor(actual: Tensor, values: Tensor) -> tuple[float, float] | None:
@@ -44,15 +34,18 @@ def find_rounded_factor(actual: Tensor, values: Tensor) -> tuple[float, float] |
     _, exponents = torch.frexp(after)
     half = torch.exp2(exponents.double()) * (torch.finfo(actual.dtype).eps / 4)
     least, most = (after - half) / before, (after + half) / before
-    allowed = int(OTHERWISE * len(before)) + 1
-    low = float(least.kthvalue(max(len(least) - allowed, 1)).values)
-    high = float(most.kthvalue(min(allowed + 1, len(most))).values)
-    factor = (low + high) / 2
-    inside = float(((least <= factor) & (most >= factor)).double().mean())
-    unchanged = float(((least <= 1) & (most >= 1)).double().mean())
-    if inside < 1 - 3 * OTHERWISE or unchanged > inside - 3 * OTHERWISE:
+    candidates = torch.cat([least, most, least.new_ones(1)]).sort().values
+    candidates = (candidates[1:] + candidates[:-1]) / 2
+    consistent = torch.searchsorted(least.sort().values, candidates, right=True)
+    consistent -= torch.searchsorted(most.sort().values, candidates)
+    best = int(consistent.max())
+    unchanged = int(((least <= 1) & (most >= 1)).sum())
+    others = len(before) - best
+    if others > OTHERWISE * len(before) or best - unchanged < max(FEW_MOVED, 4 * others):
         return None
-    return factor, abs(high - low) / 2
+    factors = candidates[consistent == best]
+    low, high = float(factors.min()), float(factors.max())
+    return (low + high) / 2, max(high - low, float(half.min() / before.max()) / len(before)) / 2
 
 
 def figure_words(figure: Figure, expected: Tensor, product: Product | None) -> str:

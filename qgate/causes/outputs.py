@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from qgate.causes.places import TILES, axis_word, factor_words, place_words
 from qgate.expected.noise import Expected
 
 Pattern = Callable[[Tensor, Expected, Tensor], str]
 MOST_CHANCE, SMALL, ONE_SIGN = 32, 0.1, 0.97
 """Wrong values from which their signs say something, their relative size, and their share."""
-TILES = (256, 128, 64, 32, 16, 8)
-"""Tile sizes that kernels use; a fault after the last whole one is said to be of the tail."""
 
 MOST_PARTS = 2048
 """Rows or columns among which those that a part holds are looked for."""
@@ -125,8 +124,8 @@ def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         plain = f"{2.0**power:g}" if abs(power) <= 8 else f"2^{power}"
         size = f"{'minus ' if factor < 0 else ''}{plain}"
         return f"the result is {size} times the expected one: a scale off by a power of two"
-    digits = 6 if error == 0 else min(max(-math.floor(math.log10(error)), 1), 6)
-    return f"the result is {factor:.{digits}f} times the expected one: a scale or factor is off"
+    times = factor_words(factor, error)
+    return f"the result is {times} times the expected one: a scale or factor is off"
 
 
 def describe_cut(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
@@ -360,41 +359,6 @@ def _where(wrong: Tensor) -> str:
         return ""
     dim, bad = narrowest
     return place_words(bad, wrong.shape[dim], axis_word(wrong.dim(), dim))
-
-
-def axis_word(dims: int, dim: int) -> str:
-    if dim == dims - 1:
-        return "column"
-    return "row" if dim == dims - 2 else f"index of dimension {dim}"
-
-
-def place_words(bad: list[int], length: int, what: str) -> str:
-    """Name places along an axis: a run, a tail after whole tiles, every n-th, or the first few."""
-    one, _, dimension = what.partition(" of ")
-    many = "indices" if one == "index" else f"{one}s"
-    named = f"{many} in {dimension}" if dimension else many
-    where = f"{length} in {dimension}" if dimension else f"{length}"
-    if len(bad) == 1:
-        last = " (the last one)" if bad[0] == length - 1 and length > 1 else ""
-        return f"{one} {bad[0]} of {where}{last}"
-    if len(bad) == length:
-        return f"all {length} {named}"
-    steps = {b - a for a, b in itertools.pairwise(bad)}
-    if steps == {1}:
-        if bad[-1] == length - 1:
-            tile = next((t for t in TILES if bad[0] and bad[0] % t == 0 and len(bad) < t), None)
-            tail = f"beyond the last whole tile of {tile}" if tile else "to the end"
-            return f"{many} {bad[0]} to {bad[-1]} of {where} ({tail})"
-        tile = next((t for t in TILES if len(bad) == t and bad[0] % t == 0), None)
-        return f"{many} {bad[0]} to {bad[-1]} of {where}{f' (one tile of {tile})' if tile else ''}"
-    if len(steps) == 1 and len(bad) > 2 and bad[-1] + min(steps) >= length:
-        step = steps.pop()
-        return f"every {step}{_ENDINGS.get(step, 'th')} of {length} {named} from {bad[0]}"
-    listed = ", ".join(map(str, bad[:5]))
-    return f"{len(bad)} of {length} {named} ({listed}{', …' if len(bad) > 5 else ''})"
-
-
-_ENDINGS = {2: "nd", 3: "rd"}
 
 
 def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:

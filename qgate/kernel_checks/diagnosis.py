@@ -133,10 +133,10 @@ def diagnose(case: Failing) -> str:
     return ": ".join(part for part in (places, words) if part) or scattered(case.wrong)
 
 
-def _structure(case: Failing) -> str:
+def _structure(case: Failing, arithmetic: str | None = None) -> str:
     """Name what coarse sums do not explain of all values together."""
     run = KernelRun(case.name, case.arguments, case.actual)
-    return find_structure(case.subject, run, case.choices)[1]
+    return find_structure(case.subject, run, case.choices, arithmetic)[1]
 
 
 def _wrong_groups(case: Failing) -> str:
@@ -260,8 +260,15 @@ def _coarse_arithmetic(case: Failing) -> str:
     if not ratios:
         return ""
     nearest = min(ratios, key=lambda arithmetic: abs(math.log(ratios[arithmetic])))
+    words = _structure(case, nearest)
+    if words:
+        return words
     name = "float16 or tf32" if nearest == "tf32" else nearest
+    coarse = subject.expected(case.arguments, case.choices, nearest)
+    rms = float(coarse.values.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+    cost = float(coarse.width.median()) / rms if rms else 0.0
     return (
         f"errors look like rounding: sums in {name}, "
-        f"not in {subject.arithmetic} (declare arithmetic={nearest!r} if that is meant)"
+        f"not in {subject.arithmetic} (declare arithmetic={nearest!r} if that is meant, which "
+        f"allows {100 * cost:.2g} % of the RMS per element)"
     )

@@ -41,11 +41,15 @@ PLANTED = 1.1
 
 
 def find_structure(
-    subject: KernelSubject, run: KernelRun, choices: Choices
+    subject: KernelSubject, run: KernelRun, choices: Choices, arithmetic: str | None = None
 ) -> tuple[list[Figure], str]:
-    """Return the figures of a run under coarse sums, and words for the most conspicuous defect."""
-    unit = ARITHMETICS.get(subject.arithmetic, 0.0)
-    if subject.arithmetic == FULL or not unit:
+    """Return the figures of a run under coarse sums, and words for the most conspicuous defect.
+
+    arithmetic  another one than the declared one
+    """
+    arithmetic = arithmetic or subject.arithmetic
+    unit = ARITHMETICS.get(arithmetic, 0.0)
+    if arithmetic == FULL or not unit:
         return [], ""
     output = subject.output
     ideal = subject.ideal(run.arguments, choices)
