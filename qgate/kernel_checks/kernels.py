@@ -18,7 +18,7 @@ from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
 from qgate.kernel_checks.diagnosis import explain
-from qgate.kernel_checks.fitting import judge
+from qgate.kernel_checks.fitting import Judgement, judge
 from qgate.kernel_checks.power import FAIL, PASS, hold_power, hold_structure, measure_power
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import hold_reference, settle_reference

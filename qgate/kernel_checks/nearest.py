@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.causes.factors import factor_words, figure_words, find_rounded_factor
+from qgate.causes.factors import figure_words, find_rounded_factor
+from qgate.causes.places import factor_words
 from qgate.expected.intermediates import HALVES, Arithmetic, AttentionRule, eager_sites
 from qgate.expected.structure import FACTOR, OFFSET, TERM, Draws, Figure, figures
 from qgate.kernel_checks.arithmetic import Case, Fit
@@ -92,7 +93,7 @@ def _explanation(fits: list[Fit]) -> Explanation | None:
 
 def _arithmetics(case: Case) -> Iterator[Arithmetic]:
     """List what kernels in 16 bits round: nothing, all, dequantized arguments, P of attention."""
-    operators = case.operators()
+    operators = case.operators
     names = tuple(operators.names)
     for dtype in case.halves:
         yield Arithmetic(dtype, names=names)

@@ -170,11 +170,11 @@ class KernelSubject:
         cut = self._cuts.get(id(arguments))
         if cut is None or cut.whole is arguments:
             return None
-        sides = [
+        whole, part = (
             self._before_output(each, choices, self.arithmetic).values
             for each in (cut.whole, arguments)
-        ]
-        if values.shape != sides[0].shape or not are_independent(*sides, cut.dim, cut.entries):
+        )
+        if values.shape != whole.shape or not are_independent(whole, part, cut.dim, cut.entries):
             return None
         return values.index_select(cut.dim, cut.entries.to(values.device))
 
