@@ -406,7 +406,11 @@ def _known_products(
         roundings.append(eager_sites(names))
     sample = case if case.subject.output else case.sampled(FIRST_SAMPLE)
     asked = PRODUCTS if request.known is None else {request.known.name: request.known}
-    splits = {name: _splits(PRODUCTS[name], operators) for name in asked}
+    splits = {
+        name: _splits(PRODUCTS[name], operators)
+        for name in asked
+        if request.intermediates or not PRODUCTS[name].rounds_parts
+    }
     # The likeliest cut of K in each arithmetic first.
     pairs = [(name, parts) for name in splits for parts in splits[name][:1]]
     pairs += [(name, parts) for name in splits for parts in splits[name][1:]]

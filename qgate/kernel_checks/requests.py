@@ -44,9 +44,10 @@ def request_of(arithmetic: str, intermediates: str) -> tuple[str, KernelRequest]
     if known is None:
         names = (*ARITHMETICS, *PRODUCTS, *ATTENTIONS)
         raise ValueError(str(unknown("arithmetic", arithmetic, names)))
-    if isinstance(known, KnownAttention) and intermediates == FLOAT32:
+    rounded = "probabilities" if isinstance(known, KnownAttention) else "parts of sums"
+    if intermediates == FLOAT32 and (isinstance(known, KnownAttention) or known.rounds_parts):
         raise ValueError(
-            f"arithmetic={arithmetic!r} rounds probabilities to 16 bits, which "
-            "intermediates='float32' forbids; leave one of both out."
+            f"arithmetic={arithmetic!r} rounds {rounded} to 16 bits, which intermediates='float32' "
+            "forbids; leave one of both out."
         )
     return FLOAT32, KernelRequest(known, intermediates == ROUNDED)
