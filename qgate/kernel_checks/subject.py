@@ -73,6 +73,8 @@ class KernelSubject:
     in_place: dict[int, bool] = field(default_factory=dict, repr=False)
     _casts: dict[tuple[int, int, int], tuple[Any, ...]] = field(default_factory=dict, repr=False)
     _cuts: dict[int, _Cut] = field(default_factory=dict, repr=False)
+    _finite: dict[int, tuple[bool, Sequence[Any]]] = field(default_factory=dict, repr=False)
+    _ideal: dict[Any, tuple[list[Any], Sequence[Any]]] = field(default_factory=dict, repr=False)
     _measured: dict[Any, tuple[Expected, Sequence[Any]]] = field(default_factory=dict, repr=False)
 
     @property
@@ -82,6 +84,13 @@ class KernelSubject:
 
     def ideal(self, arguments: Sequence[Any], choices: Choices) -> list[Any]:
         """Return the arguments with every declared one ideally quantized, in float64."""
+        key = id(arguments), tuple(choices.values())
+        if key not in self._ideal:
+            self._ideal.clear()  # of the last input alone: they may be large
+            self._ideal[key] = self._quantized(arguments, choices), arguments
+        return list(self._ideal[key][0])
+
+    def _quantized(self, arguments: Sequence[Any], choices: Choices) -> list[Any]:
         values = [_doubled(source_of(argument)) for argument in arguments]
         for position, quantization in self.inputs.items():
             if quantization.is_packed:
@@ -149,10 +158,17 @@ class KernelSubject:
             expected = self._before_output(arguments, choices, arithmetic or self.arithmetic)
             if self.output:
                 expected = _quantized(expected, self.output, choices[RESULT])
-        sources = [widened(source_of(argument)) for argument in arguments]
-        if any(isinstance(s, Tensor) and not bool(s.isfinite().all()) for s in sources):
-            expected = self._around_non_finite(expected, arguments)
-        return expected
+        return (
+            expected if self._is_finite(arguments) else self._around_non_finite(expected, arguments)
+        )
+
+    def _is_finite(self, arguments: Sequence[Any]) -> bool:
+        if id(arguments) not in self._finite:
+            sources = [widened(source_of(argument)) for argument in arguments]
+            tensors = [source for source in sources if isinstance(source, Tensor)]
+            finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+            self._finite[id(arguments)] = finite, arguments
+        return self._finite[id(arguments)][0]
 
     def derive_from(self, whole: Sequence[Any], variant: DerivedInput, result: Tensor) -> None:
         """Keep that an input gives entries of the result of another, if rows are independent."""
