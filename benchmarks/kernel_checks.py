@@ -88,7 +88,8 @@ class Replayed:
     """A kernel that gives the results again which it gave in an earlier check."""
 
     def __init__(self, kernel: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.kernel, self.results, self.number = kernel, [], 0
+        self.kernel, self.number = kernel, 0
+        self.results: list[Tensor] = []
 
     def __call__(self, x: Tensor, w: Tensor) -> Tensor:
         if self.number == len(self.results):

@@ -18,6 +18,7 @@ from qgate.expected.products import find_product
 from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
+from qgate.kernel_checks.declaring import make_subject
 from qgate.kernel_checks.diagnosis import explain
 from qgate.kernel_checks.fitting import Judgement, judge
 from qgate.kernel_checks.record import CheckFailure, CheckReport
@@ -39,7 +40,6 @@ from qgate.kernel_checks.subject import (
     RESULT,
     Choices,
     KernelSubject,
-    make_subject,
 )
 
 
