@@ -100,6 +100,7 @@ def check_kernel(
     repeatable: bool = False,
     limit: float | None = None,
     accept: str | Path | None = None,
+    inconclusive: str = "fail",
     timeout: float | None = None,
     isolate: bool = False,
     seed: int = 0,
@@ -126,6 +127,7 @@ def check_kernel(
     repeatable  True if every run of the same input must have the same bits
     limit       largest relative squared error against unquantized values, beside all else
     accept      name of a file beside the test that keeps conventions, inputs and error
+    inconclusive  what becomes of a check that could not have seen a factor of 1 %: "fail", "pass"
     timeout     seconds that each call of the kernel may take, in a process of its own
     isolate     True to run the check in a process of its own, which the kernel may end
     """
@@ -151,6 +153,7 @@ def check_kernel(
         "repeatable": repeatable,
         "limit": limit,
         "accept": path,
+        "inconclusive": inconclusive,
         "seed": seed,
     }
     try:

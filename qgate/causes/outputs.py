@@ -13,18 +13,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from qgate.causes.places import TILES, axis_word, factor_words, place_words
 from qgate.expected.noise import Expected
 
 Pattern = Callable[[Tensor, Expected, Tensor], str]
 MOST_CHANCE, SMALL, ONE_SIGN = 32, 0.1, 0.97
 """Wrong values from which their signs say something, their relative size, and their share."""
-TILES = (256, 128, 64, 32, 16, 8)
-"""Tile sizes that kernels use; a fault after the last whole one is said to be of the tail."""
 
 MOST_PARTS = 2048
 """Rows or columns among which those that a part holds are looked for."""
 FEW = 8
 """Values of a part that one number explains by more than chance."""
+SIGNIFICANT = 7.0
+"""Times its standard error from which on a factor is more than what rounding makes."""
 TINY = torch.finfo(torch.float64).tiny
 UNEXPLAINED = 0.1
 """Share of a difference that is left where a part of the result is off by about one factor."""
@@ -105,8 +106,12 @@ def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     enough = 2 if expected.values.dim() else 1
     if not bool(wrong.any()) or int(large.sum()) < enough:
         return ""
-    factor = float((actual[large] / expected.values[large]).median())
-    if not math.isfinite(factor) or abs(factor - 1) < 1e-9:
+    values = expected.values
+    energy = values.square().sum()
+    factor = float((actual * values).sum() / energy)
+    left = (actual - factor * values).square()
+    error = math.sqrt(float((left * values.square()).sum())) / float(energy)
+    if not math.isfinite(factor) or abs(factor - 1) <= max(1e-9, SIGNIFICANT * error):
         return ""
     width = _half_width(expected) * max(1.0, abs(factor))
     rounding = expected.values.abs() * (abs(factor) * _resolution(actual))
@@ -119,7 +124,8 @@ def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         plain = f"{2.0**power:g}" if abs(power) <= 8 else f"2^{power}"
         size = f"{'minus ' if factor < 0 else ''}{plain}"
         return f"the result is {size} times the expected one: a scale off by a power of two"
-    return f"the result is {factor:.5g} times the expected one: a scale or factor is off"
+    times = factor_words(factor, error)
+    return f"the result is {times} times the expected one: a scale or factor is off"
 
 
 def describe_cut(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
@@ -177,7 +183,17 @@ def _misplaced(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         room = half[sources] + e[sources].abs() * _resolution(actual)
         if not bool(((a[bad] - e[sources]).abs() <= room).all()):
             continue
-        axis = _axis_word(wrong.dim(), dim)
+        moved = sources != torch.tensor(bad, device=sources.device)
+        if not bool(moved.any()):
+            continue
+        sources, bad = (
+            sources[moved],
+            [i for i, other in zip(bad, moved.tolist(), strict=True) if other],
+        )
+        run = _first_run(bad, sources.tolist())
+        if 1 < run < len(bad):
+            sources, bad = sources[:run], bad[:run]
+        axis = axis_word(wrong.dim(), dim)
         verb = "hold" if len(bad) > 1 else "holds"
         if len(sources) > 1 and not bool((sources.diff() == 1).all()):
             listed = ", ".join(
@@ -192,6 +208,18 @@ def _misplaced(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     return ""
 
 
+def _first_run(places: list[int], sources: list[int]) -> int:
+    """Return how many of the first places hold what as many places in a row should."""
+    count = 1
+    for (place, after), (source, next_source) in zip(
+        itertools.pairwise(places), itertools.pairwise(sources), strict=True
+    ):
+        if after != place + 1 or next_source != source + 1:
+            break
+        count += 1
+    return count
+
+
 def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Name rows or columns that are off by a factor each, as where their scales are off."""
     if wrong.dim() < 2 or not bool(wrong.any()):
@@ -201,7 +229,7 @@ def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         if a.shape[1] < 2:
             continue
         bad = hit.any(1).nonzero().reshape(-1).tolist()
-        where = place_words(bad, len(a), _axis_word(wrong.dim(), dim))
+        where = place_words(bad, len(a), axis_word(wrong.dim(), dim))
         are = "are" if len(bad) > 1 else "is"
         a, e, half = a[bad], e[bad], half[bad]
         factors = (a * e).sum(1, keepdim=True) / e.square().sum(1, keepdim=True).clamp_min(TINY)
@@ -265,7 +293,7 @@ def _part_offsets(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
             off.square().sum()
         ):
             continue
-        where = place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim))
+        where = place_words(bad, wrong.shape[dim], axis_word(wrong.dim(), dim))
         low, high = float(means[bad].min()), float(means[bad].max())
         are = "are" if len(bad) > 1 else "is"
         return f"{where} {are} off by a number each, {low:.4g} to {high:.4g}: a zero point is off"
@@ -330,42 +358,7 @@ def _where(wrong: Tensor) -> str:
     if narrowest is None:
         return ""
     dim, bad = narrowest
-    return place_words(bad, wrong.shape[dim], _axis_word(wrong.dim(), dim))
-
-
-def _axis_word(dims: int, dim: int) -> str:
-    if dim == dims - 1:
-        return "column"
-    return "row" if dim == dims - 2 else f"index of dimension {dim}"
-
-
-def place_words(bad: list[int], length: int, what: str) -> str:
-    """Name places along an axis: a run, a tail after whole tiles, every n-th, or the first few."""
-    one, _, dimension = what.partition(" of ")
-    many = "indices" if one == "index" else f"{one}s"
-    named = f"{many} in {dimension}" if dimension else many
-    where = f"{length} in {dimension}" if dimension else f"{length}"
-    if len(bad) == 1:
-        last = " (the last one)" if bad[0] == length - 1 and length > 1 else ""
-        return f"{one} {bad[0]} of {where}{last}"
-    if len(bad) == length:
-        return f"all {length} {named}"
-    steps = {b - a for a, b in itertools.pairwise(bad)}
-    if steps == {1}:
-        if bad[-1] == length - 1:
-            tile = next((t for t in TILES if bad[0] and bad[0] % t == 0 and len(bad) < t), None)
-            tail = f"beyond the last whole tile of {tile}" if tile else "to the end"
-            return f"{many} {bad[0]} to {bad[-1]} of {where} ({tail})"
-        tile = next((t for t in TILES if len(bad) == t and bad[0] % t == 0), None)
-        return f"{many} {bad[0]} to {bad[-1]} of {where}{f' (one tile of {tile})' if tile else ''}"
-    if len(steps) == 1 and len(bad) > 2 and bad[-1] + min(steps) >= length:
-        step = steps.pop()
-        return f"every {step}{_ENDINGS.get(step, 'th')} of {length} {named} from {bad[0]}"
-    listed = ", ".join(map(str, bad[:5]))
-    return f"{len(bad)} of {length} {named} ({listed}{', …' if len(bad) > 5 else ''})"
-
-
-_ENDINGS = {2: "nd", 3: "rd"}
+    return place_words(bad, wrong.shape[dim], axis_word(wrong.dim(), dim))
 
 
 def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qgate.causes.outputs import place_words
+from qgate.causes.places import place_words
 
 OUTSTANDING = 30.0
 """Times the median error from which a token or channel is a fault; of right code it is below 10."""

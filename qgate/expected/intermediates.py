@@ -361,6 +361,20 @@ def trace(
     return operators
 
 
+def evaluate_changed(
+    like: Callable[..., Any],
+    arguments: Sequence[Any],
+    change: Callable[[Tensor, int, str], Tensor],
+) -> Tensor:
+    """Return what a function gives whose operators' results are changed, but for the last one."""
+    count = len(trace(like, arguments).names)
+    operators = Operators(
+        lambda value, site, name: value if site == count - 1 else change(value, site, name)
+    )
+    with _Spelled(operators), operators:
+        return evaluate(like, arguments)
+
+
 def evaluate_as(
     like: Callable[..., Any],
     arguments: Sequence[Any],

@@ -436,11 +436,16 @@ def _best_first(
     """List roundings that explain one run, those first that leave the fewest values unexplained."""
     fits = [Fit(case, replace(eager, sites=frozenset(), arguments=()))]
     for rules in _rules(eager.dtype, operators, request):
-        plain = [Fit(case, replace(eager, sites=frozenset(), attention=rule)) for rule in rules]
+        plain = [
+            Fit(case, replace(eager, sites=frozenset(), arguments=arguments, attention=rule))
+            for rule in rules
+            for arguments in dict.fromkeys((eager.arguments, ()))
+        ]
         plain.sort(key=lambda fit: fit.share)
         for start in plain[:2]:
-            rule = start.arithmetic.attention
-            for arithmetic in _starts(case, replace(eager, attention=rule)):
+            rule, arguments = start.arithmetic.attention, start.arithmetic.arguments
+            chosen = replace(eager, arguments=arguments, attention=rule)
+            for arithmetic in _starts(case, chosen):
                 fits.append(Fit(case, arithmetic))
                 if fits[-1].share <= CLOSE and fits[-1].is_right:
                     yield arithmetic
@@ -479,12 +484,10 @@ def _starts(case: Case, eager: Arithmetic) -> Iterator[Arithmetic]:
         eager.sites | (everything - frozenset(range(len(last) - 1))),
         everything,
     ]
-    dequantized = [eager.arguments, ()] if eager.arguments else [()]
-    for arguments in dequantized:
-        for sites in dict.fromkeys(site_sets):
-            arithmetic = replace(eager, sites=sites, arguments=arguments)
-            if arithmetic.size or eager.attention is not None:
-                yield arithmetic
+    for sites in dict.fromkeys(site_sets):
+        arithmetic = replace(eager, sites=sites)
+        if arithmetic.size or eager.attention is not None:
+            yield arithmetic
 
 
 def _rules(

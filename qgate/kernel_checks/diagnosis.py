@@ -25,12 +25,15 @@ from qgate.expected.derived import find_axes
 from qgate.expected.noise import Expected, evaluate, longest_dimension
 from qgate.expected.products import Product, find_product
 from qgate.formats import Encoded
+from qgate.kernel_checks.declarations import describe_declaration
 from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.dependence import describe_dependence
 from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading
 from qgate.kernel_checks.grouped import describe_groups, grouped_product
+from qgate.kernel_checks.nearest import describe_under_roundings
+from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
-from qgate.kernel_checks.runs import EXAMPLE, Failing
+from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -104,6 +107,7 @@ def diagnose(case: Failing) -> str:
     for source in (
         _wrong_groups,
         _lost_term,
+        describe_declaration,
         describe_wrong_cast,
         _wrong_codes,
         _term_weights,
@@ -112,7 +116,8 @@ def diagnose(case: Failing) -> str:
         words = source(case)
         if words:
             return words
-    words = describe_whole(case.actual, case.expected, case.wrong)
+    words = _structure(case) or describe_under_roundings(case)
+    words = words or describe_whole(case.actual, case.expected, case.wrong)
     words = words or describe_wrong_reading(case)
     words = words or describe_parts(case.actual, case.expected, case.wrong)
     if words:
@@ -126,6 +131,12 @@ def diagnose(case: Failing) -> str:
     words = "" if places else _coarse_arithmetic(case)
     words = words or describe_dependence(case)
     return ": ".join(part for part in (places, words) if part) or scattered(case.wrong)
+
+
+def _structure(case: Failing, arithmetic: str | None = None) -> str:
+    """Name what coarse sums do not explain of all values together."""
+    run = KernelRun(case.name, case.arguments, case.actual)
+    return find_structure(case.subject, run, case.choices, arithmetic)[1]
 
 
 def _wrong_groups(case: Failing) -> str:
@@ -249,8 +260,15 @@ def _coarse_arithmetic(case: Failing) -> str:
     if not ratios:
         return ""
     nearest = min(ratios, key=lambda arithmetic: abs(math.log(ratios[arithmetic])))
+    words = _structure(case, nearest)
+    if words:
+        return words
     name = "float16 or tf32" if nearest == "tf32" else nearest
+    coarse = subject.expected(case.arguments, case.choices, nearest)
+    rms = float(coarse.values.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+    cost = float(coarse.width.median()) / rms if rms else 0.0
     return (
         f"errors look like rounding: sums in {name}, "
-        f"not in {subject.arithmetic} (declare arithmetic={nearest!r} if that is meant)"
+        f"not in {subject.arithmetic} (declare arithmetic={nearest!r} if that is meant, which "
+        f"allows {100 * cost:.2g} % of the RMS per element)"
     )

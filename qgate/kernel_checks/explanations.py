@@ -13,11 +13,14 @@ from torch import Tensor
 from qgate.causes.casts import WrongCast, wrong_casts
 from qgate.causes.readings import wrong_readings
 from qgate.expected.conventions import NUDGE
+from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import Expected, evaluate
 from qgate.kernel_checks.declared import from_array, to_array
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
 from qgate.kernel_checks.subject import RESULT, KernelSubject
 
+ROUNDINGS, LEFT = 2.0, 0.1
+"""Roundings to 16 bits that an explanation may leave, and the share of what was off before."""
 NEAR = 0.02
 """Relative RMS distance from which on another explanation is held at float noise of its own."""
 
@@ -66,9 +69,20 @@ def _faulty(cast: WrongCast, argument: Any) -> Tensor | None:
 def _explains_nearly(case: Failing, result: Tensor, arguments: list[Any]) -> bool:
     """Say if values near the actual ones are as near as the float noise of other arguments."""
     actual = case.actual.double()
+    if _leaves_roundings(case, result):
+        return True
     if not float((actual - result).square().sum()) < NEAR**2 * float(result.square().sum()):
         return False
     return case.subject.expected_from(arguments, case.choices).explains(case.actual)
+
+
+def _leaves_roundings(case: Failing, result: Tensor) -> bool:
+    """Tell if a result in 16 bits differs by hardly more than one rounding, and by much before."""
+    if case.actual.dtype not in HALVES or not bool(result.isfinite().all()):
+        return False
+    left = float((case.actual.double() - result).square().sum())
+    rounding = torch.finfo(case.actual.dtype).eps / 12**0.5 * float(result.norm())
+    return left < min((ROUNDINGS * rounding) ** 2, LEFT * float(case.residual.square().sum()))
 
 
 def _suspects(

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from qgate.errors import unknown
 from qgate.expected.conventions import MSE, searched_error
-from qgate.expected.derived import RELATIONS, DerivedInput, find_axes
+from qgate.expected.derived import RELATIONS, DerivedInput
 from qgate.expected.distances import relative_error
 from qgate.expected.narrow_floats import is_wide_float
-from qgate.expected.products import find_product
 from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
 from qgate.kernel_checks.declaring import make_subject
 from qgate.kernel_checks.diagnosis import explain
 from qgate.kernel_checks.fitting import Judgement, judge
+from qgate.kernel_checks.power import FAIL, PASS, hold_power, hold_structure, measure_power
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import hold_reference, settle_reference
 from qgate.kernel_checks.requests import KernelRequest, request_of
@@ -63,6 +63,7 @@ def check_kernel(
     repeatable: bool,
     limit: float | None,
     accept: Path | None,
+    inconclusive: str,
     seed: int,
 ) -> CheckReport:
     """Hold a kernel at what ideally quantized arguments give; CheckFailure says the cause."""
@@ -80,6 +81,8 @@ def check_kernel(
         convention=convention,
     )
     chosen = _checked_relations(relations)
+    if inconclusive not in (FAIL, PASS):
+        raise ValueError(str(unknown("value of inconclusive", inconclusive, (FAIL, PASS))))
     report = CheckReport(subject.name)
     subject, exact = settle_reference(subject, example)
     _check_example(exact, subject)
@@ -98,7 +101,7 @@ def check_kernel(
         _check_searched(subject, run, report)
     else:
         derived = derived_inputs(subject, example, chosen, shapes, seed, report)
-        runs = _check_exactly(subject, run, derived, request, report)
+        runs = _check_exactly(subject, run, derived, request, inconclusive, report)
         if repeatable:
             check_repeats(subject, run, report)
         if invariant:
@@ -177,6 +180,7 @@ def _check_exactly(
     run: KernelRun,
     derived: Sequence[DerivedInput],
     request: KernelRequest,
+    inconclusive: str,
     report: CheckReport,
 ) -> list[KernelRun]:
     """Hold the example and derived inputs within float noise of one convention; return all runs."""
@@ -204,8 +208,10 @@ def _check_exactly(
         report.conventions["arithmetic"] = judgement.accounted.words()
         report.notes.append(judgement.accounted.cost_words())
     check_repeats(subject, runs[0], report, subject.expected(run.arguments, judgement.choices))
+    listed = hold_structure(subject, runs, judgement, report)
+    measure_power(subject, runs[0], judgement, listed, report)
+    hold_power(report, listed, inconclusive)
     report.held = [each.name for each in runs]
-    _measure_power(subject, runs[0], judgement, report)
     return runs
 
 
@@ -266,35 +272,3 @@ def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport)
     check_repeats(subject, run, report)
     report.held = [EXAMPLE]
     report.left_out["derived inputs"] = "searched scales have no exact expected result"
-
-
-# Figures ------------------------------------------------------------------------------------------
-
-
-def _measure_power(
-    subject: KernelSubject, run: KernelRun, judgement: Judgement, report: CheckReport
-) -> None:
-    """Work out the smallest defects that the bounds would have caught on the example."""
-    expected = judgement.expected(run)
-    values = expected.values
-    low, high = expected.bounds(run.actual.dtype)
-    outward = torch.where(values < 0, -low, high)
-    # A result beyond a bound still rounds to it, up to half the step of the dtype there.
-    _, exponents = torch.frexp(outward)
-    step = torch.finfo(run.actual.dtype).eps / 2 * torch.exp2(exponents.double())
-    room = outward + step / 2 - values.abs()
-    rms = float(values.square().mean().sqrt())
-    report.noise = float(room.median()) / rms
-    usable = values != 0
-    if bool(usable.any()):
-        share = (room[usable] / values[usable].abs()).min()
-        report.smallest_defect["a factor on all values"] = float(share)
-    report.smallest_defect["one typical value, of the RMS"] = report.noise
-    ideal = subject.ideal(run.arguments, judgement.choices)
-    product = (
-        None if subject.output else find_product(ideal, find_axes(subject.like, ideal), values)
-    )
-    if product is not None:
-        report.smallest_defect[f"the weakest of {product.axis.length:,} terms of a sum"] = (
-            product.smallest_share(ideal, room)
-        )

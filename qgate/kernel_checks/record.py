@@ -55,11 +55,17 @@ class CheckReport(Overviewed):
                 f"{self.format_error:.3g}"
             )
         lines += [
-            f"  smallest defect seen, {kind}: {size:.1e}"
+            f"  smallest defect seen, {_share_words(kind, size)}"
             for kind, size in self.smallest_defect.items()
         ]
         lines += [f"  left out: {name} ({reason})" for name, reason in self.left_out.items()]
         return lines_for_terminal(lines)
+
+
+def _share_words(kind: str, size: float) -> str:
+    """Write a share in percent; `kind` may end with what it is a share of."""
+    what, _, of = kind.partition(", of ")
+    return f"{what}: {100 * size:.2g} %{' of ' + of if of else ''}"
 
 
 def _input_row(pair: tuple[str, str]) -> dict[str, object]:

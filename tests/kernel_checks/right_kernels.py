@@ -184,6 +184,18 @@ def _by_rows(x: Tensor, w: Tensor) -> Tensor:
     return torch.stack([w @ row for row in x]) if len(x) else linear(x, w)
 
 
+def added_in(dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a product whose terms are rounded to a dtype, and added in it one after another."""
+
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        total = torch.zeros(*x.shape[:-1], len(w), dtype=dtype)
+        for term in range(x.shape[-1]):
+            total += x[..., term : term + 1].to(dtype) * w[:, term].to(dtype)
+        return total.float()
+
+    return kernel
+
+
 SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "linear": linear,
     "split in 2": _split(2),

@@ -53,12 +53,9 @@ def test_a_report_says_what_was_held_and_what_would_have_been_seen() -> None:
 # Power -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_smallest_factor_that_is_claimed_is_seen_and_a_quarter_is_not(
-    dtype: torch.dtype,
-) -> None:
+def test_the_smallest_factor_that_is_claimed_is_seen_and_a_quarter_is_not() -> None:
     def kernel(factor: float) -> Any:
-        return lambda x, w: (right(x, w).double() * factor).to(dtype)
+        return lambda x, w: (right(x, w).double() * factor).float()
 
     options: dict[str, Any] = {"like": linear, "inputs": MX, "relations": ["permuted"]}
     size = check_kernel(kernel(1.0), X, W, **options).smallest_defect["a factor on all values"]

@@ -257,7 +257,8 @@ def split(parts: int, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
 def test_parts_that_are_rounded_to_fp16_are_named(parts: int) -> None:
     draw = torch.Generator().manual_seed(parts)
     x, w = (torch.randn(24, 1024, generator=draw) for _ in range(2))
-    kernel, options = split(parts, torch.half), {"like": torch.nn.functional.linear}
+    kernel = split(parts, torch.half)
+    options: dict[str, Any] = {"like": torch.nn.functional.linear}
     report = check_kernel(kernel, x.half(), w.half(), relations=["odd"], **options)
     words = f"parts of K rounded to float16 before they are added, K split {parts} ways"
     assert report.conventions["arithmetic"] == words

@@ -1,0 +1,121 @@
+"""Declarations that explain a kernel for which none was given, or one without scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.errors import QgateError
+from qgate.expected.noise import Expected
+from qgate.formats import Encoded, Quantizer
+from qgate.kernel_checks.declared import declare
+from qgate.kernel_checks.runs import Failing
+
+COMMON: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("int8", {"granularity": "channel", "axis": 0}),
+    ("int8", {"granularity": "tensor"}),
+    ("fp8_e4m3", {"granularity": "channel", "axis": 0}),
+    ("fp8_e4m3", {"granularity": "tensor"}),
+    ("fp8_e4m3", {}),
+    ("fp8_e5m2", {}),
+    ("mxfp8", {}),
+    ("mxfp4", {}),
+    ("nvfp4", {}),
+    ("int4", {"granularity": "block", "block": 32}),
+    ("int4", {"granularity": "block", "block": 128}),
+    ("int4", {"granularity": "channel", "axis": 0}),
+    ("bf16", {}),
+)
+"""Formats with the granularities that most kernels have."""
+SMALLEST = 32
+"""Elements of an argument that a kernel may quantize."""
+HELPS = 0.8
+"""Share of the energy of differences from which on a declaration is worth another argument's."""
+EXPLAINED = 0.15
+"""Share of the energy of differences that a declaration may leave: its own roundings."""
+LEFT = 2.0
+"""Times the rounding of a result in 16 bits that may be left."""
+
+
+def describe_declaration(case: Failing) -> str:
+    """Name the declaration of arguments under which the reference gives the actual result."""
+    subject = case.subject
+    scaled = [q for q in subject.inputs.values() if q.quantizer is None or q.quantizer.granularity]
+    if scaled or subject.output or not bool(case.actual.isfinite().all()):
+        return ""
+    undeclared = list(case.ideal)
+    for position in subject.inputs:
+        undeclared[position] = case.arguments[position]
+    chosen: dict[int, str] = {}
+    values = undeclared
+    energy = _energy(case, undeclared)
+    while energy > 0 and len(chosen) < 3:
+        trials = []
+        for position, text, cast in _casts(case):
+            if position not in chosen:
+                changed = [*values[:position], cast, *values[position + 1 :]]
+                trials.append((_energy(case, changed), position, text, changed))
+        best = min(trials, key=lambda trial: trial[0], default=None)
+        if best is None or best[0] > HELPS * energy:
+            break
+        energy, position, text, values = best
+        chosen[position] = text
+        if _explains(case, values) or _explains(case, _rounded(case, values, list(chosen))):
+            listed = ", ".join(f"{place}: {chosen[place]}" for place in sorted(chosen))
+            are = "arguments are" if len(chosen) > 1 else f"argument {position} is"
+            declared = "as declared" if subject.inputs else "and none is declared"
+            return f"{are} quantized, not {declared}: declare inputs={{{listed}}}".replace(
+                "not and none is declared", "and not declared to be"
+            )
+    return ""
+
+
+def _casts(case: Failing) -> Iterator[tuple[int, str, Tensor]]:
+    for position, argument in enumerate(case.arguments):
+        if isinstance(argument, Encoded) or not isinstance(argument, Tensor):
+            continue
+        if not argument.is_floating_point() or argument.numel() < SMALLEST or argument.dim() < 2:
+            continue
+        for name, options in COMMON:
+            try:
+                quantizer = Quantizer(name, **options)
+                values = declare(quantizer, f"argument {position}", argument.dtype).ideal(argument)
+            except (QgateError, ValueError, IndexError):
+                continue
+            yield position, _text(name, options), values
+
+
+def _text(name: str, options: dict[str, Any]) -> str:
+    if not options:
+        return repr(name)
+    listed = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    return f"Quantizer({name!r}, {listed})"
+
+
+def _energy(case: Failing, arguments: list[Any]) -> float:
+    result = case.result_of(arguments)
+    if result.shape != case.actual.shape:
+        return float("inf")
+    return float((case.actual.double() - result).nan_to_num(0.0, 0.0, 0.0).square().sum())
+
+
+def _rounded(case: Failing, arguments: list[Any], positions: list[int]) -> list[Any]:
+    """Round dequantized values to the dtype of their argument, as a kernel in 16 bits does."""
+    values = list(arguments)
+    for position in positions:
+        values[position] = values[position].to(case.arguments[position].dtype).double()
+    return values
+
+
+def _explains(case: Failing, arguments: list[Any]) -> bool:
+    """Tell if a result is that of arguments, but for float noise or one rounding to 16 bits."""
+    result = case.result_of(arguments)
+    if Expected.around(result, case.expected.width).explains(case.actual):
+        return True
+    energy = _energy(case, arguments)
+    eps = torch.finfo(case.actual.dtype).eps
+    rounding = eps / 12**0.5 * float(result.norm())
+    return energy < (LEFT * rounding) ** 2 and energy < EXPLAINED * _energy(case, case.ideal)
