@@ -174,7 +174,8 @@ def are_independent(whole: Tensor, part: Tensor, dim: int, entries: Tensor) -> b
     rows = whole.index_select(dim, entries.to(whole.device))
     if part.shape != rows.shape:
         return False
-    return bool(torch.allclose(part, rows, rtol=1e-9, atol=1e-12 * float(whole.abs().max())))
+    largest = float(whole.nan_to_num(0.0, 0.0, 0.0).abs().max()) if whole.numel() else 0.0
+    return bool(torch.allclose(part, rows, rtol=1e-9, atol=1e-12 * largest, equal_nan=True))
 
 
 def _axis(

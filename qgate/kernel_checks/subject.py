@@ -189,9 +189,7 @@ class KernelSubject:
             self._before_output(side, choices, self.arithmetic).values
             for side in (cut.whole, arguments)
         )
-        if values.shape != whole.shape or not bool(whole.isfinite().all()):
-            return None
-        if not are_independent(whole, part, cut.dim, cut.entries):
+        if values.shape != whole.shape or not are_independent(whole, part, cut.dim, cut.entries):
             return None
         return values.index_select(cut.dim, cut.entries.to(values.device))
 
@@ -210,8 +208,7 @@ class KernelSubject:
         if cut is not None and cut.whole is not arguments:
             whole = self._before_output(cut.whole, choices, arithmetic)
             values = evaluate(self.like, ideal)
-            is_finite = bool(whole.values.isfinite().all())
-            if is_finite and are_independent(whole.values, values, cut.dim, cut.entries):
+            if are_independent(whole.values, values, cut.dim, cut.entries):
                 part = whole.select(cut.dim, cut.entries)
                 expected = Expected.around(values, part.width, part.sigma)
         if expected is None:
