@@ -57,7 +57,7 @@ def find_structure(
         draws = draw(subject.like, ideal, unit)
     else:
         draws = draw(subject.like, ideal, unit, lambda v: output.ideal(v, choices[RESULT]))
-    if not bool(draws.values.isfinite().all() and run.actual.isfinite().all()):
+    if not bool(draws.values.isfinite().all() and run.actual.double().isfinite().all()):
         return [], ""
     return _conspicuous(run.actual, draws)
 
@@ -99,7 +99,7 @@ def _structure_of_fit(fit: Fit) -> tuple[list[Figure], str]:
     """Return the figures of a run under the arithmetic that explains each of its values."""
     case = fit.case
     if case.subject.output or not bool(
-        fit.values.isfinite().all() and case.actual.isfinite().all()
+        fit.values.isfinite().all() and case.actual.double().isfinite().all()
     ):
         return [], ""
     return _conspicuous(case.actual, drawn(fit))
