@@ -1,7 +1,11 @@
 """`check_kernel` beside the kernel itself and `torch.testing.assert_close`, in turn.
 
     python benchmarks/kernel_checks.py time [--rounds 3] [--threads N]
+    python benchmarks/kernel_checks.py long [--rounds 3]
     python benchmarks/kernel_checks.py encoder FOLDER
+
+`long` checks products of 64 x 4096 by 64 x 4096, in bf16 with exact sums and in FP8 with fast
+accumulation. The results of the kernels are computed before, since a device gives them at once.
 
 `encoder` checks torchao's int8 (dynamic and weight-only) on the linear layers of one block of a
 real encoder and gates the whole encoder: the folder has `config.json` and `model.safetensors` of a
@@ -34,12 +38,13 @@ from torchao.quantization import (
 from transformers import BertConfig, BertModel
 
 import qgate
+from qgate.arithmetics.known import PRODUCTS
 from qgate.gate import Policy
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.modes import Kernel
 from qgate.modes.setups import ModelSetup
-from qgate.testing import CheckFailure, check_kernel
+from qgate.testing import CheckFailure, CheckReport, check_kernel
 
 SHAPES = ((16, 256, 64), (64, 1024, 256))
 BY_ROW = qgate.Quantizer("int8", granularity="channel", axis=0)
@@ -77,6 +82,46 @@ def _row(fmt: str, m: int, k: int, n: int, rounds: int) -> list[Any]:
         fmt, size, f"{kernel_s * 1e3:.2f}", f"{close_s * 1e3:.2f}", f"{check_s:.2f}",
         len(report.held),
     ]  # fmt: skip
+
+
+class Replayed:
+    """A kernel that gives the results again which it gave in an earlier check."""
+
+    def __init__(self, kernel: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.kernel, self.number = kernel, 0
+        self.results: list[Tensor] = []
+
+    def __call__(self, x: Tensor, w: Tensor) -> Tensor:
+        if self.number == len(self.results):
+            self.results.append(self.kernel(x, w))
+        self.number += 1
+        return self.results[self.number - 1]
+
+    def seconds(self, x: Tensor, w: Tensor) -> tuple[float, CheckReport]:
+        """Return the CPU seconds of a check without the kernel, and its report."""
+        check_kernel(self, x, w, like=linear)
+        self.number = 0
+        start = time.process_time()
+        report = check_kernel(self, x, w, like=linear)
+        seconds, self.number = time.process_time() - start, 0
+        return seconds, report
+
+
+def fast_accumulation(x: Tensor, w: Tensor) -> Tensor:
+    return PRODUCTS["hopper-fp8-fast"].sums(x, w, (x.dtype, w.dtype)).bfloat16()
+
+
+def measure_long(rounds: int) -> None:
+    x, w = torch.randn(2, 64, 4096)
+    exact = Replayed(lambda x, w: linear(x.float(), w.float()).bfloat16())
+    fast = Replayed(fast_accumulation)
+    for kernel, dtype in ((exact, torch.bfloat16), (fast, torch.float8_e4m3fn)):
+        times = []
+        for _ in range(rounds):
+            seconds, report = kernel.seconds(x.to(dtype), w.to(dtype))
+            times.append(seconds)
+        found = report.conventions.get("arithmetic", "exact sums")
+        print(f"{dtype}, {found}: {min(times):.2f} s at {len(report.held)} inputs")
 
 
 # A real encoder ---------------------------------------------------------------------------------
@@ -160,7 +205,7 @@ def _in_suite(folder: Path, config: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("time", "encoder"))
+    parser.add_argument("what", choices=("time", "long", "encoder"))
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
@@ -173,7 +218,7 @@ def main() -> None:
             parser.error(f"encoder needs a folder with model.safetensors, not {options.folder}")
         encoder(options.folder)
         return
-    measure(options.rounds)
+    (measure_long if options.what == "long" else measure)(options.rounds)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,11 +23,13 @@ class KnownProduct:
     name        how a user asks for it
     words       how a report says it
     operands    the dtypes of operands that it is for
+    rounds_parts  True if sums of parts of K are rounded to 16 bits
     """
 
     name: str
     words: str
     operands: tuple[torch.dtype, ...]
+    rounds_parts: bool = field(default=False, kw_only=True)
 
     def takes(self, a: torch.dtype, b: torch.dtype) -> bool:
         """Return whether operands of these dtypes may be multiplied in this arithmetic."""

@@ -315,10 +315,10 @@ class _Spelled(TorchFunctionMode):
             self.operators.has_fused_attention = True
             operators, sides = self.operators, AttentionSides.of(*args, **kwargs)
             rule = operators.attention
-            known = None
+            instead = None
             if isinstance(rule, KnownRule):
-                known = functools.partial(sides.known, rule, operators.paused)
-            return operators.compose("attention", sides.exact, known)
+                instead = functools.partial(sides.known, rule, operators.paused)
+            return operators.compose("attention", sides.exact, instead)
         if function in _COMPOSED:
             return self.operators.compose(function.__name__, lambda: function(*args, **kwargs))
         return function(*args, **kwargs)

@@ -32,7 +32,7 @@ class KnownRule:
 
 @dataclass(frozen=True)
 class AttentionSides:
-    """What attention is computed of: every query has a head of keys, and what it sees is a mask."""
+    """Queries, keys and values of attention, a head of keys for each of queries, and a mask."""
 
     query: Tensor
     key: Tensor

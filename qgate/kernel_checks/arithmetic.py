@@ -405,8 +405,12 @@ def _known_products(
     if case.actual.dtype in HALVES and len(names) > 1 and request.intermediates:
         roundings.append(eager_sites(names))
     sample = case if case.subject.output else case.sampled(FIRST_SAMPLE)
-    asked = PRODUCTS if request.known is None else {request.known.name: request.known}
-    splits = {name: _splits(PRODUCTS[name], operators) for name in asked}
+    candidates = PRODUCTS if request.known is None else {request.known.name: request.known}
+    splits = {
+        name: _splits(PRODUCTS[name], operators)
+        for name in candidates
+        if request.intermediates or not PRODUCTS[name].rounds_parts
+    }
     # The likeliest cut of K in each arithmetic first.
     pairs = [(name, parts) for name in splits for parts in splits[name][:1]]
     pairs += [(name, parts) for name in splits for parts in splits[name][1:]]

@@ -17,6 +17,7 @@ from qgate.expected.narrow_floats import is_wide_float
 from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
+from qgate.kernel_checks.declaring import make_subject
 from qgate.kernel_checks.diagnosis import explain
 from qgate.kernel_checks.fitting import Judgement, judge
 from qgate.kernel_checks.power import FAIL, PASS, hold_power, hold_structure, measure_power
@@ -39,7 +40,6 @@ from qgate.kernel_checks.subject import (
     RESULT,
     Choices,
     KernelSubject,
-    make_subject,
 )
 
 

@@ -57,7 +57,7 @@ def find_structure(
         draws = draw(subject.like, ideal, unit)
     else:
         draws = draw(subject.like, ideal, unit, lambda v: output.ideal(v, choices[RESULT]))
-    if not bool(draws.values.isfinite().all() and run.actual.isfinite().all()):
+    if not bool(draws.values.isfinite().all() and run.actual.double().isfinite().all()):
         return [], ""
     return _conspicuous(run.actual, draws)
 
@@ -99,7 +99,7 @@ def _structure_of_fit(fit: Fit) -> tuple[list[Figure], str]:
     """Return the figures of a run under the arithmetic that explains each of its values."""
     case = fit.case
     if case.subject.output or not bool(
-        fit.values.isfinite().all() and case.actual.isfinite().all()
+        fit.values.isfinite().all() and case.actual.double().isfinite().all()
     ):
         return [], ""
     return _conspicuous(case.actual, drawn(fit))
@@ -157,7 +157,8 @@ def measure_power(
             factor = min(factor, figure.smallest)
     # A factor that meets a result of 16 bits changes nothing below half a step, and little more
     # may be what rounded intermediate values explain.
-    factor = max(factor, torch.finfo(actual.dtype).eps / 2)
+    if actual.dtype.itemsize > 1:  # codes are not multiplied once more
+        factor = max(factor, torch.finfo(actual.dtype).eps / 2)
     seen[FACTOR_ON_ALL] = PLANTED * factor
     seen[TYPICAL] = report.noise
     if subject.output or fit is not None:
@@ -202,7 +203,8 @@ def _smallest_factor(actual: Tensor, expected: Expected, share: float) -> float:
     beyond = most + _step(most, actual.dtype) / 2
     below = least - _step(least.abs(), actual.dtype) / 2
     factors = []
-    for values in (actual.double(), expected.values):
+    met = (actual.double(), expected.values) if actual.dtype.itemsize > 1 else (expected.values,)
+    for values in met:
         size = values.abs()
         usable = (size > 0) & values.isfinite() & (values * expected.values > 0)
         if expected.free is not None:

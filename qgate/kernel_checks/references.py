@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from qgate.expected.indices import is_index, on_host
 from qgate.expected.narrow_floats import same_bits
-from qgate.kernel_checks.subject import KernelSubject, call_like, source_of
+from qgate.kernel_checks.declaring import call_like
+from qgate.kernel_checks.subject import KernelSubject, source_of
 
 Function = Callable[..., Any]
 SAME = 1e-6

@@ -1,4 +1,4 @@
-"""What a user allows a kernel to compute in: the arithmetic that it must follow, and roundings."""
+"""The arithmetic that a user holds a kernel at, and the roundings that are allowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERMEDIATES = (ROUNDED, FLOAT32)
 
 @dataclass(frozen=True)
 class KernelRequest:
-    """What a user allows or asks for.
+    """The arithmetic that a kernel must follow, and the roundings that it may make.
 
     known          the one arithmetic that a kernel must follow, if one was named
     intermediates  True if intermediate values may be rounded to 16 bits
@@ -40,13 +40,14 @@ def request_of(arithmetic: str, intermediates: str) -> tuple[str, KernelRequest]
         raise ValueError(str(unknown("intermediates", intermediates, INTERMEDIATES)))
     if arithmetic in ARITHMETICS:
         return arithmetic, KernelRequest(intermediates=intermediates == ROUNDED)
-    known = PRODUCTS.get(arithmetic) or ATTENTIONS.get(arithmetic)
-    if known is None:
+    entry = PRODUCTS.get(arithmetic) or ATTENTIONS.get(arithmetic)
+    if entry is None:
         names = (*ARITHMETICS, *PRODUCTS, *ATTENTIONS)
         raise ValueError(str(unknown("arithmetic", arithmetic, names)))
-    if isinstance(known, KnownAttention) and intermediates == FLOAT32:
+    rounded = "probabilities" if isinstance(entry, KnownAttention) else "parts of sums"
+    if intermediates == FLOAT32 and (isinstance(entry, KnownAttention) or entry.rounds_parts):
         raise ValueError(
-            f"arithmetic={arithmetic!r} rounds probabilities to 16 bits, which "
-            "intermediates='float32' forbids; leave one of both out."
+            f"arithmetic={arithmetic!r} rounds {rounded} to 16 bits, which intermediates='float32' "
+            "forbids; leave one of both out."
         )
-    return FLOAT32, KernelRequest(known, intermediates == ROUNDED)
+    return FLOAT32, KernelRequest(entry, intermediates == ROUNDED)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,10 +12,10 @@ from torch import Tensor
 
 from qgate.device_errors import device_error, lost_device
 from qgate.expected.derived import DerivedInput, are_independent
-from qgate.expected.narrow_floats import is_narrow, is_wide_float, same_bits, widened
-from qgate.expected.noise import ARITHMETICS, Expected, evaluate, expect
+from qgate.expected.narrow_floats import is_wide_float, same_bits, widened
+from qgate.expected.noise import Expected, evaluate, expect
 from qgate.formats import Encoded
-from qgate.kernel_checks.declared import Quantization, by_position, declare
+from qgate.kernel_checks.declared import Quantization
 from qgate.kernel_checks.watching import watched
 
 Function = Callable[..., Any]
@@ -73,6 +72,8 @@ class KernelSubject:
     in_place: dict[int, bool] = field(default_factory=dict, repr=False)
     _casts: dict[tuple[int, int, int], tuple[Any, ...]] = field(default_factory=dict, repr=False)
     _cuts: dict[int, _Cut] = field(default_factory=dict, repr=False)
+    _finite: dict[int, tuple[bool, Sequence[Any]]] = field(default_factory=dict, repr=False)
+    _ideal: dict[Any, tuple[list[Any], Sequence[Any]]] = field(default_factory=dict, repr=False)
     _measured: dict[Any, tuple[Expected, Sequence[Any]]] = field(default_factory=dict, repr=False)
 
     @property
@@ -82,6 +83,13 @@ class KernelSubject:
 
     def ideal(self, arguments: Sequence[Any], choices: Choices) -> list[Any]:
         """Return the arguments with every declared one ideally quantized, in float64."""
+        key = id(arguments), tuple(choices.values())
+        if key not in self._ideal:
+            self._ideal.clear()  # of the last input alone: they may be large
+            self._ideal[key] = self._quantized(arguments, choices), arguments
+        return list(self._ideal[key][0])
+
+    def _quantized(self, arguments: Sequence[Any], choices: Choices) -> list[Any]:
         values = [_doubled(source_of(argument)) for argument in arguments]
         for position, quantization in self.inputs.items():
             if quantization.is_packed:
@@ -149,10 +157,17 @@ class KernelSubject:
             expected = self._before_output(arguments, choices, arithmetic or self.arithmetic)
             if self.output:
                 expected = _quantized(expected, self.output, choices[RESULT])
-        sources = [widened(source_of(argument)) for argument in arguments]
-        if any(isinstance(s, Tensor) and not bool(s.isfinite().all()) for s in sources):
-            expected = self._around_non_finite(expected, arguments)
-        return expected
+        return (
+            expected if self._is_finite(arguments) else self._around_non_finite(expected, arguments)
+        )
+
+    def _is_finite(self, arguments: Sequence[Any]) -> bool:
+        if id(arguments) not in self._finite:
+            sources = [widened(source_of(argument)) for argument in arguments]
+            tensors = [source for source in sources if isinstance(source, Tensor)]
+            finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
+            self._finite[id(arguments)] = finite, arguments
+        return self._finite[id(arguments)][0]
 
     def derive_from(self, whole: Sequence[Any], variant: DerivedInput, result: Tensor) -> None:
         """Keep that an input gives entries of the result of another, if rows are independent."""
@@ -171,8 +186,8 @@ class KernelSubject:
         if cut is None or cut.whole is arguments:
             return None
         whole, part = (
-            self._before_output(each, choices, self.arithmetic).values
-            for each in (cut.whole, arguments)
+            self._before_output(side, choices, self.arithmetic).values
+            for side in (cut.whole, arguments)
         )
         if values.shape != whole.shape or not are_independent(whole, part, cut.dim, cut.entries):
             return None
@@ -367,94 +382,3 @@ def _quantized(expected: Expected, output: Quantization, choice: int) -> Expecte
     rounding = ideal.abs() * (share + 2.0**-22)
     low, high = stacked.amin(0) - rounding, stacked.amax(0) + rounding
     return Expected(ideal, low, high, sigma=expected.sigma)
-
-
-def make_subject(
-    kernel: Function,
-    arguments: Sequence[Any],
-    *,
-    like: Function,
-    inputs: Mapping[int, Any] | Sequence[Any] | None,
-    output: Any,
-    pack: dict[int, Function] | None,
-    unpack: Function | None,
-    arithmetic: str,
-    convention: str | None,
-) -> KernelSubject:
-    """Check what was declared of a kernel; ValueError says what cannot be used."""
-    for name, function in (("kernel", kernel), ("like", like)):
-        if not callable(function):
-            raise ValueError(f"{name} is {function!r}; give a function of the arguments.")
-    if arithmetic not in ARITHMETICS:
-        raise ValueError(f"arithmetic {arithmetic!r} is none of {', '.join(ARITHMETICS)}.")
-    declared = by_position(inputs, arguments)
-    for position, argument in enumerate(arguments):
-        if is_narrow(argument) and position in declared:
-            raise ValueError(
-                f"argument {position} is {argument.dtype} already, whose values are fixed; leave "
-                f"it out of inputs={{{position}: {declared[position]!r}}}, or give the values that "
-                "the kernel quantizes."
-            )
-        if isinstance(argument, Encoded):
-            if position in declared:
-                raise ValueError(
-                    f"argument {position} is encoded as {argument.quantizer.format.name} already; "
-                    f"leave it out of inputs={{{position}: {declared[position]!r}}}."
-                )
-            declared[position] = argument
-    for option, mapping in (("inputs", declared), ("pack", pack or {})):
-        for position in mapping:
-            _check_position(option, position, arguments)
-    for position, function in (pack or {}).items():
-        if not callable(function):
-            raise ValueError(f"pack={{{position}: {function!r}}} is no function.")
-    quantized = {
-        position: declare(value, f"argument {position}", arguments[position].dtype, convention)
-        for position, value in declared.items()
-    }
-    result = None if output is None else declare(output, "output", torch.float32, convention)
-    return KernelSubject(
-        kernel,
-        like,
-        _name(kernel),
-        quantized,
-        result,
-        dict(pack or {}),
-        unpack,
-        arithmetic,
-    )
-
-
-def _name(kernel: Function) -> str:
-    name = getattr(kernel, "__name__", type(kernel).__name__)
-    return "the kernel" if name == "<lambda>" else str(name)
-
-
-def _check_position(option: str, position: Any, arguments: Sequence[Any]) -> None:
-    usable = [
-        index
-        for index, argument in enumerate(arguments)
-        if isinstance(argument, Encoded)
-        or (isinstance(argument, Tensor) and argument.is_floating_point())
-    ]
-    if position not in usable:
-        positions = ", ".join(map(str, usable)) or "none"
-        raise ValueError(
-            f"{option} names argument {position!r}; floating-point tensors stand at: {positions}."
-        )
-
-
-def call_like(subject: KernelSubject, arguments: Sequence[Any]) -> Tensor:
-    """Evaluate the reference on the example; ValueError if it refuses."""
-    try:
-        return subject.unquantized(arguments)
-    except ValueError:
-        raise
-    except Exception as error:
-        signature = ""
-        with contextlib.suppress(TypeError, ValueError):
-            signature = f"{inspect.signature(subject.like)}"
-        raise ValueError(
-            f"like={getattr(subject.like, '__name__', subject.like)!s}{signature} cannot be called "
-            f"with the {len(arguments)} arguments given: {type(error).__name__}: {error}"
-        ) from error

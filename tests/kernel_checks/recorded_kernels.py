@@ -80,10 +80,10 @@ def _gradient(name: str) -> RecordedKernel:
     position = GRADIENTS.index(name)
 
     def gradient(q: Tensor, k: Tensor, v: Tensor, go: Tensor) -> Tensor:
-        sides = [side.detach().requires_grad_() for side in (q, k, v)]
+        query, key, value = (side.detach().requires_grad_() for side in (q, k, v))
         with torch.enable_grad():
-            result = F.scaled_dot_product_attention(*sides)
-            return torch.autograd.grad(result, sides, go)[position]
+            result = F.scaled_dot_product_attention(query, key, value)
+            return torch.autograd.grad(result, (query, key, value), go)[position]
 
     sides = (BACKWARD["q"], BACKWARD["k"], BACKWARD["v"], BACKWARD["go"])
     return RecordedKernel(sides, BACKWARD[name], gradient)

@@ -15,7 +15,7 @@ import qgate
 from qgate.expected.conventions import search_scales
 from qgate.expected.derived import RELATIONS
 from qgate.kernel_checks.accepted import UPDATING
-from qgate.kernel_checks.subject import make_subject
+from qgate.kernel_checks.declaring import make_subject
 from qgate.testing import CheckFailure, check_kernel, tiles
 from tests.kernel_checks.right_kernels import searched
 

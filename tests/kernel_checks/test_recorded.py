@@ -237,3 +237,38 @@ def test_the_cost_of_an_arithmetic_is_in_the_report() -> None:
     assert found
     assert 6.4 < float(found[1]) < 7.2
     assert note in str(report)
+
+
+# Parts of K -----------------------------------------------------------------------------------------
+
+
+def split(parts: int, dtype: torch.dtype) -> Callable[[Tensor, Tensor], Tensor]:
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        sums = [
+            (a.float() @ b.float().mT).to(dtype).float()
+            for a, b in zip(x.chunk(parts, 1), w.chunk(parts, 1), strict=True)
+        ]
+        return torch.stack(sums).sum(0).to(dtype)
+
+    return kernel
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_parts_that_are_rounded_to_fp16_are_named(parts: int) -> None:
+    draw = torch.Generator().manual_seed(parts)
+    x, w = (torch.randn(24, 1024, generator=draw) for _ in range(2))
+    kernel = split(parts, torch.half)
+    options: dict[str, Any] = {"like": torch.nn.functional.linear}
+    report = check_kernel(kernel, x.half(), w.half(), relations=["odd"], **options)
+    words = f"parts of K rounded to float16 before they are added, K split {parts} ways"
+    assert report.conventions["arithmetic"] == words
+    with pytest.raises(CheckFailure, match=f"intermediates='float32' forbids {words}"):
+        check_kernel(kernel, x.half(), w.half(), relations=[], intermediates="float32", **options)
+    with pytest.raises(CheckFailure, match="is wrong"):
+        check_kernel(
+            lambda x, w: (kernel(x, w).float() * 1.002).half(), x.half(), w.half(), relations=[],
+            **options,
+        )  # fmt: skip
+    bf16 = split(parts, torch.bfloat16)
+    with pytest.raises(CheckFailure, match="is wrong"):
+        check_kernel(bf16, x.bfloat16(), w.bfloat16(), relations=[], **options)
