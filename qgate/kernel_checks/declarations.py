@@ -27,7 +27,6 @@ COMMON: tuple[tuple[str, dict[str, Any]], ...] = (
     ("int4", {"granularity": "block", "block": 32}),
     ("int4", {"granularity": "block", "block": 128}),
     ("int4", {"granularity": "channel", "axis": 0}),
-    ("bf16", {}),
 )
 """Formats with the granularities that most kernels have."""
 SMALLEST = 32

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qgate.causes.factors import factor_words, figure_words, find_rounded_factor
+from qgate.causes.factors import figure_words, find_rounded_factor
+from qgate.causes.places import factor_words
 from qgate.expected.intermediates import HALVES, Arithmetic, AttentionRule, eager_sites
 from qgate.expected.structure import FACTOR, OFFSET, TERM, Draws, Figure, figures
 from qgate.kernel_checks.arithmetic import Case, Fit
