@@ -52,7 +52,7 @@ def _all_rounded(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[
             change(argument) if position in free else argument
             for position, argument in enumerate(arguments)
         ]
-        to = _rounding_words(name, [(arguments[place], changed[place]) for place in free])
+        to = _rounding_words(name, [(arguments[position], changed[position]) for position in free])
         words = f"each of arguments {', '.join(map(str, free))} is rounded to {to}"
         yield WrongReading(words, changed)
 
