@@ -95,6 +95,7 @@ def check_kernel(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     arithmetic: str = "float32",
+    intermediates: str = "rounded",
     invariant: bool = False,
     repeatable: bool = False,
     limit: float | None = None,
@@ -118,7 +119,10 @@ def check_kernel(
     shapes      more inputs to try: for each, one shape per tensor among the arguments
     relations   which relations to check (all): see docs/kernels.md
     dtype       dtype of the floating-point arguments; device: where to run
-    arithmetic  what sums are computed in: "float32", "tf32", "float16" or "bfloat16"
+    arithmetic  what sums are computed in: "float32", "tf32", "float16" or "bfloat16"; or the name
+                of the one known arithmetic to hold the kernel at, such as "hopper-fp8-fast"
+    intermediates  "rounded": intermediate values may be rounded to 16 bits where that explains the
+                result; "float32": they must not be
     invariant   True if every row must have the same bits alone, in any order and in any batch
     repeatable  True if every run of the same input must have the same bits
     limit       largest relative squared error against unquantized values, beside all else
@@ -144,6 +148,7 @@ def check_kernel(
         "dtype": dtype,
         "device": device,
         "arithmetic": arithmetic,
+        "intermediates": intermediates,
         "invariant": invariant,
         "repeatable": repeatable,
         "limit": limit,

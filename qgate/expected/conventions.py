@@ -99,6 +99,8 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
     if _is_scaled_element(q):
         if q.scale is None:
             yield from _element_conventions(q, roundings, dtype)
+        elif "saturate" not in q.options:
+            yield from _overflowing(q)
         return
     if "scale_rule" in q.format.options:
         rules = [q.scale_rule] if "scale_rule" in q.options else list(SCALE_RULES)
@@ -108,7 +110,8 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
                 yield _defined(name, with_options(q, scale_rule=rule, rounding=rounding))
         return
     if q.format.name == "nvfp4":
-        for scales, elements in itertools.product(range(3), range(2)):
+        counts = range(len(_NVFP4_SCALES)), range(len(_NVFP4_ELEMENTS))
+        for scales, elements in itertools.product(*counts):
             if scales or elements:
                 yield Convention(
                     f"{_NVFP4_SCALES[scales]}, {_NVFP4_ELEMENTS[elements]}",
@@ -153,6 +156,17 @@ def _is_scaled_element(q: QuantizerSettings) -> bool:
     return q.format.kind == "element" and not q.format.tapered and q.granularity is not None
 
 
+def _overflowing(q: QuantizerSettings) -> Iterator[Convention]:
+    """List the cast by a fixed scale that does not saturate, as that of torch on CUDA."""
+    assert q.format.kind == "element"
+    if q.format.nan_code is None:
+        return
+    values = _scaled(with_options(q, saturate=False), q.format.max, "float32")
+    beyond = "Inf" if q.format.has_inf else "NaN"
+    scales = _scales(q, q.format.max, "float32")
+    yield Convention(f"{_scale_name(q)}, overflow to {beyond}", values, scales=scales)
+
+
 def _element_conventions(
     q: QuantizerSettings, roundings: list[Rounding], dtype: str
 ) -> Iterator[Convention]:
@@ -174,18 +188,19 @@ def _element_conventions(
 def _in_any_order(
     name: str, q: QuantizerSettings, divisor: float, kind: str, dtype: str, is_definition: bool
 ) -> Iterator[Convention]:
-    """List the orders in which a ratio to its scale is computed: they differ at ties of rounding."""
+    """List the orders in which ratios to a scale are computed: they differ at ties of rounding."""
     scales = _scales(q, divisor, kind)
-    orders = [""]
+    orders = ["float32"]
     if q.rounding == "even" and kind != "power of two":
         orders += ["reciprocal"]
         orders += ["product"] if kind == "float32" else []
         orders += [dtype, f"{dtype} reciprocal"] if dtype in _HALVES else []
     for order in orders:
-        if order or not is_definition:
-            words = name + (_ORDERS.get(order, f", ratios in {order}") if order else "")
-            words = words.replace(f"{dtype} reciprocal", f"{dtype}, multiplied by the reciprocal")
-            yield Convention(words, _scaled(q, divisor, kind, order=order), scales=scales)
+        # The definition itself, whose ratios are not rounded, stands before all of them.
+        plain = "" if order == "float32" and not is_definition else f", ratios in {order}"
+        words = name + _ORDERS.get(order, plain)
+        words = words.replace(f"{dtype} reciprocal", f"{dtype}, multiplied by the reciprocal")
+        yield Convention(words, _scaled(q, divisor, kind, order=order), scales=scales)
 
 
 _HALVES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -206,7 +221,7 @@ def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "")
            "product": by divisor/amax; a dtype: divided, and the ratio rounded to it; a dtype and
            "reciprocal": multiplied by a reciprocal in it, and rounded to it
 
-    Ratios are rounded to float32, as those of kernels are.
+    Ratios are rounded to float32, as those of kernels are, but for the definition's.
     """
 
     def values(x: Floats, nudge: float) -> Floats:
@@ -223,7 +238,7 @@ def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "")
                     quotients = groups * _float32(divisor / np.where(amax == 0, 1.0, amax))
                 else:
                     quotients = groups / scales
-                ratios = _float32(quotients) * nudge
+                ratios = (_float32(quotients) if order else quotients) * nudge
                 if half:
                     ratios = rounded_to(half, ratios)
             assert q.format.kind == "element"
@@ -347,18 +362,26 @@ _NVFP4_SCALES = (
     "block scale amax*(s/6)",
     "block scale amax/6*s",
     "block scale amax/6/(1/s)",
+    "block scale amax/6/(largest/2688)",
 )
-_NVFP4_ELEMENTS = ("elements times the reciprocal", "elements divided by the scale")
+_NVFP4_ELEMENTS = (
+    "elements times the reciprocal",
+    "elements divided by the scale",
+    "elements times a quotient of scales",
+)
 
 
 def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
-    """Quantize to NVFP4 with one of three orders of float32 operations for each scale."""
+    """Quantize to NVFP4 with one of several orders of float32 operations for each scale."""
 
     def values(x: Floats, nudge: float) -> Floats:
         assert q.format.kind == "block"
         state = q.format.define_state(x)
         encode, fp32 = np.float32(state), np.float32
         decode = fp32(1) / encode
+        if scales == 3:
+            largest = np.abs(np.nan_to_num(x, posinf=0.0, neginf=0.0)).max(initial=0.0)
+            decode = fp32(largest) / fp32(2688) if largest else decode
 
         def rows(blocks: Floats) -> Floats:
             with np.errstate(all="ignore"):
@@ -367,13 +390,15 @@ def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
                     amax * (encode * (fp32(1) / fp32(6))),
                     amax / fp32(6) * encode,
                     amax / fp32(6) / decode,
+                    amax / fp32(6) / decode,
                 )[scales]
                 bounded = np.minimum(block_scales * fp32(nudge), fp32(448)).astype(np.float64)
                 scale = rounded_to("fp8_e4m3", bounded).astype(fp32)
-                if elements:
+                if elements == 1:
                     ratios = blocks / (scale * decode).astype(np.float64)[:, None]
                 else:
-                    factor = np.minimum(fp32(1) / (scale * decode), np.finfo(fp32).max)
+                    quotient = fp32(1) / decode / scale if elements else fp32(1) / (scale * decode)
+                    factor = np.minimum(quotient, np.finfo(fp32).max)
                     ratios = (blocks * factor.astype(np.float64)[:, None]).astype(fp32)
                 ratios = np.nan_to_num(ratios.astype(np.float64), posinf=6.0, neginf=-6.0)
                 codes = round_by_list(ratios * nudge, q.format.element, rounding=q.rounding)

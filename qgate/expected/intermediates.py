@@ -8,9 +8,11 @@ values within float noise of a rounding boundary.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,15 +22,18 @@ from torch._decomp import get_decompositions
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from qgate.arithmetics.cpu_flash_attention import fast_exponential
-from qgate.arithmetics.known import KnownAttention, KnownProduct
+from qgate.arithmetics.known import KnownProduct
+from qgate.expected.known_attention import AttentionSides, KnownRule
 from qgate.expected.noise import evaluate
 
 Scales = Mapping[int, Tensor]
-_OPERANDS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16)
+_OPERANDS = (
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.bfloat16, torch.float16,
+)  # fmt: skip
 CODES, SCALED = "codes", "scaled"
 _CODES_WORDS = {CODES: "the product of codes", SCALED: "the product times one scale"}
 HALVES = (torch.bfloat16, torch.float16)
@@ -40,9 +45,17 @@ EXPONENTIAL, SUMS = 2.0**-20, 2.0**-23
 _aten = torch.ops.aten
 MULTIPLYING = frozenset({"mm", "bmm", "convolution"})
 # Operators whose results hold no new values, or exact ones.
-_MOVES = frozenset(
-    ["abs", "amax", "amin", "arange", "bitwise_not", "cat", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "contiguous", "copy", "copy_", "detach", "embedding", "empty", "empty_like", "expand", "fill", "fill_", "flip", "full", "full_like", "gather", "index", "index_put", "index_put_", "index_select", "lift_fresh", "masked_fill", "masked_fill_", "max", "maximum", "min", "minimum", "neg", "new_full", "new_zeros", "ones", "ones_like", "relu", "repeat", "roll", "scalar_tensor", "scatter", "select_scatter", "slice_scatter", "sort", "split", "stack", "topk", "tril", "triu", "unbind", "where", "zero_", "zeros", "zeros_like", "_to_copy", "_unsafe_view", "new_empty", "new_empty_strided", "empty_strided", "threshold_backward"]
-)
+_MOVES = frozenset((
+    "_to_copy", "_unsafe_view", "abs", "amax", "amin", "arange", "bitwise_not", "cat",
+    "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "contiguous", "copy",
+    "copy_", "detach", "embedding", "empty", "empty_like", "empty_strided", "expand",
+    "fill", "fill_", "flip", "full", "full_like", "gather", "index", "index_put",
+    "index_put_", "index_select", "lift_fresh", "masked_fill", "masked_fill_", "max",
+    "maximum", "min", "minimum", "neg", "new_empty", "new_empty_strided", "new_full",
+    "new_zeros", "ones", "ones_like", "relu", "repeat", "roll", "scalar_tensor", "scatter",
+    "select_scatter", "slice_scatter", "sort", "stack", "threshold_backward", "topk",
+    "tril", "triu", "unbind", "where", "zero_", "zeros", "zeros_like",
+))  # fmt: skip
 
 
 _DECOMPOSED = get_decompositions(
@@ -78,20 +91,6 @@ class AttentionRule:
         coarse = ", exponentials to 13 bits as by torch on a CPU" if self.lanes else ""
         to = f"rounded to {dtype_name(self.dtype)}"
         return f"fused attention ({tile}), P {to} and divided last{coarse}"
-
-
-@dataclass(frozen=True)
-class KnownRule:
-    """A known arithmetic of attention, and how it cuts the keys."""
-
-    known: KnownAttention
-    dtype: torch.dtype
-    tile: int
-    descending: bool
-
-    def words(self) -> str:
-        tile = f", {self.tile} keys at once" if self.tile else ""
-        return f"{self.known.words}{tile}{', the last first' if self.descending else ''}"
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ class Operators(TorchDispatchMode):
         noise: Noise | None = None,
         scales: Mapping[int, Tensor] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.change, self.noise, self.scales = change, noise, scales or {}
         self.attention = arithmetic.attention if arithmetic else None
         self.product = arithmetic.product if arithmetic else None
@@ -223,9 +222,9 @@ class Operators(TorchDispatchMode):
         result = self._sums(a, b)
         if scale_a is None and scale_b is None:
             return result
-        result = self._changed(result, name + INSIDE + CODES)
+        result = self._site(result, name + INSIDE + CODES)
         if scale_a is not None and scale_b is not None:
-            result = self._changed(result * scale_a, name + INSIDE + SCALED)
+            result = self._site(result * scale_a, name + INSIDE + SCALED)
         last = scale_b if scale_b is not None else scale_a
         return result if last is None else result * last
 
@@ -234,7 +233,8 @@ class Operators(TorchDispatchMode):
         self.depths.append((a.shape[-1], dtypes))
         if self.product is None or not self.product.takes(*dtypes):
             return a @ b
-        return self.product.sums(a, b.mT, dtypes, self.splits).to(a.dtype)
+        with torch._C.DisableTorchFunction():
+            return self.product.sums(a, b.mT, dtypes, self.splits).to(a.dtype)
 
     def _scale_of(self, x: Tensor, inner: int) -> Tensor | None:
         """Return the scales of an argument, if they are the same along the inner dimension."""
@@ -245,16 +245,29 @@ class Operators(TorchDispatchMode):
         one = scales.narrow(inner, 0, min(1, scales.shape[inner]))
         return one if bool((scales == one).all()) else None
 
-    def compose(self, name: str, compute: Callable[[], Any]) -> Any:
-        """Compute what real code computes as one operator; its own operators stand inside."""
+    def compose(
+        self, name: str, compute: Callable[[], Any], instead: Callable[[], Any] | None = None
+    ) -> Any:
+        """Compute what real code computes as one operator; its own operators stand inside.
+
+        `instead` gives the result in another arithmetic, whose operators are not counted.
+        """
         if self.composite:
-            return compute()
+            return compute() if instead is None else instead()
         self.composite = name + INSIDE
         try:
             result = compute()
         finally:
             self.composite = ""
+        if instead is not None:
+            result = instead()
         return tree_map(lambda value: self._changed(value, name), result)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let operators pass that are not the function's."""
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            yield
 
     def _attended(self, args: Any) -> Tensor | None:
         """Compute the product of probabilities and values as fused attention does."""
@@ -270,6 +283,9 @@ class Operators(TorchDispatchMode):
     def _changed(self, value: Any, name: str) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
             return value
+        return self._site(value, name)
+
+    def _site(self, value: Tensor, name: str) -> Tensor:
         self.names.append(self.composite + name)
         if self.change is None:
             return value
@@ -297,42 +313,15 @@ class _Spelled(TorchFunctionMode):
         kwargs = kwargs or {}
         if function is scaled_dot_product_attention:
             self.operators.has_fused_attention = True
-            rule = self.operators.attention
-            known = rule if isinstance(rule, KnownRule) else None
-            return self.operators.compose(
-                "attention", lambda: _attention(*args, **kwargs, known=known)
-            )
+            operators, sides = self.operators, AttentionSides.of(*args, **kwargs)
+            rule = operators.attention
+            known = None
+            if isinstance(rule, KnownRule):
+                known = functools.partial(sides.known, rule, operators.paused)
+            return operators.compose("attention", sides.exact, known)
         if function in _COMPOSED:
-            return self.operators.compose(
-                function.__name__, lambda: function(*args, **kwargs)
-            )
+            return self.operators.compose(function.__name__, lambda: function(*args, **kwargs))
         return function(*args, **kwargs)
-
-
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
-    enable_gqa: bool = False, known: KnownRule | None = None,
-) -> Tensor:  # fmt: skip
-    if enable_gqa:
-        times = query.shape[-3] // key.shape[-3]
-        key, value = (side.repeat_interleave(times, -3) for side in (key, value))
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if is_causal:
-        shape = query.shape[-2], key.shape[-2]
-        attn_mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()
-    if known is not None:
-        sides = query, key, value, scale, attn_mask, known.dtype, known.tile, known.descending
-        return known.known.values(*sides).to(query.dtype)
-    scores = (query @ key.mT) * scale
-    if attn_mask is not None:
-        if attn_mask.dtype is torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        else:
-            scores = scores + attn_mask
-    if dropout_p:
-        raise ValueError("attention with dropout draws random numbers")
-    return scores.softmax(-1) @ value
 
 
 def attend(
@@ -402,13 +391,14 @@ def evaluate_as(
     """
     near = list(arguments)
     for position in arithmetic.arguments:
-        near[position] = rounded(near[position], arithmetic.dtype)
+        # Codes times scales in float32 first, as real code has them.
+        near[position] = rounded(rounded(near[position], torch.float32), arithmetic.dtype)
 
     def change(value: Tensor, site: int, name: str) -> Tensor:
         if not arithmetic.rounds(site, name, count):
             return value
         if noise is not None:
-            value = noise(value, EXPONENTIAL if "softmax" in name else SUMS)
+            value = noise.inexact(value, EXPONENTIAL if "softmax" in name else SUMS)
         return rounded(value, arithmetic.dtype)
 
     operators = Operators(change, arithmetic, noise, _by_address(near, scales))
@@ -443,6 +433,10 @@ class Noise:
     def __call__(self, values: Tensor, unit: float) -> Tensor:
         shifts = torch.randn(values.shape, generator=self.generator, dtype=values.dtype)
         return values * (1 + unit * shifts.to(values.device))
+
+    def inexact(self, values: Tensor, unit: float) -> Tensor:
+        """Move values but for those that float32 holds: they are no rounded ones."""
+        return torch.where(values.float() == values, values, self(values, unit))
 
 
 def eager_sites(names: Sequence[str]) -> frozenset[int]:

@@ -8,6 +8,7 @@ sqrt(K)/2; docs/kernels.md shows both sides of the margins around that.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qgate.arithmetic import divided
 
@@ -105,11 +107,20 @@ def evaluate(
     like: Function, arguments: Sequence[Any], dtype: torch.dtype = torch.float64
 ) -> Tensor:
     """Call the reference function in float64, or in float32 where it takes nothing wider."""
-    try:
-        result = like(*[_to_float(argument, dtype) for argument in arguments])
-    except (RuntimeError, TypeError):
-        result = like(*[_to_float(argument, torch.float32) for argument in arguments])
+    with plain_attention():
+        try:
+            result = like(*[_to_float(argument, dtype) for argument in arguments])
+        except (RuntimeError, TypeError):
+            result = like(*[_to_float(argument, torch.float32) for argument in arguments])
     return single_tensor(result, "the reference function").detach().double()
+
+
+def plain_attention() -> contextlib.AbstractContextManager[None]:
+    """Compute attention by products and a softmax, whose operators refuse what does not fit.
+
+    Fused attention on the CPU reads and writes beyond keys and values of different lengths.
+    """
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def single_tensor(result: Any, of: str) -> Tensor:
@@ -194,8 +205,9 @@ def moved(value: Any, unit: float, generator: torch.Generator) -> Any:
     """Move each number by one rounding error, up or down at random."""
     if not (isinstance(value, Tensor) and value.is_floating_point()):
         return value
-    signs = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2 - 1
-    return value.double() * (1 + unit * signs)
+    ups = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.int8).to(value.device)
+    up, down = (float(torch.tensor(1 + step, dtype=torch.float32)) for step in (unit, -unit))
+    return value.double() * torch.where(ups.bool(), up, down).double()
 
 
 def smoothed(squares: Tensor) -> Tensor:

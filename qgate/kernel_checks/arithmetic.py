@@ -7,6 +7,8 @@ few and scattered: a rounding near a tie falls otherwise, a defect does not look
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qgate.arithmetics.attention import NormalizedAttention
 from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, KnownAttention, KnownProduct
 from qgate.expected.derived import are_independent, find_axes
 from qgate.expected.intermediates import (
@@ -25,7 +28,6 @@ from qgate.expected.intermediates import (
     SUMS,
     Arithmetic,
     AttentionRule,
-    KnownRule,
     Noise,
     Operators,
     dtype_name,
@@ -34,17 +36,19 @@ from qgate.expected.intermediates import (
     toggled,
     trace,
 )
+from qgate.expected.known_attention import KnownRule
 from qgate.expected.noise import Expected, evaluate, smoothed
+from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
-
-import os
 
 DEBUG = os.environ.get("DBG")
 TILES = (64, 128, 32, 16, 96, 256, 512, 48, 80, 192)
 """Keys per step of fused attention that are tried, beside all keys at once."""
-OTHERWISE = 0.02
+OTHERWISE = 0.01
 """Share of the values that float noise may round otherwise than expected."""
+CLOSE = 0.005
+"""Share of unexplained values up to which no other arithmetic is looked for."""
 CONCENTRATED = 0.25
 """Share of the values of one row, column or head from which they are no accident."""
 FEW = 3
@@ -58,26 +62,15 @@ MOST_SITES = 40
 """Operators up to which each is tried alone; of more, those of one name together."""
 FAR = 4.0
 """Times the effect of rounding every operator's result from which on no rounding explains it."""
+NEAR = 0.1
+"""Share of the values that float noise may leave unexplained before flips are looked at."""
+SOFTMAX_GRADIENT = "_softmax_backward_data"
+FIRST_SAMPLE = 16
+"""Rows and columns on which most arithmetics are refuted."""
 SAMPLE = 64
 """Rows and columns of large results that are looked at."""
 LARGE = 2**16
 """Elements of a result from which on a sample is looked at."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a user allows or asks for.
-
-    known          the one arithmetic that a kernel must follow, if one was named
-    intermediates  True if intermediate values may be rounded to 16 bits
-    """
-
-    known: KnownProduct | KnownAttention | None = None
-    intermediates: bool = True
-
-    @property
-    def asks(self) -> bool:
-        return self.known is not None
 
 
 @dataclass(frozen=True)
@@ -93,6 +86,8 @@ class Case:
     exact: Expected
     halves: tuple[torch.dtype, ...]
     """The dtypes of 16 bits among those of the result and of the arguments."""
+    arguments: list[Any] | None = None
+    """Those of the run, if this is all of it."""
 
     @classmethod
     def of(cls, subject: KernelSubject, choices: Choices, run: KernelRun) -> Case:
@@ -106,17 +101,25 @@ class Case:
         halves = tuple(
             dtype for dtype in dict.fromkeys(t.dtype for t in tensors) if dtype in HALVES
         )
-        case = cls(subject, choices, run.name, ideal, scales, run.actual, exact, halves)
-        return case if run.actual.numel() < LARGE or subject.output else case._sampled()
+        about = subject, choices, run.name, ideal, scales, run.actual, exact, halves
+        case = cls(*about, run.arguments)
+        return case if run.actual.numel() < LARGE or subject.output else case.sampled(SAMPLE)
 
-    def _sampled(self) -> Case:
+    def part_of(self, values: Tensor) -> Tensor | None:
+        """Return the entries of the example's values that this case has; None if it is no part."""
+        if self.arguments is None:
+            return None
+        return self.subject.part_of(values, self.arguments, self.choices)
+
+    def sampled(self, count: int) -> Case:
+        """Return some rows and columns of the case, if they are independent of the others."""
         generator = torch.Generator().manual_seed(0)
-        case = self
+        case = replace(self, arguments=None)
         for axis in find_axes(self.subject.like, self.ideal):
             dim = axis.output
-            if dim is None or axis.length <= SAMPLE:
+            if dim is None or axis.length <= count:
                 continue
-            index = torch.randperm(axis.length, generator=generator)[:SAMPLE].sort().values
+            index = torch.randperm(axis.length, generator=generator)[:count].sort().values
             ideal = axis.take(case.ideal, index)
             scales = {
                 position: axis.take(_in_place(case.ideal, position, scale), index)[position]
@@ -130,7 +133,9 @@ class Case:
             case = replace(case, ideal=ideal, scales=scales, actual=actual, exact=exact)
         return case
 
+    @cached_property
     def operators(self) -> Operators:
+        """Return the operators of the reference for these arguments."""
         return trace(self.subject.like, self.ideal, self.scales)
 
 
@@ -147,11 +152,13 @@ class Fit:
     count: int | None = None
     least_flips: float = 0.0
     """The flip energy of a larger case."""
+    given: Tensor | None = None
+    """The values, where they are entries of those of another fit."""
 
     @cached_property
     def values(self) -> Tensor:
         """Return what the arithmetic gives, before the last rounding."""
-        return self._evaluated(self.case.ideal)
+        return self._evaluated(self.case.ideal) if self.given is None else self.given
 
     @cached_property
     def outside(self) -> Tensor:
@@ -171,10 +178,12 @@ class Fit:
         energy = 0.0
         for seed in range(FLIP_RUNS):
             noise = Noise(seed)
-            near = [
-                noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
-                for x in self.case.ideal
-            ]
+            near = self.case.ideal
+            if self.arithmetic.product is None:  # whose sums are definite, of definite codes
+                near = [
+                    noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
+                    for x in near
+                ]
             moved = (self._evaluated(near, noise) - self.values).nan_to_num_(0.0, 0.0, 0.0)
             energy += float(moved.square().sum())
         whole = float(self.values.nan_to_num(0.0, 0.0, 0.0).square().sum())
@@ -201,7 +210,7 @@ class Fit:
         """Tell if the arithmetic explains the result."""
         if not bool(self.outside.any()):
             return True
-        if self.share > 0.5:
+        if self.share > 0.5 or not self.changes_something:
             return False
         outside = self.widened.outside(self.case.actual)
         count = int(outside.sum())
@@ -212,9 +221,15 @@ class Fit:
         return not _concentrated(outside)
 
     @property
+    def changes_something(self) -> bool:
+        """Tell if values differ from exact ones: what changes nothing explains nothing."""
+        exact = self.case.exact
+        return bool(((self.values - exact.values).abs() > exact.width).any())
+
+    @property
     def _rounds(self) -> bool:
         rule = self.arithmetic.attention
-        return bool(self.arithmetic.sites) or rule is not None
+        return bool(self.arithmetic.size) or rule is not None
 
     @property
     def _width(self) -> Tensor:
@@ -277,16 +292,26 @@ class Accounted:
         """Return by how much results are too large, as a share of the exact ones."""
         fit = next(iter(self.fits.values()))
         exact = fit.case.exact.values.nan_to_num(0.0, 0.0, 0.0)
-        energy = exact.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-        return float((fit.values.nan_to_num(0.0, 0.0, 0.0) * exact).sum() / energy) - 1
+        size = exact.abs().sum().clamp_min(torch.finfo(torch.float64).tiny)
+        outward = fit.values.nan_to_num(0.0, 0.0, 0.0) * exact.sign()
+        return float(outward.sum() / size) - 1
 
     def words(self) -> str:
-        """Say how a kernel computes and what that costs, for a report."""
-        words = self.arithmetic.words() or f"sums in {dtype_name(self.arithmetic.dtype)}"
-        cost = f"{100 * self.cost:.2g} % of the RMS from exact sums"
+        """Say how a kernel computes, for a report."""
+        return self.arithmetic.words() or f"sums in {dtype_name(self.arithmetic.dtype)}"
+
+    def cost_words(self) -> str:
+        """Say what that costs against exact sums that are rounded once."""
         if abs(self.shift) > self.cost / 2:
-            cost += f", {100 * self.shift:+.2g} % in all"
-        return f"{words} ({cost})"
+            way = "large" if self.shift > 0 else "small"
+            cost = f"results are {_percent(abs(self.shift))} too {way} on these inputs"
+        else:
+            cost = f"errors of {_percent(self.cost)} of the RMS on these inputs"
+        return f"{self.words()}: {cost}, against exact sums"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
 
 
 def account(
@@ -294,23 +319,29 @@ def account(
     runs: Sequence[KernelRun],
     choices: Choices,
     failing: Sequence[Failing],
-    request: Request,
+    request: KernelRequest,
 ) -> Accounted | None:
     """Find the arithmetic that explains the runs that exact sums do not."""
-    names = [case.name for case in failing] or [run.name for run in runs]
-    cases = [Case.of(subject, choices, run) for run in runs if run.name in names or request.asks]
-    cases.sort(key=lambda case: case.name != names[0])
-    for arithmetic in _arithmetics(cases[0], request):
+    names = {case.name for case in failing}
+    asked = [run for run in runs if run.name in names or request.asks]
+    asked.sort(key=lambda run: bool(failing) and run.name != failing[0].name)
+    cases: dict[str, Case] = {}
+    for arithmetic in _arithmetics(Case.of(subject, choices, asked[0]), request):
         fits: dict[str, Fit] = {}
-        for case in cases:
-            count = None if case is cases[0] else len(case.operators().names)
-            largest = fits[cases[0].name].flip_energy if fits else 0.0
-            fit = _best_split(Fit(case, arithmetic, count, largest))
+        for run in asked:
+            if run.name not in cases:
+                cases[run.name] = Case.of(subject, choices, run)
+            case = cases[run.name]
+            rounds_some = arithmetic.sites and run is not asked[0]
+            count = len(case.operators.names) if rounds_some else None
+            largest = fits[asked[0].name].flip_energy if fits else 0.0
+            given = None
+            if fits and arithmetic.product is not None:  # whose sums of a row are its own
+                given = case.part_of(fits[asked[0].name].values)
+            fit = _best_split(Fit(case, arithmetic, count, largest, given))
             if not fit.is_right:
-                if DEBUG:
-                    print("  refuted", arithmetic.words(), case.name, fit.share)
                 break
-            fits[case.name] = fit
+            fits[run.name] = fit
         else:
             return Accounted(arithmetic, fits)
     return None
@@ -321,8 +352,8 @@ def _best_split(fit: Fit) -> Fit:
     product = fit.arithmetic.product
     if product is None or fit.is_right:
         return fit
-    for parts in _splits(product, fit.case.operators()):
-        other = replace(fit, arithmetic=replace(fit.arithmetic, splits=parts))
+    for parts in _splits(product, fit.case.operators):
+        other = replace(fit, arithmetic=replace(fit.arithmetic, splits=parts), given=None)
         if other.is_right:
             return other
     return fit
@@ -333,48 +364,94 @@ def _splits(product: KnownProduct, operators: Operators) -> list[int]:
     return [*dict.fromkeys(parts for depth in sorted(depths) for parts in product.splits(depth))]
 
 
-def _arithmetics(case: Case, request: Request) -> Iterator[Arithmetic]:
+def _arithmetics(case: Case, request: KernelRequest) -> Iterator[Arithmetic]:
     """List arithmetics that explain one run, the likeliest first."""
-    operators = case.operators()
+    operators = case.operators
+    yield from _known_gradients(case, operators, request)
     if request.intermediates and not isinstance(request.known, KnownProduct):
         yield from _roundings(case, operators, request)
     yield from _known_products(case, operators, request)
 
 
-def _known_products(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+def _known_gradients(
+    case: Case, operators: Operators, request: KernelRequest
+) -> Iterator[Arithmetic]:
+    """List known arithmetics of gradients of attention: they round what no operator returns."""
+    is_gradient = operators.has_fused_attention and SOFTMAX_GRADIENT in operators.names
+    if not is_gradient or not request.intermediates or isinstance(request.known, KnownProduct):
+        return
+    names = tuple(operators.names)
+    for known in ATTENTIONS.values() if request.known is None else [request.known]:
+        for dtype in case.halves:
+            if dtype not in known.dtypes or isinstance(known, NormalizedAttention):
+                continue
+            # Tiles matter for the sums of probabilities alone.
+            for tile, descending in known.tilings(operators.keys)[:2]:
+                rule = KnownRule(known, dtype, tile % operators.keys, descending)
+                fit = Fit(case, Arithmetic(dtype, attention=rule, names=names))
+                if fit.share < NEAR and fit.is_right:
+                    yield fit.arithmetic
+
+
+def _known_products(
+    case: Case, operators: Operators, request: KernelRequest
+) -> Iterator[Arithmetic]:
     """List known arithmetics of products, with and without eager roundings between operators."""
     if isinstance(request.known, KnownAttention):
         return
     dtype = case.actual.dtype if case.actual.dtype in HALVES else torch.bfloat16
+    names = tuple(operators.names)
     roundings = [frozenset[int]()]
-    if case.actual.dtype in HALVES and len(operators.names) > 1 and request.intermediates:
-        roundings.append(eager_sites(operators.names))
-    for product in PRODUCTS.values() if request.known is None else [request.known]:
-        assert isinstance(product, KnownProduct)
-        for parts in _splits(product, operators):
-            for sites in roundings:
-                names = tuple(operators.names)
-                arithmetic = Arithmetic(dtype, sites, product=product, splits=parts, names=names)
-                if Fit(case, arithmetic).is_right:
-                    yield arithmetic
+    if case.actual.dtype in HALVES and len(names) > 1 and request.intermediates:
+        roundings.append(eager_sites(names))
+    sample = case if case.subject.output else case.sampled(FIRST_SAMPLE)
+    asked = PRODUCTS if request.known is None else {request.known.name: request.known}
+    splits = {name: _splits(PRODUCTS[name], operators) for name in asked}
+    # The likeliest cut of K in each arithmetic first.
+    pairs = [(name, parts) for name in splits for parts in splits[name][:1]]
+    pairs += [(name, parts) for name in splits for parts in splits[name][1:]]
+    for sites, (name, parts) in itertools.product(roundings, pairs):
+        product = PRODUCTS[name]
+        arithmetic = Arithmetic(dtype, sites, product=product, splits=parts, names=names)
+        if Fit(sample, arithmetic).is_right and Fit(case, arithmetic).is_right:
+            yield arithmetic
 
 
-def _roundings(case: Case, operators: Operators, request: Request) -> Iterator[Arithmetic]:
+def _roundings(case: Case, operators: Operators, request: KernelRequest) -> Iterator[Arithmetic]:
     names = tuple(operators.names)
     for dtype in case.halves:
         eager = Arithmetic(dtype, eager_sites(names), tuple(case.subject.inputs), names=names)
         if _is_far(Fit(case, eager)):
             continue
-        fits = []
-        for arithmetic in _starts(case, eager, operators, request):
-            fits.append(Fit(case, arithmetic))
-            if fits[-1].is_right:
-                yield arithmetic
-        fits.sort(key=lambda fit: (fit.share, fit.arithmetic.size))
-        for start in fits[:2]:
-            best = _searched(start)
-            if best is not start and best.is_right:
-                yield best.arithmetic
+        yield from _best_first(case, eager, operators, request)
+
+
+def _best_first(
+    case: Case, eager: Arithmetic, operators: Operators, request: KernelRequest
+) -> Iterator[Arithmetic]:
+    """List roundings that explain one run, those first that leave the fewest values unexplained."""
+    fits = [Fit(case, replace(eager, sites=frozenset(), arguments=()))]
+    for rules in _rules(eager.dtype, operators, request):
+        plain = [
+            Fit(case, replace(eager, sites=frozenset(), arguments=arguments, attention=rule))
+            for rule in rules
+            for arguments in dict.fromkeys((eager.arguments, ()))
+        ]
+        plain.sort(key=lambda fit: fit.share)
+        for start in plain[:2]:
+            rule, arguments = start.arithmetic.attention, start.arithmetic.arguments
+            chosen = replace(eager, arguments=arguments, attention=rule)
+            for arithmetic in _starts(case, chosen):
+                fits.append(Fit(case, arithmetic))
+                if fits[-1].share <= CLOSE and fits[-1].is_right:
+                    yield arithmetic
+    fits.sort(key=lambda fit: (fit.share, fit.arithmetic.size))
+    listed = [_searched(start) for start in fits[:2]] + fits
+    listed.sort(key=lambda fit: (fit.share, fit.arithmetic.size))
+    for fit in listed:
+        rounds = fit.arithmetic.size or fit.arithmetic.attention is not None
+        if rounds and fit.is_right:
+            yield fit.arithmetic
 
 
 def _is_far(fit: Fit) -> bool:
@@ -389,10 +466,8 @@ def _is_far(fit: Fit) -> bool:
     return float(residual.square().mean().sqrt()) > FAR * float(moves + last)
 
 
-def _starts(
-    case: Case, eager: Arithmetic, operators: Operators, request: Request
-) -> Iterator[Arithmetic]:
-    """List what is common: nothing but arguments, products, everything; fused attention."""
+def _starts(case: Case, eager: Arithmetic) -> Iterator[Arithmetic]:
+    """List what is common: nothing but arguments, products, everything."""
     last = [name.split(INSIDE)[-1] for name in eager.names]
     # The result is rounded to its dtype anyway.
     rounded_last = eager.dtype != case.actual.dtype or case.subject.output is not None
@@ -405,33 +480,29 @@ def _starts(
         eager.sites | (everything - frozenset(range(len(last) - 1))),
         everything,
     ]
-    dequantized = [eager.arguments, ()] if eager.arguments else [()]
-    for rule in _rules(eager.dtype, operators, request):
-        for arguments in dequantized:
-            for sites in dict.fromkeys(site_sets):
-                arithmetic = replace(eager, sites=sites, arguments=arguments, attention=rule)
-                if arithmetic.size or rule is not None:
-                    yield arithmetic
+    for sites in dict.fromkeys(site_sets):
+        arithmetic = replace(eager, sites=sites)
+        if arithmetic.size or eager.attention is not None:
+            yield arithmetic
 
 
 def _rules(
-    dtype: torch.dtype, operators: Operators, request: Request
-) -> Iterator[AttentionRule | KnownRule | None]:
-    """List rules of attention: those of a device if one was named, else what they amount to."""
+    dtype: torch.dtype, operators: Operators, request: KernelRequest
+) -> Iterator[Sequence[AttentionRule | KnownRule | None]]:
+    """List rules of attention, the likeliest set first: that of a device if one was named."""
     keys = operators.keys
     if isinstance(request.known, KnownAttention):
         if operators.has_fused_attention and dtype in request.known.dtypes:
-            for tile, descending in request.known.tilings(keys):
-                yield KnownRule(request.known, dtype, tile, descending)
+            tilings = request.known.tilings(keys)
+            yield [KnownRule(request.known, dtype, tile % keys, last) for tile, last in tilings]
         return
-    yield None
+    yield [None]
     if operators.has_attention:
-        for tile in (0, *(tile for tile in TILES if tile < keys)):
-            for ascending in (True, False) if tile else (True,):
-                yield AttentionRule(dtype, tile, ascending)
-        for tile in (0, *(tile for tile in (512,) if tile < keys)):
-            for lanes in (16, 8):
-                yield AttentionRule(dtype, tile, lanes=lanes)
+        lanes = [(tile, width) for tile in (0, 512) if tile < keys for width in (16, 8)]
+        tiles = [0, *(tile for tile in TILES if tile < keys)]
+        yield [AttentionRule(dtype, tile, lanes=width) for tile, width in lanes]
+        yield [AttentionRule(dtype, tile) for tile in tiles]
+        yield [AttentionRule(dtype, tile, ascending=False) for tile in tiles[1:]]
 
 
 def _searched(start: Fit) -> Fit:

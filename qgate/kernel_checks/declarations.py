@@ -77,7 +77,7 @@ def _casts(case: Failing) -> Iterator[tuple[int, str, Tensor]]:
     for position, argument in enumerate(case.arguments):
         if isinstance(argument, Encoded) or not isinstance(argument, Tensor):
             continue
-        if not argument.is_floating_point() or argument.numel() < SMALLEST or argument.dim() < 2:
+        if not argument.is_floating_point() or argument.numel() < SMALLEST:
             continue
         for name, options in COMMON:
             try:

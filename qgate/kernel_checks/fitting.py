@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from qgate.expected.distances import distance_to_multiple
 from qgate.expected.noise import Expected
-from qgate.kernel_checks.arithmetic import Accounted, Request, account
+from qgate.kernel_checks.arithmetic import Accounted, account
+from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
+
+MOST_ACCOUNTED = 2
+"""Conventions beside the definition for which an arithmetic is looked for, the nearest ones."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Judgement:
         return self.accounted.expected(run, expected) if self.accounted else expected
 
 
-def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: Request) -> Judgement:
+def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: KernelRequest) -> Judgement:
     """Find conventions and an arithmetic that explain all runs.
 
     Exact sums come first, rounded once; then known arithmetics; and only then codes that float
@@ -41,18 +45,19 @@ def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: Request) -
     """
     definition: Choices = dict.fromkeys(subject.slots, 0)
     listed = [definition]
-    failing: list[Failing] = []
-    for choices in listed:
-        failing = list(_failing(subject, runs, choices, ties=False))
+    for number, choices in enumerate(listed):
+        failing = list(_failing(subject, runs, choices, ties=False, stop=number > MOST_ACCOUNTED))
         accounted = None
-        if failing or request.asks:
+        if (failing or request.asks) and number <= MOST_ACCOUNTED:
             accounted = account(subject, runs, choices, failing, request)
         if (not failing and not request.asks) or accounted:
             return Judgement(subject, choices, False, [], accounted)
         if choices is definition and failing:
             listed += _nearest(subject, failing[0], definition)
+        if number == 0:
+            first = failing
     if request.asks:
-        return Judgement(subject, definition, False, failing)
+        return Judgement(subject, definition, False, first)
     return _with_ties(subject, runs, listed)
 
 
@@ -114,11 +119,19 @@ def _neighbors(subject: KernelSubject, current: Choices) -> Iterator[Choices]:
 
 
 def _failing(
-    subject: KernelSubject, runs: Sequence[KernelRun], choices: Choices, *, ties: bool
+    subject: KernelSubject,
+    runs: Sequence[KernelRun],
+    choices: Choices,
+    *,
+    ties: bool,
+    stop: bool = False,
 ) -> Iterator[Failing]:
+    """List the runs that conventions do not explain; with `stop` the first one alone."""
     for run in runs:
         expected = subject.expected(run.arguments, choices, ties=ties)
         wrong = expected.outside(run.actual)
         if bool(wrong.any()):
             about = run.name, run.arguments, run.actual
             yield Failing(subject, choices, *about, expected, wrong)
+            if stop:
+                return

@@ -15,14 +15,14 @@ from qgate.expected.derived import RELATIONS, DerivedInput
 from qgate.expected.distances import relative_error
 from qgate.expected.narrow_floats import is_wide_float
 from qgate.kernel_checks.accepted import hold_accepted
-from qgate.kernel_checks.arithmetic import Request
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
 from qgate.kernel_checks.diagnosis import explain
-from qgate.kernel_checks.fitting import judge
+from qgate.kernel_checks.fitting import Judgement, judge
 from qgate.kernel_checks.power import FAIL, PASS, hold_power, hold_structure, measure_power
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import hold_reference, settle_reference
+from qgate.kernel_checks.requests import KernelRequest, request_of
 from qgate.kernel_checks.runs import (
     EXAMPLE,
     KernelRun,
@@ -58,6 +58,7 @@ def check_kernel(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
     arithmetic: str,
+    intermediates: str,
     invariant: bool,
     repeatable: bool,
     limit: float | None,
@@ -66,6 +67,7 @@ def check_kernel(
     seed: int,
 ) -> CheckReport:
     """Hold a kernel at what ideally quantized arguments give; CheckFailure says the cause."""
+    coarse, request = request_of(arithmetic, intermediates)
     example = [_moved(argument, dtype, device) for argument in arguments]
     subject = make_subject(
         kernel,
@@ -75,7 +77,7 @@ def check_kernel(
         output=output,
         pack=pack,
         unpack=unpack,
-        arithmetic=arithmetic,
+        arithmetic=coarse,
         convention=convention,
     )
     chosen = _checked_relations(relations)
@@ -88,7 +90,6 @@ def check_kernel(
     ideal = subject.values(example, choices)
     report.format_error = relative_error(ideal, exact)
     _check_limit(limit, report.format_error)
-    request = Request()
     run = KernelRun(EXAMPLE, example, run_kernel(subject, example, exact.shape, EXAMPLE, report))
     report.error = relative_error(run.actual, exact)
     if convention == MSE:
@@ -178,7 +179,7 @@ def _check_exactly(
     subject: KernelSubject,
     run: KernelRun,
     derived: Sequence[DerivedInput],
-    request: Request,
+    request: KernelRequest,
     inconclusive: str,
     report: CheckReport,
 ) -> list[KernelRun]:
@@ -188,24 +189,48 @@ def _check_exactly(
         actual = try_input(subject, variant, report)
         if actual is not None:
             runs.append(KernelRun(variant.name, variant.arguments, actual, variant))
+            subject.derive_from(run.arguments, variant, actual)
     runs = comparable(subject, runs, report)
     judgement = judge(subject, runs, request)
     report.conventions = {
         _slot_name(slot): quantization.choices[judgement.choices[slot]].name
         for slot, quantization in subject.slots.items()
     }
+    if request.asks and not judgement.failing and judgement.accounted is None:
+        _check_request(judge(subject, runs, KernelRequest()), request, report)
     if judgement.failing:
         hold_reference(subject, run.arguments)
         check_steadiness(judgement.failing[0], report)
+        if request.restricts:
+            _check_request(judge(subject, runs, KernelRequest()), request, report)
         raise explain(judgement.failing, len(runs), report)
     if judgement.accounted is not None:
         report.conventions["arithmetic"] = judgement.accounted.words()
+        report.notes.append(judgement.accounted.cost_words())
     check_repeats(subject, runs[0], report, subject.expected(run.arguments, judgement.choices))
     listed = hold_structure(subject, runs, judgement, report)
     measure_power(subject, runs[0], judgement, listed, report)
     hold_power(report, listed, inconclusive)
     report.held = [each.name for each in runs]
     return runs
+
+
+def _check_request(free: Judgement, request: KernelRequest, report: CheckReport) -> None:
+    """Say of a kernel that is right otherwise what it follows instead of what was asked for."""
+    if free.failing:
+        return
+    words = free.accounted.words() if free.accounted else "exact sums within float noise"
+    if request.known is not None:
+        raise CheckFailure(
+            f"{report.name} does not follow {request.known.name!r} ({request.known.words}): it "
+            f"follows {words}",
+            report,
+        )
+    raise CheckFailure(
+        f"{report.name} is wrong: intermediates='float32' forbids {words}",
+        report,
+        *([free.accounted.cost_words()] if free.accounted else []),
+    )
 
 
 def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport) -> None:
@@ -225,7 +250,7 @@ def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport)
         _slot_name(slot): "searched scales, held by their error alone" for slot in subject.inputs
     }
     if report.error > WORTH_A_SEARCH * best_error:
-        judgement = judge(subject, [run], Request())
+        judgement = judge(subject, [run], KernelRequest())
         choices = judgement.choices
         if not judgement.failing:
             slots = ", ".join(_slot_name(slot) for slot in subject.slots)

@@ -93,7 +93,7 @@ def _explanation(fits: list[Fit]) -> Explanation | None:
 
 def _arithmetics(case: Case) -> Iterator[Arithmetic]:
     """List what kernels in 16 bits round: nothing, all, dequantized arguments, P of attention."""
-    operators = case.operators()
+    operators = case.operators
     names = tuple(operators.names)
     for dtype in case.halves:
         yield Arithmetic(dtype, names=names)

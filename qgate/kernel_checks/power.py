@@ -98,6 +98,8 @@ def hold_structure(
 def _structure_of_fit(fit: Fit) -> tuple[list[Figure], str]:
     """Return the figures of a run under the arithmetic that explains each of its values."""
     case = fit.case
+    if fit.arithmetic.product is not None:  # sums are definite there, and bounds as narrow
+        return [], ""
     if case.subject.output or not bool(
         fit.values.isfinite().all() and case.actual.isfinite().all()
     ):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qgate.device_errors import device_error, lost_device
+from qgate.expected.derived import DerivedInput, are_independent
 from qgate.expected.narrow_floats import is_narrow, is_wide_float, same_bits, widened
 from qgate.expected.noise import ARITHMETICS, Expected, evaluate, expect
 from qgate.formats import Encoded
@@ -22,6 +23,8 @@ Function = Callable[..., Any]
 Choices = dict[Any, int]
 """Which convention each quantized argument, or the result, is taken to follow."""
 RESULT = "result"
+MOST_KEPT = 1 << 16
+"""Elements of expected results that are kept for each derived input."""
 
 
 class KernelRefusal(Exception):
@@ -34,6 +37,16 @@ class UnusableResult(ValueError):
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Arguments that are entries of another list of arguments, along one dimension of results."""
+
+    arguments: Sequence[Any]
+    whole: Sequence[Any]
+    dim: int
+    entries: Tensor
 
 
 @dataclass(frozen=True)
@@ -59,6 +72,8 @@ class KernelSubject:
     changed: frozenset[int] = frozenset()
     in_place: dict[int, bool] = field(default_factory=dict, repr=False)
     _casts: dict[tuple[int, int, int], tuple[Any, ...]] = field(default_factory=dict, repr=False)
+    _cuts: dict[int, _Cut] = field(default_factory=dict, repr=False)
+    _measured: dict[Any, tuple[Expected, Sequence[Any]]] = field(default_factory=dict, repr=False)
 
     @property
     def slots(self) -> dict[Any, Quantization]:
@@ -122,16 +137,69 @@ class KernelSubject:
 
         ties  True if codes within float noise of a rounding boundary may be either
         """
-        ideal = self.ideal(arguments, choices)
-        alternatives = [
-            (position, *self._cast(position, arguments[position], choices)[1:])
-            for position, quantization in self.inputs.items()
-            if ties and not quantization.is_packed
-        ]
-        expected = self.expected_from(ideal, choices, alternatives, arithmetic)
+        if ties:
+            alternatives = [
+                (position, *self._cast(position, arguments[position], choices)[1:])
+                for position, quantization in self.inputs.items()
+                if not quantization.is_packed
+            ]
+            ideal = self.ideal(arguments, choices)
+            expected = self.expected_from(ideal, choices, alternatives, arithmetic)
+        else:
+            expected = self._before_output(arguments, choices, arithmetic or self.arithmetic)
+            if self.output:
+                expected = _quantized(expected, self.output, choices[RESULT])
         sources = [widened(source_of(argument)) for argument in arguments]
         if any(isinstance(s, Tensor) and not bool(s.isfinite().all()) for s in sources):
             expected = self._around_non_finite(expected, arguments)
+        return expected
+
+    def derive_from(self, whole: Sequence[Any], variant: DerivedInput, result: Tensor) -> None:
+        """Keep that an input gives entries of the result of another, if rows are independent."""
+        if variant.cut is not None and (dim := variant.cut[0].output) is not None:
+            entries = variant.cut[1]
+        elif variant.relation in ("strided", "transposed") and result.dim():
+            dim, entries = 0, torch.arange(len(result))
+        else:
+            return
+        self._cuts[id(variant.arguments)] = _Cut(variant.arguments, whole, dim, entries)
+        self._cuts[id(whole)] = _Cut(whole, whole, dim, entries)
+
+    def part_of(self, values: Tensor, arguments: Sequence[Any], choices: Choices) -> Tensor | None:
+        """Return the entries of a result that arguments cut from others give; None of others."""
+        cut = self._cuts.get(id(arguments))
+        if cut is None or cut.whole is arguments:
+            return None
+        whole, part = (
+            self._before_output(each, choices, self.arithmetic).values
+            for each in (cut.whole, arguments)
+        )
+        if values.shape != whole.shape or not are_independent(whole, part, cut.dim, cut.entries):
+            return None
+        return values.index_select(cut.dim, cut.entries.to(values.device))
+
+    def _before_output(
+        self, arguments: Sequence[Any], choices: Choices, arithmetic: str
+    ) -> Expected:
+        """Return the expected result before it is quantized, measured once for each input.
+
+        The noise of rows that are computed alone is that of the same rows among others.
+        """
+        key = id(arguments), tuple(choices.values()), arithmetic
+        if key in self._measured:
+            return self._measured[key][0]
+        ideal, cut = self.ideal(arguments, choices), self._cuts.get(id(arguments))
+        expected = None
+        if cut is not None and cut.whole is not arguments:
+            whole = self._before_output(cut.whole, choices, arithmetic)
+            values = evaluate(self.like, ideal)
+            if are_independent(whole.values, values, cut.dim, cut.entries):
+                part = whole.select(cut.dim, cut.entries)
+                expected = Expected.around(values, part.width, part.sigma)
+        if expected is None:
+            expected = expect(self.like, ideal, arithmetic=arithmetic)
+        if expected.values.numel() <= MOST_KEPT or (cut is not None and cut.whole is arguments):
+            self._measured[key] = expected, arguments
         return expected
 
     def expected_from(
@@ -165,7 +233,7 @@ class KernelSubject:
     def depends_on_dtype(self, arguments: Sequence[Any], choices: Choices) -> bool:
         """Return True if the reference in float32 lies outside the bounds of that in float64."""
         ideal = self.ideal(arguments, choices)
-        bounds = expect(self.like, ideal)
+        bounds = self._before_output(arguments, choices, "float32")
         single = evaluate(self.like, ideal, torch.float32)
         return bool((bounds.outside(single) & bounds.values.isfinite()).any())
 

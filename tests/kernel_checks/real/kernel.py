@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,9 +92,11 @@ def about(factor: float) -> str:
     words = set()
     for share in range(70, 131):
         part = excess * share / 100
-        words |= {f"{1 + part:.4g} times", f"{1 + part:.5g} times", f"{1 + part:.6g} times"}
-        words |= {f" {100 * abs(part):.{digits}g} %" for digits in (1, 2, 3)}
-    return "|".join(sorted(map(re.escape, words), key=len))
+        words.add(rf"\b{1 + part:.4f}\d* times".replace(".", r"\."))
+        words.add(rf"\b{1 + part:.4f}".rstrip("0").replace(".", r"\.") + " times")
+        words |= {rf"\b{100 * abs(part):.{digits}g}\d* %".replace(".", r"\.") for digits in (2, 3)}
+    words.add(rf"\b{100 * abs(excess):.1g} %".replace(".", r"\."))
+    return "|".join(sorted(words))
 
 
 def times(kernel: Function, factor: float, words: str = "") -> Fault:

@@ -56,7 +56,8 @@ class Draw:
 
     def cast(self, x: Tensor) -> Tensor:
         """Quantize an argument where the kernel takes FP8, and widen it."""
-        return (qgate.quantize(x, E4M3) if self.is_fp8 and x.numel() else x).float()
+        x = x.float()
+        return qgate.quantize(x, E4M3) if self.is_fp8 and x.numel() else x
 
     def declared(self, count: int) -> dict[int, object]:
         """Return the formats of that many arguments."""
