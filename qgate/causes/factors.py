@@ -40,8 +40,10 @@ def find_rounded_factor(actual: Tensor, values: Tensor) -> tuple[float, float] |
     consistent -= torch.searchsorted(most.sort().values, candidates)
     best = int(consistent.max())
     unchanged = int(((least <= 1) & (most >= 1)).sum())
-    others = len(before) - best
-    if others > OTHERWISE * len(before) or best - unchanged < max(FEW_MOVED, 4 * others):
+    inconsistent = len(before) - best
+    if inconsistent > OTHERWISE * len(before) or best - unchanged < max(
+        FEW_MOVED, 4 * inconsistent
+    ):
         return None
     factors = candidates[consistent == best]
     low, high = float(factors.min()), float(factors.max())

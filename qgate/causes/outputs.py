@@ -109,8 +109,8 @@ def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     values = expected.values
     energy = values.square().sum()
     factor = float((actual * values).sum() / energy)
-    left = (actual - factor * values).square()
-    error = math.sqrt(float((left * values.square()).sum())) / float(energy)
+    remainder = (actual - factor * values).square()
+    error = math.sqrt(float((remainder * values.square()).sum())) / float(energy)
     if not math.isfinite(factor) or abs(factor - 1) <= max(1e-9, SIGNIFICANT * error):
         return ""
     width = _half_width(expected) * max(1.0, abs(factor))
@@ -211,10 +211,10 @@ def _misplaced(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 def _first_run(places: list[int], sources: list[int]) -> int:
     """Return how many of the first places hold what as many places in a row should."""
     count = 1
-    for (place, after), (source, next_source) in zip(
+    for (index, next_index), (source, next_source) in zip(
         itertools.pairwise(places), itertools.pairwise(sources), strict=True
     ):
-        if after != place + 1 or next_source != source + 1:
+        if next_index != index + 1 or next_source != source + 1:
             break
         count += 1
     return count

@@ -52,8 +52,19 @@ def _all_rounded(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[
             change(argument) if position in free else argument
             for position, argument in enumerate(arguments)
         ]
-        words = f"each of arguments {', '.join(map(str, free))} is rounded to {name}"
+        to = _rounding_words(name, [(arguments[position], changed[position]) for position in free])
+        words = f"each of arguments {', '.join(map(str, free))} is rounded to {to}"
         yield WrongReading(words, changed)
+
+
+def _rounding_words(name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
+    """Name the formats that may have rounded: float16 and tf32 have 11 bits both."""
+    if name != "float16":
+        return name
+    alike = all(
+        bool(((rounded - x).abs() <= x.abs() * 2.0**-11).all()) for x, rounded in pairs
+    )  # no value is too small for float16, or too large
+    return "float16 or tf32" if alike else name
 
 
 def _is_float(argument: Any) -> bool:
@@ -108,7 +119,7 @@ def _floats(x: Tensor, is_declared: bool) -> Iterator[tuple[str, Tensor]]:
         for name, change in _ROUNDED.items():
             rounded = change(x)
             if not torch.equal(rounded, x):
-                yield f"rounded to {name}", rounded
+                yield f"rounded to {_rounding_words(name, [(x, rounded)])}", rounded
 
 
 def _tf32(x: Tensor) -> Tensor:

@@ -204,6 +204,7 @@ class Operators(TorchDispatchMode):
             return self._changed(self._multiplied(name, *args) if result is None else result, name)
         result = function(*args, **kwargs)
         if name in _MOVES or function.is_view:
+            self._follow(name, args, result)
             return result
         if name == "_softmax" and args[1] in (-1, args[0].dim() - 1):
             self.scores[result.untyped_storage().data_ptr()] = args[0], result
@@ -211,6 +212,13 @@ class Operators(TorchDispatchMode):
                 self.names.append(self.composite + name)
                 return result
         return tree_map(lambda value: self._changed(value, name), result)
+
+    def _follow(self, name: str, args: Any, result: Any) -> None:
+        """Know copies of probabilities as such."""
+        if name in ("clone", "contiguous", "_to_copy") and isinstance(args[0], Tensor):
+            scores = self.scores.get(args[0].untyped_storage().data_ptr())
+            if scores is not None and scores[0].shape == args[0].shape:
+                self.scores[result.untyped_storage().data_ptr()] = scores
 
     def _multiplied(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """Multiply matrices; products of codes, and those times one scale, are sites inside."""

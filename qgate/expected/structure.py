@@ -68,7 +68,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Draws:
+class RoundingDraws:
     """Results under random roundings, less the expected values; and what factors would change.
 
     residuals   one result per run
@@ -90,7 +90,7 @@ class Draws:
         values: Tensor,
         residuals: Tensor,
         quantize: Callable[[Tensor], Tensor] = lambda values: values,
-    ) -> Draws:
+    ) -> RoundingDraws:
         """Measure what a factor on each argument changes, beside residuals of some runs."""
         exact = quantize(evaluate(like, arguments))
         directions: dict[int | None, Tensor] = {None: values.nan_to_num(0.0, 0.0, 0.0)}
@@ -101,9 +101,9 @@ class Draws:
             near = [*arguments]
             near[position] = argument.double() * (1 + STEP)
             change = (quantize(evaluate(like, near)) - exact).nan_to_num_(0.0, 0.0, 0.0) / STEP
-            known = directions.values()
+            measured = directions.values()
             if float(change.square().sum()) > 1e-12 * energy and not any(
-                _is_parallel(change, other) for other in known
+                _is_parallel(change, other) for other in measured
             ):
                 directions[position] = change
         product = find_product(arguments, find_axes(like, arguments), exact)
@@ -123,7 +123,7 @@ def draw(
     unit: float,
     quantize: Callable[[Tensor], Tensor] = lambda values: values,
     seed: int = 0,
-) -> Draws:
+) -> RoundingDraws:
     """Evaluate a function under random roundings of its arguments and of each operator's result.
 
     unit      the unit roundoff
@@ -141,7 +141,7 @@ def draw(
         near = [change(x.double()) if _is_float(x) else x for x in arguments]
         result = quantize(change(evaluate_changed(like, near, change)))
         residuals.append((result - values).nan_to_num_(0.0, 0.0, 0.0))
-    return Draws.of(like, arguments, values, torch.stack(residuals), quantize)
+    return RoundingDraws.of(like, arguments, values, torch.stack(residuals), quantize)
 
 
 def _is_float(value: Any) -> bool:
@@ -164,13 +164,13 @@ def shortened(values: Tensor, bits: int, generator: torch.Generator) -> Tensor:
     return torch.where(values.isfinite(), short, values)
 
 
-def figures(actual: Tensor, draws: Draws) -> Iterator[Figure]:
+def figures(actual: Tensor, draws: RoundingDraws) -> Iterator[Figure]:
     """List the figures of what a result differs by from the values of draws."""
     residual = (actual.double() - draws.values).nan_to_num_(0.0, 0.0, 0.0)
     if residual.numel() <= FEWEST:
         return
     scale = draws.scale
-    mine, drawn = residual / scale, draws.residuals / scale
+    mine, samples = residual / scale, draws.residuals / scale
     ones = (1 / scale) * draws.directions[None].square().mean().sqrt()
     regressors = [(FACTOR, position, d / scale) for position, d in draws.directions.items()]
     for kind, argument, regressor in [*regressors, (OFFSET, None, ones)]:
@@ -178,17 +178,17 @@ def figures(actual: Tensor, draws: Draws) -> Iterator[Figure]:
         for dim in [None, *kept_dims]:
             if kind == OFFSET and dim is None:
                 continue
-            sizes, noise = _regressed(mine, drawn, regressor, dim)
+            sizes, noise = _regressed(mine, samples, regressor, dim)
             if not sizes.numel():
                 continue
             index = int((sizes.abs() / noise).argmax())
             yield Figure(kind, float(sizes[index]), float(noise[index]), argument, dim, index)
     yield from _terms(residual, draws)
-    yield from _singular_values(mine, drawn)
+    yield from _singular_values(mine, samples)
 
 
 def _regressed(
-    mine: Tensor, drawn: Tensor, regressor: Tensor, dim: int | None
+    mine: Tensor, samples: Tensor, regressor: Tensor, dim: int | None
 ) -> tuple[Tensor, Tensor]:
     """Fit one factor of a regressor, or one for each entry of a dimension; return their noise."""
 
@@ -202,16 +202,16 @@ def _regressed(
         return y.new_zeros(0), y.new_zeros(0)
     power = torch.where(usable, power, 1.0)
     sizes = (y * x).sum(1) / power
-    left = (y - sizes[:, None] * x).square()
-    pooled = left.sum() / (left.numel() - len(left)) / power
-    own = (left * x.square()).sum(1) / power.square()
-    null = torch.stack([(rows(run) * x).sum(1) / power for run in drawn]).square().mean(0)
+    remainder = (y - sizes[:, None] * x).square()
+    pooled = remainder.sum() / (remainder.numel() - len(remainder)) / power
+    own = (remainder * x.square()).sum(1) / power.square()
+    null = torch.stack([(rows(run) * x).sum(1) / power for run in samples]).square().mean(0)
     null = torch.maximum(null, null[usable].median())
     noise = (torch.maximum(pooled, own) + null).sqrt()
     return sizes, torch.where(usable & (noise > 0), noise, math.inf)
 
 
-def _terms(residual: Tensor, draws: Draws) -> Iterator[Figure]:
+def _terms(residual: Tensor, draws: RoundingDraws) -> Iterator[Figure]:
     """Yield the most conspicuous term of a sum, if the function is a product."""
     product = draws.product
     if product is None:
@@ -227,7 +227,7 @@ def _terms(residual: Tensor, draws: Draws) -> Iterator[Figure]:
         yield Figure(TERM, float(shares[index]), float(noise[index]), index=index)
 
 
-def _singular_values(mine: Tensor, drawn: Tensor) -> Iterator[Figure]:
+def _singular_values(mine: Tensor, samples: Tensor) -> Iterator[Figure]:
     """Yield the largest singular value beside those of roundings and of random signs."""
     if mine.dim() < 2 or min(mine.shape[-2:]) < FEWEST:
         return
@@ -236,8 +236,8 @@ def _singular_values(mine: Tensor, drawn: Tensor) -> Iterator[Figure]:
     for _ in range(RUNS // 2):
         signs = torch.randint(0, 2, mine.shape, generator=generator) * 2 - 1
         flipped.append(_largest(mine * signs.to(mine.device)))
-    null = max(flipped) + max(_largest(run) for run in drawn)
-    yield Figure(SINGULAR, _largest(mine), SPREAD * null / FIGURE)
+    null = max(flipped) + max(_largest(run) for run in samples)
+    yield Figure(SINGULAR, _largest(mine), SPREAD / FIGURE * null)
 
 
 def _largest(values: Tensor) -> float:

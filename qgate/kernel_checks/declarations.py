@@ -11,10 +11,11 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.expected.noise import Expected
 from qgate.formats import Encoded, Quantizer
+from qgate.formats.options import Options
 from qgate.kernel_checks.declared import declare
 from qgate.kernel_checks.runs import Failing
 
-COMMON: tuple[tuple[str, dict[str, Any]], ...] = (
+COMMON: tuple[tuple[str, Options], ...] = (
     ("int8", {"granularity": "channel", "axis": 0}),
     ("int8", {"granularity": "tensor"}),
     ("fp8_e4m3", {"granularity": "channel", "axis": 0}),
@@ -27,7 +28,6 @@ COMMON: tuple[tuple[str, dict[str, Any]], ...] = (
     ("int4", {"granularity": "block", "block": 32}),
     ("int4", {"granularity": "block", "block": 128}),
     ("int4", {"granularity": "channel", "axis": 0}),
-    ("bf16", {}),
 )
 """Formats with the granularities that most kernels have."""
 SMALLEST = 32
@@ -64,7 +64,7 @@ def describe_declaration(case: Failing) -> str:
         energy, position, text, values = best
         chosen[position] = text
         if _explains(case, values) or _explains(case, _rounded(case, values, list(chosen))):
-            listed = ", ".join(f"{place}: {chosen[place]}" for place in sorted(chosen))
+            listed = ", ".join(f"{number}: {chosen[number]}" for number in sorted(chosen))
             are = "arguments are" if len(chosen) > 1 else f"argument {position} is"
             declared = "as declared" if subject.inputs else "and none is declared"
             return f"{are} quantized, not {declared}: declare inputs={{{listed}}}".replace(
@@ -77,7 +77,7 @@ def _casts(case: Failing) -> Iterator[tuple[int, str, Tensor]]:
     for position, argument in enumerate(case.arguments):
         if isinstance(argument, Encoded) or not isinstance(argument, Tensor):
             continue
-        if not argument.is_floating_point() or argument.numel() < SMALLEST or argument.dim() < 2:
+        if not argument.is_floating_point() or argument.numel() < SMALLEST:
             continue
         for name, options in COMMON:
             try:
@@ -88,7 +88,7 @@ def _casts(case: Failing) -> Iterator[tuple[int, str, Tensor]]:
             yield position, _text(name, options), values
 
 
-def _text(name: str, options: dict[str, Any]) -> str:
+def _text(name: str, options: Options) -> str:
     if not options:
         return repr(name)
     listed = ", ".join(f"{key}={value!r}" for key, value in options.items())

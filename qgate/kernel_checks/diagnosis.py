@@ -270,5 +270,5 @@ def _coarse_arithmetic(case: Failing) -> str:
     return (
         f"errors look like rounding: sums in {name}, "
         f"not in {subject.arithmetic} (declare arithmetic={nearest!r} if that is meant, which "
-        f"allows {100 * cost:.2g} % of the RMS per element)"
+        f"allows {100 * cost:{'.0f' if cost >= 0.1 else '.2g'}} % of the RMS per element)"
     )

@@ -80,9 +80,9 @@ def _leaves_roundings(case: Failing, result: Tensor) -> bool:
     """Tell if a result in 16 bits differs by hardly more than one rounding, and by much before."""
     if case.actual.dtype not in HALVES or not bool(result.isfinite().all()):
         return False
-    left = float((case.actual.double() - result).square().sum())
+    energy = float((case.actual.double() - result).square().sum())
     rounding = torch.finfo(case.actual.dtype).eps / 12**0.5 * float(result.norm())
-    return left < min((ROUNDINGS * rounding) ** 2, LEFT * float(case.residual.square().sum()))
+    return energy < min((ROUNDINGS * rounding) ** 2, LEFT * float(case.residual.square().sum()))
 
 
 def _suspects(

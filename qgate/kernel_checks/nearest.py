@@ -16,9 +16,9 @@ from torch import Tensor
 from qgate.causes.factors import figure_words, find_rounded_factor
 from qgate.causes.places import factor_words
 from qgate.expected.intermediates import HALVES, Arithmetic, AttentionRule, eager_sites
-from qgate.expected.structure import FACTOR, OFFSET, TERM, Draws, Figure, figures
+from qgate.expected.structure import FACTOR, OFFSET, TERM, Figure, RoundingDraws, figures
 from qgate.kernel_checks.arithmetic import Case, Fit
-from qgate.kernel_checks.power import drawn
+from qgate.kernel_checks.power import draws_of
 from qgate.kernel_checks.runs import Failing, KernelRun
 
 LEFT = 2.5
@@ -34,8 +34,8 @@ class Explanation:
     """A defect under an arithmetic, and what it leaves, in units of roundings."""
 
     figure: Figure
-    draws: Draws
-    left: float
+    draws: RoundingDraws
+    remainder: float
 
 
 def describe_under_roundings(case: Failing) -> str:
@@ -43,7 +43,7 @@ def describe_under_roundings(case: Failing) -> str:
     fits = nearest_fits(case)
     words = next((words for words in map(_rounded_factor, fits) if words), "")
     explanation = None if words else _explanation(fits)
-    if explanation is None or explanation.left > LEFT:
+    if explanation is None or explanation.remainder > LEFT:
         return words
     draws = explanation.draws
     return figure_words(explanation.figure, draws.values, draws.product)
@@ -59,7 +59,7 @@ def nearest_fits(case: Failing) -> list[Fit]:
     if not sample.halves or not bool(sample.exact.values.isfinite().all()):
         return []
     exact = sample.exact.values
-    directions = Draws.of(subject.like, sample.ideal, exact, exact[None]).directions
+    directions = RoundingDraws.of(subject.like, sample.ideal, exact, exact[None]).directions
     basis = torch.stack([direction.reshape(-1) for direction in directions.values()], 1)
     fits = [Fit(sample, arithmetic) for arithmetic in _arithmetics(sample)]
     return sorted(fits, key=lambda fit: _unexplained(fit, basis))[:WORTH]
@@ -80,13 +80,13 @@ def _explanation(fits: list[Fit]) -> Explanation | None:
     """Return the most conspicuous defect under the nearest arithmetics, None if there is none."""
     best: Explanation | None = None
     for fit in fits:
-        draws = drawn(fit)
+        draws = draws_of(fit)
         listed = list(figures(fit.case.actual, draws))
         worst = max(listed, key=lambda figure: figure.ratio, default=None)
         if worst is None or not worst.is_defect:
             continue
         explanation = Explanation(worst, draws, _left(fit.case.actual, draws, worst))
-        if best is None or explanation.left < best.left:
+        if best is None or explanation.remainder < best.remainder:
             best = explanation
     return best
 
@@ -120,20 +120,22 @@ def _unexplained(fit: Fit, basis: Tensor) -> float:
     return float((residual - basis @ sizes).square().sum())
 
 
-def _left(actual: Tensor, draws: Draws, figure: Figure) -> float:
+def _left(actual: Tensor, draws: RoundingDraws, figure: Figure) -> float:
     """Return the RMS of what a defect leaves, in units of typical roundings."""
-    rest = actual.double() - draws.values
+    residual = actual.double() - draws.values
     if figure.kind == TERM and draws.product is not None:
-        rest = rest - figure.size * draws.product.term(figure.index, draws.arguments)
+        residual = residual - figure.size * draws.product.term(figure.index, draws.arguments)
     elif figure.kind in (FACTOR, OFFSET):
         if figure.kind == FACTOR:
             change = figure.size * draws.directions[figure.argument]
         else:
-            change = figure.size * draws.values.square().mean().sqrt() * torch.ones_like(rest)
+            change = figure.size * draws.values.square().mean().sqrt() * torch.ones_like(residual)
         if figure.dim is not None:
-            chosen = torch.arange(rest.shape[figure.dim], device=rest.device) == figure.index
-            shape = [1] * rest.dim()
+            chosen = (
+                torch.arange(residual.shape[figure.dim], device=residual.device) == figure.index
+            )
+            shape = [1] * residual.dim()
             shape[figure.dim] = -1
             change = change * chosen.reshape(shape)
-        rest = rest - change
-    return float((rest / draws.scale).square().mean().sqrt())
+        residual = residual - change
+    return float((residual / draws.scale).square().mean().sqrt())

@@ -1,4 +1,4 @@
-"""What a check of a kernel can see: structure under coarse sums, and the smallest defects."""
+"""The power of a check of a kernel: structure under coarse sums, and the smallest defects."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from qgate.expected.structure import (
     FACTOR,
     RUNS,
     TERM,
-    Draws,
     Figure,
+    RoundingDraws,
     draw,
     figures,
     shortened,
@@ -98,14 +98,16 @@ def hold_structure(
 def _structure_of_fit(fit: Fit) -> tuple[list[Figure], str]:
     """Return the figures of a run under the arithmetic that explains each of its values."""
     case = fit.case
+    if fit.arithmetic.product is not None:  # sums are definite there, and bounds as narrow
+        return [], ""
     if case.subject.output or not bool(
         fit.values.isfinite().all() and case.actual.double().isfinite().all()
     ):
         return [], ""
-    return _conspicuous(case.actual, drawn(fit))
+    return _conspicuous(case.actual, draws_of(fit))
 
 
-def drawn(fit: Fit) -> Draws:
+def draws_of(fit: Fit) -> RoundingDraws:
     """Evaluate a function in an arithmetic where float noise decides roundings in several ways."""
     case, like = fit.case, fit.case.subject.like
     bits = round(1 - math.log2(torch.finfo(case.actual.dtype).eps))
@@ -119,10 +121,10 @@ def drawn(fit: Fit) -> Draws:
         ]
         moved = evaluate_as(like, near, fit.arithmetic, fit.count, noise, case.scales)
         residuals.append(shortened(moved, bits, generator) - fit.values)
-    return Draws.of(like, case.ideal, fit.values, torch.stack(residuals))
+    return RoundingDraws.of(like, case.ideal, fit.values, torch.stack(residuals))
 
 
-def _conspicuous(actual: Tensor, draws: Draws) -> tuple[list[Figure], str]:
+def _conspicuous(actual: Tensor, draws: RoundingDraws) -> tuple[list[Figure], str]:
     listed = list(figures(actual, draws))
     worst = max(listed, key=lambda figure: figure.ratio, default=None)
     if worst is None or not worst.is_defect:
@@ -150,7 +152,7 @@ def measure_power(
     room = _room(values, expected, actual.dtype)
     rms = float(values.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
     report.noise = float(room.median()) / rms
-    seen = report.smallest_defect
+    defects = report.smallest_defect
     factor = _smallest_factor(actual, expected, share=0.0 if fit is None else OTHERWISE)
     for figure in listed:
         if figure.kind == FACTOR and figure.dim is None and figure.argument is None:
@@ -159,18 +161,18 @@ def measure_power(
     # may be what rounded intermediate values explain.
     if actual.dtype.itemsize > 1:  # codes are not multiplied once more
         factor = max(factor, torch.finfo(actual.dtype).eps / 2)
-    seen[FACTOR_ON_ALL] = PLANTED * factor
-    seen[TYPICAL] = report.noise
+    defects[FACTOR_ON_ALL] = PLANTED * factor
+    defects[TYPICAL] = report.noise
     if subject.output or fit is not None:
         return
     ideal = subject.ideal(run.arguments, judgement.choices)
     product = find_product(ideal, find_axes(subject.like, ideal), values)
     if product is not None:
         kind = f"the weakest of {product.axis.length:,} terms of a sum"
-        seen[kind] = product.smallest_share(ideal, room)
+        defects[kind] = product.smallest_share(ideal, room)
         for figure in listed:
             if figure.kind == TERM:
-                seen[kind] = min(seen[kind], _weakest(product.energy(ideal), figure))
+                defects[kind] = min(defects[kind], _weakest(product.energy(ideal), figure))
 
 
 def _weakest(energy: Tensor, figure: Figure) -> float:

@@ -64,8 +64,8 @@ class CheckReport(Overviewed):
 
 def _share_words(kind: str, size: float) -> str:
     """Write a share in percent; `kind` may end with what it is a share of."""
-    what, _, of = kind.partition(", of ")
-    return f"{what}: {100 * size:.2g} %{' of ' + of if of else ''}"
+    defect, _, of = kind.partition(", of ")
+    return f"{defect}: {100 * size:.2g} %{' of ' + of if of else ''}"
 
 
 def _input_row(pair: tuple[str, str]) -> dict[str, object]:
