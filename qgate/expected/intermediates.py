@@ -214,11 +214,15 @@ class Operators(TorchDispatchMode):
         return tree_map(lambda value: self._changed(value, name), result)
 
     def _follow(self, name: str, args: Any, result: Any) -> None:
-        """Know copies of probabilities as such."""
-        if name in ("clone", "contiguous", "_to_copy") and isinstance(args[0], Tensor):
-            scores = self.scores.get(args[0].untyped_storage().data_ptr())
-            if scores is not None and scores[0].shape == args[0].shape:
-                self.scores[result.untyped_storage().data_ptr()] = scores
+        """Know copies of probabilities as such, repeated for several heads or not."""
+        if name not in ("clone", "contiguous", "_to_copy") or not isinstance(args[0], Tensor):
+            return
+        scores = self.scores.get(args[0].untyped_storage().data_ptr())
+        if scores is not None and scores[0].dim() == args[0].dim():
+            pairs = zip(scores[0].shape, args[0].shape, strict=True)
+            if all(old in (1, new) for old, new in pairs):
+                repeated = scores[0].expand(args[0].shape)
+                self.scores[result.untyped_storage().data_ptr()] = repeated, result
 
     def _multiplied(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """Multiply matrices; products of codes, and those times one scale, are sites inside."""
@@ -279,14 +283,19 @@ class Operators(TorchDispatchMode):
 
     def _attended(self, args: Any) -> Tensor | None:
         """Compute the product of probabilities and values as fused attention does."""
-        scores = self.scores.get(args[0].untyped_storage().data_ptr())
-        if scores is None or scores[0].numel() != args[0].numel():
+        entry = self.scores.get(args[0].untyped_storage().data_ptr())
+        if entry is None or entry[0].shape[-1] != args[0].shape[-1]:
+            return None
+        scores = entry[0].reshape(-1, *args[0].shape[1:])
+        if len(scores) == 1:  # one head for several heads of values
+            scores = scores.expand(args[0].shape)
+        if scores.numel() != args[0].numel():
             return None
         self.has_attention = True
-        self.keys = max(self.keys, scores[0].shape[-1])
+        self.keys = max(self.keys, scores.shape[-1])
         if not isinstance(self.attention, AttentionRule):
             return None
-        return attend(scores[0].reshape(args[0].shape), args[1], self.attention, self.noise)
+        return attend(scores.reshape(args[0].shape), args[1], self.attention, self.noise)
 
     def _changed(self, value: Any, name: str) -> Any:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.numel():
