@@ -83,6 +83,7 @@ NUMERIC = (
 )  # fmt: skip
 """Rooms whose tensors are on any device: torch divides by a number otherwise than by a tensor."""
 DIVISIONS = {
+    "qgate/expected/structure.py: SPREAD / FIGURE": "two bounds, numbers of Python",
     "qgate/stats/direct_values.py: q / 100": "a percentile, a number of Python",
     "qgate/stats/summary.py: q / 100": "a percentile, a number of Python",
     "qgate/stats/_error_pass.py: Fraction(str(q)) * total / 100": "a fraction of Python",

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from qgate.errors import unknown
-from qgate.expected.conventions import MSE, searched_error
+from qgate.expected.conventions import MSE
 from qgate.expected.derived import RELATIONS, DerivedInput
 from qgate.expected.distances import relative_error
 from qgate.expected.narrow_floats import is_wide_float
+from qgate.expected.searched_scales import searched_error
 from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
