@@ -235,7 +235,7 @@ class _Spelled(TorchFunctionMode):
             rule = operators.attention
             instead = None
             if isinstance(rule, KnownRule):
-                instead = functools.partial(sides.known, rule, operators.paused)
+                instead = functools.partial(sides.by_rule, rule, operators.paused)
             return operators.compose("attention", sides.exact, instead)
         if function in _COMPOSED:
             return self.operators.compose(function.__name__, lambda: function(*args, **kwargs))

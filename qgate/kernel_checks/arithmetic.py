@@ -102,22 +102,22 @@ def account(
 ) -> Accounted | None:
     """Find the arithmetic that explains the runs that exact sums do not."""
     names = {case.name for case in failing}
-    asked = [run for run in runs if run.name in names or request.asks]
-    asked.sort(key=lambda run: bool(failing) and run.name != failing[0].name)
+    unexplained = [run for run in runs if run.name in names or request.asks]
+    unexplained.sort(key=lambda run: bool(failing) and run.name != failing[0].name)
     cases: dict[str, Case] = {}
-    for arithmetic in _arithmetics(Case.of(subject, choices, asked[0]), request):
+    for arithmetic in _arithmetics(Case.of(subject, choices, unexplained[0]), request):
         fits: dict[str, ArithmeticFit] = {}
-        for run in asked:
+        for run in unexplained:
             if run.name not in cases:
                 cases[run.name] = Case.of(subject, choices, run)
             case = cases[run.name]
-            rounds_some = arithmetic.sites and run is not asked[0]
+            rounds_some = arithmetic.sites and run is not unexplained[0]
             count = len(case.operators.names) if rounds_some else None
-            largest = fits[asked[0].name].flip_energy if fits else 0.0
-            given = None
+            largest = fits[unexplained[0].name].flip_energy if fits else 0.0
+            values = None
             if fits and arithmetic.product is not None:  # whose sums of a row are its own
-                given = case.part_of(fits[asked[0].name].values)
-            fit = _best_split(ArithmeticFit(case, arithmetic, count, largest, given))
+                values = case.part_of(fits[unexplained[0].name].values)
+            fit = _best_split(ArithmeticFit(case, arithmetic, count, largest, values))
             if not fit.is_right:
                 break
             fits[run.name] = fit
@@ -132,7 +132,7 @@ def _best_split(fit: ArithmeticFit) -> ArithmeticFit:
     if product is None or fit.is_right:
         return fit
     for parts in _splits(product, fit.case.operators):
-        other = replace(fit, arithmetic=replace(fit.arithmetic, splits=parts), given=None)
+        other = replace(fit, arithmetic=replace(fit.arithmetic, splits=parts), emulated=None)
         if other.is_right:
             return other
     return fit
@@ -147,7 +147,7 @@ def _arithmetics(case: Case, request: KernelRequest) -> Iterator[Arithmetic]:
     """List arithmetics that explain one run, the likeliest first."""
     operators = case.operators
     yield from _known_gradients(case, operators, request)
-    if request.intermediates and not isinstance(request.known, KnownProduct):
+    if request.intermediates and not isinstance(request.arithmetic, KnownProduct):
         yield from _roundings(case, operators, request)
     yield from _known_products(case, operators, request)
 
@@ -157,16 +157,16 @@ def _known_gradients(
 ) -> Iterator[Arithmetic]:
     """List known arithmetics of gradients of attention: they round what no operator returns."""
     is_gradient = operators.has_fused_attention and SOFTMAX_GRADIENT in operators.names
-    if not is_gradient or not request.intermediates or isinstance(request.known, KnownProduct):
+    if not is_gradient or not request.intermediates or isinstance(request.arithmetic, KnownProduct):
         return
     names = tuple(operators.names)
-    for known in ATTENTIONS.values() if request.known is None else [request.known]:
+    for attention in ATTENTIONS.values() if request.arithmetic is None else [request.arithmetic]:
         for dtype in case.halves:
-            if dtype not in known.dtypes or isinstance(known, NormalizedAttention):
+            if dtype not in attention.dtypes or isinstance(attention, NormalizedAttention):
                 continue
             # Tiles matter for the sums of probabilities alone.
-            for tile, descending in known.tilings(operators.keys)[:2]:
-                rule = KnownRule(known, dtype, tile % operators.keys, descending)
+            for tile, descending in attention.tilings(operators.keys)[:2]:
+                rule = KnownRule(attention, dtype, tile % operators.keys, descending)
                 fit = ArithmeticFit(case, Arithmetic(dtype, attention=rule, names=names))
                 if fit.share < NEAR and fit.is_right:
                     yield fit.arithmetic
@@ -176,7 +176,7 @@ def _known_products(
     case: Case, operators: Operators, request: KernelRequest
 ) -> Iterator[Arithmetic]:
     """List known arithmetics of products, with and without eager roundings between operators."""
-    if isinstance(request.known, KnownAttention):
+    if isinstance(request.arithmetic, KnownAttention):
         return
     dtype = case.actual.dtype if case.actual.dtype in HALVES else torch.bfloat16
     names = tuple(operators.names)
@@ -184,7 +184,9 @@ def _known_products(
     if case.actual.dtype in HALVES and len(names) > 1 and request.intermediates:
         roundings.append(eager_sites(names))
     sample = case if case.subject.output else case.sampled(FIRST_SAMPLE)
-    candidates = PRODUCTS if request.known is None else {request.known.name: request.known}
+    candidates = (
+        PRODUCTS if request.arithmetic is None else {request.arithmetic.name: request.arithmetic}
+    )
     splits = {
         name: _splits(PRODUCTS[name], operators)
         for name in candidates
@@ -276,10 +278,12 @@ def _rules(
 ) -> Iterator[Sequence[AttentionRule | KnownRule | None]]:
     """List rules of attention, the likeliest set first: that of a device if one was named."""
     keys = operators.keys
-    if isinstance(request.known, KnownAttention):
-        if operators.has_fused_attention and dtype in request.known.dtypes:
-            tilings = request.known.tilings(keys)
-            yield [KnownRule(request.known, dtype, tile % keys, last) for tile, last in tilings]
+    if isinstance(request.arithmetic, KnownAttention):
+        if operators.has_fused_attention and dtype in request.arithmetic.dtypes:
+            tilings = request.arithmetic.tilings(keys)
+            yield [
+                KnownRule(request.arithmetic, dtype, tile % keys, last) for tile, last in tilings
+            ]
         return
     yield [None]
     if operators.has_attention:

@@ -123,13 +123,13 @@ class ArithmeticFit:
     count: int | None = None
     least_flips: float = 0.0
     """The flip energy of a larger case."""
-    given: Tensor | None = None
+    emulated: Tensor | None = None
     """The values, where they are entries of those of another fit."""
 
     @cached_property
     def values(self) -> Tensor:
         """Return what the arithmetic gives, before the last rounding."""
-        return self._evaluated(self.case.ideal) if self.given is None else self.given
+        return self._evaluated(self.case.ideal) if self.emulated is None else self.emulated
 
     @cached_property
     def outside(self) -> Tensor:

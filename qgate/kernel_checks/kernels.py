@@ -221,10 +221,10 @@ def _check_request(free: Judgement, request: KernelRequest, report: CheckReport)
     if free.failing:
         return
     words = free.accounted.words() if free.accounted else "exact sums within float noise"
-    if request.known is not None:
+    if request.arithmetic is not None:
+        wanted_words = f"{request.arithmetic.name!r} ({request.arithmetic.words})"
         raise CheckFailure(
-            f"{report.name} does not follow {request.known.name!r} ({request.known.words}): it "
-            f"follows {words}",
+            f"{report.name} does not follow {wanted_words}: it follows {words}",
             report,
         )
     raise CheckFailure(
