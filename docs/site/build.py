@@ -46,7 +46,9 @@ CONTENTS = {
         "commands", "gates", "held", "measured", "other-gates", "models", "modes", "formats",
         "dumps", "files", "support", "threats",
     ),
-    "Explanation": ("limits", "numbers", "which-format", "cost", "museum", "real-kernels", "faults"),
+    "Explanation": (
+        "limits", "numbers", "which-format", "cost", "museum", "real-kernels", "faults",
+    ),
 }  # fmt: skip
 GENERATED = {
     "Reference": ("options", "api", "changelog"),

@@ -20,16 +20,18 @@ _MOST_SPLITS = 6
 class KnownProduct:
     """One arithmetic of matrix products.
 
-    name        how a user asks for it
-    words       how a report says it
-    operands    the dtypes of operands that it is for
+    name          how a user asks for it
+    words         how a report says it
+    operands      the dtypes of operands that it is for
     rounds_parts  True if sums of parts of K are rounded to 16 bits
+    any_order     True if sums may be added in any order, so that they have float noise
     """
 
     name: str
     words: str
     operands: tuple[torch.dtype, ...]
     rounds_parts: bool = field(default=False, kw_only=True)
+    any_order: bool = field(default=False, kw_only=True)
 
     def takes(self, a: torch.dtype, b: torch.dtype) -> bool:
         """Return whether operands of these dtypes may be multiplied in this arithmetic."""

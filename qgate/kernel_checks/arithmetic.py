@@ -187,10 +187,13 @@ def _known_products(
     candidates = (
         PRODUCTS if request.arithmetic is None else {request.arithmetic.name: request.arithmetic}
     )
+    # Where there are no tensor cores, operands that are rounded were cast to fewer bits.
+    in_any_order = case.actual.is_cuda or request.asks
     splits = {
         name: _splits(PRODUCTS[name], operators)
         for name in candidates
-        if request.intermediates or not PRODUCTS[name].rounds_parts
+        if (request.intermediates or not PRODUCTS[name].rounds_parts)
+        and (in_any_order or not PRODUCTS[name].any_order)
     }
     # The likeliest cut of K in each arithmetic first.
     pairs = [(name, parts) for name in splits for parts in splits[name][:1]]

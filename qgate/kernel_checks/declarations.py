@@ -85,10 +85,10 @@ def _casts(case: Failing) -> Iterator[tuple[int, str, Tensor]]:
                 values = declare(quantizer, f"argument {position}", argument.dtype).ideal(argument)
             except (QgateError, ValueError, IndexError):
                 continue
-            yield position, _text(name, options), values
+            yield position, declaration_text(name, options), values
 
 
-def _text(name: str, options: Options) -> str:
+def declaration_text(name: str, options: Options) -> str:
     if not options:
         return repr(name)
     listed = ", ".join(f"{key}={value!r}" for key, value in options.items())

@@ -15,12 +15,17 @@ from qgate.causes.readings import wrong_readings
 from qgate.expected.conventions import NUDGE
 from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import Expected, evaluate
-from qgate.kernel_checks.declared import from_array, to_array
+from qgate.formats import Quantizer
+from qgate.formats.options import Floats
+from qgate.kernel_checks.declarations import COMMON, declaration_text
+from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
 from qgate.kernel_checks.subject import RESULT, KernelSubject
 
 ROUNDINGS, LEFT = 2.0, 0.1
 """Roundings to 16 bits that an explanation may leave, and the share of what was off before."""
+FIRST_DOUBLE = 1000
+"""The number of the first cast of what was in another format before."""
 NEAR = 0.02
 """Relative RMS distance from which on another explanation is held at float noise of its own."""
 
@@ -107,6 +112,28 @@ def _suspects(
         for number, quantization in enumerate(subject.inputs.values()):
             words = f"is quantized to {quantization.name}, and is not declared to be"
             yield [position], number, WrongCast(words, quantization.choices[0])
+    for position in subject.inputs:
+        for number, cast in enumerate(_double_casts(subject, position, arguments[position])):
+            yield [position], FIRST_DOUBLE + number, cast
+
+
+def _double_casts(subject: KernelSubject, position: int, argument: Any) -> Iterator[WrongCast]:
+    """List casts of an argument that was in another common format before."""
+    quantization = subject.inputs[position]
+    if not isinstance(argument, Tensor):
+        return
+    for name, options in COMMON:
+        quantizer = Quantizer(name, **options)
+        if quantization.quantizer is None or repr(quantizer) == repr(quantization.quantizer):
+            continue
+        first = declare(quantizer, f"argument {position}", argument.dtype)
+
+        def values(x: Floats, first: Quantization = first) -> Floats:
+            before = first.ideal(from_array(x, argument)).to(argument.dtype)
+            return quantization.choices[0](to_array(before))
+
+        text = declaration_text(name, options)
+        yield WrongCast(f"is quantized twice: to {text}, then to {quantization.name}", values)
 
 
 def _alike(subject: KernelSubject) -> list[list[Any]]:

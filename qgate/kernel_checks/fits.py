@@ -204,7 +204,7 @@ class ArithmeticFit:
 
     @property
     def _width(self) -> Tensor:
-        if self.arithmetic.product is None:
+        if self.arithmetic.product is None or self.arithmetic.product.any_order:
             return self.case.exact.width
         return KNOWN_WIDTH * self.values.nan_to_num(0.0, 0.0, 0.0).abs()
 
