@@ -21,7 +21,11 @@ def cast(x: Tensor, fmt: str, **options: Any) -> Tensor:
 
 @pytest.mark.parametrize(
     ("first", "options", "second"),
-    [("int8", BY_ROW, "mxfp8"), ("fp8_e4m3", BY_ROW, "int8"), ("nvfp4", {}, "mxfp8")],
+    [
+        ("int8", BY_ROW, "mxfp8"),
+        ("fp8_e4m3", BY_ROW, "int8"),
+        ("int8", {"granularity": "tensor"}, "int8"),
+    ],
 )
 def test_an_argument_that_is_quantized_twice(first: str, options: Any, second: str) -> None:
     last = BY_ROW if second == "int8" else {}
