@@ -83,6 +83,7 @@ NUMERIC = (
 )  # fmt: skip
 """Rooms whose tensors are on any device: torch divides by a number otherwise than by a tensor."""
 DIVISIONS = {
+    "qgate/expected/structure.py: SPREAD / FIGURE": "two bounds, numbers of Python",
     "qgate/stats/direct_values.py: q / 100": "a percentile, a number of Python",
     "qgate/stats/summary.py: q / 100": "a percentile, a number of Python",
     "qgate/stats/_error_pass.py: Fraction(str(q)) * total / 100": "a fraction of Python",
@@ -90,7 +91,7 @@ DIVISIONS = {
     "qgate/expected/mixtures.py: right / 3": "a distance, a number of Python",
     "qgate/models/training.py: done / _WARM_UP": "steps of a training, numbers of Python",
     "qgate/causes/scales.py: state / 6.0": "an array of numpy, which divides",
-    "qgate/expected/conventions.py: state / 6.0": "an array of numpy, which divides",
+    "qgate/expected/searched_scales.py: state / 6.0": "an array of numpy, which divides",
 }
 """Divisions by numbers in them that divide no tensor, with the reason."""
 LONGEST = 400

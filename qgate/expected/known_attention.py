@@ -21,13 +21,13 @@ Paused = Callable[[], AbstractContextManager[None]]
 class KnownRule:
     """A known arithmetic of attention, and how it cuts the keys; `tile` 0 takes all at once."""
 
-    known: KnownAttention
+    attention: KnownAttention
     dtype: torch.dtype
     tile: int
     descending: bool
 
     def words(self) -> str:
-        return self.known.with_tile(self.tile, self.descending, self.tile + 1)
+        return self.attention.with_tile(self.tile, self.descending, self.tile + 1)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class AttentionSides:
             scores = scores + self.mask
         return scores.softmax(-1) @ self.value
 
-    def known(self, rule: KnownRule, paused: Paused) -> Tensor:
+    def by_rule(self, rule: KnownRule, paused: Paused) -> Tensor:
         """Return attention as a known arithmetic computes it, which knows its gradients too."""
         result: Tensor = _Known.apply(  # type: ignore[no-untyped-call]
             self.query, self.key, self.value, self.scale, self.mask, rule, paused
@@ -82,7 +82,7 @@ class _Known(torch.autograd.Function):
         ctx.save_for_backward(query, key, value)
         ctx.rest = scale, mask, rule, paused
         with paused():
-            result: Tensor = rule.known.values(
+            result: Tensor = rule.attention.values(
                 query, key, value, scale, mask, rule.dtype, rule.tile, rule.descending
             )
             return result.to(query.dtype)
@@ -92,7 +92,7 @@ class _Known(torch.autograd.Function):
         sides = ctx.saved_tensors
         scale, mask, rule, paused = ctx.rest
         with paused():
-            gradients = rule.known.gradients(
+            gradients = rule.attention.gradients(
                 *sides, grads[0], scale, mask, rule.dtype, rule.tile, rule.descending
             )
             of_sides = [gradient.to(sides[0].dtype) for gradient in gradients]

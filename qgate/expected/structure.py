@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from qgate.expected.derived import find_axes
-from qgate.expected.intermediates import evaluate_changed
 from qgate.expected.noise import evaluate, smoothed
+from qgate.expected.operators import evaluate_changed
 from qgate.expected.products import Product, find_product
 
 FIGURE = 7.0

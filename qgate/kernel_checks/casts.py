@@ -12,9 +12,10 @@ from torch import Tensor
 from qgate.causes.casts import describe_values, wrong_casts
 from qgate.causes.outputs import describe, describe_ruin, scattered
 from qgate.errors import QgateError
-from qgate.expected.conventions import MSE, Convention, searched_error
+from qgate.expected.conventions import MSE, Convention
 from qgate.expected.distances import distance_to_multiple, relative_error
 from qgate.expected.noise import Expected
+from qgate.expected.searched_scales import searched_error
 from qgate.formats import Encoded, Quantizer
 from qgate.formats.options import Floats, Options
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array

@@ -18,7 +18,7 @@ MOST_ACCOUNTED = 2
 
 @dataclass(frozen=True)
 class Judgement:
-    """What explains the results of a kernel, or what does not.
+    """The conventions and the arithmetic that explain the results of a kernel, if any do.
 
     ties       True if codes within float noise of a rounding boundary may be either
     failing    inputs that nothing explains, beside what comes nearest

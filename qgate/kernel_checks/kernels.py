@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from qgate.errors import unknown
-from qgate.expected.conventions import MSE, searched_error
+from qgate.expected.conventions import MSE
 from qgate.expected.derived import RELATIONS, DerivedInput
 from qgate.expected.distances import relative_error
 from qgate.expected.narrow_floats import is_wide_float
+from qgate.expected.searched_scales import searched_error
 from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import to_array
@@ -220,10 +221,10 @@ def _check_request(free: Judgement, request: KernelRequest, report: CheckReport)
     if free.failing:
         return
     words = free.accounted.words() if free.accounted else "exact sums within float noise"
-    if request.known is not None:
+    if request.arithmetic is not None:
+        wanted_words = f"{request.arithmetic.name!r} ({request.arithmetic.words})"
         raise CheckFailure(
-            f"{report.name} does not follow {request.known.name!r} ({request.known.words}): it "
-            f"follows {words}",
+            f"{report.name} does not follow {wanted_words}: it follows {words}",
             report,
         )
     raise CheckFailure(

@@ -17,7 +17,7 @@ from qgate.causes.factors import figure_words, find_rounded_factor
 from qgate.causes.places import factor_words
 from qgate.expected.intermediates import HALVES, Arithmetic, AttentionRule, eager_sites
 from qgate.expected.structure import FACTOR, OFFSET, TERM, Figure, RoundingDraws, figures
-from qgate.kernel_checks.arithmetic import Case, Fit
+from qgate.kernel_checks.fits import ArithmeticFit, Case
 from qgate.kernel_checks.power import draws_of
 from qgate.kernel_checks.runs import Failing, KernelRun
 
@@ -49,7 +49,7 @@ def describe_under_roundings(case: Failing) -> str:
     return figure_words(explanation.figure, draws.values, draws.product)
 
 
-def nearest_fits(case: Failing) -> list[Fit]:
+def nearest_fits(case: Failing) -> list[ArithmeticFit]:
     """Return a result in 16 bits, or of such arguments, beside the nearest arithmetics."""
     subject = case.subject
     if subject.output or not bool(case.actual.isfinite().all()):
@@ -61,11 +61,11 @@ def nearest_fits(case: Failing) -> list[Fit]:
     exact = sample.exact.values
     directions = RoundingDraws.of(subject.like, sample.ideal, exact, exact[None]).directions
     basis = torch.stack([direction.reshape(-1) for direction in directions.values()], 1)
-    fits = [Fit(sample, arithmetic) for arithmetic in _arithmetics(sample)]
+    fits = [ArithmeticFit(sample, arithmetic) for arithmetic in _arithmetics(sample)]
     return sorted(fits, key=lambda fit: _unexplained(fit, basis))[:WORTH]
 
 
-def _rounded_factor(fit: Fit) -> str:
+def _rounded_factor(fit: ArithmeticFit) -> str:
     """Name a factor that meets a result after it was rounded to 16 bits."""
     if fit.case.actual.dtype not in HALVES:
         return ""
@@ -76,7 +76,7 @@ def _rounded_factor(fit: Fit) -> str:
     return f"the result is {times} times the expected one: a scale or factor is off"
 
 
-def _explanation(fits: list[Fit]) -> Explanation | None:
+def _explanation(fits: list[ArithmeticFit]) -> Explanation | None:
     """Return the most conspicuous defect under the nearest arithmetics, None if there is none."""
     best: Explanation | None = None
     for fit in fits:
@@ -113,7 +113,7 @@ def _arithmetics(case: Case) -> Iterator[Arithmetic]:
                 yield Arithmetic(dtype, attention=rule, names=names)
 
 
-def _unexplained(fit: Fit, basis: Tensor) -> float:
+def _unexplained(fit: ArithmeticFit, basis: Tensor) -> float:
     """Return the energy of what an arithmetic and a factor on each argument leave."""
     residual = (fit.case.actual.double() - fit.values).reshape(-1, 1)
     sizes = torch.linalg.lstsq(basis, residual).solution

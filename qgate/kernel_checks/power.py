@@ -10,8 +10,9 @@ from torch import Tensor
 
 from qgate.causes.factors import figure_words
 from qgate.expected.derived import find_axes
-from qgate.expected.intermediates import SUMS, Noise, evaluate_as
+from qgate.expected.intermediates import SUMS, Noise
 from qgate.expected.noise import ARITHMETICS, Expected
+from qgate.expected.operators import evaluate_as
 from qgate.expected.products import find_product
 from qgate.expected.structure import (
     FACTOR,
@@ -23,7 +24,7 @@ from qgate.expected.structure import (
     figures,
     shortened,
 )
-from qgate.kernel_checks.arithmetic import OTHERWISE, Fit
+from qgate.kernel_checks.fits import OTHERWISE, ArithmeticFit
 from qgate.kernel_checks.fitting import Judgement
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, KernelRun
@@ -95,7 +96,7 @@ def hold_structure(
     return of_example
 
 
-def _structure_of_fit(fit: Fit) -> tuple[list[Figure], str]:
+def _structure_of_fit(fit: ArithmeticFit) -> tuple[list[Figure], str]:
     """Return the figures of a run under the arithmetic that explains each of its values."""
     case = fit.case
     if fit.arithmetic.product is not None:  # sums are definite there, and bounds as narrow
@@ -107,7 +108,7 @@ def _structure_of_fit(fit: Fit) -> tuple[list[Figure], str]:
     return _conspicuous(case.actual, draws_of(fit))
 
 
-def draws_of(fit: Fit) -> RoundingDraws:
+def draws_of(fit: ArithmeticFit) -> RoundingDraws:
     """Evaluate a function in an arithmetic where float noise decides roundings in several ways."""
     case, like = fit.case, fit.case.subject.like
     bits = round(1 - math.log2(torch.finfo(case.actual.dtype).eps))

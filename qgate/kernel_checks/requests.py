@@ -17,16 +17,16 @@ INTERMEDIATES = (ROUNDED, FLOAT32)
 class KernelRequest:
     """The arithmetic that a kernel must follow, and the roundings that it may make.
 
-    known          the one arithmetic that a kernel must follow, if one was named
+    arithmetic     the one arithmetic that a kernel must follow, if one was named
     intermediates  True if intermediate values may be rounded to 16 bits
     """
 
-    known: KnownProduct | KnownAttention | None = None
+    arithmetic: KnownProduct | KnownAttention | None = None
     intermediates: bool = True
 
     @property
     def asks(self) -> bool:
-        return self.known is not None
+        return self.arithmetic is not None
 
     @property
     def restricts(self) -> bool:

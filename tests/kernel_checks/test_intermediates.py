@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, rms_norm, scaled_dot_product_attention, silu
 
 import qgate
-from qgate.expected.intermediates import Arithmetic, AttentionRule, attend, eager_sites, evaluate_as
-from qgate.expected.intermediates import trace as operators_of
+from qgate.expected.intermediates import Arithmetic, AttentionRule, attend, eager_sites
+from qgate.expected.operators import evaluate_as
+from qgate.expected.operators import trace as operators_of
 from qgate.testing import CheckFailure, check_kernel
 
 BF16, FP16 = torch.bfloat16, torch.float16

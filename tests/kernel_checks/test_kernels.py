@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 import qgate
-from qgate.expected.conventions import search_scales
 from qgate.expected.derived import RELATIONS
+from qgate.expected.searched_scales import search_scales
 from qgate.kernel_checks.accepted import UPDATING
 from qgate.kernel_checks.declaring import make_subject
 from qgate.testing import CheckFailure, check_kernel, tiles

@@ -15,10 +15,11 @@ from qgate.capture import Capture
 from qgate.causes.outputs import describe, describe_ruin, scattered
 from qgate.causes.rows import describe_block, describe_factor, describe_rows
 from qgate.errors import QgateError
-from qgate.expected.conventions import scales_of, with_options
+from qgate.expected.conventions import with_options
 from qgate.expected.distances import relative_error
 from qgate.expected.modules import exact_product
 from qgate.expected.noise import Expected
+from qgate.expected.searched_scales import scales_of
 from qgate.formats import Quantizer
 from qgate.gate.checks import Check
 from qgate.gate.measuring.bench import Bench

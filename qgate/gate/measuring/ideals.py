@@ -17,9 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qgate.expected.conventions import MSE, Convention, conventions, search_scales
+from qgate.expected.conventions import MSE, Convention, conventions
 from qgate.expected.distances import relative_error
 from qgate.expected.modules import exact_product
+from qgate.expected.searched_scales import search_scales
 from qgate.formats import Quantizer
 from qgate.formats.definition import quantize as define
 from qgate.gate.measuring.passes import float64_array
