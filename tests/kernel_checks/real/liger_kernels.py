@@ -73,6 +73,22 @@ def _rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return liger.liger_rope(x.clone(), x.clone(), cos[None], sin[None])[0]
 
 
+def _rotary_by_hand(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate halves; the second half of cosines and sines repeats the first, and is not read."""
+    cos, sin = (torch.cat([t[..., : t.shape[-1] // 2]] * 2, -1) for t in (cos, sin))
+    return rope(x, cos, sin)
+
+
+def _rotary_positions_first(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn queries as a model lays them out: heads are a view of positions."""
+    q = x.clone().transpose(1, 2)
+    return liger.liger_rope(q, q.clone(), cos[None], sin[None])[0].transpose(1, 2)
+
+
+def _positions_first_by_hand(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return _rotary_by_hand(x.transpose(1, 2), cos, sin).transpose(1, 2)
+
+
 def _add_norm(x: Tensor, residual: Tensor, w: Tensor) -> Tensor:
     return liger.liger_fused_add_rms_norm(x.clone(), residual.clone(), w, 1e-6)[0]
 
@@ -136,8 +152,9 @@ KERNELS = [
     RealKernel("cross_entropy, fp32", "liger-kernel", entropy, (LOGITS, TARGETS), cross_entropy, options=FEW, faults=(
         Fault("labels smoothed by 0.001", _cross_entropy(0.001)),
     )),
-    RealKernel("rotary embedding, fp16", "liger-kernel", _rotary, ROPE, rope, options=FEW, faults=(
-        Fault("sign of the sine", lambda x, cos, sin: _rotary(x, cos, -sin), r"argument 2"),
+    RealKernel("rotary embedding, fp16", "liger-kernel", _rotary, ROPE, _rotary_by_hand, options=FEW, bug="of one position, contiguous with heads first, only the first sequence is turned: the kernel takes the stride of a dimension of size one", words=r"24 along|position|sequence|argument 0"),
+    RealKernel("rotary embedding, positions first, fp16", "liger-kernel", _rotary_positions_first, (ROPE[0].transpose(1, 2).contiguous(), *ROPE[1:]), _positions_first_by_hand, options=FEW, faults=(
+        Fault("sign of the sine", lambda x, cos, sin: _rotary_positions_first(x, cos, -sin), r"argument 2"),
     )),
     RealKernel("fused residual and rms_norm, fp16", "liger-kernel", _add_norm, (X, Y, W), _add_norm_by_hand, options=FEW, faults=(
         Fault("residual counted twice", lambda x, residual, w: _add_norm(x + residual, residual, w), r"argument 1"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.kernel_checks.real.collection import LEFT_OUT, ROOMS
+from tests.kernel_checks.real.collection import LEFT_OUT, REMARKS, ROOMS
 from tests.kernel_checks.real.verdicts import RIGHT, Verdict
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "real-kernels.md"
@@ -70,6 +70,7 @@ def make_page(verdicts: Sequence[Verdict]) -> str:
         ),
         HEADINGS["missed"],
         _missed(right, faults),
+        "\n".join(["Remarks:", "", *(f"- {remark}" for remark in REMARKS)]),
         HEADINGS["left out"],
         "\n".join(f"- {what}: {reason}" for what, reason in LEFT_OUT.items()),
     ]

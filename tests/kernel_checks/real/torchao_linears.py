@@ -14,7 +14,7 @@ from torchao.quantization import (
     IntxWeightOnlyConfig,
     PerAxis,
     PerGroup,
-    PerRow,
+    PerTensor,
     quantize_,
 )
 from torchao.quantization.quant_primitives import (
@@ -127,7 +127,7 @@ W = W / 16
 HX, HW = X.half(), W.half()
 WEIGHTS = Int8WeightOnlyConfig()
 int8_weights, dynamic = layer(WEIGHTS), layer(Int8DynamicActivationInt8WeightConfig())
-fp8_weights = layer(Float8WeightOnlyConfig())
+fp8_weights = layer(Float8WeightOnlyConfig(granularity=PerTensor()))
 int4_groups = layer(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)))
 int8_groups = layer(IntxWeightOnlyConfig(weight_dtype=torch.int8, granularity=PerGroup(32)))
 SCALES = r"argument 1.*scale|scale.*argument 1"
@@ -160,12 +160,14 @@ KERNELS = [
         with_argument("weights quantized twice, in fp8 first", dynamic, 1, r"argument 1|twice", lambda w: qgate.quantize(w, E4M3)),
     )),
     RealKernel("int8 activations and weights, fp16", "torchao", dynamic, (HX, HW), linear, {0: INT8, 1: INT8}, faults=(times(dynamic, 1.002),)),
-    RealKernel("FP8 weights, bf16", "torchao", fp8_weights, (X, W), linear, {1: ONE_E4M3}, faults=(
+    RealKernel("FP8 weights by tensor, bf16", "torchao", fp8_weights, (X, W), linear, {1: ONE_E4M3}, faults=(
         times(fp8_weights, 1.003),
-        Fault("weights in e5m2", layer(Float8WeightOnlyConfig(weight_dtype=torch.float8_e5m2)), "e5m2"),
-        Fault("scale by row", layer(Float8WeightOnlyConfig(granularity=PerRow())), r"argument 1"),
+        Fault("weights in e5m2", layer(Float8WeightOnlyConfig(weight_dtype=torch.float8_e5m2, granularity=PerTensor())), "e5m2"),
+        Fault("scale by row", layer(Float8WeightOnlyConfig()), r"argument 1"),
     )),
-    RealKernel("FP8 weights by row, bf16", "torchao", layer(Float8WeightOnlyConfig(granularity=PerRow())), (X, W), linear, {1: E4M3}),
+    RealKernel("FP8 weights by row, bf16", "torchao", layer(Float8WeightOnlyConfig()), (X, W), linear, {1: E4M3}, faults=(
+        Fault("scales of the next row", _wrong_weights(Float8WeightOnlyConfig(), _scales_moved), SCALES),
+    )),
     RealKernel("int4 weights in groups of 32, bf16", "torchao", int4_groups, (X, W), linear, {1: INT4_GROUPS}, faults=(
         Fault("groups of 64", layer(IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(64))), r"\b64\b|blocks of|groups of"),
         term_lost(int4_groups, 0, 77),

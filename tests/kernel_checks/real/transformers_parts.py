@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import silu
-from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as rotate_neighbors
@@ -53,7 +53,8 @@ def _gemma(x: Tensor, w: Tensor) -> Tensor:
 
 
 def _gated_norm(x: Tensor, gate: Tensor, w: Tensor) -> Tensor:
-    module = MambaRMSNormGated(w.shape[0], w.shape[0], eps=1e-6).to(w.dtype)
+    sizes = (w.shape[0],) * (1 + ("group_size" in signature(MambaRMSNormGated).parameters))
+    module = MambaRMSNormGated(*sizes, eps=1e-6).to(w.dtype)  # releases before 5 have no groups
     module.weight.data = w.clone()
     with torch.no_grad():
         result: Tensor = module(x, gate)
@@ -91,12 +92,12 @@ def _eager_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def _llama_mlp(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    config = LlamaConfig(
+    config = SimpleNamespace(
         hidden_size=gate.shape[1],
         intermediate_size=gate.shape[0],
         hidden_act="silu",
-        num_attention_heads=1,
-    )
+        mlp_bias=False,
+    )  # a LlamaConfig refuses sizes that are odd
     module = LlamaMLP(config).to(x.dtype)
     for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
         getattr(module, name).weight.data = weight.clone()
