@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qgate.causes.casts import WrongCast, wrong_casts
+from qgate.causes.places import factor_words
 from qgate.causes.readings import wrong_readings
 from qgate.expected.conventions import NUDGE
 from qgate.expected.intermediates import HALVES
@@ -176,5 +177,6 @@ def _wrong_weight(case: Failing) -> str:
         factor = 1 + float(((actual - expected) * share).sum()) / energy
         result = expected + (factor - 1) * share
         if Expected.around(result, case.expected.width).explains(case.actual):
-            return f"argument {position} counts {factor:.4g} times in the result"
+            noise = float((actual - result).square().mean()) ** 0.5 / energy**0.5
+            return f"argument {position} counts {factor_words(factor, noise)} times in the result"
     return ""

@@ -24,7 +24,7 @@ class Room:
     requires: str
     distribution: str
     interpreted: bool = False
-    sample: int = 2
+    sample: int = 1
 
     def load(self) -> list[RealKernel]:
         path = f"tests.kernel_checks.real.{self.module}"
