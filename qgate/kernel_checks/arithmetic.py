@@ -290,7 +290,7 @@ def _rules(
         return
     yield [None]
     if operators.has_attention:
-        lanes = [(tile, width) for tile in (0, 512) if tile < keys for width in (16, 8)]
+        lanes = [(tile, width) for tile in (0, 512) if tile < keys for width in (16, 8, 32)]
         tiles = [0, *(tile for tile in TILES if tile < keys)]
         yield [AttentionRule(dtype, tile, lanes=width) for tile, width in lanes]
         yield [AttentionRule(dtype, tile) for tile in tiles]
