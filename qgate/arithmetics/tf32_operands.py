@@ -23,7 +23,7 @@ class RoundedOperands(KnownProduct):
         self, a: Tensor, b: Tensor, dtypes: tuple[torch.dtype, torch.dtype], splits: int = 1
     ) -> Tensor:
         del dtypes, splits
-        return to_tf32(a).double() @ to_tf32(b).double().mT
+        return (to_tf32(a).double() @ to_tf32(b).double().mT).float()
 
 
 KNOWN = (

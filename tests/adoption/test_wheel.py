@@ -82,7 +82,10 @@ def test_the_wheel_has_the_package_and_nothing_else(built: Path, wheel: Path) ->
     assert package == files
     starter = {name for name in package if name.startswith("qgate/starter/")}
     pages = {name for name in package - starter if name.endswith(PAGE_PARTS)}
-    assert {name for name in package if not name.endswith(".py")} == DATA | starter | pages
+    kernels = {name for name in package if name.endswith((".cu", ".cuh"))}
+    assert {Path(name).parent.as_posix() for name in kernels} == {"qgate/kernels/programs"}
+    others = {name for name in package if not name.endswith(".py")}
+    assert others == DATA | starter | pages | kernels
     assert {"qgate/charts/page.html.j2", "qgate/page/gate.html.j2"} <= pages
     assert not any(name.endswith(".py") for name in starter)
     (about,) = {name.split("/")[0] for name in inside - package}

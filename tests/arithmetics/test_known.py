@@ -39,7 +39,7 @@ def test_products_are_found_by_their_dtypes() -> None:
     assert names == {
         FP8: ["hopper-fp8-slow", "hopper-fp8-fast"],
         torch.half: ["hopper-16bit", "hopper-16bit-by-8", "split-float16"],
-        torch.float32: ["fma-chain", "hopper-tf32", "cpu-mkl-float32"],
+        torch.float32: ["fma-chain", "hopper-tf32", "cpu-mkl-float32", "tf32-operands"],
         torch.int8: ["int-exact"],
     }
     assert products_for(torch.half, FP8) == []
