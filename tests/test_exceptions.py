@@ -13,6 +13,8 @@ import pytest
 import qgate
 from qgate.checkpoints.onnx.heads import ShortFileError
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.modes import Rule
+from qgate.modes.resolving import UndecidedError
 from qgate.relations.record import Disagreement, RelationFailure, RelationReport
 
 MADE: dict[str, Callable[[], Exception]] = {
@@ -24,6 +26,7 @@ MADE: dict[str, Callable[[], Exception]] = {
         )
     ),
     "ShortFileError": lambda: ShortFileError(12),
+    "UndecidedError": lambda: UndecidedError("decides no site", Rule("up:weight", None)),
 }
 
 

@@ -62,12 +62,19 @@ class Convention:
         return self.values(x, 1 - NUDGE), self.values(x, 1 + NUDGE)
 
 
-def conventions(q: QuantizerSettings, dtype: str = "float32") -> list[Convention]:
+def conventions(
+    q: QuantizerSettings, dtype: str = "float32", *, orders: bool = False
+) -> list[Convention]:
     """List the definition and every other convention of a quantizer; `dtype` is the source's.
 
-    Options that were given explicitly (a scale, a scale rule, a rounding) are not varied.
+    Options that were given explicitly (a scale, a scale rule, a rounding) are not varied. With
+    `orders` each order of operations that gives other codes at ties of rounding is one of its own.
     """
-    return [definition_of(q), *_others(q, dtype)]
+    definition = definition_of(q)
+    if orders and _is_scaled_element(q) and q.rotation is None:
+        exact = _scaled(q, q.format.max, "float32")
+        definition = Convention(definition.name, exact, scales=definition.scales)
+    return [definition, *_others(q, dtype, orders)]
 
 
 def definition_of(q: QuantizerSettings) -> Convention:
@@ -78,7 +85,8 @@ def definition_of(q: QuantizerSettings) -> Convention:
         return Convention("scales and zero points from both ends", _zero_pointed(q))
     if _is_scaled_element(q):
         scales = _scales(q, q.format.max, "float32")
-        return Convention(_scale_name(q), _scaled(q, q.format.max, "float32"), scales=scales)
+        values = _scaled(q, q.format.max, "float32", order="float32")
+        return Convention(_scale_name(q), values, scales=scales)
     if q.format.name == "nvfp4":
         return Convention("scales in TransformerEngine's order", _nvfp4(q, 0, 0))
     name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
@@ -89,14 +97,14 @@ def _defined(name: str, q: QuantizerSettings) -> Convention:
     return Convention(name, lambda x, _nudge: define(x, q), is_exact=True)
 
 
-def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
+def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Convention]:
     if q.rotation is not None:
         return
     roundings: list[Rounding] = [q.rounding] if "rounding" in q.options else ["even", "away"]
     roundings = roundings if q.rounding in ("even", "away") else [q.rounding]
     if _is_scaled_element(q):
         if q.scale is None:
-            yield from _element_conventions(q, roundings, dtype)
+            yield from _element_conventions(q, roundings, dtype, orders)
         elif "saturate" not in q.options:
             yield from _overflowing(q)
         return
@@ -108,7 +116,10 @@ def _others(q: QuantizerSettings, dtype: str) -> Iterator[Convention]:
                 yield _defined(name, with_options(q, scale_rule=rule, rounding=rounding))
         return
     if q.format.name == "nvfp4":
-        counts = range(len(_NVFP4_SCALES)), range(len(_NVFP4_ELEMENTS))
+        counts = (
+            range(len(_NVFP4_SCALES) - (not orders)),
+            range(len(_NVFP4_ELEMENTS) - (not orders)),
+        )
         for scales, elements in itertools.product(*counts):
             if scales or elements:
                 yield Convention(
@@ -166,7 +177,7 @@ def _overflowing(q: QuantizerSettings) -> Iterator[Convention]:
 
 
 def _element_conventions(
-    q: QuantizerSettings, roundings: list[Rounding], dtype: str
+    q: QuantizerSettings, roundings: list[Rounding], dtype: str, orders: bool
 ) -> Iterator[Convention]:
     divisors = [(q.format.max, q.narrow)]
     if "narrow" in q.format.options and q.format.element.signed:
@@ -180,7 +191,11 @@ def _element_conventions(
         name += {"float32": "", "power of two": " up to a power of two"}.get(kind, f" in {kind}")
         name += "" if rounding == "even" else f", {_WORDS.get(rounding, rounding)}"
         is_definition = divisor == q.format.max and rounding == "even" and kind == "float32"
-        yield from _in_any_order(name, changed, divisor, kind, dtype, is_definition)
+        listed = list(_in_any_order(name, changed, divisor, kind, dtype, is_definition))
+        if not orders:  # but at ties of rounding that are the largest number itself
+            both = divisor % 1 and kind == "float32" and rounding == "even"
+            listed = listed[int(is_definition) : 2 if both else 1]
+        yield from listed
 
 
 def _in_any_order(

@@ -93,7 +93,7 @@ def declare(
                 f"{position} is {declared!r}: stochastic rounding has no expected value; check the "
                 "kernel with its rounding set to nearest."
             )
-        listed = conventions(declared, str(dtype).removeprefix("torch."))
+        listed = conventions(declared, str(dtype).removeprefix("torch."), orders=True)
         return Quantization(declared.format.name, _chosen(listed, convention, position), declared)
     if callable(declared):
         name = getattr(declared, "__name__", type(declared).__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, unknown
 from qgate.formats import FORMATS
@@ -139,6 +139,9 @@ class UndecidedError(QgateError):
     def __init__(self, text: str, rule: Rule) -> None:
         super().__init__(text)
         self.rule = rule
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.rule), vars(self)
 
 
 def _decide(rules: Sequence[Rule], model: Model, mode: str) -> list[PlanEntry]:

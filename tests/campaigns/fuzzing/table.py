@@ -31,6 +31,7 @@ READS = (
 _OURS = "what this very run, or this package, wrote"
 _CODE = "code that the user named"
 NOT_READERS: dict[str, str] = {
+    "qgate.kernel_checks.isolation:_run": "what a process of this check sent to it",
     "qgate.bisecting.running:__init__": _OURS,
     "qgate.bisecting.running:run": "what a plugin of this package wrote in a run of its own",
     "qgate.baselines.manifest:_record": "a manifest that `read_manifest` has read before",
