@@ -13,6 +13,7 @@ import pytest
 import qgate
 from qgate.checkpoints.onnx.heads import ShortFileError
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.subject import UnusableResult
 from qgate.modes import Rule
 from qgate.modes.resolving import UndecidedError
 from qgate.relations.record import Disagreement, RelationFailure, RelationReport
@@ -26,6 +27,7 @@ MADE: dict[str, Callable[[], Exception]] = {
         )
     ),
     "ShortFileError": lambda: ShortFileError(12),
+    "UnusableResult": lambda: UnusableResult("returned None", "NoneType"),
     "UndecidedError": lambda: UndecidedError("decides no site", Rule("up:weight", None)),
 }
 

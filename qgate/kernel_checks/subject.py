@@ -37,6 +37,9 @@ class UnusableResult(ValueError):
         super().__init__(message)
         self.kind = kind
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.kind), vars(self)
+
 
 @dataclass(frozen=True)
 class _Cut:
