@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qgate.device_errors import device_error, lost_device
+from qgate.errors import CopyableError
 from qgate.expected.derived import DerivedInput, are_independent
 from qgate.expected.narrow_floats import is_wide_float, same_bits, widened
 from qgate.expected.noise import Expected, evaluate, expect
@@ -30,15 +31,12 @@ class KernelRefusal(Exception):
     """An exception of the kernel, which is the cause of this one."""
 
 
-class UnusableResult(ValueError):
+class UnusableResult(CopyableError, ValueError):
     """A result that is no tensor of values; `kind` is what it is."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
         self.kind = kind
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.kind), vars(self)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from qgate.errors import QgateError, unknown
+from qgate.errors import CopyableError, QgateError, unknown
 from qgate.formats import FORMATS
 from qgate.formats.quantizer import Quantizer
 from qgate.models.sites import KINDS
@@ -133,15 +133,12 @@ def misfit_of(mode: Mode, model: Model) -> str:
     return ""
 
 
-class UndecidedError(QgateError):
+class UndecidedError(CopyableError, QgateError):
     """A rule that decides no site of a model."""
 
     def __init__(self, text: str, rule: Rule) -> None:
         super().__init__(text)
         self.rule = rule
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.rule), vars(self)
 
 
 def _decide(rules: Sequence[Rule], model: Model, mode: str) -> list[PlanEntry]:
