@@ -14,10 +14,6 @@ from qgate.arithmetics.products import KnownProduct
 class IntProduct(KnownProduct):
     """Exact products; sums beyond 32 bits wrap around."""
 
-    def splits(self, depth: int) -> tuple[int, ...]:
-        del depth
-        return (1,)
-
     def sums(
         self, a: Tensor, b: Tensor, dtypes: tuple[torch.dtype, torch.dtype], splits: int = 1
     ) -> Tensor:

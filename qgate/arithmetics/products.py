@@ -37,9 +37,10 @@ class KnownProduct:
         """Return whether operands of these dtypes may be multiplied in this arithmetic."""
         return a in self.operands and b in self.operands
 
-    @abstractmethod
     def splits(self, depth: int) -> tuple[int, ...]:
         """List numbers of parts that K may be cut into, likeliest first, each partition once."""
+        del depth
+        return (1,)
 
     @abstractmethod
     def sums(
@@ -105,19 +106,3 @@ def distinct_splits(depth: int, tile: int, candidates: tuple[int, ...]) -> tuple
     """Return the numbers of parts that candidates lead to, each once, in their order."""
     numbers = [len(runs(depth, tile, max(parts, 1))) for parts in candidates]
     return tuple(dict.fromkeys(numbers))
-
-
-def scaled(
-    sums: Tensor, scale_a: Tensor | float, scale_b: Tensor | float, out_dtype: torch.dtype
-) -> Tensor:
-    """Multiply sums by both scales and round, as cuBLAS does.
-
-    The product of the scales is rounded to float32, so is the result before its last rounding.
-    Scales of rows are [M, 1] and [1, N].
-    """
-    wide_a, wide_b = (
-        torch.as_tensor(scale, dtype=torch.float64, device=sums.device)
-        for scale in (scale_a, scale_b)
-    )
-    factor = (wide_a * wide_b).float()
-    return (sums.double() * factor.double() + 0.0).float().to(out_dtype)

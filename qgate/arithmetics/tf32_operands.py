@@ -15,10 +15,6 @@ from qgate.arithmetics.products import KnownProduct
 class RoundedOperands(KnownProduct):
     """Exact sums of products of operands that have the 10 fraction bits of TF32."""
 
-    def splits(self, depth: int) -> tuple[int, ...]:
-        del depth
-        return (1,)
-
     def sums(
         self, a: Tensor, b: Tensor, dtypes: tuple[torch.dtype, torch.dtype], splits: int = 1
     ) -> Tensor:

@@ -61,3 +61,19 @@ def calls_of(path: Path | str) -> Calls:
             call, _, key = name.rpartition("/")
             calls.setdefault(call, {})[key] = file.get_tensor(same.get(name, name))
     return calls
+
+
+def scaled(
+    sums: Tensor, scale_a: Tensor | float, scale_b: Tensor | float, out_dtype: torch.dtype
+) -> Tensor:
+    """Multiply sums by both scales and round, as cuBLAS does.
+
+    The product of the scales is rounded to float32, so is the result before its last rounding.
+    Scales of rows are [M, 1] and [1, N].
+    """
+    wide_a, wide_b = (
+        torch.as_tensor(scale, dtype=torch.float64, device=sums.device)
+        for scale in (scale_a, scale_b)
+    )
+    factor = (wide_a * wide_b).float()
+    return (sums.double() * factor.double() + 0.0).float().to(out_dtype)

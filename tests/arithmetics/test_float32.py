@@ -9,8 +9,8 @@ import torch
 
 from qgate.arithmetics.float32 import added_in_order, fma, to_tf32
 from qgate.arithmetics.fma_chain import KNOWN
-from qgate.arithmetics.products import scaled
 from tests.arithmetics import definition
+from tests.arithmetics.recordings import scaled
 
 
 def drawn(count: int, seed: int) -> torch.Tensor:

@@ -13,8 +13,8 @@ from torch import Tensor
 from qgate.arithmetics.attention import BackwardRounding
 from qgate.arithmetics.hopper_16bit import BY_EIGHT
 from qgate.arithmetics.known import ATTENTIONS, PRODUCTS
-from qgate.arithmetics.products import KnownProduct, TensorCoreProduct, scaled
-from tests.arithmetics.recordings import Calls, calls_of, share_of_equal
+from qgate.arithmetics.products import KnownProduct, TensorCoreProduct
+from tests.arithmetics.recordings import Calls, calls_of, scaled, share_of_equal
 
 PRODUCT_CALLS: Calls = {
     name: call for file in ("fp8", "16bit", "float32", "int8") for name, call in calls_of(file).items()
