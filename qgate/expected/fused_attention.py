@@ -9,7 +9,6 @@ subnormal, and the scale makes them smaller: on an H200 the gradients of q_proj 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from qgate.arithmetics.attention import BackwardRounding, FusedSteps
+from qgate.expected.known_attention import AttentionSides
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 # Scores that are computed at once: 64 MB.
@@ -64,14 +64,12 @@ def _attention(
         return scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    if enable_gqa:
-        times = query.shape[-3] // key.shape[-3]
-        key, value = (side.repeat_interleave(times, -3) for side in (key, value))
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if is_causal:
-        ones = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
-        attn_mask = ones.tril()
-    return _Rounded.apply(query, key, value, attn_mask, factor, rounds_scaled)  # type: ignore[no-untyped-call]
+    sides = AttentionSides.of(
+        query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return _Rounded.apply(  # type: ignore[no-untyped-call]
+        sides.query, sides.key, sides.value, sides.mask, sides.scale, rounds_scaled
+    )
 
 
 class _Rounded(torch.autograd.Function):
