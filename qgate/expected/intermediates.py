@@ -19,6 +19,7 @@ from torch import Tensor
 from qgate.arithmetics.cpu_flash_attention import fast_exponential
 from qgate.arithmetics.known import KnownProduct
 from qgate.expected.known_attention import KnownRule
+from qgate.stats.bits import short_name
 
 CODES, SCALED = "codes", "scaled"
 _CODES_WORDS = {CODES: "the product of codes", SCALED: "the product times one scale"}
@@ -51,7 +52,7 @@ class AttentionRule:
         order = "" if self.ascending else ", the last keys first"
         tile = f"in tiles of {self.tile} keys{order}" if self.tile else "all keys at once"
         coarse = ", exponentials to 13 bits as by torch on a CPU" if self.lanes else ""
-        to = f"rounded to {dtype_name(self.dtype)}"
+        to = f"rounded to {short_name(self.dtype)}"
         return f"fused attention ({tile}), P {to} and divided last{coarse}"
 
 
@@ -88,7 +89,7 @@ class Arithmetic:
             parts.append(self.product.with_splits(self.splits))
         if self.attention is not None:
             parts.append(self.attention.words())
-        to = f"rounded to {dtype_name(self.dtype)}"
+        to = f"rounded to {short_name(self.dtype)}"
         if len(self.sites) > 1 and self.sites >= eager_sites(self.names):
             parts.append(f"the result of each operator {to}")
         elif self.sites:
@@ -110,11 +111,6 @@ def _operator_words(name: str) -> str:
     outer, _, inner = name.rpartition(INSIDE)
     inner = _CODES_WORDS.get(inner, inner)
     return f"{inner} in {outer}" if outer else inner
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without its package."""
-    return str(dtype).removeprefix("torch.")
 
 
 def rounded(value: Tensor, dtype: torch.dtype) -> Tensor:

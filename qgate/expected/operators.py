@@ -142,6 +142,9 @@ class Operators(TorchDispatchMode):
         return result if last is None else result * last
 
     def _sums(self, a: Tensor, b: Tensor) -> Tensor:
+        is_trace = self.change is None
+        if not is_trace and self.product is None:
+            return a @ b
         dtypes = _dtype_of(a), _dtype_of(b)
         self.depths.append((a.shape[-1], dtypes))
         if self.product is None or not self.product.takes(*dtypes):

@@ -18,7 +18,6 @@ from qgate.expected.intermediates import (
     MULTIPLYING,
     Arithmetic,
     AttentionRule,
-    dtype_name,
     eager_sites,
     toggled,
 )
@@ -29,6 +28,7 @@ from qgate.kernel_checks.fits import ArithmeticFit, Case
 from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
+from qgate.stats.bits import short_name
 
 TILES = (64, 128, 32, 16, 96, 256, 512, 48, 80, 192)
 """Keys per step of fused attention that are tried, beside all keys at once."""
@@ -77,7 +77,7 @@ class Accounted:
 
     def words(self) -> str:
         """Say how a kernel computes, for a report."""
-        return self.arithmetic.words() or f"sums in {dtype_name(self.arithmetic.dtype)}"
+        return self.arithmetic.words() or f"sums in {short_name(self.arithmetic.dtype)}"
 
     def cost_words(self) -> str:
         """Say what that costs against exact sums that are rounded once."""

@@ -16,6 +16,7 @@ from qgate.formats import Encoded, Quantizer
 from qgate.formats.encoded import encode_tensor
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
+from qgate.stats.bits import short_name
 
 Declared = str | Quantizer | Convention | Encoded | Callable[[Tensor], Tensor]
 """A format's name (any convention of it), a quantizer, one convention, or code that quantizes."""
@@ -93,7 +94,7 @@ def declare(
                 f"{position} is {declared!r}: stochastic rounding has no expected value; check the "
                 "kernel with its rounding set to nearest."
             )
-        listed = conventions(declared, str(dtype).removeprefix("torch."), orders=True)
+        listed = conventions(declared, short_name(dtype), orders=True)
         return Quantization(declared.format.name, _chosen(listed, convention, position), declared)
     if callable(declared):
         name = getattr(declared, "__name__", type(declared).__name__)

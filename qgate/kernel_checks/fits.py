@@ -16,12 +16,7 @@ import torch
 from torch import Tensor
 
 from qgate.expected.derived import are_independent, find_axes
-from qgate.expected.intermediates import (
-    HALVES,
-    SUMS,
-    Arithmetic,
-    Noise,
-)
+from qgate.expected.intermediates import HALVES, SUMS, Arithmetic, Noise
 from qgate.expected.noise import Expected, evaluate, smoothed
 from qgate.expected.operators import Operators, evaluate_as, trace
 from qgate.kernel_checks.runs import KernelRun
@@ -64,10 +59,8 @@ class Case:
     def of(cls, subject: KernelSubject, choices: Choices, run: KernelRun) -> Case:
         """Return the case of a run; of a large result, of some of its rows and columns."""
         exact = subject.expected(run.arguments, choices, ties=False)
-        ideal, scales = (
-            subject.ideal(run.arguments, choices),
-            subject.scales(run.arguments, choices),
-        )
+        ideal = subject.ideal(run.arguments, choices)
+        scales = subject.scales(run.arguments, choices)
         tensors = [run.actual, *(x for x in run.arguments if isinstance(x, Tensor))]
         halves = tuple(
             dtype for dtype in dict.fromkeys(t.dtype for t in tensors) if dtype in HALVES
@@ -148,17 +141,21 @@ class ArithmeticFit:
             return 0.0
         energy = 0.0
         for seed in range(FLIP_RUNS):
-            noise = Noise(seed)
-            near = self.case.ideal
-            if self.arithmetic.product is None:  # whose sums are definite, of definite codes
-                near = [
-                    noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
-                    for x in near
-                ]
-            moved = (self._evaluated(near, noise) - self.values).nan_to_num_(0.0, 0.0, 0.0)
+            moved = (self.redrawn(seed) - self.values).nan_to_num_(0.0, 0.0, 0.0)
             energy += float(moved.square().sum())
         whole = float(self.values.nan_to_num(0.0, 0.0, 0.0).square().sum())
         return max(self.least_flips, energy / FLIP_RUNS / whole if whole else 0.0)
+
+    def redrawn(self, seed: int) -> Tensor:
+        """Return the values as float noise of arguments and results inside may make them."""
+        noise = Noise(seed)
+        near = self.case.ideal
+        if self.arithmetic.product is None:  # whose sums are definite, of definite codes
+            near = [
+                noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
+                for x in near
+            ]
+        return self._evaluated(near, noise)
 
     @cached_property
     def flips(self) -> Tensor:

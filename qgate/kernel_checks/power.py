@@ -10,9 +10,7 @@ from torch import Tensor
 
 from qgate.causes.factors import figure_words
 from qgate.expected.derived import find_axes
-from qgate.expected.intermediates import SUMS, Noise
 from qgate.expected.noise import ARITHMETICS, Expected
-from qgate.expected.operators import evaluate_as
 from qgate.expected.products import find_product
 from qgate.expected.structure import (
     FACTOR,
@@ -113,15 +111,7 @@ def draws_of(fit: ArithmeticFit) -> RoundingDraws:
     case, like = fit.case, fit.case.subject.like
     bits = round(1 - math.log2(torch.finfo(case.actual.dtype).eps))
     generator = torch.Generator().manual_seed(0)
-    residuals = []
-    for seed in range(RUNS):
-        noise = Noise(seed)
-        near = [
-            noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
-            for x in case.ideal
-        ]
-        moved = evaluate_as(like, near, fit.arithmetic, fit.count, noise, case.scales)
-        residuals.append(shortened(moved, bits, generator) - fit.values)
+    residuals = [shortened(fit.redrawn(seed), bits, generator) - fit.values for seed in range(RUNS)]
     return RoundingDraws.of(like, case.ideal, fit.values, torch.stack(residuals))
 
 
