@@ -12,11 +12,12 @@ from torch import Tensor
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.checkpoints.grids import TALL, QuantizedWeight, row_spans
+from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.methods.steps import element_indices
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import find_weights
 from qgate.checkpoints.pairing import strip_prefix
 from qgate.checkpoints.recipe_files import recipe_of
+from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.rows import ContiguousRows, WeightRows, common_spans
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.weight_parts import StoredWeight
@@ -72,7 +73,7 @@ def _tensor_row(tensor: TensorAgreement) -> dict[str, object]:
 @dataclass(frozen=True)
 class _Export:
     checkpoint: Checkpoint
-    bits: int
+    recipe: Recipe
     weights: dict[str, StoredWeight]
 
 
@@ -98,7 +99,7 @@ def _open(spec: str, recipe_file: str | None) -> _Export:
     checkpoint = open_checkpoint(spec)
     recipe = recipe_of(spec, checkpoint.configuration, recipe_file)
     weights = {strip_prefix(weight.name): weight for weight in find_weights(checkpoint)}
-    return _Export(checkpoint, recipe.bits, weights)
+    return _Export(checkpoint, recipe, weights)
 
 
 def _agreement(name: str, first: _Export, second: _Export) -> TensorAgreement:
@@ -115,8 +116,8 @@ def _agreement(name: str, first: _Export, second: _Export) -> TensorAgreement:
         entries = [next(iter(weight.parts.values())) for weight in (a, b)]
         return _plain_agreement(name, first.checkpoint, entries[0], second.checkpoint, entries[1])
     try:
-        one = WeightRows(first.checkpoint, a, first.bits)
-        other = WeightRows(second.checkpoint, b, second.bits)
+        one = WeightRows(first.checkpoint, a, first.recipe)
+        other = WeightRows(second.checkpoint, b, second.recipe)
         return _quantized_agreement(name, one, other, [_stored_as(a), _stored_as(b)])
     except QgateError as error:
         return TensorAgreement(name, OTHER_VALUES, str(error))
@@ -129,7 +130,11 @@ def _stored_as(weight: StoredWeight) -> str:
 
 def _have_equal_bits(first: _Export, a: StoredWeight, second: _Export, b: StoredWeight) -> bool:
     """Compare stored tensors by their parts; equal words mean equal weights in one layout."""
-    if a.parts.keys() != b.parts.keys() or a.packing is not b.packing or first.bits != second.bits:
+    if a.parts.keys() != b.parts.keys() or a.packing is not b.packing:
+        return False
+    recipes = first.recipe, second.recipe
+    tiles = {recipe.tile_of(a.name.removesuffix(".weight")) for recipe in recipes}
+    if recipes[0].bits != recipes[1].bits or len(tiles) > 1:
         return False
     for ending, entry in a.parts.items():
         other = b.parts[ending]

@@ -24,11 +24,13 @@ UNBALANCED = 0.25
 """Largest share by which groups may be larger or smaller than all others to be the right ones."""
 LARGEST_DB = 9.0
 """Error over the ideal one that a right method may have at most."""
+SAME_SIZE = 0.03
+"""Logarithm of a factor of all values that rounding leaves."""
 NESTED = ("nf4", "bnb_fp4")
 """Elements whose scales may be quantized, too."""
 LEADING = 1 << 20
 """Elements in leading rows that tell what all scales have too much."""
-Kind = tuple[str, bool, tuple[int, int]]
+Kind = tuple[str, bool, tuple[int, int], str]
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 
 
@@ -63,16 +65,19 @@ def find_cause(
     """
     start, stop = _inner_rows(weight) if is_part else (0, len(weight.elements))
     source = parent[start:stop]
+    energy = squared(source.float())
     bounds: dict[Kind, tuple[float, float]] = {}
     for fault in faults or (*_own_faults(weight, parent), *_faults(weight)):
         undone = fault.undo(weight)
         if undone is None:
             continue
         undone = undone.rows(start, stop)
-        kind = _kind(undone if fault.reformats else weight)
+        kind = _kind(undone, fault.words) if fault.reformats else _kind(weight)
         if kind not in bounds:
             bounds[kind] = _bounds(undone if fault.reformats else weight.rows(start, stop), source)
         allowed, worst = bounds[kind]
+        if allowed > energy:
+            continue  # The scale of the whole tensor lets nothing be near.
         error = _error_up_to(worst if accepts is not None else allowed, undone, source)
         if error <= allowed or (error <= worst and accepts is not None and accepts(undone, source)):
             return fault.words
@@ -102,8 +107,8 @@ def _own_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault
         )
 
 
-def _kind(weight: QuantizedWeight) -> Kind:
-    return weight.element, weight.zero_points is None, weight.tile
+def _kind(weight: QuantizedWeight, fault: str = "") -> Kind:
+    return weight.element, weight.zero_points is None, weight.tile, fault
 
 
 def _inner_rows(weight: QuantizedWeight) -> tuple[int, int]:
@@ -132,6 +137,8 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
             f"all scales are {2 ** abs(power)} times too {'high' if power > 0 else 'low'}",
             partial(_scaled, by=2.0**-power),
         )
+    words = "the scale of the whole tensor is stored inverted"
+    yield ExportFault(words, _whole_inverted, reformats=True)
     yield ExportFault("scales are stored inverted", lambda w: replace(w, scales=1 / w.scales))
     for step, side in ((-1, "before"), (1, "after")):
         words = f"every scale belongs to the group {side} it"
@@ -189,6 +196,8 @@ def _axes_exchanged(weight: QuantizedWeight) -> QuantizedWeight | None:
     rows, columns = weight.elements.shape
     if rows != columns or weight.scales.numel() < 2 or weight.element in CONVENTIONS:
         return None
+    if weight.scale_codes is not None:
+        return None
     return replace(_with_moved_scales(weight, lambda x: x.T), tile=weight.tile[::-1])
 
 
@@ -203,6 +212,27 @@ def _signs_read(weight: QuantizedWeight) -> QuantizedWeight | None:
 
 def _scaled(weight: QuantizedWeight, by: float) -> QuantizedWeight:
     return replace(weight, scales=weight.scales * by)
+
+
+def _whole_inverted(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Divide by the scale of the whole tensor that was multiplied in, and the other way round."""
+    codes = weight.scale_codes
+    if codes is None or codes.dtype == torch.uint8:
+        return None
+    ratios = (weight.scales / codes.float())[codes.float() > 0]
+    whole = ratios.median() if ratios.numel() else torch.ones(())
+    return replace(weight, scales=weight.scales / whole / whole)
+
+
+def wrong_size(weight: QuantizedWeight, parent: Tensor) -> ExportFault:
+    """Return the fault of one factor of all scales, whatever it is."""
+    own, energy = weight.values(), parent.double().square().sum()
+    factor = float((own.double() * parent).sum() / energy.clamp(min=1e-300))
+    if not math.isfinite(factor) or factor <= 0 or abs(math.log(factor)) < SAME_SIZE:
+        return ExportFault("", lambda _: None)
+    times, side = (factor, "high") if factor > 1 else (1 / factor, "low")
+    words = f"all scales are {times:.3g} times too {side}"
+    return ExportFault(words, partial(_scaled, by=1 / factor))
 
 
 def _zeros_less(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qgate.checkpoints.accounting import account, fused_scales
+from qgate.checkpoints.activation_scales import activation_findings
 from qgate.checkpoints.blocks import worst_block
+from qgate.checkpoints.findings import makes_unlike
 from qgate.checkpoints.gguf.layouts import layout_notes
 from qgate.checkpoints.gguf.names import match_llama_names
 from qgate.checkpoints.graph_pairs import (
@@ -18,22 +20,23 @@ from qgate.checkpoints.graph_pairs import (
     without_constants,
 )
 from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.methods.explanations import settle_methods
 from qgate.checkpoints.methods.surroundings import WeightPair
+from qgate.checkpoints.model_settings import changed_settings
 from qgate.checkpoints.opening import open_again, open_checkpoint
-from qgate.checkpoints.packings import decode, find_weights
+from qgate.checkpoints.packings import decode
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
 from qgate.checkpoints.plain import tied_weights
 from qgate.checkpoints.recipe_files import recipe_of, write_out
 from qgate.checkpoints.recipe_texts import recipe_lines
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
-from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.running import judgements
 from qgate.checkpoints.stacked_experts import list_experts
 from qgate.checkpoints.stored import Checkpoint, Stamps
 from qgate.checkpoints.weight_parts import StoredWeight
-from qgate.checkpoints.weights import Judgement, judge_weight, source_rows
+from qgate.checkpoints.weights import Judgement, judge_weight, source_rows, weight_rows
 from qgate.engine import Workers, workers_of
 from qgate.errors import QgateError
 
@@ -76,15 +79,15 @@ class CheckpointPair:
         weight = next(weight for weight in self.weights if weight.name == name)
         if weight.packing is None:
             return None
-        rows = WeightRows(self.child, weight, self.recipe.bits)
-        source = source_rows(self._pair_of(weight), rows)
+        pair = self._pair_of(weight)
+        rows = weight_rows(pair)
+        source = source_rows(pair, rows)
         return None if source is None else worst_block(name, rows, source)
 
     def name_sources(self, record: CheckpointRecord) -> None:
         """Name the tensor of the parent that a weight unlike its counterpart was made from."""
         if self.parent is not None:
-            bits = self.recipe.bits
-            name_sources(record, self.child, self.weights, self.parent, self.matches, bits)
+            name_sources(record, self.child, self.weights, self.parent, self.matches, self.recipe)
 
     def with_source(self, judgement: Judgement) -> Judgement:
         """Name the source in the findings of one weight."""
@@ -102,6 +105,9 @@ class CheckpointPair:
             leave_out_unused(record, self.parent, self.matches)
         record.findings += fused_scales(self.child, self.weights)
         record.findings += tied_weights(self.child)
+        record.findings += activation_findings(self.child, self.weights)
+        if self.parent is not None:
+            record.findings += changed_settings(self.child, self.parent)
 
 
 def open_pair(child: str, parent: str | None, recipe_file: str | None = None) -> CheckpointPair:
@@ -193,7 +199,7 @@ def _check_quantized(child: str, weights: list[StoredWeight], recipe: Recipe) ->
 
 def _check_parent(parent: Checkpoint) -> None:
     for weight in find_weights(parent):
-        if weight.packing is not None:
+        if weight.packing is not None and not weight.missing:
             raise QgateError(
                 f"{parent.label!r} is quantized itself: {weight.name!r} is stored as "
                 f"{weight.packing.name}. Give the checkpoint that the child was made from."
@@ -213,9 +219,14 @@ def _check_pair(
 
 
 def check_alike(record: CheckpointRecord) -> None:
-    """Refuse a parent of equal names and other values."""
+    """Refuse a parent of equal names and other values, unless a fault makes them so."""
+    causes: dict[str, list[str]] = {}
+    for finding in record.findings:
+        causes.setdefault(finding.subject, []).append(finding.cause)
     compared = [
-        weight.method != "" or weight.figures.cosine > ALIKE
+        weight.method != ""
+        or weight.figures.cosine > ALIKE
+        or makes_unlike(weight.figures, causes.get(weight.name, ()))
         for weight in record.weights
         if weight.figures is not None and weight.figures.cosine is not None
     ]
@@ -242,7 +253,7 @@ def _match(
     if unmatched:
 
         def decoded(name: str) -> QuantizedWeight:
-            return decode(child, unmatched[name], recipe.bits)
+            return decode(child, unmatched[name], recipe)
 
         open_parents = {
             name: entry.shape

@@ -35,6 +35,8 @@ Array = np.ndarray[Any, Any]
 PER_DB = 10.0
 OCTAVES = 320
 """Exponents of float32, from below the smallest to above the largest."""
+ALIKE = 1e4
+"""Ratio of energies up to which the product of tensors follows from their difference."""
 RATIOS = 1 << 20
 """Scales of one weight that are compared with ideal ones, at most about."""
 
@@ -182,7 +184,7 @@ class Measurement:
         self._memory = thread_memory()
         self._unused: list[float] | None = None
         self._not_finite = self._zeros = self._ends = self._flushed = self._zero_blocks = 0
-        self._own_energy = self.energy = 0.0
+        self._own_energy = self.energy = self._product = 0.0
         self._rows: list[Tensor] = []
         self._ideal_rows: list[Tensor] = []
 
@@ -213,13 +215,13 @@ class Measurement:
             last = min(first + step, columns)
             part = weight if last - first == columns else weight.columns(first, last)
             work = self._memory.workspace(part.shape, part.tile)
-            self._add_values(part, work)
+            own_energy = self._add_values(part, work)
             ideal = None
             if parent is not None:
                 work.parent.copy_(parent[:, first:last])
                 tiles = slice(first // width, -(-last // width))
                 its = extremes if extremes is None else extremes.columns(tiles)
-                ideal = self._add_differences(part, work, its, sums)
+                ideal = self._add_differences(part, work, its, sums, own_energy)
             if is_new:
                 scales = part.scales.abs() if part.signed_scales else part.scales
                 self._scales.add(scales, ideal)
@@ -228,8 +230,8 @@ class Measurement:
             self._rows.append(sums[0])
             self._ideal_rows.append(sums[1])
 
-    def _add_values(self, weight: QuantizedWeight, work: Workspace) -> None:
-        """Decode, and count what needs no parent."""
+    def _add_values(self, weight: QuantizedWeight, work: Workspace) -> float:
+        """Decode, count what needs no parent, and return the sum of the squared values."""
         low, high = element_range(weight.element)
         work.values.copy_(_wide(weight.elements))
         for compare, bound in ((np.greater_equal, high), (np.less_equal, max(low, -high))):
@@ -242,17 +244,26 @@ class Measurement:
         if weight.offsets is not None:
             work.value_tiles.add_(weight.offsets[:, None, :, None])
         energy = _squared_rows(work.values).sum()
+        lost = None
         if not bool(energy.isfinite()):
-            finite = work.values.isfinite()
-            self._not_finite += int((~finite).sum())
-            work.values.masked_fill_(~finite, 0.0)
+            lost = ~work.values.isfinite()
+            self._not_finite += int(lost.sum())
+            work.values.masked_fill_(lost, 0.0)
             energy = _squared_rows(work.values).sum()
         self._own_energy += float(energy)
         np.equal(work.values_array, 0, out=work.zeros)
+        if lost is not None:
+            work.zeros[lost.numpy()] = False
         self._zeros += int(np.count_nonzero(work.zeros))
+        return float(energy)
 
     def _add_differences(
-        self, weight: QuantizedWeight, work: Workspace, extremes: Extremes | None, sums: Tensor
+        self,
+        weight: QuantizedWeight,
+        work: Workspace,
+        extremes: Extremes | None,
+        sums: Tensor,
+        own_energy: float,
     ) -> Tensor:
         """Add the errors of rows, and those of the ideal quantizer, whose scales are returned."""
         if self._convention is None:
@@ -261,8 +272,13 @@ class Measurement:
             scales = self._put_convention(self._convention, work)
         np.logical_and(work.mask, work.zeros, out=work.mask)
         self._flushed += int(np.count_nonzero(work.mask))
-        self.energy += squared(work.parent)
-        sums[0] += _squared_rows(work.values.sub_(work.parent))
+        energy = squared(work.parent)
+        self.energy += energy
+        is_alike = energy < ALIKE * own_energy and own_energy < ALIKE * energy
+        product = 0.0 if is_alike else float((work.values * work.parent).sum(dtype=torch.float64))
+        errors = _squared_rows(work.values.sub_(work.parent))
+        sums[0] += errors
+        self._product += (own_energy + energy - float(errors.sum())) / 2 if is_alike else product
         sums[1] += _squared_rows(work.cut(work.rounded))
         return scales
 
@@ -352,7 +368,7 @@ class Measurement:
         return replace(
             figures,
             error=total / energy if energy else 0.0,
-            cosine=(self._own_energy + energy - total) / 2 / norms if norms else 0.0,
+            cosine=self._product / norms if norms else 0.0,
             over_ideal_db=ratio_db(total, least, energy),
             worst_row=(row, float(decibels[row])),
             flushed_share=self._flushed / self._count,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -28,6 +29,11 @@ LEAST_DB = 0.3
 """Distance that right exporters' weights of one format stay under."""
 SPREADS = 6.0
 """How many median distances from the median stand out."""
+UNEXPLAINED = re.compile(
+    "codes are not the nearest|scales are off|scales are [^ ]+ times the ideal"
+)
+"""How causes begin that say where the error is, and not what was done wrong."""
+EQUAL_CODES = "all codes are equal"
 _FEWEST = 4
 
 
@@ -78,6 +84,17 @@ def error_cause(figures: WeightFigures, explained: str) -> str:
     return f"scales are off{row}: {size}"
 
 
+def makes_unlike(figures: WeightFigures, causes: Sequence[str]) -> bool:
+    """Return True if a weight is unlike its parent for a fault that is known."""
+    scales = figures.scales
+    is_lost = figures.zero_share == 1.0 or scales.zero + scales.negative > scales.count / 2
+    is_lost = is_lost or any(EQUAL_CODES in cause for cause in causes)
+    is_undone = any(
+        cause.endswith(" worse than ideal") and not UNEXPLAINED.match(cause) for cause in causes
+    )
+    return is_lost or is_undone or bool(figures.not_finite or scales.not_finite)
+
+
 def declared_causes(
     recipe: Recipe, record: WeightRecord, stored: DeclaredFormat | None, columns: int = 0
 ) -> Iterator[CheckpointFinding]:
@@ -97,7 +114,7 @@ def declared_causes(
 
 def same_format(stored: DeclaredFormat, declared: DeclaredFormat, columns: int = 0) -> bool:
     """Compare formats; signed integers with zero points and unsigned ones are one format."""
-    if declared.tile[1] == columns:
+    if declared.tile[0] == 1 and declared.tile[1] == columns:
         declared = replace(declared, tile=(declared.tile[0], None))
     return (
         stored.element.removeprefix("u") == declared.element.removeprefix("u")

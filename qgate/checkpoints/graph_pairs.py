@@ -7,9 +7,11 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
+from qgate.checkpoints.findings import UNEXPLAINED
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.packings import decode
 from qgate.checkpoints.pairing import ParentMatch, match_by_content
+from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointRecord, WeightRecord
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import StoredWeight
@@ -18,8 +20,6 @@ EQUAL = 0.9999
 """Least cosine of a tensor that is not quantized and its parent, which may be cast."""
 UNLIKE = 0.3
 """Cosine of a weight and its counterpart under which another one is looked for."""
-UNEXPLAINED = ("codes are not the nearest", "scales are ")
-"""How causes begin that say where the error is, and not what was done wrong."""
 _LAYER = re.compile(r"(.*?\.\d+)\.")
 
 
@@ -136,7 +136,7 @@ def name_sources(
     weights: list[StoredWeight],
     parent: Checkpoint,
     matches: dict[str, ParentMatch],
-    bits: int,
+    recipe: Recipe,
 ) -> None:
     """Name the tensor of the parent that a weight unlike its counterpart was made from."""
     unlike = {
@@ -152,7 +152,7 @@ def name_sources(
     shapes = {name: entry.shape for name, entry in parent.entries.items()}
 
     def decoded(name: str) -> QuantizedWeight:
-        return decode(child, by_name[name], bits)
+        return decode(child, by_name[name], recipe)
 
     sources = match_by_content(unlike, shapes, decoded, parent.read)
     words = {
@@ -163,7 +163,7 @@ def name_sources(
         replace(finding, cause=words[finding.subject])
         if words.get(finding.subject)
         and finding.over_ideal_db is not None
-        and finding.cause.startswith(UNEXPLAINED)
+        and UNEXPLAINED.match(finding.cause)
         else finding
         for finding in record.findings
     ]

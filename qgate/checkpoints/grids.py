@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qgate.errors import QgateError
-
 CHUNK = 1 << 18
 """Elements that are worked on at a time, so that they stay in the cache."""
 TALL = 512
@@ -184,42 +182,6 @@ _TABLES = {
         torch.float8_e5m2fnuz,
     )
 }
-
-
-def fit_tile(
-    scales: Tensor, rows: int, columns: int, name: str, whole: tuple[int, ...] = ()
-) -> tuple[Tensor, tuple[int, int]]:
-    """Find the tile that scales of some shape belong to, and return them as rows of tiles.
-
-    whole   the shape of all scales of a weight with so many rows, where these are some of them
-    """
-    shape = whole or tuple(scales.shape)
-    if math.prod(shape) == 1:
-        return scales.reshape(1, 1), (rows, columns)
-    if shape == (rows,):
-        return scales.reshape(-1, 1), (1, columns)
-    shaped = scales.reshape(-1, shape[-1])
-    down = math.prod(shape[:-1])
-    if (down, shape[-1]) == (rows, 1):
-        return shaped, (1, columns)
-    sides = side_of(rows, down), side_of(columns, shape[-1])
-    if None in sides:
-        raise QgateError(
-            f"{name}: scales of shape {shape} do not fit a weight of {rows} x {columns}."
-        )
-    return shaped, (sides[0] or 1, sides[1] or 1)
-
-
-def side_of(length: int, count: int) -> int | None:
-    """Return the power of two (or whole share) that divides a length into so many tiles."""
-    if count < 1 or count > length:
-        return None
-    if length % count == 0:
-        return length // count
-    for side in (16, 32, 64, 128, 256, 512):
-        if -(-length // side) == count:
-            return side
-    return None
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -6,13 +6,12 @@ their dtypes tell which it is; the configuration says what was meant, and is com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 
 import torch
 from torch import Tensor
 
 from qgate.checkpoints.bnb_weights import PACKINGS_OF_4_BITS
-from qgate.checkpoints.gguf.weights import block_weights
 from qgate.checkpoints.grids import (
     FP4_UNIT,
     QuantizedWeight,
@@ -22,9 +21,9 @@ from qgate.checkpoints.grids import (
     from_nibbles,
     from_words,
 )
-from qgate.checkpoints.recipes import gptq_zero_offset
-from qgate.checkpoints.stored import Checkpoint, GraphWeight, StoredEntry
-from qgate.checkpoints.torchao_weights import torchao_weights
+from qgate.checkpoints.recipes import Recipe, gptq_zero_offset
+from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.tiles import Tile, counts, declared_tile, likely_tiles
 from qgate.checkpoints.weight_parts import MisfitError, Packing, Parts, StoredWeight
 from qgate.errors import QgateError, first_line
 
@@ -170,6 +169,8 @@ def _bnb_int8(parts: Parts) -> QuantizedWeight:
     )
 
 
+NOTHING = Recipe()
+SCALES = ("weight_scale", "weight_scale_inv")
 _FP8 = ("F8_E4M3", "F8_E5M2")
 _FLOATS = ("F32", "BF16", "F16")
 PACKINGS = (
@@ -249,76 +250,42 @@ PACKINGS = (
 )
 
 
-def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
-    """Group the tensors of a checkpoint into weights; those of no packing stand alone."""
-    weights = list(_described_weights(checkpoint))
-    grouped = {entry.name for weight in weights for entry in weight.parts.values()}
-    for packing in () if checkpoint.has_graph else PACKINGS:
-        first = next(iter(packing.parts))
-        for entry_name in checkpoint.entries:
-            prefix, separator = _prefix(entry_name, first)
-            if separator is None or entry_name in grouped:
-                continue
-            parts = _parts(checkpoint, packing, prefix, separator)
-            if parts is None or grouped & {entry.name for entry in parts.values()}:
-                continue
-            grouped |= {entry.name for entry in parts.values()}
-            name = f"{prefix}.weight" if separator == "." else prefix
-            weights.append(StoredWeight(name, packing, parts))
-    weights += [
-        StoredWeight(name, None, {"": entry})
-        for name, entry in checkpoint.entries.items()
-        if name not in grouped
-    ]
-    order = {name: number for number, name in enumerate(checkpoint.entries)}
-    return sorted(weights, key=lambda w: order[next(iter(w.parts.values())).name])
-
-
-def _described_weights(checkpoint: Checkpoint) -> Iterator[StoredWeight]:
-    """Yield weights that graphs, types of tensors or heads of files describe."""
-    for graph_weight in checkpoint.weights or ():
-        entries = {role: checkpoint.entries[name] for role, name in graph_weight.parts.items()}
-        yield StoredWeight(graph_weight.name, _packing_of(graph_weight), entries)
-    for finder in (block_weights, torchao_weights):
-        yield from finder(checkpoint)
-
-
-def _packing_of(weight: GraphWeight) -> Packing:
-    return Packing(
-        weight.packing,
-        lambda parts: weight.decode(parts.tensors),
-        by_rows=weight.by_rows,
-        by_columns=weight.by_columns,
-        count_rows=(lambda _checkpoint, _parts: weight.rows) if weight.rows else None,
-    )
-
-
-def _prefix(name: str, ending: str) -> tuple[str, str | None]:
-    """Split `up.weight` or `up_blocks` into its stem and what joins it with the ending."""
-    for separator in (".", "_"):
-        if name.endswith(separator + ending):
-            return name[: -len(ending) - 1], separator
-    return "", None
-
-
-def _parts(
-    checkpoint: Checkpoint, packing: Packing, prefix: str, separator: str
-) -> dict[str, StoredEntry] | None:
-    parts = {}
-    for ending, dtypes in packing.parts.items():
-        entry = checkpoint.entries.get(f"{prefix}{separator}{ending}")
-        if entry is not None and entry.dtype in dtypes:
-            parts[ending] = entry
-        elif ending not in packing.optional or entry is not None:
-            return None
-    return parts
-
-
-def decode(checkpoint: Checkpoint, weight: StoredWeight, bits: int = 0) -> QuantizedWeight:
-    """Read and decode a quantized weight; `bits` of integers as the recipe declares them."""
+def decode(
+    checkpoint: Checkpoint, weight: StoredWeight, recipe: Recipe = NOTHING
+) -> QuantizedWeight:
+    """Read and decode a quantized weight as the recipe declares it."""
+    weight.check_complete()
     tensors = {ending: checkpoint.read(entry.name) for ending, entry in weight.parts.items()}
     offset = gptq_zero_offset(checkpoint.configuration)
-    return decode_parts(weight, Parts(weight.name, tensors, bits, zero_offset=offset))
+    tile = next(iter(tiles_of(weight, recipe)), None)
+    parts = Parts(weight.name, tensors, recipe.bits, zero_offset=offset, tile=tile)
+    return decode_parts(weight, parts)
+
+
+def tiles_of(weight: StoredWeight, recipe: Recipe) -> list[Tile]:
+    """List the tiles that a weight may have: the declared one, or all that its scales fit.
+
+    None where the shape of the scales tells, or the packing does.
+    """
+    rows, columns = recipe.tile_of(weight.name.removesuffix(".weight"))
+    declared = None if rows is None or columns is None else (rows, columns)
+    entry = weight.parts.get("weight")
+    if weight.packing is None or weight.packing.decode is not _plain or entry is None:
+        return [] if declared is None else [declared]
+    scales = next(weight.parts[ending].shape for ending in SCALES if ending in weight.parts)
+    height = math.prod(entry.shape[:-1])
+    is_told = math.prod(scales) == 1 or len(scales) < 2 or math.prod(scales) == height
+    if is_told or not math.prod(entry.shape):
+        return [] if declared is None else [declared]
+    if declared is not None and declared[0] > 1:
+        try:
+            return [declared_tile(entry.shape, scales, declared)]
+        except QgateError as error:
+            raise MisfitError(str(error)) from None
+    stored = math.prod(scales[:-1]), scales[-1]
+    if declared is not None and counts(height, entry.shape[-1], declared) == stored:
+        return [declared]
+    return likely_tiles(entry.shape, scales)
 
 
 def decode_parts(weight: StoredWeight, parts: Parts) -> QuantizedWeight:

@@ -26,7 +26,9 @@ class DeclaredFormat:
 
     def __str__(self) -> str:
         rows, columns = self.tile
-        if rows is None or columns is None:
+        if rows is None and columns not in (None, 1):
+            shared = f"per {columns} columns"
+        elif rows is None or columns is None:
             shared = "per row" if rows else "per column" if columns else "per tensor"
         else:
             shared = f"per {columns}" if rows == 1 else f"in tiles of {rows} x {columns}"
@@ -70,6 +72,11 @@ class Recipe:
                 elif matches(target, module):
                     return group.format
         return general
+
+    def tile_of(self, module: str) -> tuple[int | None, int | None]:
+        """Return rows and columns that share a scale in a module, None where nothing tells."""
+        declared = self.format_of(module)
+        return (None, None) if declared is None else declared.tile
 
     def idle_patterns(self, modules: Iterable[str]) -> list[str]:
         """List the patterns of `ignore` that match no module."""

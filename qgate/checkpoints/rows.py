@@ -13,11 +13,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.grids import CHUNK, TALL, QuantizedWeight, leading_rows, row_spans, side_of
-from qgate.checkpoints.packings import decode, decode_parts
+from qgate.checkpoints.grids import CHUNK, TALL, QuantizedWeight, leading_rows, row_spans
+from qgate.checkpoints.packings import NOTHING, decode, decode_parts, tiles_of
 from qgate.checkpoints.pairing import ParentMatch
-from qgate.checkpoints.recipes import gptq_zero_offset
+from qgate.checkpoints.recipes import Recipe, gptq_zero_offset
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.tiles import Tile, side_of
 from qgate.checkpoints.weight_parts import MisfitError, Parts, StoredWeight
 
 SAMPLE = 1 << 25
@@ -97,11 +98,21 @@ class MatrixColumns:
 class WeightRows:
     """Rows of a quantized weight, read and decoded when they are asked for.
 
-    A weight whose packing says nothing about rows is decoded whole.
+    A weight whose packing says nothing about rows is decoded whole. `choice` is the number of its
+    tile among those that its scales fit, where the recipe does not declare one.
     """
 
-    def __init__(self, checkpoint: Checkpoint, weight: StoredWeight, bits: int = 0) -> None:
-        self._checkpoint, self._weight, self._bits = checkpoint, weight, bits
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        weight: StoredWeight,
+        recipe: Recipe = NOTHING,
+        choice: int = 0,
+    ) -> None:
+        self._checkpoint, self._weight, self._bits = checkpoint, weight, recipe.bits
+        weight.check_complete()
+        self.choices = tiles_of(weight, recipe)
+        self._tile: Tile | None = self.choices[choice] if self.choices else None
         assert weight.packing is not None
         packing = weight.packing
         self._by_rows = [ending for ending in packing.by_rows if ending in weight.parts]
@@ -116,7 +127,7 @@ class WeightRows:
             self._rows = packing.count_rows(checkpoint, weight.parts)
             listed = listed if self._rows else ()
         if not listed:
-            self._whole = decode(checkpoint, weight, bits)
+            self._whole = decode(checkpoint, weight, recipe)
             self._rows = len(self._whole.elements)
             return
         for ending, entry in weight.parts.items():
@@ -154,7 +165,12 @@ class WeightRows:
             return (count // rows, 1) if count % rows == 0 else None
         if entry.dtype == "I32" and self._bits == 3:
             return 3, 32
-        side = _words_side(rows, count) if entry.dtype == "I32" else side_of(rows, count)
+        if entry.dtype == "I32":
+            side = _words_side(rows, count)
+        elif self._tile is not None and -(-rows // self._tile[0]) == count:
+            side = self._tile[0]
+        else:
+            side = side_of(rows, count)
         return None if side is None else (1, side)
 
     @cached_property
@@ -206,7 +222,16 @@ class WeightRows:
         shapes = {ending: entry.shape for ending, entry in self._weight.parts.items()}
         offset = gptq_zero_offset(self._checkpoint.configuration)
         name, rows = self._weight.name, self._rows
-        parts = Parts(name, tensors, self._bits, shapes, rows, start=start, zero_offset=offset)
+        parts = Parts(
+            name,
+            tensors,
+            self._bits,
+            shapes,
+            rows,
+            start=start,
+            zero_offset=offset,
+            tile=self._tile,
+        )
         return decode_parts(self._weight, parts)
 
     @property

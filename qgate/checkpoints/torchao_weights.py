@@ -20,12 +20,12 @@ from qgate.checkpoints.grids import (
     QuantizedWeight,
     as_rows,
     decode_e8m0,
-    fit_tile,
     fp8_name,
     from_nibbles,
 )
 from qgate.checkpoints.recipes import data_of
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.tiles import fit_tile
 from qgate.checkpoints.weight_parts import Packing, Parts, StoredWeight
 from qgate.errors import QgateError
 from qgate.text import one_line

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from qgate.checkpoints.grids import QuantizedWeight, fit_tile
+from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.tiles import Tile, fit_tile
 from qgate.errors import QgateError
 
 CountRows = Callable[[Checkpoint, Mapping[str, StoredEntry]], int]
@@ -27,6 +28,7 @@ class Parts:
     rows    how many rows the weight has, where `tensors` are some of them
     start   the first of these rows
     zero_offset  by how much GPTQ stores zero points too low
+    tile    the rows and columns that share a scale, where it is declared or was found out
     """
 
     name: str
@@ -36,6 +38,7 @@ class Parts:
     rows: int = 0
     start: int = 0
     zero_offset: int = 1
+    tile: Tile | None = None
 
     def __getitem__(self, ending: str) -> Tensor:
         return self.tensors[ending]
@@ -44,14 +47,11 @@ class Parts:
         """Return the first of these tensors that there is."""
         return next((self.tensors[e] for e in endings if e in self.tensors), None)
 
-    def fit_tile(
-        self, ending: str, values: Tensor, shape: tuple[int, int]
-    ) -> tuple[Tensor, tuple[int, int]]:
-        """Find the tile of these scales of elements of this shape, as `grids.fit_tile` does."""
+    def fit_tile(self, ending: str, values: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tile]:
+        """Find the tile of these scales of elements of this shape, as `tiles.fit_tile` does."""
         rows, columns = shape
-        return fit_tile(
-            values, self.rows or rows, columns, self.name, tuple(self.shapes.get(ending, ()))
-        )
+        whole = tuple(self.shapes.get(ending, ()))
+        return fit_tile(values, self.rows or rows, columns, self.name, whole, self.tile)
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,27 @@ class Packing:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """One logical weight: its name in the parent's manner, its packing, and its tensors."""
+    """One logical weight: its name in the parent's manner, its packing, and its tensors.
+
+    missing  endings of tensors that its packing has, and that are not there
+    """
 
     name: str
     packing: Packing | None
     parts: Mapping[str, StoredEntry]
+    missing: tuple[str, ...] = ()
+
+    def check_complete(self) -> None:
+        """Refuse a weight of which a tensor is missing."""
+        if self.missing:
+            stored = " and ".join(
+                f"{ending} ({entry.dtype})" for ending, entry in self.parts.items()
+            )
+            is_one = len(self.missing) == 1
+            raise MisfitError(
+                f"its {' and '.join(self.missing)} {'is' if is_one else 'are'} missing: "
+                f"{stored} alone cannot be decoded"
+            )
 
     @property
     def size(self) -> int:

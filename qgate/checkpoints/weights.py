@@ -8,11 +8,17 @@ from dataclasses import replace
 from torch import Tensor
 
 from qgate.checkpoints.causes import find_cause
-from qgate.checkpoints.compute import DecodedRows, SourceRows, measure
+from qgate.checkpoints.compute import DecodedRows, SourceRows, measure, squared
 from qgate.checkpoints.conventions import CONVENTIONS
-from qgate.checkpoints.findings import LIMIT_DB, declared_causes, error_cause, scale_causes
+from qgate.checkpoints.findings import (
+    EQUAL_CODES,
+    LIMIT_DB,
+    declared_causes,
+    error_cause,
+    scale_causes,
+)
 from qgate.checkpoints.gguf.layouts import ParentLayout, parent_layouts
-from qgate.checkpoints.grids import TALL, QuantizedWeight
+from qgate.checkpoints.grids import TALL, QuantizedWeight, leading_rows
 from qgate.checkpoints.methods.explanations import ErrorExplanation, explain_error
 from qgate.checkpoints.methods.steps import over_codes_db
 from qgate.checkpoints.methods.surroundings import WeightPair
@@ -50,7 +56,7 @@ def judge_weight(pair: WeightPair) -> Judgement:
         return judge_plain(pair)
     result = WeightRecord(weight.name, weight.packing.name, "", weight.size, 0)
     try:
-        rows = WeightRows(pair.child, weight, pair.recipe.bits)
+        rows = weight_rows(pair)
         figures, source, misplaced = _measured(pair, rows)
     except MisfitError as error:
         return result, [CheckpointFinding(weight.name, str(error))]
@@ -74,7 +80,7 @@ def judge_weight(pair: WeightPair) -> Judgement:
     findings = [
         CheckpointFinding(weight.name, cause, figures.over_ideal_db) for cause in causes if cause
     ]
-    form = _form(rows)
+    form = _form(rows, pair.recipe.tile_of(weight.name.removesuffix(".weight")))
     result = replace(
         result,
         format=str(form),
@@ -133,6 +139,34 @@ def _measured(pair: WeightPair, rows: WeightRows) -> tuple[WeightFigures, Source
     return *first, ""
 
 
+def weight_rows(pair: WeightPair) -> WeightRows:
+    """Return the rows of a weight; of several tiles that its scales fit, those of least error."""
+    rows = WeightRows(pair.child, pair.weight, pair.recipe)
+    if len(rows.choices) < 2 or pair.parent is None or pair.match is None:
+        return rows
+    choices = [
+        WeightRows(pair.child, pair.weight, pair.recipe, choice)
+        for choice in range(len(rows.choices))
+    ]
+    tallest = max(height for height, _ in rows.choices)
+    count = leading_rows(rows.shape, 1, LEADING)
+    shares = [_leading_error(pair, rows, max(count, 2 * tallest)) for rows in choices]
+    return choices[shares.index(min(shares))]
+
+
+def _leading_error(pair: WeightPair, rows: WeightRows, count: int) -> float:
+    """Return the squared error of about so many leading rows, by the row."""
+    source = source_rows(pair, rows)
+    assert source is not None
+    total, stop = 0.0, 0
+    for start, stop in rows.spans():
+        values = rows.rows(start, stop).values()
+        total += squared((values - source[start:stop].float()).nan_to_num(0, 0, 0))
+        if stop >= count:
+            break
+    return total / max(1, stop)
+
+
 def source_rows(pair: WeightPair, rows: WeightRows) -> SourceRows | None:
     """Return the parent's rows in the layout in which a weight is compared with them."""
     parent, match = pair.parent, pair.match
@@ -148,12 +182,18 @@ def _is_over(figures: WeightFigures) -> bool:
     return figures.over_ideal_db is not None and figures.over_ideal_db > LIMIT_DB
 
 
-def _form(weight: DecodedRows) -> DeclaredFormat:
+def _form(weight: DecodedRows, declared: tuple[int | None, int | None]) -> DeclaredFormat:
+    """Return the format of a weight: a tile as it is declared, even of a weight that is smaller."""
+    height, width = weight.tile
     rows, columns = weight.shape
-    tile = (
-        None if weight.tile[0] >= rows and rows > 1 else weight.tile[0],
-        None if weight.tile[1] >= columns else weight.tile[1],
-    )
+    is_all_rows, is_all_columns = height >= rows > 1, width >= columns
+    tile: tuple[int | None, int | None] = weight.tile
+    if tile != declared:
+        is_square = height == width and not (is_all_rows and is_all_columns)
+        tile = (
+            None if is_all_rows and not is_square else height,
+            None if is_all_columns and not is_square else width,
+        )
     return DeclaredFormat(weight.element, tile, weight.has_zero_points)
 
 
@@ -173,11 +213,14 @@ def _code_causes(element: str, figures: WeightFigures) -> Iterator[str]:
         yield f"{figures.outside_zero_points:,} zero points are no codes of the elements"
     if element in CONVENTIONS:
         return  # code books have codes that right exporters leave out
+    codes = _count_values(element)
+    is_one = figures.unused_codes == codes - 1 or figures.at_ends_share == 1.0
+    if is_one and figures.count >= MANY_SCALES and codes > 4 and figures.zero_share < 1:
+        yield f"{EQUAL_CODES}, or at the ends of the format: nothing wrote them"
+        return
     is_sampled = figures.count > MANY_ELEMENTS and count >= MANY_SCALES
-    if is_sampled and figures.unused_codes:
-        codes = _count_values(element)
-        if figures.unused_codes > UNUSED_SHARE * codes:
-            yield f"{figures.unused_codes} of {codes} codes never occur"
+    if is_sampled and figures.unused_codes > UNUSED_SHARE * codes:
+        yield f"{figures.unused_codes} of {codes} codes never occur"
 
 
 def _count_values(element: str) -> int:

@@ -154,7 +154,7 @@ FAULTS = (
                 _change(f"{UP}.weight_scale", lambda x: x.mean().expand_as(x))),
     ExportFault("negative scales", "int8", UP, "of 128 scales are negative",
                 _change(f"{UP}.weight_scale", torch.neg)),
-    ExportFault("global scale inverted", "nvfp4", DOWN, "worse than ideal",
+    ExportFault("global scale inverted", "nvfp4", DOWN, "the scale of the whole tensor is stored inverted",
                 _change(f"{DOWN}.weight_global_scale", lambda x: 1 / x)),
     ExportFault("halves of a fused weight", "nvfp4", "model.layers.1.mlp.gate_proj",
                 "engines fuse gate_proj and up_proj",
@@ -205,8 +205,21 @@ FAULTS = (
     ExportFault("a head that is not the embedding", "int8", "lm_head", "it is tied to model.embed_tokens", _tie),
     ExportFault("experts that were skipped", "int8", r"model.layers.*.mlp.experts.*.up_proj",
                 "40 weights are not quantized, and the recipe declares", _skip_experts),
-    ExportFault("FP8 codes without scales", "fp8", UP, "it is F8_E4M3 without scales",
+    ExportFault("FP8 codes without scales", "fp8", UP,
+                r"its weight_scale is missing: weight \(F8_E4M3\) alone cannot be decoded",
                 _remove(f"{UP}.weight_scale")),
+    ExportFault("INT8 codes without scales", "int8", UP, r"its weight_scale is missing: weight \(I8\) alone",
+                _remove(f"{UP}.weight_scale")),
+    ExportFault("words without scales", "w4a16", UP, "its weight_scale is missing",
+                _remove(f"{UP}.weight_scale")),
+    ExportFault("words without a shape", "w4a16", UP, "its weight_shape is missing",
+                _remove(f"{UP}.weight_shape")),
+    ExportFault("no scale of the whole tensor", "nvfp4", UP, "its weight_global_scale is missing",
+                _remove(f"{UP}.weight_global_scale")),
+    ExportFault("scales without codes", "mxfp4", UP, "its weight_packed is missing",
+                _remove(f"{UP}.weight_packed")),
+    ExportFault("scales 1.1 times too high", "w4a16", UP, "all scales are 1.1 times too high",
+                _change(f"{UP}.weight_scale", lambda x: x * 1.1)),
     ExportFault("a norm changed", "int8", "model.norm.weight", "not the parent's",
                 _change("model.norm.weight", lambda x: x * 1.05)),
     ExportFault("NaN in the embedding", "int8", "model.embed_tokens", "values are NaN or infinite",
@@ -214,3 +227,50 @@ FAULTS = (
     ExportFault("scales of another shape", "int8", UP, "do not fit a weight",
                 _change(f"{UP}.weight_scale", lambda x: x[:50])),
 )  # fmt: skip
+
+
+def all_of(
+    ending: str, change: Callable[[Tensor], Tensor]
+) -> Callable[[Tensors, dict[str, Any]], None]:
+    """Return a fault of all quantized weights."""
+
+    def plant(tensors: Tensors, _configuration: dict[str, Any]) -> None:
+        for name in tensors:
+            if name.endswith(f"_proj.{ending}"):
+                tensors[name] = change(tensors[name].clone()).to(tensors[name].dtype)
+
+    return plant
+
+
+def _swap_in_words(x: Tensor) -> Tensor:
+    return _swap_nibbles(x.view(torch.uint8)).view(torch.int32)
+
+
+NAN = float("nan")
+FAULTS_OF_ALL = (
+    ExportFault("nibbles of NVFP4", "nvfp4", "", "the order of nibbles",
+                all_of("weight_packed", _swap_nibbles)),
+    ExportFault("nibbles of MXFP4", "mxfp4", "", "the order of nibbles",
+                all_of("weight_packed", _swap_nibbles)),
+    ExportFault("nibbles of words", "w4a16", "", "the order of nibbles",
+                all_of("weight_packed", _swap_in_words)),
+    ExportFault("global scales inverted", "nvfp4", "",
+                "the scale of the whole tensor is stored inverted",
+                all_of("weight_global_scale", lambda x: 1 / x)),
+    ExportFault("scales inverted", "int8", "", "scales are stored inverted",
+                all_of("weight_scale", lambda x: 1 / x)),
+    ExportFault("zero codes", "fp8", "", "all values are zero", all_of("weight", lambda x: x.float() * 0)),
+    ExportFault("zero words", "w4a16", "", "all codes are equal", all_of("weight_packed", torch.zeros_like)),
+    ExportFault("zero words of 8 bits", "w8a16", "", "all codes are equal",
+                all_of("weight_packed", torch.zeros_like)),
+    ExportFault("zero scales", "nvfp4", "", "all values are zero",
+                all_of("weight_scale", lambda x: x.float() * 0)),
+    ExportFault("NaN scales", "fp8-block", "", r"16 of 16 scales are NaN|[48] of [48] scales are NaN",
+                all_of("weight_scale", lambda x: x * NAN)),
+    ExportFault("NaN codes", "fp8", "", "4,096 of 4,096 values are NaN",
+                all_of("weight", lambda x: x.float() * NAN)),
+    ExportFault("negative scales", "int8", "", "scales are negative", all_of("weight_scale", torch.neg)),
+    ExportFault("scales 1000 times too high", "w4a16", "", "all scales are [0-9.e+]+ times too high",
+                all_of("weight_scale", lambda x: x * 1000)),
+)  # fmt: skip
+"""Faults of all weights, as those of exporters are: the cause, not "is not the parent"."""

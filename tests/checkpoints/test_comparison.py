@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.texts import first_line
+from qgate.errors import QgateError
 from tests.checkpoints.exports import SCHEMES, compress, export, parent_tensors, write
-from tests.checkpoints.faults import FAULTS, ExportFault
+from tests.checkpoints.faults import FAULTS, FAULTS_OF_ALL, UP, ExportFault
 from tests.checkpoints.work import decoded
 
 
@@ -46,6 +47,38 @@ def test_a_planted_fault_is_found_by_tensor_and_cause(
     record = compare(str(tmp_path / "child"), str(folders / "parent"))
     causes = [finding.cause for finding in record.findings if fault.subject in finding.subject]
     assert any(re.search(fault.words, cause) for cause in causes), record.findings
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_ALL, ids=lambda fault: fault.name)
+def test_a_fault_of_all_weights_is_named_and_not_refused(
+    fault: ExportFault, folders: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(folders / fault.scheme / "model.safetensors")
+    configuration = json.loads((folders / fault.scheme / "config.json").read_text())
+    fault.plant(tensors, configuration)
+    write(tmp_path / "child", tensors, configuration)
+    record = compare(str(tmp_path / "child"), str(folders / "parent"))
+    named = {f.subject for f in record.findings if re.search(fault.words, f.cause)}
+    assert len(named) >= 4, record.findings
+    quantized = {weight.name for weight in record.weights if weight.outcome == "quantized"}
+    assert {finding.subject for finding in record.findings} >= quantized
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_another_parent_is_refused(name: str, folders: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "other", parent_tensors(7), {})
+    with pytest.raises(QgateError, match=r"is not the parent of .*: 0 of 14 quantized weights"):
+        compare(str(folders / name), str(other))
+
+
+def test_a_missing_tensor_is_one_finding(folders: Path, tmp_path: Path) -> None:
+    tensors = load_file(folders / "w4a16" / "model.safetensors")
+    del tensors[f"{UP}.weight_scale"]
+    configuration = json.loads((folders / "w4a16" / "config.json").read_text())
+    write(tmp_path / "child", tensors, configuration)
+    for parent in (None, str(folders / "parent")):
+        (finding,) = compare(str(tmp_path / "child"), parent).findings
+        assert finding.subject == f"{UP}.weight"
 
 
 def test_a_head_that_shares_the_embedding_is_not_missed(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from qgate.checkpoints import grids, plain, rows, running, weights
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.gguf.layouts import RopeRows, in_rope_order
 from qgate.checkpoints.gguf.weights import KINDS
+from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import decode, find_weights
+from qgate.checkpoints.packings import decode
 from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.stored import Checkpoint
 from qgate.cli import main

@@ -15,8 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from qgate.checkpoints.comparison import compare
+from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import decode, find_weights
+from qgate.checkpoints.packings import decode
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.checkpoints.texts import first_line, result_lines
 from qgate.errors import QgateError

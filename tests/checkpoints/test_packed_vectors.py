@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import decode, find_weights
+from qgate.checkpoints.packings import decode
 from qgate.checkpoints.recipes import read_recipe
 from qgate.errors import QgateError
 from tests.checkpoints.exports import write
@@ -55,7 +56,7 @@ def _decoded(folder: Path, tensors: dict[str, Tensor], settings: dict[str, Any])
     checkpoint = open_checkpoint(str(folder))
     recipe = read_recipe(str(folder), checkpoint.configuration)
     (weight,) = find_weights(checkpoint)
-    return decode(checkpoint, weight, recipe.bits).values()
+    return decode(checkpoint, weight, recipe).values()
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

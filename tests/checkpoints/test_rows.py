@@ -11,8 +11,9 @@ from torch import Tensor
 
 from qgate.checkpoints import grids, rows
 from qgate.checkpoints.comparison import compare
+from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import PACKINGS, find_weights
+from qgate.checkpoints.packings import PACKINGS
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.rows import ParentRows
 from qgate.checkpoints.stored import Checkpoint

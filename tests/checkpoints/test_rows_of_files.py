@@ -24,12 +24,12 @@ from qgate.checkpoints import (
     weights,
 )
 from qgate.checkpoints.comparison import compare
+from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.onnx import decoding
 from qgate.checkpoints.onnx.files import OnnxReader
 from qgate.checkpoints.onnx.tensors import OnnxTensor
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import find_weights
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.plain import judge_plain
 from qgate.checkpoints.recipes import Recipe

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from qgate.checkpoints.comparison import CheckpointPair
 from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import decode, find_weights
+from qgate.checkpoints.packings import decode
 from qgate.checkpoints.pairing import ParentMatch
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import WeightRecord

@@ -11,8 +11,9 @@ import torch
 from torch import Generator, Tensor
 
 from qgate.checkpoints.comparison import compare
+from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.opening import open_checkpoint
-from qgate.checkpoints.packings import decode, find_weights
+from qgate.checkpoints.packings import decode
 from qgate.checkpoints.recipes import read_recipe
 from qgate.kernel_checks.record import CheckFailure
 from tests.checkpoints.exports import write
@@ -56,14 +57,14 @@ class CheckpointExhibit(Exhibit):
         with TemporaryDirectory() as folder:
             path = write(Path(folder), *kernel(dict(parent)))
             checkpoint = open_checkpoint(str(path))
-            bits = read_recipe(str(path), checkpoint.configuration).bits
+            recipe = read_recipe(str(path), checkpoint.configuration)
             tensors = {name: torch.zeros(x.shape) for name, x in parent.items()}
             for weight in find_weights(checkpoint):
                 stored = next(iter(weight.parts.values()))
                 values = (
                     checkpoint.read(stored.name)
                     if weight.packing is None
-                    else decode(checkpoint, weight, bits).values()
+                    else decode(checkpoint, weight, recipe).values()
                 )
                 tensors[weight.name] = values.float().reshape(parent[weight.name].shape)
         return self.like(tensors).float()

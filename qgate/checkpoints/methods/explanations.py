@@ -15,6 +15,7 @@ from qgate.checkpoints.causes import (
     find_cause,
     wrong_groups,
     wrong_powers,
+    wrong_size,
     wrong_zero_points,
 )
 from qgate.checkpoints.compute import SourceRows, measure, squared
@@ -107,6 +108,7 @@ def explain_error(
         explained = next(filter(None, (find_fault(parent * x) for _, x in norms)), "")
     explained = (
         explained
+        or _find_fault(*leading, wrong_size(*leading), is_part=False)
         or _lone_scales(*leading)
         or _zero_rows(compared)
         or find_fault(parent, wrong_powers(weight, parent))
@@ -167,11 +169,17 @@ def _lone_scales(weight: QuantizedWeight, parent: Tensor) -> str:
     if not _is_right(measure(weight, scaled)) and not _is_gptq(weight, scaled):
         return ""
     lines = [
-        f"its {line} are multiplied by {float(sizes.min()):.2g} to {float(sizes.max()):.2g}"
+        f"its {line} are multiplied by {range_text(float(sizes.min()), float(sizes.max()))}"
         for line, sizes in (("columns", columns), ("rows", rows))
         if is_scaled(sizes)
     ]
     return f"{' and '.join(lines)}, which nothing undoes"
+
+
+def range_text(low: float, high: float) -> str:
+    """Write the ends of a range, or one number where both are written alike."""
+    ends = [f"{low:.2g}", f"{high:.2g}"]
+    return ends[0] if ends[0] == ends[1] else f"different factors from {ends[0]} to {ends[1]}"
 
 
 def _zero_rows(weight: ComparedRows) -> str:

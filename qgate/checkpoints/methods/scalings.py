@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.compute import SourceRows
+from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.methods.compared_rows import ComparedRows
 from qgate.checkpoints.methods.surroundings import Surroundings
-from qgate.checkpoints.packings import find_weights
 from qgate.checkpoints.rows import ContiguousRows, WeightRows
 from qgate.checkpoints.stored import StoredEntry
 from qgate.checkpoints.weight_parts import StoredWeight
@@ -160,7 +160,7 @@ def _compared(
     shape = source.shape[0], source.shape[1]
     parent = ContiguousRows(layer.parent, source.name, shape[1])
     if stored.packing is not None:
-        weight = WeightRows(layer.child, stored, layer.recipe.bits)
+        weight = WeightRows(layer.child, stored, layer.recipe)
         return ComparedRows.of_quantized(weight, parent) if weight.shape == shape else None
     if layer.child.entries[stored.name].shape != shape:
         return None

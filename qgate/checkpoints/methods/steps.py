@@ -56,7 +56,7 @@ def element_indices(weight: QuantizedWeight) -> Tensor:
     if weight.element.startswith(("int", "uint")):
         return elements
     values = torch.from_numpy(get(weight.element).values()).float()
-    return torch.bucketize(elements, values[values.isfinite()].unique())
+    return torch.bucketize(elements.contiguous(), values[values.isfinite()].unique())
 
 
 def measure_steps(weight: QuantizedWeight, parent: Tensor) -> StepFigures:

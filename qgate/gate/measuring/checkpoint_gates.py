@@ -75,6 +75,7 @@ class CheckpointSubject(Subject):
         for weight in sorted(quantized, key=lambda weight: weight.size)[:_SAMPLED]:
             self._judged[weight.name] = pair.judge(weight)
             sample.weights.append(self._judged[weight.name][0])
+            sample.findings += self._judged[weight.name][1]
         check_alike(sample)
         return pair
 

@@ -1,0 +1,160 @@
+"""Check static scales of activations without any: what no calibration can give."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from qgate.checkpoints.accounting import FUSED
+from qgate.checkpoints.methods.surroundings import LAYER
+from qgate.checkpoints.record import CheckpointFinding
+from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.weight_parts import StoredWeight
+
+ENDINGS = ("input_scale", "input_global_scale", "output_scale", "q_scale", "k_scale", "v_scale")
+DIVIDES = "input_global_scale"
+"""The ending of a scale by which is divided: a large one means small activations."""
+SAME_INPUT = 2.0
+"""Ratio of scales of one input that right exporters stay under: calibration sees one tensor."""
+OUTLIER = 300.0
+"""Ratio to the scales of all other layers at which a scale is a finding.
+
+Massive activations of some layers are up to about 100 times those of the others.
+"""
+FEWEST_LAYERS = 3
+ROOM = 4.0
+"""How many times the largest output of a norm an input scale may cover."""
+NORM_READERS = re.compile(
+    r"\b(q_proj|k_proj|v_proj|qkv_proj|gate_proj|up_proj|gate_up_proj|w1|w3|fc1|query|key|value)$"
+)
+"""Modules whose input is the output of a norm of their layer."""
+UNIT_OFFSET = 1.0
+"""What some networks add to the weight of a norm."""
+
+
+def activation_findings(
+    child: Checkpoint, weights: list[StoredWeight]
+) -> Iterator[CheckpointFinding]:
+    """Find scales of activations that are no scales, or that the network cannot need."""
+    largest: dict[str, float] = {}
+    codes = {w.name.removesuffix(".weight"): _largest_code(w) for w in weights if w.packing}
+    for name in child.entries:
+        module, _, ending = name.rpartition(".")
+        if ending not in ENDINGS or not child.entries[name].dtype.startswith(("F", "BF")):
+            continue
+        values = child.read(name).float().reshape(-1)
+        if not len(values):
+            continue
+        if not bool(values.isfinite().all()):
+            continue  # It is a finding of every tensor.
+        if float(values.min()) <= 0:
+            yield CheckpointFinding(
+                name, f"it is {float(values.min()):.4g}, and a scale is more than 0"
+            )
+        elif ending.startswith("input"):
+            scale = 1 / float(values.min()) if ending == DIVIDES else float(values.max())
+            largest[name] = scale * codes.get(module, 127.0)
+    bounds = NormBounds(child)
+    siblings = dict(_unlike_siblings(largest))
+    for name, value in largest.items():
+        if name in siblings:
+            yield CheckpointFinding(name, siblings[name])
+        elif words := bounds.exceeded(name, value) or _outlier(name, value, largest):
+            yield CheckpointFinding(name, words)
+
+
+def _largest_code(weight: StoredWeight) -> float:
+    """Return the largest code of activations beside a weight, or a smaller one."""
+    assert weight.packing is not None
+    if "NVFP4" in weight.packing.name:
+        return 6.0 * 448
+    dtypes = {entry.dtype for entry in weight.parts.values()}
+    return 448.0 if dtypes & {"F8_E4M3"} else 127.0
+
+
+def _unlike_siblings(largest: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """Name, of weights that read one input, the scale that is farthest from those of its kind."""
+    kinds = _by_kind(largest)
+    for name in largest:
+        for parts in (*FUSED, ("w1", "w3")):
+            if f".{parts[0]}." not in name:
+                continue
+            names = [name.replace(f".{parts[0]}.", f".{part}.") for part in parts]
+            values = {other: largest[other] for other in names if other in largest}
+            if max(values.values()) < SAME_INPUT * min(values.values()):
+                continue
+            listed = ", ".join(
+                f"{part} up to {values[other]:.3g}"
+                for part, other in zip(parts, names, strict=True)
+                if other in values
+            )
+            worst = max(values, key=lambda other: _distance(values[other], kinds[_kind(other)]))
+            yield worst, f"weights that read one input have other scales for it: {listed}"
+
+
+def _outlier(name: str, value: float, largest: Mapping[str, float]) -> str:
+    """Say that a scale is far from those of the same module in all other layers."""
+    others = [v for other, v in largest.items() if other != name and _kind(other) == _kind(name)]
+    if len(others) < FEWEST_LAYERS:
+        return ""
+    if value > OUTLIER * max(others) or value < min(others) / OUTLIER:
+        return (
+            f"it is for inputs up to {value:.3g}, those of other layers are for "
+            f"{min(others):.3g} to {max(others):.3g}"
+        )
+    return ""
+
+
+def _by_kind(largest: Mapping[str, float]) -> dict[str, list[float]]:
+    kinds: dict[str, list[float]] = {}
+    for name, value in largest.items():
+        kinds.setdefault(_kind(name), []).append(value)
+    return kinds
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.)", ".*", name)
+
+
+def _distance(value: float, values: list[float]) -> float:
+    return abs(math.log(value / median(values)))
+
+
+class NormBounds:
+    """The largest numbers that norms of a layer can give, by layer and length."""
+
+    def __init__(self, child: Checkpoint) -> None:
+        self._child = child
+        self._norms: dict[tuple[str, int], list[str]] = {}
+        for name, entry in child.entries.items():
+            is_vector = len(entry.shape) == 1 and entry.dtype in ("F32", "BF16", "F16")
+            layer = LAYER.match(name)
+            if layer and is_vector and "norm" in name and name.endswith((".weight", ".bias")):
+                self._norms.setdefault((layer[0], entry.shape[0]), []).append(name)
+        self._bounds: dict[str, float] = {}
+
+    def exceeded(self, name: str, value: float) -> str:
+        """Say that no norm of a layer can give inputs that are so large; empty where one can."""
+        layer = LAYER.match(name)
+        if not layer or not NORM_READERS.search(name.rpartition(".")[0]):
+            return ""
+        bound = self._bound(layer[0])
+        if not bound or value <= ROOM * bound:
+            return ""
+        return f"it is for inputs up to {value:.3g}, and the norm before gives at most {bound:.3g}"
+
+    def _bound(self, layer: str) -> float:
+        """Return the bound of the largest norm: its weight times the root of its length."""
+        if layer not in self._bounds:
+            bounds = [0.0]
+            for (of, length), names in self._norms.items():
+                if of == layer:
+                    sizes = {n: float(self._child.read(n).float().abs().max()) for n in names}
+                    weights = [s for n, s in sizes.items() if n.endswith(".weight")]
+                    biases = [s for n, s in sizes.items() if n.endswith(".bias")]
+                    scale = max(weights, default=0.0) + UNIT_OFFSET
+                    bounds.append(scale * math.sqrt(length) + max(biases, default=0.0))
+            self._bounds[layer] = max(bounds) if len(bounds) > 1 else 0.0
+        return self._bounds[layer]
