@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.compute import measured, squared
-from qgate.checkpoints.conventions import CONVENTIONS
+from qgate.checkpoints.conventions import CONVENTIONS, NESTED
 from qgate.checkpoints.gguf.causes import block_faults
 from qgate.checkpoints.grids import TALL, QuantizedWeight, widen
 from qgate.checkpoints.ideal import Extremes, ideal_scales, ideal_values
@@ -26,8 +26,6 @@ LARGEST_DB = 9.0
 """Error over the ideal one that a right method may have at most."""
 SAME_SIZE = 0.03
 """Logarithm of a factor of all values that rounding leaves."""
-NESTED = ("nf4", "bnb_fp4")
-"""Elements whose scales may be quantized, too."""
 LEADING = 1 << 20
 """Elements in leading rows that tell what all scales have too much."""
 Kind = tuple[str, bool, tuple[int, int], str]

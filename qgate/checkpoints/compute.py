@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.chunk_memory import Workspace, thread_memory
-from qgate.checkpoints.conventions import CONVENTIONS, BlockConvention, count_zero_blocks
+from qgate.checkpoints.conventions import CONVENTIONS, NESTED, BlockConvention, count_zero_blocks
 from qgate.checkpoints.grids import CHUNK, TALL, QuantizedWeight, widen
 from qgate.checkpoints.ideal import (
     Extremes,
@@ -28,17 +28,17 @@ from qgate.checkpoints.ideal import (
     ideal_scales,
     round_in_place,
 )
+from qgate.checkpoints.local_sums import ROW_DB, USUAL, GroupSums, tile_sums
 from qgate.checkpoints.record import ScaleFigures, WeightFigures
 from qgate.checkpoints.scale_codes import ScaleCodeSums
+from qgate.checkpoints.scale_sums import ScaleSums
 
 Array = np.ndarray[Any, Any]
 PER_DB = 10.0
-OCTAVES = 320
-"""Exponents of float32, from below the smallest to above the largest."""
-ALIKE = 1e4
-"""Ratio of energies up to which the product of tensors follows from their difference."""
 RATIOS = 1 << 20
 """Scales of one weight that are compared with ideal ones, at most about."""
+ALIKE = 1e4
+"""Ratio of energies up to which the product of tensors follows from their difference."""
 
 
 class DecodedRows(Protocol):
@@ -99,76 +99,6 @@ def _extremes_of_tall_tiles(weight: DecodedRows, parent: SourceRows) -> list[Ext
     return extremes
 
 
-@dataclass
-class ScaleSums:
-    """Counts of scales, and their ratios to ideal ones where these have been made."""
-
-    every: int = 1
-    count: int = 0
-    not_finite: int = 0
-    zero: int = 0
-    negative: int = 0
-    smallest: float = math.inf
-    largest: float = -math.inf
-    first: float | None = None
-    all_equal: bool = True
-    ratios: list[Tensor] = field(default_factory=list)
-    octaves: Tensor = field(default_factory=lambda: torch.zeros(OCTAVES, dtype=torch.long))
-
-    def add(self, scales: Tensor, ideal: Tensor | None) -> None:
-        count = scales.numel()
-        if not count:
-            return
-        self.first = float(scales[0, 0]) if self.first is None else self.first
-        low, high = float(scales.amin()), float(scales.amax())
-        is_plain = low > 0 and math.isfinite(high)
-        self._add_octaves(scales if is_plain else scales[(scales > 0) & scales.isfinite()])
-        self.count += count
-        self.all_equal = self.all_equal and low == high == self.first
-        if not (math.isfinite(low) and math.isfinite(high)):
-            finite = scales[scales.isfinite()]
-            self.not_finite += count - finite.numel()
-            low = float(finite.min()) if finite.numel() else math.inf
-            high = float(finite.max()) if finite.numel() else -math.inf
-        if low <= 0:
-            self.zero += int((scales == 0).sum())
-            self.negative += int((scales < 0).sum())
-        self.smallest, self.largest = min(self.smallest, low), max(self.largest, high)
-        if ideal is not None and ideal.shape == scales.shape:
-            own, other = (x.reshape(-1)[:: self.every] for x in (scales, ideal))
-            self.ratios.append(own / other)
-
-    def figures(self) -> ScaleFigures:
-        """Return the figures of all scales."""
-        ratios = torch.cat(self.ratios) if self.ratios else torch.empty(0)
-        ratios = ratios[(ratios > 0) & ratios.isfinite()]
-        has_finite = self.smallest <= self.largest
-        return ScaleFigures(
-            count=self.count,
-            not_finite=self.not_finite,
-            zero=self.zero,
-            negative=self.negative,
-            smallest=self.smallest if has_finite else None,
-            largest=self.largest if has_finite else None,
-            all_equal=self.count > 1 and self.all_equal,
-            log2_ratio=float(ratios.log2().median()) if ratios.numel() else None,
-            octaves=self._octaves(),
-        )
-
-    def _add_octaves(self, scales: Tensor) -> None:
-        """Count positive scales by their exponent."""
-        exponents = torch.frexp(scales.float())[1].reshape(-1).long()
-        self.octaves += torch.bincount(exponents + OCTAVES // 2, minlength=OCTAVES)
-
-    def _octaves(self) -> tuple[int, tuple[int, ...]] | None:
-        """Return the counts from the lowest exponent on, with that exponent."""
-        used = self.octaves.nonzero().reshape(-1)
-        if not used.numel():
-            return None
-        low, high = int(used[0]), int(used[-1])
-        return low - OCTAVES // 2 - 1, tuple(self.octaves[low : high + 1].tolist())
-
-
 class Measurement:
     """Sums over the chunks of one weight."""
 
@@ -186,7 +116,10 @@ class Measurement:
         self._not_finite = self._zeros = self._ends = self._flushed = self._zero_blocks = 0
         self._own_energy = self.energy = self._product = 0.0
         self._rows: list[Tensor] = []
-        self._ideal_rows: list[Tensor] = []
+        self._groups = GroupSums()
+        is_own = self._convention is None or weight.element in NESTED
+        is_row = (height, width) == (1, columns)
+        self._has_groups = is_own and tiles > 1 and height <= TALL and not is_row
 
     # Adding --------------------------------------------------------------------------------------
 
@@ -210,7 +143,7 @@ class Measurement:
         block = width * (1 if self._convention is None else self._convention.tiles)
         step = max(1, 2 * CHUNK // rows // block) * block
         is_new = self._height <= TALL or start % self._height == 0
-        sums = torch.zeros(2, rows, dtype=torch.float64)
+        sums = torch.zeros(3, rows, dtype=torch.float64)
         for first in range(0, columns, step):
             last = min(first + step, columns)
             part = weight if last - first == columns else weight.columns(first, last)
@@ -221,14 +154,13 @@ class Measurement:
                 work.parent.copy_(parent[:, first:last])
                 tiles = slice(first // width, -(-last // width))
                 its = extremes if extremes is None else extremes.columns(tiles)
-                ideal = self._add_differences(part, work, its, sums, own_energy)
+                ideal = self._add_differences(part, work, its, sums, own_energy, (start, first))
             if is_new:
                 scales = part.scales.abs() if part.signed_scales else part.scales
                 self._scales.add(scales, ideal)
                 self._scale_codes.add(part)
         if parent is not None:
-            self._rows.append(sums[0])
-            self._ideal_rows.append(sums[1])
+            self._rows.append(sums)
 
     def _add_values(self, weight: QuantizedWeight, work: Workspace) -> float:
         """Decode, count what needs no parent, and return the sum of the squared values."""
@@ -264,22 +196,36 @@ class Measurement:
         extremes: Extremes | None,
         sums: Tensor,
         own_energy: float,
+        place: tuple[int, int],
     ) -> Tensor:
-        """Add the errors of rows, and those of the ideal quantizer, whose scales are returned."""
+        """Add the errors of rows, and those of the ideal quantizer, whose scales are returned.
+
+        sums   of rows: errors, those of the ideal quantizer, and the parent's energy
+        place  the row and the column at which the chunk begins
+        """
         if self._convention is None:
             scales = self._put_ideal(weight, work, extremes)
         else:
             scales = self._put_convention(self._convention, work)
         np.logical_and(work.mask, work.zeros, out=work.mask)
         self._flushed += int(np.count_nonzero(work.mask))
-        energy = squared(work.parent)
+        energies = _squared_rows(work.parent)
+        sums[2] += energies
+        energy = float(energies.sum())
         self.energy += energy
         is_alike = energy < ALIKE * own_energy and own_energy < ALIKE * energy
         product = 0.0 if is_alike else float((work.values * work.parent).sum(dtype=torch.float64))
-        errors = _squared_rows(work.values.sub_(work.parent))
+        work.values.sub_(work.parent)
+        if self._has_groups:
+            tiles = tile_sums(work, work.value_tiles), tile_sums(work, work.rounded)
+            errors, least = (x.sum(2).reshape(-1)[: len(energies)].double() for x in tiles)
+            own, ideal = (x.sum(1) for x in tiles)
+            self._groups.add(own, ideal, scales, place, weight.tile)
+        else:
+            errors, least = _squared_rows(work.values), _squared_rows(work.cut(work.rounded))
         sums[0] += errors
+        sums[1] += least
         self._product += (own_energy + energy - float(errors.sum())) / 2 if is_alike else product
-        sums[1] += _squared_rows(work.cut(work.rounded))
         return scales
 
     def _put_ideal(
@@ -327,7 +273,7 @@ class Measurement:
     @property
     def least(self) -> float:
         """Return the squared error of the ideal quantizer."""
-        return sum(float(rows.sum()) for rows in self._ideal_rows)
+        return sum(float(rows[1].sum()) for rows in self._rows)
 
     def figures(self) -> WeightFigures:
         """Return the figures of the whole weight."""
@@ -359,18 +305,29 @@ class Measurement:
 
     def _beside(self, figures: WeightFigures) -> WeightFigures:
         """Add the figures that compare a weight with its parent."""
-        rows, ideal_rows = torch.cat(self._rows), torch.cat(self._ideal_rows)
+        rows, ideal_rows, energies = torch.cat(self._rows, 1)
         total, least, energy = float(rows.sum()), float(ideal_rows.sum()), self.energy
         norms = (self._own_energy * energy) ** 0.5
-        ratios = rows / ideal_rows.clamp(min=1e-12 * energy / len(rows) + 1e-300)
+        usual = USUAL * least / energy * energies if energy else energies
+        floor = usual.clamp(min=1e-12 * energy / len(rows) + 1e-300)
+        ratios = rows / torch.maximum(ideal_rows, floor)
         decibels = (PER_DB * torch.log10(ratios.clamp(min=1e-30))).numpy().round(4) + 0.0
         row = int(decibels.argmax())
+        is_over = torch.from_numpy(decibels > ROW_DB)
+        others, groups = ideal_rows[~is_over], self._groups
         return replace(
             figures,
             error=total / energy if energy else 0.0,
             cosine=self._product / norms if norms else 0.0,
             over_ideal_db=ratio_db(total, least, energy),
             worst_row=(row, float(decibels[row])),
+            rows_over=int(is_over.sum()),
+            other_rows_db=ratio_db(float(rows[~is_over].sum()), float(others.sum()), energy),
+            worst_group=groups.worst,
+            groups_over=groups.over,
+            other_groups_db=None
+            if groups.worst is None
+            else ratio_db(total - groups.own, least - groups.least, energy),
             flushed_share=self._flushed / self._count,
         )
 

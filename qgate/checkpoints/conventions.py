@@ -22,6 +22,8 @@ from qgate.checkpoints.gguf.codebook_errors import SAMPLE, CodeBook, book_error
 from qgate.checkpoints.gguf.codebooks import DELTA
 
 Quantized = tuple[Tensor, Tensor]
+NESTED = ("nf4", "bnb_fp4")
+"""Elements whose scales may be quantized, too."""
 BINS = 1 << 12
 """Bins between the first and the last level."""
 TINY = torch.finfo(torch.float32).tiny

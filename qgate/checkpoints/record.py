@@ -72,6 +72,11 @@ class WeightFigures:
     over_ideal_db    error over that of the ideal quantizer
     over_codes_db    error over that of the nearest codes at the stored scales
     worst_row        the row with the most error over ideal, and by how much in dB
+    rows_over        rows with more error over ideal than right exporters make
+    other_rows_db    error of all other rows over ideal
+    worst_group      the group with the most error over ideal: its first row and column, and by how
+                     much in dB; None where a row is a group
+    groups_over, other_groups_db   the same of groups
     at_ends_share    share of elements at the smallest or largest value of the format
     flushed_share    share of values that are zero, and not in the ideal quantizer
     steps            of codes with more error than ideal ones
@@ -96,6 +101,11 @@ class WeightFigures:
     subnormal_scales: int = 0
     outside_zero_points: int = 0
     zero_blocks: int = 0
+    rows_over: int = 0
+    other_rows_db: float | None = None
+    worst_group: tuple[int, int, float] | None = None
+    groups_over: int = 0
+    other_groups_db: float | None = None
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,21 @@ from qgate.checkpoints.conventions import CONVENTIONS
 from qgate.checkpoints.findings import (
     EQUAL_CODES,
     LIMIT_DB,
+    UNEXPLAINED,
     declared_causes,
     error_cause,
     scale_causes,
 )
 from qgate.checkpoints.gguf.layouts import ParentLayout, parent_layouts
 from qgate.checkpoints.grids import TALL, QuantizedWeight, leading_rows
-from qgate.checkpoints.methods.explanations import ErrorExplanation, explain_error
+from qgate.checkpoints.local_errors import local_cause
+from qgate.checkpoints.methods.explanations import (
+    GPTQ,
+    NOT_COMPARED,
+    ROTATED,
+    ErrorExplanation,
+    explain_error,
+)
 from qgate.checkpoints.methods.steps import over_codes_db
 from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.pairing import ALIKE, ParentMatch, cosine, sampled
@@ -60,7 +68,8 @@ def judge_weight(pair: WeightPair) -> Judgement:
         figures, source, misplaced = _measured(pair, rows)
     except MisfitError as error:
         return result, [CheckpointFinding(weight.name, str(error))]
-    causes = [*scale_causes(figures), *_code_causes(rows.element, figures)]
+    own_causes = [*scale_causes(figures), *_code_causes(rows.element, figures)]
+    causes = own_causes
     if source is not None and layer is not None and match is not None and _is_over(figures):
         explanation = None
         if misplaced:
@@ -75,8 +84,11 @@ def judge_weight(pair: WeightPair) -> Judgement:
             figures, causes = explanation.figures, [explanation.cause]
             method = explanation.method, explanation.undone_by
             result = replace(result, method=method[0], undone_by=method[1])
+            source = explanation.source or source
     elif not causes:
         causes = [error_cause(figures, "")]
+    if source is not None and not misplaced and not own_causes:
+        causes = _with_local_cause(pair, rows, source, figures, causes, result.method)
     findings = [
         CheckpointFinding(weight.name, cause, figures.over_ideal_db) for cause in causes if cause
     ]
@@ -92,6 +104,29 @@ def judge_weight(pair: WeightPair) -> Judgement:
         figures=figures,
     )
     return result, [*findings, *declared_causes(pair.recipe, result, form, rows.shape[1])]
+
+
+def _with_local_cause(
+    pair: WeightPair,
+    rows: WeightRows,
+    source: SourceRows,
+    figures: WeightFigures,
+    causes: list[str],
+    method: str,
+) -> list[str]:
+    """Name rows or groups that are broken, if they are few or no other cause is known."""
+    if method in (ROTATED, NOT_COMPARED):
+        return causes
+    is_known = any(cause and not UNEXPLAINED.match(cause) for cause in causes)
+    words = local_cause(
+        rows,
+        source,
+        figures,
+        is_known=is_known,
+        has_groups=GPTQ not in method and not (pair.recipe.method == "gptq" and _is_over(figures)),
+        is_changed=pair.recipe.method == "awq" or bool(method),
+    )
+    return [words] if words else causes
 
 
 def _explain_blocks(

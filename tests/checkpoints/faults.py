@@ -163,7 +163,7 @@ FAULTS = (
     ExportFault("some scales off by two", "fp8", UP, "19 of 128 scales are off by powers of two",
                 _change(f"{UP}.weight_scale", _some_doubled)),
     ExportFault("a zero point out of range", "int8", UP, "1 zero points are no codes", _zero_point_outside),
-    ExportFault("words of zeros", "w4a16", UP, "3 rows are zero, and the parent's are not", _zero_words),
+    ExportFault("words of zeros", "w4a16", UP, "3 rows of 128 .* its values are zero, and the parent's are not", _zero_words),
     ExportFault("codes that never occur", "w4a16", UP, "8 of 16 codes never occur",
                 _change(f"{UP}.weight_packed", _halve_codes)),
     # Codes

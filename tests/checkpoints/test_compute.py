@@ -169,7 +169,9 @@ def test_figures_are_those_of_the_definition(case: Case, monkeypatch: pytest.Mon
     )
     cosine = (values * parent).sum() / math.sqrt((values**2).sum() * energy)
     assert figures.cosine == pytest.approx(cosine, rel=1e-5)
-    ratios = own.sum(1) / np.maximum(least.sum(1), 1e-12 * energy / len(parent))
+    usual = 0.5 * least.sum() / energy * (parent**2).sum(1)
+    floor = np.maximum(usual, 1e-12 * energy / len(parent))
+    ratios = own.sum(1) / np.maximum(least.sum(1), floor)
     assert figures.worst_row is not None
     assert figures.worst_row[0] == ratios.argmax()
     assert figures.worst_row[1] == pytest.approx(10 * math.log10(ratios.max()), abs=1e-3)

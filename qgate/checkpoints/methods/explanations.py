@@ -60,12 +60,16 @@ SMALLEST_CLIP = 0.45
 
 @dataclass(frozen=True)
 class ErrorExplanation:
-    """An explanation of more error than an ideal quantizer has: a method, or a cause."""
+    """An explanation of more error than an ideal quantizer has: a method, or a cause.
+
+    source   the parent's rows with the scales that a method moved, where it did
+    """
 
     figures: WeightFigures
     method: str = ""
     undone_by: tuple[str, ...] = ()
     cause: str = ""
+    source: SourceRows | None = None
 
 
 def explain_error(
@@ -85,15 +89,17 @@ def explain_error(
             source, undone_by, words = scaled, scaling.undone_by, (SCALED,)
             figures = replace(beside, cosine=figures.cosine)
             if _is_right(figures):
-                return ErrorExplanation(figures, SCALED, undone_by)
+                return ErrorExplanation(figures, SCALED, undone_by, source=source)
     weight, parent = rows.sample(), source[0 : rows.sampled]
     steps = measure_steps(*_leading(weight, parent))
     figures = replace(figures, steps=steps, over_codes_db=steps.over_nearest_db)
     if is_error_passed_on(steps, weight.element) and (figures.over_codes_db or 0) < LARGEST_DB:
         if steps.share > 0.005 and (figures.over_codes_db or 0) > LIMIT_DB / 4:
-            return ErrorExplanation(figures, "; ".join((*words, GPTQ)), undone_by)
+            method = "; ".join((*words, GPTQ))
+            return ErrorExplanation(figures, method, undone_by, source=source)
         if _is_clipped(layer, figures):
-            return ErrorExplanation(figures, "; ".join((*words, CLIPPED)), undone_by)
+            method = "; ".join((*words, CLIPPED))
+            return ErrorExplanation(figures, method, undone_by, source=source)
     if scaling is None and figures.cosine is not None and figures.cosine < MIXED:
         rotation = find_rotation(layer, compared)
         if rotation is not None:

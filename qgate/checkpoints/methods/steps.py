@@ -19,8 +19,8 @@ from qgate.checkpoints.ideal import round_to
 from qgate.checkpoints.record import StepFigures
 from qgate.formats import get
 
-LARGEST_RMS, LARGEST_ROW_RMS, LARGEST_COLUMN_RMS = 1.0, 1.6, 6.0
-"""Limits of steps: GPTQ has up to 0.6, 1.0 and 4.2; swapped nibbles of INT4 have 3.5 in all."""
+LARGEST_RMS, LARGEST_ROW_RMS, LARGEST_COLUMN_RMS = 1.0, 2.0, 6.0
+"""Limits of steps: GPTQ has up to 0.8, 1.7 and 4.2; swapped nibbles of INT4 have 3.5 in all."""
 LARGEST_RMS_OF_BITS = {"t2": 0.65, "t3": 0.72}
 """Limit of steps among few codes: GPTQ has up to 0.6, a wrong group index from 0.7 on."""
 LARGEST_SLOPE, LARGEST_SLOPE_OF_BITS = 0.6, {"t2": 1.2}
@@ -28,6 +28,8 @@ LARGEST_SLOPE, LARGEST_SLOPE_OF_BITS = 0.6, {"t2": 1.2}
 
 GPTQ loses up to 0.4, and 0.9 where there are four codes.
 """
+KEPT_SHARE, TOO_SMALL = 0.25, 8.0
+"""Relative error of the nearest codes of a column from which on it is too small, and how fast."""
 LARGEST_OFFSET = 0.5
 """Limit of the mean steps of a row: zero points off by one have 1, GPTQ up to 0.3."""
 LARGEST_GAIN = 1.8
@@ -132,11 +134,15 @@ def _slope(errors: _Errors, parent: Tensor) -> float:
     products = (errors.error - errors.nearest_error) * parent
     squares = parent.square()
     tiny = 1e-30 + 1e-3 * float(squares.mean())
-    slopes = [
-        float((products.mean(axis) / (squares.mean(axis) + tiny)).abs().max())
-        for axis in range(2)
-        if parent.shape[axis] >= 32
-    ]
+    lost = errors.nearest_error.square()
+    slopes = []
+    for axis in range(2):
+        if parent.shape[axis] < 32:
+            continue
+        sizes = squares.mean(axis)
+        # Columns of less than a step have nothing to lose: what others pass on is more.
+        too_small = (lost.mean(axis) - sizes * KEPT_SHARE).clamp(min=0) * TOO_SMALL
+        slopes.append(float((products.mean(axis) / (sizes + too_small + tiny)).abs().max()))
     return max(slopes, default=0.0)
 
 

@@ -1,0 +1,189 @@
+"""Name what is wrong with single rows or groups of a weight whose error is right on the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qgate.checkpoints.compute import SourceRows
+from qgate.checkpoints.findings import LIMIT_DB
+from qgate.checkpoints.grids import QuantizedWeight
+from qgate.checkpoints.local_sums import CHANGED_DB, GROUP_DB, ROW_DB
+from qgate.checkpoints.record import WeightFigures
+from qgate.checkpoints.rows import WeightRows
+from qgate.text import counted
+from qgate.text.numbers import decibels
+
+ALIKE = 0.85
+"""Cosine at which values are the parent's but for their size, or those of another place."""
+SAME_SIZE = 0.05
+"""Logarithm of a factor that is no fault of scales."""
+POWER = 0.1
+"""Logarithm by which a factor may differ from a power of two that it is taken for."""
+NEIGHBORS = 64
+"""Rows before and after among which foreign codes are looked for."""
+ONE_GROUP = 0.8
+"""Share of the error of a row that is one of its groups'."""
+FEW, MANY = 1 / 16, 1 / 2
+"""Largest share of rows or groups that are named: beside another cause, and without one."""
+
+
+def local_cause(
+    rows: WeightRows,
+    source: SourceRows,
+    figures: WeightFigures,
+    *,
+    is_known: bool = False,
+    has_groups: bool = True,
+    is_changed: bool = False,
+) -> str:
+    """Say how many rows or groups have far more error than others, and what the worst one has.
+
+    is_known    True where another cause is known: all others must be right, then
+    has_groups  False where a method passes errors on from group to group
+    is_changed  True where a method may have clipped groups or passed errors on
+    """
+    row, group = figures.worst_row, figures.worst_group
+    row_db, group_db = (CHANGED_DB, CHANGED_DB) if is_changed else (ROW_DB, GROUP_DB)
+    is_row = row is not None and row[1] > row_db
+    is_group = group is not None and has_groups and group[2] > group_db
+    if is_group and is_row and row is not None:
+        is_row = not _is_in_one_group(rows, source, row[0])
+    if is_row and row is not None:
+        share = figures.rows_over / max(1, rows.shape[0])
+        is_local = _is_local(share, figures.other_rows_db, is_known=is_known)
+        return _row_cause(rows, source, figures.rows_over, row) if is_local else ""
+    if is_group and group is not None:
+        share = figures.groups_over / max(1, figures.scales.count)
+        is_local = _is_local(share, figures.other_groups_db, is_known=is_known)
+        return _group_cause(rows, source, figures, group) if is_local else ""
+    return ""
+
+
+def _is_local(share: float, others_db: float | None, *, is_known: bool) -> bool:
+    """Return True if a fault is one of some rows or groups, not of the whole weight."""
+    if is_known:
+        return share <= FEW and others_db is not None and others_db <= LIMIT_DB
+    return share <= MANY
+
+
+def _is_in_one_group(rows: WeightRows, source: SourceRows, row: int) -> bool:
+    """Return True if most of the error of a row is in one of its groups."""
+    chunk, start = _chunk(rows, row)
+    values, parent = chunk.values()[row - start], source[row : row + 1][0].float()
+    squares = (values - parent).nan_to_num(0, 0, 0).square()
+    if chunk.order is not None:
+        squares = squares[chunk.order]
+    parts = torch.stack([part.sum() for part in squares.split(rows.tile[1])])
+    return len(parts) > 1 and bool(parts.max() > ONE_GROUP * parts.sum())
+
+
+def _row_cause(rows: WeightRows, source: SourceRows, over: int, worst: tuple[int, float]) -> str:
+    row, size = worst
+    chunk, start = _chunk(rows, row)
+    values, parent = chunk.values()[row - start], source[row : row + 1][0].float()
+    first = max(0, row - NEIGHBORS)
+    others = source[first : min(rows.shape[0], row + NEIGHBORS)].float()
+    found = Comparison.of(values, parent, others)
+    what = found.words("row", lambda number: f"row {first + number}")
+    return (
+        f"{counted(over, 'row')} of {rows.shape[0]:,} {_have(over)} far more error than the "
+        f"others, most row {row}, {decibels(size)} worse than ideal: {what}"
+    )
+
+
+def _group_cause(
+    rows: WeightRows, source: SourceRows, figures: WeightFigures, worst: tuple[int, int, float]
+) -> str:
+    row, column, size = worst
+    chunk, start = _chunk(rows, row)
+    stop = start + chunk.shape[0]
+    parent = source[start:stop].float()
+    values = chunk.in_tiles(chunk.values()).transpose(1, 2).flatten(2)
+    parents = chunk.in_tiles(parent).transpose(1, 2).flatten(2)
+    height, width = rows.tile
+    down, across = (row - start) // height, column // width
+    count = parents.shape[1]
+    found = Comparison.of(values[down, across], parents[down, across], parents.flatten(0, 1))
+
+    def place(number: int) -> str:
+        return _place(chunk, start + number // count * height, number % count)
+
+    words = found.words("group", place)
+    over = figures.groups_over
+    return (
+        f"{counted(over, 'group')} of {figures.scales.count:,} {_have(over)} far more error than "
+        f"the others, most {_place(chunk, row, across)}, {decibels(size)} worse than ideal: {words}"
+    )
+
+
+def _place(weight: QuantizedWeight, row: int, across: int) -> str:
+    """Name the place of a group in the weight."""
+    height, width = weight.tile
+    first = across * width
+    last = min(first + width, weight.shape[1]) - 1
+    row_text = f"row {row}" if height == 1 else f"rows {row} to {row + height - 1}"
+    if weight.order is not None:
+        return f"{row_text}, group {across}"
+    return f"{row_text}, columns {first} to {last}"
+
+
+def _chunk(rows: WeightRows, row: int) -> tuple[QuantizedWeight, int]:
+    """Decode the span that a row lies in, and return it with its first row."""
+    start, stop = next((a, b) for a, b in rows.spans() if a <= row < b)
+    return rows.rows(start, stop), start
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Values beside the parent's, and beside those of other places.
+
+    gain     the size of the values beside the parent's
+    cosine   of values and the parent's
+    other    the number of the other place whose values these are, None where there is none
+    """
+
+    gain: float
+    cosine: float
+    is_zero: bool
+    other: int | None
+
+    @classmethod
+    def of(cls, values: Tensor, parent: Tensor, others: Tensor) -> Comparison:
+        values, energy = values.nan_to_num(0, 0, 0), float(parent.square().sum())
+        product, own = float(values @ parent), float(values.square().sum())
+        cosines = others @ values / (others.norm(dim=1) * math.sqrt(own)).clamp(min=1e-30)
+        best = int(cosines.argmax())
+        is_other = float(cosines[best]) > ALIKE and not torch.equal(others[best], parent)
+        return cls(
+            gain=product / energy if energy else 0.0,
+            cosine=product / math.sqrt(energy * own) if energy and own else 0.0,
+            is_zero=own == 0,
+            other=best if is_other else None,
+        )
+
+    def words(self, noun: str, place: Callable[[int], str]) -> str:
+        """Say what the values are; `place` names another place by its number."""
+        if self.is_zero:
+            return "its values are zero, and the parent's are not"
+        if self.cosine > ALIKE and self.gain > 0 and abs(math.log(self.gain)) > SAME_SIZE:
+            times = self.gain if self.gain > 1 else 1 / self.gain
+            power = 2.0 ** round(math.log2(times))
+            times = power if power > 1 and abs(math.log(times / power)) < POWER else times
+            side = "high" if self.gain > 1 else "low"
+            return f"its scale{'s are' if noun == 'row' else ' is'} {times:.3g} times too {side}"
+        if self.cosine < -ALIKE:
+            return "its signs are flipped"
+        if self.other is not None and self.cosine < ALIKE:
+            return f"it has the codes of {place(self.other)}"
+        if self.cosine < ALIKE / 2:
+            return "its codes are not those of this place"
+        return "its codes are not the nearest ones"
