@@ -28,6 +28,8 @@ NEIGHBORS = 64
 """Rows before and after among which foreign codes are looked for."""
 ONE_GROUP = 0.8
 """Share of the error of a row that is one of its groups'."""
+APART_DB = 8.0
+"""How far the error of the worst is above that of all others, at least."""
 FEW, MANY = 1 / 16, 1 / 2
 """Largest share of rows or groups that are named: beside another cause, and without one."""
 
@@ -55,20 +57,21 @@ def local_cause(
         is_row = not _is_in_one_group(rows, source, row[0])
     if is_row and row is not None:
         share = figures.rows_over / max(1, rows.shape[0])
-        is_local = _is_local(share, figures.other_rows_db, is_known=is_known)
+        is_local = _is_local(share, row[1], figures.other_rows_db, is_known=is_known)
         return _row_cause(rows, source, figures.rows_over, row) if is_local else ""
     if is_group and group is not None:
         share = figures.groups_over / max(1, figures.scales.count)
-        is_local = _is_local(share, figures.other_groups_db, is_known=is_known)
+        is_local = _is_local(share, group[2], figures.other_groups_db, is_known=is_known)
         return _group_cause(rows, source, figures, group) if is_local else ""
     return ""
 
 
-def _is_local(share: float, others_db: float | None, *, is_known: bool) -> bool:
+def _is_local(share: float, worst_db: float, others_db: float | None, *, is_known: bool) -> bool:
     """Return True if a fault is one of some rows or groups, not of the whole weight."""
+    others_db = others_db or 0.0
     if is_known:
-        return share <= FEW and others_db is not None and others_db <= LIMIT_DB
-    return share <= MANY
+        return share <= FEW and others_db <= LIMIT_DB
+    return share <= MANY and worst_db - max(others_db, 0.0) > APART_DB
 
 
 def _is_in_one_group(rows: WeightRows, source: SourceRows, row: int) -> bool:
