@@ -41,6 +41,10 @@ from qgate.engine import Workers, workers_of
 from qgate.errors import QgateError
 
 Progress = Callable[[int, int], None]
+NO_RECIPE = (
+    "its configuration declares no recipe: formats are those of the tensors, and no layer counts "
+    "as left out; --recipe FILE says what was meant"
+)
 ALIKE = 0.3
 """Least cosine of a weight and its parent; unrelated weights have about 0."""
 
@@ -148,6 +152,8 @@ def compare(
     pair = open_pair(child, parent, recipe_file)
     record = CheckpointRecord(child, parent, pair.recipe.method)
     record.recipe = recipe_lines(pair.recipe)
+    if not pair.recipe.method and not pair.child.has_graph and not pair.child.is_gguf:
+        record.notes.append(NO_RECIPE)
     for judged, findings in judgements(pair, workers_of(workers), unfinished, progress):
         record.weights.append(judged)
         record.findings += findings

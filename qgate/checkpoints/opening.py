@@ -27,6 +27,8 @@ OPENERS: Mapping[str, Opener] = {
     ".bin": open_torch,
 }
 """Who opens the files of a folder by their ending; of several kinds in a folder, the first."""
+INNER = 3
+"""Folders inside each other that are looked into for a checkpoint, as caches of hubs have them."""
 CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json")
 
 
@@ -106,11 +108,32 @@ def _files(spec: str, folder: Folder) -> tuple[str, list[str]]:
         names = [name for name in files if name.endswith(ending)]
         if names:
             return ending, names
-    raise QgateError(f"{spec!r} has no {kinds} file.")
+    inner = _inner_folder(folder, INNER)
+    advice = f" Its folder {inner!r} has: give that one." if inner else ""
+    raise QgateError(f"{spec!r} has no {kinds} file.{advice}")
+
+
+def _inner_folder(folder: Folder, depth: int) -> str:
+    """Return the path of a folder inside that holds a checkpoint; empty where none does."""
+    for name, is_folder in sorted(folder.names().items()):
+        if not is_folder or name.startswith("."):
+            continue
+        inner = folder.inside(name)
+        if any(_ending(file) for file in files_in(inner)):
+            return name
+        if depth > 1 and (deeper := _inner_folder(inner, depth - 1)):
+            return f"{name}/{deeper}"
+    return ""
 
 
 def _configuration(folder: Folder, name: str) -> object:
     try:
-        return json.loads(folder.read(name))
+        settings = json.loads(folder.read(name))
     except (ValueError, RecursionError) as error:
         raise QgateError(f"{str(folder.at(name))!r} is no JSON: {first_line(error)}.") from None
+    if not isinstance(settings, dict):
+        raise QgateError(
+            f"{str(folder.at(name))!r} is a {type(settings).__name__}, and not settings by name, "
+            "as { … } has them."
+        )
+    return settings

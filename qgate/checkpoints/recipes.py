@@ -118,9 +118,7 @@ def _scheme(weights: Settings) -> DeclaredFormat:
         raise ValueError(f"num_bits {bits} of type {kind!r}")
     strategy = weights.get("strategy")
     if strategy == "block":
-        structure = weights.get("block_structure")
-        rows, columns = structure if isinstance(structure, list) else (128, 128)
-        return DeclaredFormat(element, (int(rows), int(columns)))
+        return DeclaredFormat(element, _sides(weights, "block_structure") or (128, 128))
     size = weights.get("group_size")
     tiles: dict[object, tuple[int | None, int | None]] = {
         "tensor": (None, None),
@@ -176,9 +174,7 @@ def _awq(settings: Settings) -> Recipe:
 
 
 def _fp8(settings: Settings) -> Recipe:
-    size = settings.get("weight_block_size")
-    tile = (int(size[0]), int(size[1])) if isinstance(size, list) else (None, None)
-    declared = DeclaredFormat("fp8_e4m3", tile)
+    declared = DeclaredFormat("fp8_e4m3", _sides(settings, "weight_block_size") or (None, None))
     skipped = _texts(settings, "modules_to_not_convert") or _texts(settings, "ignored_layers")
     return Recipe("fp8", (RecipeGroup(("Linear",), declared),), skipped)
 
@@ -331,6 +327,25 @@ def _number(settings: Settings, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{name} is {value!r}")
     return value
+
+
+def _sides(settings: Settings, name: str) -> tuple[int, int] | None:
+    """Return rows and columns of a tile, `[128, 128]` or `128x128`; None where there are none."""
+    value = settings.get(name)
+    if value is None:
+        return None
+    sides = (
+        [int(s) if s.isdecimal() else s for s in value.split("x")]
+        if isinstance(value, str)
+        else value
+    )
+    if (
+        not isinstance(sides, list)
+        or len(sides) != 2
+        or not all(isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in sides)
+    ):
+        raise ValueError(f"{name} is {value!r}, and not two sides such as [128, 128]")
+    return sides[0], sides[1]
 
 
 def _texts(settings: Settings, name: str) -> tuple[str, ...]:

@@ -93,6 +93,11 @@ class Checkpoint:
         """Return True for a graph, which has constants, and lacks what it does not use."""
         return self.weights is not None
 
+    @property
+    def is_gguf(self) -> bool:
+        """Return True for GGUF, whose types of blocks are its recipe."""
+        return any(entry.file.endswith(".gguf") for entry in self.entries.values())
+
     def read(self, name: str) -> Tensor:
         """Read one tensor."""
         return self.reader(self.entries[name])

@@ -16,7 +16,7 @@ from tests.checkpoints.exports import export, parent_tensors, write
 
 
 def _shards(folder: Path, count: int, stem: str = "model") -> list[Path]:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for number in range(1, count + 1):
         path = folder / f"{stem}-{number:05}-of-{count:05}.safetensors"
@@ -86,6 +86,21 @@ def _has_odd_recipe(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
 
 
+def _has_a_list(folder: Path) -> None:
+    _shards(folder, 1)
+    (folder / "config.json").write_text("[1]")
+
+
+def _has_odd_tiles(folder: Path) -> None:
+    _shards(folder, 1)
+    settings = {"quant_method": "fp8", "weight_block_size": [128]}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
+
+
+def _is_outside(folder: Path) -> None:
+    _shards(folder / "snapshots" / "abc", 1)
+
+
 def _is_not_quantized(folder: Path) -> None:
     _shards(folder, 1)
 
@@ -106,6 +121,9 @@ def _is_empty(folder: Path) -> None:
         (_has_wrong_json, r"config.json' is no JSON"),
         (_has_unknown_method, "quant_method 'eetq', which is not known; compressed-tensors, gptq"),
         (_has_odd_recipe, "declares what gptq does not have: bits is 'four'"),
+        (_has_a_list, "config.json' is a list, and not settings by name"),
+        (_has_odd_tiles, r"weight_block_size is \[128\], and not two sides such as \[128, 128\]"),
+        (_is_outside, "Its folder 'snapshots/abc' has: give that one"),
         (_is_not_quantized, "holds no quantized weight and declares none"),
         (_is_empty, r"has no \.safetensors, .* file"),
         (Path.exists, "is not there; give a folder with .safetensors, .gguf, .onnx, .npz, .pt, .pth, .bin files"),
