@@ -174,6 +174,14 @@ class SweepView:
         return f"Scale Exp = {self.at(level)}, Factor = {factor_text(level)}{unfit}"
 
     @property
+    def unfit(self) -> str:
+        """What the recommended scale is, where it is no power of two that E8M0 holds."""
+        if self.best["e8m0"]:
+            return ""
+        words = USUAL[self.usual_kind] if self.best is self.usual else ""
+        return f"{words}, not an E8M0 scale".removeprefix(", ")
+
+    @property
     def worth(self) -> str:
         """SQNR of the recommended level, also without massive elements where they hide errors."""
         ratio, reduced = metric(self.best, "sqnr_db"), sqnr_without_massive(self.best)

@@ -130,6 +130,8 @@ class SmallDecoder(nn.Module):
         self.calls += 1
         if self.fault == "not repeatable":
             hidden = hidden * (1 + self.calls * 2.0**-22)
+        if self.fault == "counter" and self.calls == 2:
+            hidden = hidden * 1.001
         if self.fault == "state of the request before":
             hidden = hidden + self.noise
             self.noise = 1e-5 * hidden.mean()

@@ -43,7 +43,8 @@ FAULTS = (
     ("future seen", "padded right", "layers.0.attention.o_proj:input", "with padding behind it"),
     ("other tile", "prefix", "layers.0.attention.o_proj:input", "the first 33 of its tokens"),
     ("random numbers", "repeat", "layers.0:input", "it draws random numbers"),
-    ("not repeatable", "repeat", "layers.0:input", "other bits"),
+    ("not repeatable", "repeat", "layers.0:input", "depends on the calls before (a counter? a"),
+    ("counter", "repeat", "layers.0:input", "it draws no random numbers, so it depends on the"),
     ("state of the request before", "after others", "layers.0:input", "after another request"),
 )
 
