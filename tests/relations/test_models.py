@@ -59,6 +59,20 @@ def test_a_planted_fault_is_named(fault: str, relation: str, site: str, words: s
     assert failure.report.broken == [relation]
 
 
+def test_noise_of_sums_between_two_calls_is_a_note() -> None:
+    """Atomic sums of a GPU give other last bits in every call, and whole runs were red."""
+    exact = ("repeat", "after others")
+    report = check_relations(small_model("atomic sums"), mode="int8", relations=exact)
+    assert report.broken == []
+    assert report.agreed == {"repeat": 2, "after others": 1}
+    assert report.left_out == {
+        "the same bits in every call": "layers.0:input has other bits in call 2 of the same input, "
+        "within float noise"
+    }
+    with pytest.raises(RelationFailure, match="other bits"):
+        check_relations(small_model("atomic sums"), mode="int8", relations=exact, bitwise=True)
+
+
 @share(3)
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16"])
 def test_right_code_agrees_everywhere(mode: str) -> None:
