@@ -88,11 +88,11 @@ class RowShare:
         """Choose among the rows that are held and those that wait."""
         if self._bits is None or not self._waiting:
             return
-        held = [(self._hashes, self._octaves, self._bits), *self._waiting]
-        hashes, octaves, bits = map(np.concatenate, zip(*held, strict=True))
-        kept = drawn(np.argsort(hashes), octaves, self.room)
-        self._hashes, self._octaves, self._bits = hashes[kept], octaves[kept], bits[kept]
-        if len(kept) >= self.room:
+        parts = [(self._hashes, self._octaves, self._bits), *self._waiting]
+        hashes, octaves, bits = map(np.concatenate, zip(*parts, strict=True))
+        rows = drawn(np.argsort(hashes), octaves, self.room)
+        self._hashes, self._octaves, self._bits = hashes[rows], octaves[rows], bits[rows]
+        if len(rows) >= self.room:
             self._largest = np.partition(self._hashes, self.room - 1)[self.room - 1]
         for octave in np.unique(self._octaves):
             own = self._hashes[self._octaves == octave]
@@ -113,9 +113,9 @@ class RowShare:
         if self._bits is None:
             return all_rows(torch.empty(0, 1))
         order = np.argsort(self._hashes)
-        kept = np.zeros(len(order), dtype=np.bool_)
-        kept[drawn(order, self._octaves, most)] = True
-        order = order[kept[order]]
+        is_sampled = np.zeros(len(order), dtype=np.bool_)
+        is_sampled[drawn(order, self._octaves, most)] = True
+        order = order[is_sampled[order]]
         return by_kind(self._ordered(order), self._octaves[order], self.counts)
 
     def _ordered(self, order: Ints) -> Tensor:

@@ -205,8 +205,8 @@ class Loss:
         return self.sqnr_db - self.worse > HIDDEN_DB
 
     def __str__(self) -> str:
-        rest = f", {decibels(self.rest_db)} without massive elements" if self.differs else ""
-        return decibels(self.sqnr_db) + rest + (f" ({self.sampled})" if self.sampled else "")
+        reduced = f", {decibels(self.rest_db)} without massive elements" if self.differs else ""
+        return decibels(self.sqnr_db) + reduced + (f" ({self.sampled})" if self.sampled else "")
 
     @property
     def short(self) -> str:

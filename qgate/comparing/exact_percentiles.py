@@ -32,13 +32,13 @@ def exact_percentiles(
         return [math.nan] * len(percents)
     ranks = [max(-(-percent * total // 100), 1) for percent in percents]
     groups = [int(group) for group in np.searchsorted(ends, ranks)]
-    kept: dict[int, list[Array]] = {group: [] for group in groups}
+    parts_of: dict[int, list[Array]] = {group: [] for group in groups}
     for part in portions():
         sizes = np.abs(part)
         group_of = _groups(sizes)
-        for group, parts in kept.items():
+        for group, parts in parts_of.items():
             parts.append(sizes.reshape(-1)[group_of == group])
-    values = {group: np.sort(np.concatenate(parts)) for group, parts in kept.items()}
+    values = {group: np.sort(np.concatenate(parts)) for group, parts in parts_of.items()}
     before = ends - counts
     return [
         float(values[group][rank - 1 - before[group]])

@@ -221,8 +221,8 @@ def _percentiles(a: Array, r: Array, sums: ErrorStats) -> dict[str, float]:
         for x, y in portions(a, r):
             yield x.astype(np.float64) - y.astype(np.float64)
 
-    found = exact_percentiles(differences if sums.finite else tuple, PERCENTILES)
-    return {f"abs_diff_p{q}": value for q, value in zip(PERCENTILES, found, strict=True)}
+    exact = exact_percentiles(differences if sums.finite else tuple, PERCENTILES)
+    return {f"abs_diff_p{q}": value for q, value in zip(PERCENTILES, exact, strict=True)}
 
 
 def _why(sums: ErrorStats, sides: dict[str, Moments]) -> str:

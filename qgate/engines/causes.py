@@ -88,9 +88,9 @@ def _logits(pairs: Sequence[Pair]) -> tuple[Tensor, Tensor, Tensor] | None:
         if x.shape != y.shape:
             return None
         is_finite = torch.isfinite(x).all(-1) & torch.isfinite(y).all(-1)
-        kept = int(is_finite.sum())
-        rows.append((x[is_finite], y[is_finite], torch.full((kept,), number)))
-        count += kept
+        finite_rows = int(is_finite.sum())
+        rows.append((x[is_finite], y[is_finite], torch.full((finite_rows,), number)))
+        count += finite_rows
         if count >= ROWS:
             break
     if count < FEWEST:

@@ -172,6 +172,7 @@ def advise(
             "an offset to every block's own exponent" if block else "one scale for the whole tensor"
         ),
         "reasons": [],
+        "power": index_of[id(power or chosen)],
     }
     advice["reasons"] += _reasons(levels, advice, block=block)
     if current is not None and gap is not None and not math.isnan(chosen["metrics"]["sqnr_db"]):

@@ -73,6 +73,8 @@ class SweepAdvice(TypedDict):
     mse_cost_db: float
     speaks_about: str
     reasons: list[str]
+    power: NotRequired[int]
+    """The level to use where scales are powers of two; absent in records of earlier versions."""
     massive: NotRequired[dict[str, float] | None]
 
 
@@ -175,7 +177,7 @@ class SweepView:
 
     @property
     def unfit(self) -> str:
-        """What the recommended scale is, where it is no power of two that E8M0 holds."""
+        """Words for a recommended scale that is no power of two of E8M0; else empty."""
         if self.best["e8m0"]:
             return ""
         words = USUAL[self.usual_kind] if self.best is self.usual else ""

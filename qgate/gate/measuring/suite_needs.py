@@ -142,7 +142,7 @@ class SuiteNeeds:
 
 def _has_backward(model: Model, base: Model) -> bool:
     """Tell if any product that a mode replaced, or any at all, hands a gradient to its input."""
-    found: set[str] = set()
+    with_backward: set[str] = set()
 
     def enter(args: tuple[Any, ...]) -> tuple[Any, ...]:
         # Each product alone: the one before it may have no backward.
@@ -153,7 +153,7 @@ def _has_backward(model: Model, base: Model) -> bool:
         if output is not None and output.requires_grad and leaves:
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 gradients = torch.autograd.grad(output.sum(), leaves, allow_unused=True)
-                found.update([name] if gradients[0] is not None else [])
+                with_backward.update([name] if gradients[0] is not None else [])
 
     kernels = dict(model.module.named_modules())
     products = {site.module for site in base.sites() if site.is_product} & kernels.keys()
@@ -164,7 +164,7 @@ def _has_backward(model: Model, base: Model) -> bool:
             hooks.add(kernels[name], lambda _m, args, kwargs: (enter(args), kwargs))
             hooks.add(kernels[name], None, partial(leave, name))
         model(shortened(model.inputs[0]))
-    return bool(found) or not products
+    return bool(with_backward) or not products
 
 
 def _is_float(value: Any) -> bool:
