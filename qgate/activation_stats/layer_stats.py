@@ -46,6 +46,7 @@ from qgate.summaries.outcomes import target_of
 from qgate.summaries.pool import Pool, of_counts
 from qgate.summaries.pooling import channels_of, outcome_of
 from qgate.summaries.record import Histogram, ValueSummary
+from qgate.summaries.row_samples import all_rows
 
 __all__ = ["LayerRequest", "LayerStats", "OutlierRule", "TensorReading"]
 
@@ -142,7 +143,7 @@ class LayerStats:
             if self.request.room(width) and (self.share is None or width > self.share.width):
                 self.share = RowShare(self.request.room(width), self.request.seed)
             if self.share is not None:
-                self.share.add(reading.table, sample, len(self._sample_calls))
+                self.share.add(reading.table, reading.tokens, sample, len(self._sample_calls))
             if self.outliers is not None:
                 self.outliers.add(reading, sample, TokenCall(reading.tokens, idents))
             if self.ranges is not None:
@@ -293,10 +294,9 @@ class LayerStats:
             vanished=self.vanished,
         )
         # Formats with scales of their own, and errors of wide values, are measured on these rows.
-        rows = None if self.share is None else self.share.rows()
-        rows = torch.empty(0, 1) if rows is None else rows
-        width = rows.shape[1]
-        rows = rows[: min(self.request.room(width), max(self.request.share // width, 8))]
+        width = 1 if self.share is None else max(self.share.width, 1)
+        most = min(self.request.room(width), max(self.request.share // width, 8))
+        rows = all_rows(torch.empty(0, 1)) if self.share is None else self.share.sample(most)
         massive = self._massive_beyond()
         outcomes = {
             table_name(name): outcome_of(target_of(name), pool, rows, massive, wide=self.wide)

@@ -182,10 +182,11 @@ def systematic_channels(layers: Iterable[LayerActivations]) -> list[tuple[str, i
 @dataclass(frozen=True)
 class Loss:
     """The SQNR of a format with and without massive elements, infinite where it is exact; the
-    second is NaN in a record that lacks it."""
+    second is NaN in a record that lacks it. `sampled` are the tokens that it is estimated from."""
 
     sqnr_db: float
     rest_db: float
+    sampled: str = ""
 
     @property
     def worse(self) -> float:
@@ -204,9 +205,8 @@ class Loss:
         return self.sqnr_db - self.worse > HIDDEN_DB
 
     def __str__(self) -> str:
-        if not self.differs:
-            return decibels(self.sqnr_db)
-        return f"{decibels(self.sqnr_db)}, {decibels(self.rest_db)} without massive elements"
+        reduced = f", {decibels(self.rest_db)} without massive elements" if self.differs else ""
+        return decibels(self.sqnr_db) + reduced + (f" ({self.sampled})" if self.sampled else "")
 
     @property
     def short(self) -> str:
@@ -218,7 +218,7 @@ class Loss:
 def losses(layer: LayerActivations) -> dict[str, Loss]:
     """Return the loss of each format that has figures."""
     outcomes = layer["portrait"].get("formats", {})
-    by_format = {name: _loss(name, outcome) for name, outcome in outcomes.items()}
+    by_format = {name: _loss(name, outcome, layer) for name, outcome in outcomes.items()}
     return {name: loss for name, loss in by_format.items() if not math.isnan(loss.sqnr_db)}
 
 
@@ -232,7 +232,7 @@ def with_losses(
     )
 
 
-def _loss(name: str, outcome: Mapping[str, Any]) -> Loss:
+def _loss(name: str, outcome: Mapping[str, Any], layer: LayerActivations) -> Loss:
     """Return the loss of a cast, or of the best power of two as scale per tensor if it is better
     by the worse of its two figures."""
     kinds = ("", "fitted_") if name.endswith(PER_TENSOR) else ("",)
@@ -240,11 +240,21 @@ def _loss(name: str, outcome: Mapping[str, Any]) -> Loss:
         Loss(
             ratio_db(figure_of(outcome, f"{kind}signal"), figure_of(outcome, f"{kind}noise")),
             ratio_db(figure_of(outcome, "rest_signal"), figure_of(outcome, f"{kind}rest_noise")),
+            _sampled(outcome, layer),
         )
         for kind in kinds
     ]
     finite = [loss for loss in pairs if not math.isnan(loss.sqnr_db)]
     return max(finite, key=lambda loss: loss.worse, default=Loss(math.nan, math.nan))
+
+
+def _sampled(outcome: Mapping[str, Any], layer: LayerActivations) -> str:
+    """Write `of 16 of 4,000 tokens` where the errors of some stand for all."""
+    measured, width = figure_of(outcome, "of"), max(layer["width"], 1)
+    if not 0 < measured < layer["portrait"]["elements"]:
+        return ""
+    noun = "rows" if layer["role"] == "weight" else "tokens"
+    return f"of {round(measured / width):,} of {layer['tokens']:,} {noun}"
 
 
 def loss_of(record: Mapping[str, Any], name: str) -> Loss | None:

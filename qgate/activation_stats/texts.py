@@ -93,6 +93,9 @@ def _table(record: ActivationsRecord) -> str:
         lines.append(f"and {more} more layers and roles")
     if any(pair and pair[1].differs for pair in worst):
         lines.append("two figures: with/without massive elements")
+    sampled = [pair[1].sampled for pair in worst if pair and pair[1].sampled]
+    if sampled:
+        lines.append(f"dB estimated from a sample that has every magnitude, {sampled[0]} at first")
     return "\n".join(lines)
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from qgate.comparing.exact_percentiles import exact_percentiles
 from qgate.comparing.layer_files import (
     REFERENCE,
     Array,
@@ -26,6 +28,7 @@ from qgate.comparing.record import AverageErrors, ComparisonRecord, LayerCompari
 from qgate.errors import QgateError
 from qgate.metrics.grades import grades_of
 from qgate.stats import AxisErrors, ErrorStats, errors
+from qgate.stats.error_stats import PERCENTILES
 from qgate.storage.files import replacing
 
 KIND = "comparison"
@@ -53,7 +56,7 @@ def comparison(folder: Path, mode: str, reference: str = REFERENCE) -> Compariso
         "inputs": actual.of.inputs,
         "samples": actual.of.samples,
         "made_on": {"mode": _machine(actual), "reference": _machine(true)},
-        "percentile_error": ErrorStats.percentile_error,
+        "percentile_error": 0.0,
         "layers": layers,
         "nonfinite_casts": _bad_casts(actual) + _bad_casts(true),
         "summary": _summary(layers),
@@ -184,7 +187,7 @@ def _layer(folder: Path, actual: LayerCapture, true: LayerCapture, name: str) ->
         "abs_diff_mean": values["mae"],
         "abs_diff_max": values["max_abs"],
         **values,
-        **{f"abs_diff_{key}": value for key, value in sums.percentiles().items()},
+        **_percentiles(a, r, sums),
     }
     for key, value in numbers.items():
         good = value is not None and math.isfinite(value)
@@ -209,6 +212,17 @@ def _layer(folder: Path, actual: LayerCapture, true: LayerCapture, name: str) ->
         "first_nonfinite": None if first is None else list(first.index),
         "reasons": reasons,
     }
+
+
+def _percentiles(a: Array, r: Array, sums: ErrorStats) -> dict[str, float]:
+    """Return exact percentiles of |difference|; NaN where a value is not finite."""
+
+    def differences() -> Iterator[Array]:
+        for x, y in portions(a, r):
+            yield x.astype(np.float64) - y.astype(np.float64)
+
+    exact = exact_percentiles(differences if sums.finite else tuple, PERCENTILES)
+    return {f"abs_diff_p{q}": value for q, value in zip(PERCENTILES, exact, strict=True)}
 
 
 def _why(sums: ErrorStats, sides: dict[str, Moments]) -> str:

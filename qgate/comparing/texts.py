@@ -64,11 +64,16 @@ def _block(name: str, layer: LayerComparison, record: ComparisonRecord) -> list[
         *_metric_lines(layer, [metric for metric in metrics if metric.degree]),
         "Ratios:",
         *_metric_lines(layer, [metric for metric in metrics if not metric.degree]),
-        f"Percentiles of |difference|, each at most {100 * record['percentile_error']:.1f} % off:",
+        f"Percentiles of |difference|{_at_most(record['percentile_error'])}:",
         f"  {'':<14} {row('abs_diff', 'p50', 'p90', 'p95', 'p99')}",
         "Where:",
         *_worst_lines(layer),
     ]
+
+
+def _at_most(error: float) -> str:
+    """Say how far percentiles of a record of an earlier version may be off."""
+    return f", each at most {100 * error:.1f} % off" if error else ""
 
 
 def _metric_lines(layer: LayerComparison, metrics: Sequence[Metric]) -> list[str]:

@@ -172,13 +172,17 @@ def _losses(formats: Sequence[FormatSummary]) -> Findings:
     if not formats:
         return
     first = formats[0]
-    text = (
-        f"{first.label} loses most: worst {two_ratios(*first.worst_db)} at "
-        f"{tensor_title(first.worst)}, median {decibels(first.median_db[1])}"
-    )
+    whole, calm = first.worst_db
+    text = f"{first.label} loses most: in {tensor_title(first.worst)} its SQNR is "
+    if calm < whole and decibels(calm) != decibels(whole):
+        text += f"{decibels(calm)} without a few massive elements, which alone lift it to "
+        text += decibels(whole)
+    else:
+        text += two_ratios(whole, calm)
+    text += f"; {decibels(first.median_db[1])} in the median of all tensors"
     if len(formats) > 1:
         last = max(formats, key=lambda row: row.median_db[1])
-        text += f"; {last.label} loses least: median {decibels(last.median_db[1])}"
+        text += f". {last.label} loses least: {decibels(last.median_db[1])} in the median"
     yield DumpFinding("warn" if first.least_db < FEW_DB else "info", f"{text}.")
 
 

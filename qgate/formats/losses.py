@@ -6,7 +6,7 @@ elements; those that are not finite are a figure of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +49,11 @@ class Losses:
         if not isinstance(other, Losses):
             return NotImplemented
         return add_fields(Losses, self, other)
+
+    def times(self, factor: float) -> Losses:
+        """Return the counts of so many times the elements, as whole numbers."""
+        counts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Losses(**{k: None if n is None else round(n * factor) for k, n in counts.items()})
 
     def before_rounding(
         self, posinf: int, neginf: int, vanished: int = 0, *, lost: bool = True

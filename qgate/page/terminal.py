@@ -35,7 +35,7 @@ from qgate.results.other_tests import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.power import power_text
+from qgate.results.power import power_texts
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
 from qgate.results.tasks import task_texts
 from qgate.text import counted, for_terminal, one_line
@@ -197,7 +197,7 @@ def extent_lines(header: Mapping[str, Any], width: int) -> list[TerminalLine]:
         *(wrapped_lines([text], width, color) if text else []),
         *wrapped_lines(across_weights_texts(header), width, "yellow"),
         *wrapped_lines(
-            [*covered_texts(header), *filter(None, [power_text(header)]), *task_texts(header)],
+            [*covered_texts(header), *power_texts(header), *task_texts(header)],
             width,
         ),
         *(wrapped_lines([looser], width, "yellow") if looser else []),

@@ -49,7 +49,7 @@ class LackingSuites:
         called = _gates_called(item, needs.NEEDY) if has_fixture(item, "gate") else []
         for gate in ["activations"] if has_fixture(item, "activation_gate") else called:
             try:
-                lack = self._session(model).needs.lack(gate, layer, phase)
+                lack = self._session(model).needs.lack(gate, layer, phase, mode or "")
             except QgateError:
                 return None  # as its test will say
             if lack is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qgate.expected.shared_scales import mixes
 from qgate.models import Model
+from qgate.models.random_draws import draws_numbers
 from qgate.modes import Quantized
 from qgate.relations.recording import Recording
 
@@ -25,8 +26,8 @@ OF_ROWS = ("alone", "others", "permuted", "padded right", "padded left", "prefix
 
 def explain(quantized: Quantized, site: str, relation: str, recording: Recording) -> str:
     """Say why a module gives other values for the same input; empty where nothing tells."""
-    if relation == "repeat" and draws_numbers(quantized.model):
-        return "it draws random numbers: with the same seed two calls give the same bits"
+    if relation == "repeat":
+        return _why_unsteady(quantized.model)
     module, _, port = site.rpartition(":")
     if relation not in OF_ROWS or port != "output":
         return ""
@@ -49,14 +50,18 @@ def explain(quantized: Quantized, site: str, relation: str, recording: Recording
 
 
 @torch.no_grad()
-def draws_numbers(model: Model) -> bool:
-    """Tell if two calls agree once both begin with one state of the generator of random numbers."""
+def _why_unsteady(model: Model) -> str:
+    """Say why two calls differ: random numbers, where seeds decide; else what is kept between."""
     outputs = []
     with torch.random.fork_rng():
+        draws = draws_numbers(lambda: model(model.inputs[0]))
         for _ in range(2):
             torch.manual_seed(0)
             outputs.append(model(model.inputs[0]))
-    return torch.equal(*outputs)
+    is_same = torch.equal(*outputs)
+    if not draws:
+        return "it draws no random numbers, so it depends on the calls before (a counter? a cache?)"
+    return "it draws random numbers: with the same seed two calls give the same bits" * is_same
 
 
 @torch.no_grad()

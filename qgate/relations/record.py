@@ -10,7 +10,7 @@ from qgate.errors import CopyableError
 from qgate.text import lines_for_terminal
 
 RELATIONS = {
-    "repeat": "three calls on one input give the same bits",
+    "repeat": "three calls on one input agree within float noise",
     "after others": "a call after other requests gives the bits of the first one",
     "restart": "the mode built again gives the same bits",
     "process": "another process gives the same bits",
@@ -28,8 +28,9 @@ RELATIONS = {
     "split N": "outputs of a linear layer in parts of N are those of the whole",
 }
 """Relations that a model is asked for, by name."""
-EXACT = ("repeat", "after others", "restart", "process")
-"""Relations of one and the same computation, which must agree bit for bit."""
+REPEAT = "repeat"
+EXACT = (REPEAT, "after others", "restart", "process")
+"""Relations of one and the same computation: bit for bit, if calls on one input agree so."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Disagreement:
     @property
     def words(self) -> str:
         """Return by how much which tokens differ, and what is known of the cause."""
-        if self.relation in EXACT or not self.limit:
+        if not self.limit:
             size = "other bits"
             size += "" if math.isnan(self.error) else f" ({self.error:.2g} off)"
         else:

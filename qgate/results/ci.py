@@ -17,7 +17,7 @@ from qgate.results.other_tests import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.power import power_text
+from qgate.results.power import power_texts
 from qgate.results.ranking import (
     binding,
     binding_checks,
@@ -98,7 +98,7 @@ def markdown_summary(
     if (extent := extent_text(header)) and not partial:
         page.add("", for_markdown(extent))
     held = [*across_weights_texts(header), *covered_texts(header)]
-    for covered in [*held, *filter(None, [power_text(header)]), *task_texts(header)]:
+    for covered in [*held, *power_texts(header), *task_texts(header)]:
         page.add("", for_markdown(covered))
     if looser := looser_text(header):
         page.add("", for_markdown(looser))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, TypedDict, get_args
 
 from qgate.records import Meta
-from qgate.text import listed
+from qgate.text import counted, listed
 
 DefectKind = Literal["weight", "scale", "channel", "token", "sample", "task", "metric"]
 KINDS: tuple[DefectKind, ...] = get_args(DefectKind)
-_MODES = 3
+_MODES, _LINES = 3, 4
 _WORDS: Mapping[DefectKind, str] = {
     "weight": "each weight of a module off by {}",
     "scale": "scales off by one in {} of its blocks",
@@ -72,19 +73,35 @@ def power_of(header: Mapping[str, object]) -> list[ModePower]:
     return header.get("power") or []  # type: ignore[return-value]
 
 
-def power_text(header: Mapping[str, object]) -> str:
-    """Write `smallest defects seen in int8: a channel off by 3 %, ...`; ranges of several modes."""
+def power_texts(header: Mapping[str, object]) -> list[str]:
+    """Write `smallest defects seen in int8: a channel off by 3 %, ...`, one line for modes with the
+    same figures; the modes that see least come first."""
     modes = power_of(header)
-    if not modes or header.get("shard"):
-        return ""
-    parts = []
-    for kind in KINDS:
-        sizes = [of["size"] for mode in modes for of in mode["defects"] if of["kind"] == kind]
-        if sizes:
-            ends = dict.fromkeys(size_text(kind, size) for size in (min(sizes), max(sizes)))
-            parts.append(_WORDS[kind].format(" to ".join(ends)))
-    names = dict.fromkeys(mode["mode"] for mode in modes)
-    return f"smallest defects seen in {listed([*names], _MODES)}: {', '.join(parts)}"
+    if header.get("shard"):
+        return []
+    several = len({mode["model"] for mode in modes}) > 1
+    names: dict[str, list[str]] = {}
+    for mode in sorted(modes, key=_sharpness):
+        sizes = {defect["kind"]: defect["size"] for defect in mode["defects"]}
+        parts = [
+            _WORDS[kind].format(size_text(kind, sizes[kind])) for kind in KINDS if kind in sizes
+        ]
+        name = f"{mode['mode']} of {mode['model']}" if several else mode["mode"]
+        names.setdefault(", ".join(parts) or "none of any kind", []).append(name)
+    lines = [
+        f"smallest defects seen in {listed(of_text, _MODES)}: {text}"
+        for text, of_text in names.items()
+    ]
+    more = sum(map(len, [*names.values()][_LINES:]))
+    rest = f"smallest defects seen in {counted(more, 'more mode')}: the report lists them"
+    return [*lines[:_LINES], *([rest] if more else [])]
+
+
+def _sharpness(mode: ModePower) -> tuple[float, ...]:
+    """Order modes by what they see of each kind, the least first; a kind without a figure is not
+    seen at all."""
+    sizes = {defect["kind"]: defect["size"] for defect in mode["defects"]}
+    return tuple(-sizes.get(kind, math.inf) for kind in KINDS if kind not in ("task", "metric"))
 
 
 def size_text(kind: DefectKind, size: float) -> str:

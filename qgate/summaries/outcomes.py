@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import ClassVar, Literal
 
@@ -27,6 +27,7 @@ from qgate.stats import Counts
 from qgate.stats.bits import BY_NAME, decoded, dot
 from qgate.stats.summary import Floats
 from qgate.summaries.record import Edges, FormatOutcome
+from qgate.summaries.row_samples import RowSample
 
 _PIECE = 2**14
 """Elements of rows at a time: float64 work on them stays in the cache."""
@@ -100,7 +101,8 @@ def edges_of(names: Iterable[str]) -> dict[str, Edges]:
 class OutcomeSums:
     """Losses of a tensor, and sums of squares over the finite ones among `of` elements.
 
-    The sums of the rest leave out massive elements; None where they were not requested.
+    The sums of the rest leave out massive elements; None where they were not requested. Sums of a
+    sample of rows are estimates for all rows.
     """
 
     losses: Losses = field(default_factory=Losses)
@@ -120,6 +122,18 @@ class OutcomeSums:
         if not (self.losses.elements and other.losses.elements):
             return self if self.losses.elements else other
         return add_fields(OutcomeSums, self, other)
+
+    def times(self, factor: float) -> OutcomeSums:
+        """Return the sums of so many times the rows; `of` stays what was measured."""
+        if factor == 1:
+            return self
+        grown = {
+            field.name: None if value is None else value * factor
+            for field in fields(self)
+            if field.name not in ("losses", "of")
+            for value in [getattr(self, field.name)]
+        }
+        return replace(self, losses=self.losses.times(factor), **grown)
 
     def outcome(self) -> FormatOutcome:
         """Return shares and sums; sums of squares that float64 cannot hold are of 0 elements."""
@@ -194,7 +208,7 @@ def outcome_of_counts(
     target: ElementFormat | WideDtype,
     counts: Counts,
     own: tuple[int, int, int],
-    rows: Floats | None = None,
+    rows: RowSample | None = None,
     massive: float | None = None,
 ) -> OutcomeSums:
     """Measure losses and sums of squares from value counts.
@@ -212,8 +226,10 @@ def outcome_of_counts(
         values = counted[finite]
         cast = _cast_table(target, counts.dtype)[patterns[finite]] if len(values) else values
     else:
-        weights = None
-        values = rows if np.isfinite(rows).all() else rows[np.isfinite(rows)]
+        values, weights = rows.values()
+        is_finite = np.isfinite(values)
+        if not is_finite.all():
+            values, weights = values[is_finite], None if weights is None else weights[is_finite]
         cast = values if isinstance(target, WideDtype) else nearest(target, values)
     fitted: tuple[float | None, float | None] = (None, None)
     rest_sums: list[float | None] = [None] * 3
@@ -230,7 +246,7 @@ def outcome_of_counts(
             below_weights = weights if weights is None else weights[below]
             pairs = [_squares(target, values[below], cast[below], below_weights) for cast in casts]
             rest_sums = [*pairs[0][:2], pairs[1][1] if len(pairs) > 1 else None]
-    of = losses.elements if rows is None else rows.size
+    of = losses.elements if rows is None else rows.elements
     return OutcomeSums(losses, of, *sums, *fitted, *rest_sums)
 
 
@@ -247,7 +263,18 @@ def outcome_of_dtype(limit: WideDtype, chunks: Iterator[Floats]) -> OutcomeSums:
 
 
 def outcome_of_rows(
-    fmt: Format, rows: Tensor, ends: Sequence[float], massive: float | None = None
+    fmt: Format, sample: RowSample, ends: Sequence[float], massive: float | None = None
+) -> OutcomeSums:
+    """Measure a format on rows that stand for those of a tensor; its finite ends are `ends`."""
+    total = OutcomeSums()
+    for rows, of in sample.kinds:
+        sums = _outcome_of_rows(fmt, rows, ends, massive)
+        total += sums.times(of / len(rows)) if len(rows) else sums
+    return total
+
+
+def _outcome_of_rows(
+    fmt: Format, rows: Tensor, ends: Sequence[float], massive: float | None
 ) -> OutcomeSums:
     """Measure a format on rows of a tensor whose finite ends are `ends`, NaN where it has none.
 

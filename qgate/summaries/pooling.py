@@ -27,6 +27,7 @@ from qgate.summaries.outcomes import (
 )
 from qgate.summaries.pool import Pool, of_counts
 from qgate.summaries.record import Channels
+from qgate.summaries.row_samples import OCTAVES, RowSample, all_rows, by_kind, drawn, octaves_of
 
 _WIDE = (torch.float32, torch.float64)
 _NARROW = (torch.bfloat16, torch.float16)
@@ -54,8 +55,9 @@ def pool_of(tensor: Tensor, formats: Sequence[str] = (), rows: int = 2**16, seed
 
     16-bit and 8-bit values are counted exactly, the latter as bfloat16, which holds them all. Wider
     ones are counted after rounding to bfloat16; their ends, moments, zeros and non-finite values
-    are exact. Signal and noise are of a seeded share of about `rows` elements where the tensor is
-    wider than 16 bits or the format has scales of its own; of those formats all figures are.
+    are exact. Signal and noise are estimated from a seeded sample of about `rows` elements where
+    the tensor is wider than 16 bits or the format has scales of its own; of those formats all
+    figures are.
     """
     targets = {t.name: t for t in map(target_of, formats)}
     narrow = tensor.dtype.itemsize == 1 and tensor.is_floating_point()
@@ -76,15 +78,15 @@ def pool_of(tensor: Tensor, formats: Sequence[str] = (), rows: int = 2**16, seed
         pool = of_counts(counted)
         if wide:
             pool = _with_exact_figures(pool, x)
-        share = _share_of_rows(x, rows, seed)
-        share = share.to(torch.bfloat16) if narrow else share
+        sample = _sample_rows(x, rows, seed)
+        sample = sample.to(torch.bfloat16) if narrow else sample
         outcomes: dict[str, OutcomeSums] = {}
         for name, target in targets.items():
             if wide and isinstance(target, WideDtype):
                 values = (part.astype(np.float64) for part in _chunks(x))
                 outcomes[name] = outcome_of_dtype(target, values)
             else:
-                outcomes[name] = outcome_of(target, pool, share, pool.massive, wide=wide)
+                outcomes[name] = outcome_of(target, pool, sample, pool.massive, wide=wide)
     return replace(pool, outcomes=outcomes)
 
 
@@ -107,7 +109,7 @@ def pool_of_counts(
     if dtype.removeprefix("torch.") in ("float32", "float64"):
         pool = replace(pool, moments=_known_moments(stats, pool.counts.finite))
     targets = [t for t in map(target_of, formats) if t.kind != "block" and not t.always_scaled]
-    none = torch.empty(0, 1)
+    none = all_rows(torch.empty(0, 1))
     outcomes = {t.name: outcome_of(t, pool, none, pool.massive, wide=False) for t in targets}
     return replace(pool, outcomes=outcomes)
 
@@ -122,19 +124,18 @@ def pool_of_statistics(
 
 
 def outcome_of(
-    target: Target, pool: Pool, rows: Tensor, massive: float, *, wide: bool
+    target: Target, pool: Pool, rows: RowSample, massive: float, *, wide: bool
 ) -> OutcomeSums:
     """Measure a format on pooled values, with the sums of the rest below `massive`.
 
-    `rows` are a share of the tensor's: formats with scales of their own are measured on them, and
+    `rows` stand for the tensor's: formats with scales of their own are measured on them, and
     so are the errors of `wide` values.
     """
     if target.kind == "block" or (target.kind == "element" and target.always_scaled):
         return outcome_of_rows(target, rows, (pool.low, pool.high), massive)
     exact = not wide or target.kind == "dtype"
-    values = None if exact else rows.reshape(-1).double().numpy()
     own = (pool.posinf, pool.neginf, pool.vanished)
-    return outcome_of_counts(target, pool.counts, own, values, massive)
+    return outcome_of_counts(target, pool.counts, own, None if exact else rows, massive)
 
 
 def _with_known(pool: Pool, stats: Mapping[str, float], nonfinite: Mapping[str, int]) -> Pool:
@@ -207,24 +208,29 @@ def _with_exact_figures(pool: Pool, x: Tensor) -> Pool:
     )
 
 
-def _share_of_rows(x: Tensor, most: int, seed: int) -> Tensor:
-    """Return about `most` elements of a tensor: all of it, or whole rows of its last dimension, or
-    runs of whole blocks where one row is longer. The same for every tensor of this shape."""
+def _sample_rows(x: Tensor, most: int, seed: int) -> RowSample:
+    """Draw about `most` elements of a tensor: all of it, or whole rows of its last dimension, or
+    runs of whole blocks where one row is longer. Rows of every power of two are among them."""
     length = x.shape[-1] if x.dim() else 1
     if not x.numel():
-        return x.reshape(0, 1)
+        return all_rows(x.reshape(0, 1))
     table = x.reshape(-1, length)
     if x.numel() <= most:
-        return table
-    random = np.random.default_rng([seed, *x.shape])
-    if length <= most:
-        chosen = random.choice(len(table), most // length, replace=False)
-        return table.index_select(0, torch.from_numpy(np.sort(chosen)))
-    run = max(most // _RUNS // _UNIT * _UNIT, min(_UNIT, length))
+        return all_rows(table)
+    run = length if length <= most else max(most // _RUNS // _UNIT * _UNIT, min(_UNIT, length))
     per_row = length // run
-    chosen = random.choice(len(table) * per_row, max(most // run, 1), replace=False)
-    starts = [divmod(int(run_index), per_row) for run_index in np.sort(chosen)]
-    return torch.stack([table[row, i * run : (i + 1) * run] for row, i in starts])
+    sizes = np.concatenate(
+        [
+            channel_amax(part[:, : per_row * run].unflatten(1, (per_row, run)).flatten(0, 1).T)
+            for part in table.split(max(_CHUNK // length, 1))
+        ]
+    )
+    octaves = octaves_of(sizes)
+    order = np.random.default_rng([seed, *x.shape]).permutation(len(sizes))
+    chosen = drawn(order, octaves, max(most // run, 1))
+    places = [divmod(int(place), per_row) for place in chosen]
+    rows = torch.stack([table[row, i * run : (i + 1) * run] for row, i in places])
+    return by_kind(rows, octaves[chosen], np.bincount(octaves, minlength=OCTAVES))
 
 
 # Channels ----------------------------------------------------------------------------------------

@@ -40,7 +40,8 @@ class FormatOutcome(TypedDict):
     flushed        not zero before, and zero after; `flush` in records of version 1
     beyond_range   of a cast: share of all elements beyond its range, infinities among them
     saturated_error_share  the share of saturated elements in `noise`
-    of             elements that were measured: all counted ones, or a seeded share of their rows
+    of             elements that were measured: all counted ones, or a seeded sample of their rows,
+                   from which the sums of all are estimated
     fitted_signal, fitted_noise  with the one power of two as scale that loses least
     rest_signal, rest_noise, fitted_rest_noise  without massive elements, if requested
     """

@@ -40,7 +40,7 @@ def advice_lines(view: SweepView) -> list[str]:
     """Write SCALING FACTOR ANALYSIS & RECOMMENDATIONS of a tensor sweep."""
     parameters, best = view.parameters, view.best
     ends = f"{exponent_text(parameters['min_exp'])} to {exponent_text(parameters['max_exp'])}"
-    unfit = "" if best["e8m0"] else " - not an E8M0 scale"
+    unfit = f" - {view.unfit}" if view.unfit else ""
     body = [
         *title("SCALING FACTOR ANALYSIS & RECOMMENDATIONS"),
         f"Format: {view.format_title}",

@@ -22,6 +22,11 @@ SIGNIFICANT, HIGH = 0.001, 0.01
 WEIGHTS = {"mse": 0.3, "cosine": 0.3, "psnr_db": 0.2, "mae": 0.1, "relative_error": 0.1}
 _BEST_OF = ("sqnr_db", "mse", "cosine", "psnr_db", "mae", "relative_error")
 _SAME = 1e-9
+_MUCH_DB = 1.0
+"""What amax / max gains where it is recommended in place of a power of two."""
+_ANY_BITS = 8
+"""Scale bits that stand for no request of narrower exponents."""
+_IN_FLOAT32 = (2.0**-126, float(np.finfo(np.float32).max))
 _PRODUCTION: UsualScale = {"kind": "production", "exponent": 0.0}
 
 
@@ -104,7 +109,8 @@ def advise(
     """Recommend one level, say why, and fill in each level's score.
 
     `usual` is the scale in use today: its level has its kind as a mark, and of levels with the same
-    error the nearest one to it is recommended.
+    error the nearest one to it is recommended. That is a power of two, unless the usual scale is
+    amax / max, any number, and `_MUCH_DB` better; scales of fewer than 8 bits are exponents.
     """
     for level, score in zip(levels, scores(levels), strict=True):
         level["score"] = score
@@ -133,9 +139,19 @@ def advise(
         )
     else:
         candidates = "all levels overflow: least problematic"
+    current = next((level for level in levels if usual["kind"] in level["marks"]), None)
+    power = None
+    if current is not None and usual["kind"] == "amax" and scale_bits == _ANY_BITS:
+        gain = _gap_db(current, chosen)
+        if (
+            gain is not None
+            and gain > _MUCH_DB
+            and _IN_FLOAT32[0] <= current["factor"] <= _IN_FLOAT32[1]
+        ):
+            chosen, power = current, chosen
+            finest = _best("mse", [*usable, current])
     index_of = {id(level): index for index, level in enumerate(levels)}
     clean = [index for index, level in enumerate(levels) if not level["significant"]]
-    current = next((level for level in levels if usual["kind"] in level["marks"]), None)
     gap = _gap_db(chosen, current) if current is not None else None
     best = {name: _best(name, levels) for name in _BEST_OF}
     ends = [name for name in ("maximum", "minimum") if name in chosen["marks"]]
@@ -156,14 +172,24 @@ def advise(
             "an offset to every block's own exponent" if block else "one scale for the whole tensor"
         ),
         "reasons": [],
+        "power": index_of[id(power or chosen)],
     }
     advice["reasons"] += _reasons(levels, advice, block=block)
     if current is not None and gap is not None and not math.isnan(chosen["metrics"]["sqnr_db"]):
         word, is_same = "offset" if block else "exponent", current is chosen
         advice["reasons"].append(_against_usual(current, gap, usual["kind"], word, is_same))
-    if not chosen["e8m0"]:
+    if power is not None:
+        advice["reasons"].append(_against_power(chosen, power))
+    elif not chosen["e8m0"]:
         advice["reasons"].insert(0, f"No level of this sweep is a scale of {scale_bits} bits!")
     return advice
+
+
+def _against_power(chosen: SweptLevel, power: SweptLevel) -> str:
+    """Say what is lost where scales have to be powers of two."""
+    gap = _gap_db(chosen, power)
+    lost = "not exact" if gap is None or math.isinf(gap) else f"SQNR {gap:.2f} dB lower"
+    return f"Of powers of two, which scales in E8M0 are, use 2^{power['exponent']:g}: {lost}."
 
 
 def _gap_db(chosen: SweptLevel, usual: SweptLevel) -> float | None:

@@ -80,6 +80,11 @@ class Sweep(Overviewed):
         return float(self.recommended["exponent"])
 
     @property
+    def power_exponent(self) -> float:
+        """The recommended exponent where scales are powers of two."""
+        return float(self.levels[self.record["advice"]["power"]]["exponent"])
+
+    @property
     def reasons(self) -> list[str]:
         return list(self.record["advice"]["reasons"])
 
@@ -121,7 +126,8 @@ def sweep(
     granularity "tensor": s runs from the smallest scale at which nothing overflows to the largest
     at which nothing underflows (`alignment="documented"`: the ends of megatron-tensor-saver), or as
     `max_exp` and `min_exp` say, in `levels` even steps plus all integers between, and on to the
-    best power of two near amax. Only integers can be E8M0 scales, and only they are recommended.
+    best power of two near amax. Integers are recommended, which E8M0 scales can be, unless
+    amax / max is the format's usual scale (fp8, integers) and more than 1 dB better.
 
     granularity "block": s is an offset to each block's shared exponent, from `max_exp` (8) to
     `min_exp` (-4); an element format stands for its MX format.

@@ -279,7 +279,7 @@ def _format_box(view: SweepView) -> Box:
 
 def _advice_box(view: SweepView) -> Box:
     best, gap, cosine = view.best, view.gap_db, metric(view.best, "cosine")
-    unfit = "" if best["e8m0"] else ", not an E8M0 scale"
+    unfit = f", {view.unfit}" if view.unfit else ""
     used = f"{USUAL[view.usual_kind]} {view.exponent(view.usual_exponent)}"
     if view.usual_kind in best["marks"]:
         used += ": the same"

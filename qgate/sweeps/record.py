@@ -73,6 +73,8 @@ class SweepAdvice(TypedDict):
     mse_cost_db: float
     speaks_about: str
     reasons: list[str]
+    power: NotRequired[int]
+    """The level to use where scales are powers of two; absent in records of earlier versions."""
     massive: NotRequired[dict[str, float] | None]
 
 
@@ -172,6 +174,14 @@ class SweepView:
             return f"Offset = {self.at(level)}, Factor = {factor_text(level)}"
         unfit = "" if level["e8m0"] else ", not an E8M0 scale"
         return f"Scale Exp = {self.at(level)}, Factor = {factor_text(level)}{unfit}"
+
+    @property
+    def unfit(self) -> str:
+        """Words for a recommended scale that is no power of two of E8M0; else empty."""
+        if self.best["e8m0"]:
+            return ""
+        words = USUAL[self.usual_kind] if self.best is self.usual else ""
+        return f"{words}, not an E8M0 scale".removeprefix(", ")
 
     @property
     def worth(self) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -20,7 +22,9 @@ from qgate.activation_stats._ranges import ERROR, PERCENTILES, ChannelCounts
 from qgate.activation_stats._rows import RowShare
 from qgate.activation_stats._tensor_pass import TensorReading
 from qgate.activation_stats.layer_stats import LayerRequest, LayerStats, OutlierRule
+from qgate.activation_stats.reading import losses
 from qgate.errors import QgateError
+from qgate.formats import quantize
 from qgate.stats.moments import ExactSum
 from tests.activation_stats.layer_records import record_of, stats_of
 from tests.shares import share
@@ -429,22 +433,64 @@ def test_memory_does_not_grow_with_samples() -> None:
     assert size(60) < 1.2 * size(10)
 
 
+def shared(tables: Sequence[Tensor], order: Sequence[int], seed: int = 1) -> RowShare:
+    share = RowShare(20, seed=seed)
+    for k in order:
+        share.add(tables[k], tables[k].abs().amax(1).double().numpy(), k, 0)
+    return share
+
+
 def test_a_share_of_rows_is_the_same_in_any_order() -> None:
-    tables = [torch.randn(50, 4) for _ in range(6)]
-    a, b = RowShare(20, seed=1), RowShare(20, seed=1)
-    for k in range(6):
-        a.add(tables[k], k, 0)
-        b.add(tables[5 - k], 5 - k, 0)
+    tables = [torch.randn(50, 4) * 10 ** torch.randn(50, 1) for _ in range(6)]
+    a, b = shared(tables, range(6)), shared(tables, range(5, -1, -1))
     rows = a.rows()
     assert rows is not None
     assert len(rows) == 20
     assert torch.equal(rows, b.rows())  # type: ignore[arg-type]
-    c = RowShare(20, seed=2)
-    c.add(tables[0], 0, 0)
+    merged = shared(tables, [4, 1])
+    merged.merge(shared(tables, [0, 5, 2, 3]))
+    for other in (b, merged):
+        assert (other.counts == a.counts).all()
+        for (x, of), (y, wanted) in zip(other.sample(9).kinds, a.sample(9).kinds, strict=True):
+            assert of == wanted
+            assert torch.equal(x, y)
+    c, first = shared(tables, [0], seed=2), shared(tables, [0])
     assert c.rows() is not None
-    first = RowShare(20, seed=1)
-    first.add(tables[0], 0, 0)
     assert not torch.equal(c.rows(), first.rows())  # type: ignore[arg-type]
+
+
+def test_a_sample_has_rows_of_every_magnitude_that_stand_for_all() -> None:
+    tables = [torch.randn(500, 8) for _ in range(4)]
+    tables[2][77] *= 1000
+    tables[3][5] = 0
+    sample = shared(tables, range(4)).sample(20)
+    assert (sample.of, sample.rows < 60) == (2000, True)
+    wild = [(len(rows), of) for rows, of in sample.kinds if float(rows.abs().max()) > 100]
+    assert wild == [(1, 1)], "a wild row stands for itself"
+    few = shared([tables[0][:15]], [0])
+    assert [of for _, of in few.sample(20).kinds] == [15], "all rows are one kind"
+
+
+@pytest.mark.parametrize("wild", [0, 2, 40])
+def test_errors_of_a_sample_are_those_of_all_tokens(wild: int) -> None:
+    """Two wild tokens of 4,000 were in no sample, or counted as two of sixteen."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 256, generator=g)
+    x[torch.randperm(4000, generator=g)[:wild]] *= 300
+    names = ("int8", "mxfp4", "nvfp4", "mxfp8", "fp8_e4m3")
+    stats = LayerStats("m", "input", LayerRequest(formats=names, share=2**12))
+    for k, part in enumerate(x.split(500)):
+        stats.update(part, k)
+    layer = stats.record(None, "linear", 8)
+    found = losses(layer)
+    for name, told in zip(names, found.values(), strict=True):
+        options = {"granularity": "tensor"} if name == "int8" else {}
+        if name != "fp8_e4m3":
+            noise = (quantize(x, name, **options) - x).double().square().sum()  # type: ignore[arg-type]
+            wanted = 10 * math.log10(float(x.double().square().sum() / noise))
+            assert told.sqnr_db == pytest.approx(wanted, abs=0.5), name
+        assert re.fullmatch(r"of \d\d of 4,000 tokens", told.sampled)
+        assert told.sampled in str(told)
 
 
 def test_edges_of_the_range_keep_their_sums() -> None:

@@ -209,6 +209,12 @@ def test_a_format_that_looks_good_because_of_one_element_is_named(tmp_path: Path
     assert whole > rest + 20
     row = findings_of(analysis).formats[0]
     assert (row.label, row.worst_db[1]) == ("int8 per tensor", pytest.approx(rest, abs=1))
+    (most,) = [f.text for f in findings_of(analysis).findings if "loses most" in f.text]
+    assert most.startswith(
+        "int8 per tensor loses most: in L1 model.layers.1.attn.q forward input, rank 0"
+    )
+    told = f"its SQNR is {rest:.1f} dB without a few massive elements, which alone lift it to "
+    assert f"{told}{whole:.1f} dB; " in most
     axes = sheet_of("comparisons/sqnr_by_layer", analysis).figure.axes[0]
     drawn = axes.collections[0].get_offsets()[:, 1]
     assert drawn.min() == pytest.approx(rest, abs=1)

@@ -233,6 +233,24 @@ def test_a_module_that_disagrees_is_named(words: str) -> None:
     assert words in held.about or words == "in another order", held.about
 
 
+def signs(values: Tensor, call: int) -> Tensor:
+    """Return signs that are others in each call, as sums in another order have them."""
+    random = torch.Generator().manual_seed(call)
+    return torch.randint(0, 2, values.shape, generator=random) * 2.0 - 1.0
+
+
+def test_other_bits_in_a_second_call_are_a_note_within_float_noise() -> None:
+    held = agreement(lambda _x, y, n: y + 2.0**-24 * y * signs(y, n))
+    assert held.share == 0
+    assert "; other bits, within float noise, in call 2 of the same input" in held.about
+    exact = agreement(lambda _x, y, n: y + 2.0**-24 * y * signs(y, n), is_exact=True)
+    assert "gives other values in call 2" in exact.about
+    beyond = agreement(lambda _x, y, n: y + 1e-4 * y * signs(y, n))
+    assert "gives other values in call 2" in beyond.about
+    one = agreement(lambda _x, y, n: y.index_fill(1, torch.tensor([3]), 0.0) if n == 3 else y)
+    assert "gives other values in call" in one.about
+
+
 def test_what_shares_a_scale_is_left_out() -> None:
     leaking = agreement(
         lambda _x, y, _n: y + 0.01 * y.mean(), quantizers=[Quantizer("int8", granularity="tensor")]

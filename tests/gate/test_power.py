@@ -16,7 +16,7 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.measuring.passes import outer_tensors
 from qgate.gate.power import smallest_defects
 from qgate.gate.sessions import Outcome
-from qgate.results.power import ModePower, SmallestDefect, add_power, power_text
+from qgate.results.power import ModePower, SmallestDefect, add_power, power_texts
 from tests.gate.benches import LLAMA, SHORT, mode_of, session
 from tests.gate.making import measured, verdict
 from tests.shares import share
@@ -234,9 +234,33 @@ def test_parts_of_a_run_are_joined_and_written() -> None:
     assert [of["mode"] for of in joined] == ["int8", "mxfp4"]
     sizes = {defect["kind"]: defect["size"] for defect in joined[0]["defects"]}
     assert sizes == {"weight": 0.003, "task": 0.005, "channel": 0.1}
-    assert power_text({"power": joined}) == (
-        "smallest defects seen in int8, mxfp4: each weight of a module off by 0.3 % to 2 %, "
-        "a channel off by 10 %, 0.005 bits per byte"
-    )
-    assert power_text({"power": joined, "shard": {"number": 1}}) == ""
-    assert power_text({}) == ""
+    assert power_texts({"power": joined}) == [
+        "smallest defects seen in mxfp4: each weight of a module off by 2 %",
+        "smallest defects seen in int8: each weight of a module off by 0.3 %, a channel off by 10 %, "
+        "0.005 bits per byte",
+    ]
+    assert power_texts({"power": joined, "shard": {"number": 1}}) == []
+    assert power_texts({}) == []
+
+
+def test_a_mode_is_not_said_to_see_what_another_one_sees() -> None:
+    sharp, blind = power("int8", weight=6e-8, channel=1e-4), power("mine", channel=1e-2)
+    assert power_texts({"power": [sharp, blind]}) == [
+        "smallest defects seen in mine: a channel off by 1 %",
+        "smallest defects seen in int8: each weight of a module off by 6e-06 %, "
+        "a channel off by 0.01 %",
+    ]
+    alike = [power(name, channel=1e-2) for name in ("2-1", "2-2", "2-3", "2-4")]
+    assert power_texts({"power": alike}) == [
+        "smallest defects seen in 2-1, 2-2, 2-3 and 1 more: a channel off by 1 %"
+    ]
+    other = ModePower(model="n", mode="2-1", defects=[])
+    assert power_texts({"power": [*alike[:1], other]}) == [
+        "smallest defects seen in 2-1 of n: none of any kind",
+        "smallest defects seen in 2-1 of m: a channel off by 1 %",
+    ]
+    many = [power(f"m{size}", channel=size / 100) for size in range(1, 8)]
+    lines = power_texts({"power": many})
+    assert lines[0] == "smallest defects seen in m7: a channel off by 7 %", "the least comes first"
+    assert lines[-1] == "smallest defects seen in 3 more modes: the report lists them"
+    assert len(lines) == 5

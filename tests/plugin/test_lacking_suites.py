@@ -126,6 +126,49 @@ def graph():
     return made(seeded(), modes={"graph": exported})
 
 
+class Served(nn.Module):
+    """A kernel for inference: packed weights, and no backward."""
+
+    def __init__(self, layer, backward):
+        super().__init__()
+        self.packed = qgate.quantize(layer.weight.detach(), "int8", granularity="channel", axis=0)
+        self.bias, self.backward = layer.bias, backward
+
+    def forward(self, x):
+        with torch.set_grad_enabled(self.backward):
+            return nn.functional.linear(x, self.packed, self.bias)
+
+
+def served(plain=False, backward=False):
+    def build(reference):
+        module = copy.deepcopy(reference.module)
+        for layer in module.layers[1:]:
+            layer.mix = Served(layer.mix, backward)
+        return module
+
+    block = Plain if plain else Block
+    return made(seeded(block), modes={"served": build})
+
+
+class Plain(nn.Module):
+    """A block without a way around its kernel, as those of convnets are."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.mix(self.norm(x)).relu()
+
+
+def served_plain():
+    return served(plain=True)
+
+
+def trained():
+    return served(backward=True)
+
+
 def norms():
     return made(nn.Sequential(nn.LayerNorm(16), nn.LayerNorm(16)))
 
@@ -272,6 +315,23 @@ def test_a_graph_is_compared_by_its_outputs_alone(ran: Ran) -> None:
         "4 tests deselected: own has none of its modules in mode graph: outputs alone are compared"
     )
     assert note in notes(result)
+
+
+@pytest.mark.parametrize("model", ["served", "served_plain"])
+def test_kernels_for_inference_are_left_out_of_gradients(ran: Ran, model: str) -> None:
+    """Each layer was an error: "the loss takes no gradient: call requires_grad_(True)"."""
+    suite = "suites/test_gradients.py"
+    result = ran(model, "--mode", "served", suite, "--update-baselines")
+    assert "2 deselected, 2 updated in" in str(result.stdout)  # int8 is asked for, too
+    assert notes(result) == [
+        "2 tests deselected: own has no backward pass in mode served (its kernels are for "
+        "inference; a torch.autograd.Function gives them one) in layers.0, layers.1"
+    ]
+
+
+def test_a_kernel_with_a_backward_is_held_at_its_gradients(ran: Ran) -> None:
+    result = ran("trained", "--mode", "served", "suites/test_gradients.py", "--update-baselines")
+    assert "4 updated in" in str(result.stdout)
 
 
 def test_a_mode_that_has_nothing_to_quantize_fits_no_model(ran: Ran) -> None:

@@ -130,6 +130,12 @@ class SmallDecoder(nn.Module):
         self.calls += 1
         if self.fault == "not repeatable":
             hidden = hidden * (1 + self.calls * 2.0**-22)
+        if self.fault == "atomic sums":
+            random = torch.Generator().manual_seed(self.calls)
+            signs = torch.randint(0, 2, hidden.shape, generator=random) * 2.0 - 1.0
+            hidden = hidden + 2.0**-24 * hidden * signs
+        if self.fault == "counter" and self.calls == 2:
+            hidden = hidden * 1.001
         if self.fault == "state of the request before":
             hidden = hidden + self.noise
             self.noise = 1e-5 * hidden.mean()

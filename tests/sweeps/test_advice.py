@@ -22,7 +22,7 @@ from qgate.formats import FORMATS
 from qgate.scales import search as _search
 from qgate.sweeps import advice
 from qgate.sweeps import compute as sweeping
-from qgate.sweeps.record import SweepView
+from qgate.sweeps.record import SweepView, SweptLevel
 from qgate.sweeps.texts import lines
 from tests.shares import share
 
@@ -127,6 +127,14 @@ def brute_force(x: torch.Tensor, name: str) -> dict[int, float]:
     return {exponent: error(exponent - middle) for exponent in near}
 
 
+def error_at(x: torch.Tensor, name: str, level: SweptLevel) -> float:
+    """Mean squared error at the scale of a level, in the units of `brute_force`."""
+    sizes = x.double().abs().numpy().ravel()
+    unit = 2.0 ** (math.frexp(sizes.max())[1] - 1)
+    scale = level["factor"] / unit
+    return float(np.mean((nearest_error(sizes / unit / scale, values_of(name)) * scale) ** 2))
+
+
 def decibels(more: float, least: float) -> float:
     if more <= least * (1 + 1e-9):
         return 0.0
@@ -153,7 +161,13 @@ def test_advice_holds_against_brute_force(name: str, dtype: torch.dtype) -> None
         levels = {int(lv["exponent"]): lv for lv in swept.levels if lv["e8m0"]}
         cost = min(decibels(errors[e], least) for e in levels if e in errors)
         assert cost <= 0.1, (fmt, "the best power of two is no level")
-        chosen = errors[int(swept.exponent)]
+        chosen = error_at(x, fmt, swept.recommended)
+        usual = [error_at(x, fmt, lv) for lv in swept.levels if "amax" in lv["marks"]]
+        if "amax" in swept.recommended["marks"] and not swept.recommended["integer"]:
+            assert decibels(least, chosen) > 1, fmt
+            least = min(least, chosen)
+        elif usual:
+            assert decibels(chosen, min(usual[0], chosen)) <= 1, fmt
         cost = decibels(chosen, least)
         told = swept.record["advice"]["mse_cost_db"]
         assert told == pytest.approx(cost, abs=1e-6), fmt
@@ -178,6 +192,9 @@ def test_of_equal_levels_the_one_nearest_the_usual_scale_is_advised(name: str) -
             assert fmt.startswith("mx")
             emax = math.frexp(values_of(fmt)[-1])[1] - 1
             assert usual["exponent"] == math.frexp(amax)[1] - 1 - emax
+        if "amax" in swept.recommended["marks"]:
+            ties += 1
+            continue
         errors = brute_force(x, fmt)
         chosen = errors[int(swept.exponent)]
         same = [
@@ -237,6 +254,38 @@ def test_a_constant_that_is_exact_everywhere_does_not_vary(fmt: str, value: floa
     text = "\n".join(lines(swept.to_dict()))
     assert "MSE varies significantly" not in text
     assert "MSE is stable" in text
+
+
+@pytest.mark.parametrize("fmt", ["int8", "fp8_e4m3"])
+def test_amax_over_max_is_advised_where_powers_of_two_lose(fmt: str) -> None:
+    """Values that a scale of amax / max made: powers of two lost 51.4 dB, and were advised."""
+    normal = torch.from_numpy(ZOO["gaussian"]).float()
+    x = qgate.quantize(normal, fmt, granularity="tensor")
+    swept = qgate.sweep(x, fmt)
+    powers = [lv["metrics"]["sqnr_db"] for lv in swept.levels if lv["e8m0"]]
+    usual = next(lv for lv in swept.levels if "amax" in lv["marks"])
+    assert usual["metrics"]["sqnr_db"] > max(powers) + 50
+    assert swept.recommended == usual
+    gap = usual["metrics"]["sqnr_db"] - max(powers)
+    lost = ": not exact." if gap == math.inf else f"{gap:.2f} dB lower."
+    assert swept.reasons[-1].startswith("Of powers of two, which scales in E8M0 are, use 2^")
+    assert swept.reasons[-1].endswith(lost)
+    assert swept.power_exponent == int(swept.power_exponent), "gates hold powers of two"
+    assert f"use 2^{swept.power_exponent:g}: " in swept.reasons[-1]
+    text = "\n".join(lines(swept.to_dict()))
+    assert "amax / max, not an E8M0 scale" in text
+    assert "No level of this sweep" not in text
+    few = qgate.sweep(x, fmt, scale_bits=6)
+    assert few.recommended["e8m0"], "a scale of 6 bits is an exponent"
+    as_blocks = qgate.sweep(x, "mxfp8_e4m3" if fmt == "fp8_e4m3" else "mxint8")
+    assert as_blocks.recommended["e8m0"], "scales of MX formats are exponents"
+
+
+def test_a_power_of_two_is_advised_where_amax_over_max_loses() -> None:
+    x = torch.from_numpy(ZOO["integers"]).float() * 0.5
+    x[0] = 60.0  # amax / 127 is no power of two, and 2^-1 has every value
+    swept = qgate.sweep(x, "int8")
+    assert (swept.exponent, swept.recommended["metrics"]["sqnr_db"]) == (-1.0, math.inf)
 
 
 def test_a_level_between_is_not_recommended_and_a_given_end_is_kept() -> None:

@@ -308,7 +308,7 @@ def test_hard_tensors_get_a_sound_recommendation(x: torch.Tensor, granularity: s
         json.dumps(swept.to_dict(), allow_nan=False)
         return
     assert math.isfinite(chosen["score"])
-    assert chosen["integer"]
+    assert chosen["integer"] or "amax" in chosen["marks"]
     assert 0.9 <= chosen["metrics"]["cosine"] <= 1.0
     assert chosen["metrics"]["sqnr_db"] > 20
     assert not math.isnan(chosen["metrics"]["psnr_db"])

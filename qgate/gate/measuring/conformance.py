@@ -160,7 +160,7 @@ class QuantizerRun(HeldSites):
         self.quantized, self.base = quantized, base
         self._quantizers = quantizers
         self._sources: dict[str, Tensor] = {}
-        self._weights: dict[str, tuple[Tensor, int]] = {}
+        self._weights: dict[str, tuple[Tensor, int | None]] = {}
         self._shared: tuple[Tensor, str, list[tuple[GroupSample, Tensor]]] | None = None
         for name, quantizer in quantizers.items():
             self.sites[name] = HeldSite(undefined(quantizer))
@@ -184,9 +184,11 @@ class QuantizerRun(HeldSites):
         if site.port != "weight":
             self.hold(site.name, self._sources.pop(site.name), result.detach())
             return
-        weight, version = self._weights.get(site.name, (None, 0))
-        if weight is not result or version != result._version:
-            self._weights[site.name] = result, result._version
+        weight, before = self._weights.get(site.name, (None, None))
+        # A write in inference mode cannot be detected: such a weight is held in every pass.
+        version = None if result.is_inference() else result._version
+        if weight is not result or version is None or version != before:
+            self._weights[site.name] = result, version
             source = getattr(self.base.module.get_submodule(site.module), site.port)
             self.hold(site.name, source.detach(), result.detach())
 

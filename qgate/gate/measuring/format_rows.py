@@ -82,12 +82,12 @@ def scaling_rows(
 
 
 def _sweep(tensor: Tensor, fmt: str, **ends: float) -> tuple[float, dict[float, float]]:
-    """Return the exponent that a sweep recommends, and the relative MSE at each."""
+    """Return the power of two that a sweep recommends, and the relative MSE at each exponent."""
     if formats.get(fmt).kind == "block":
         swept = sweep(tensor.bfloat16(), fmt, granularity="block", **ends)  # type: ignore[arg-type]
     else:
         swept = sweep(counts(tensor.bfloat16()), fmt, **ends)  # type: ignore[arg-type]
-    return swept.exponent, {
+    return swept.power_exponent, {
         float(level["exponent"]): float(level["metrics"]["relative_mse"]) for level in swept.levels
     }
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import NamedTuple
+import contextlib
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qgate.activation_stats.plan import plan_of
 from qgate.activation_stats.settings import ActivationSettings, with_values
@@ -17,9 +18,16 @@ from qgate.gate.measuring.compared_sites import backward_sites
 from qgate.gate.measuring.format_rows import format_sites
 from qgate.gate.measuring.passes import shortened
 from qgate.gate.measuring.tasks import NO_TASK
+from qgate.hooks import ModuleHooks
+from qgate.hooks.nested import first_float_tensor
+from qgate.models import Model
 
 NO_LAYERS = "has no layers (qgate.Model(layers=…))"
 GRAPH = "has none of its modules in mode {mode}: outputs alone are compared"
+INFERENCE = (
+    "has no backward pass in mode {mode} (its kernels are for inference; a torch.autograd.Function "
+    "gives them one)"
+)
 _NO_WEIGHTS = "has no linear layers and no convolutions"
 _NO_ACTIVATIONS = "has no activations to measure"
 NEEDY = ("task", "gradients", "scaling", "overflow")
@@ -52,13 +60,17 @@ class SuiteNeeds:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self._graphs: dict[str, bool] = {}
+        self._for_inference: dict[str, bool] = {}
 
-    def lack(self, gate: str, layer: str = "", phase: str = "") -> Lack | None:
-        """Say what a model lacks for a gate; None where it lacks nothing."""
+    def lack(self, gate: str, layer: str = "", phase: str = "", mode: str = "") -> Lack | None:
+        """Say what a model lacks for a gate, in a mode of its own; None where it lacks nothing."""
         if gate == "task":
             return None if self._has_task else Lack(NO_TASK)
         if gate == "gradients" or (gate == "overflow" and phase == "backward"):
-            return Lack(self._no_gradients) if self._no_gradients else None
+            if self._no_gradients:
+                return Lack(self._no_gradients)
+            is_inference = gate == "gradients" and mode and self._is_for_inference(mode)
+            return Lack(INFERENCE.format(mode=mode), layer) if is_inference else None
         if not layer:
             return None
         if gate == "activations" and layer not in self._layers_with_activations:
@@ -76,6 +88,18 @@ class SuiteNeeds:
             except Exception:
                 self._graphs[name] = False
         return self._graphs[name]
+
+    def _is_for_inference(self, name: str) -> bool:
+        """Tell if no kernel of a mode of the model's own hands a gradient back to its input."""
+        if name not in self._for_inference:
+            try:
+                mode = self.bench.mode(name)
+                self._for_inference[name] = mode.own and not _has_backward(
+                    self.bench.quantized(mode).model, self.bench.model
+                )
+            except Exception:
+                self._for_inference[name] = False
+        return self._for_inference[name]
 
     @cached_property
     def _has_task(self) -> bool:
@@ -114,3 +138,34 @@ class SuiteNeeds:
         except Exception:
             return ""
         return "" if takes_gradient else "has no gradients: its output depends on no parameter"
+
+
+def _has_backward(model: Model, base: Model) -> bool:
+    """Tell if any product that a mode replaced, or any at all, hands a gradient to its input."""
+    with_backward: set[str] = set()
+
+    def enter(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        # Each product alone: the one before it may have no backward.
+        return tuple(x.detach().requires_grad_(True) if _is_float(x) else x for x in args)
+
+    def leave(name: str, _module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+        output, leaves = first_float_tensor(result), [x for x in args if _is_float(x)]
+        if output is not None and output.requires_grad and leaves:
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                gradients = torch.autograd.grad(output.sum(), leaves, allow_unused=True)
+                with_backward.update([name] if gradients[0] is not None else [])
+
+    kernels = dict(model.module.named_modules())
+    products = {site.module for site in base.sites() if site.is_product} & kernels.keys()
+    modules = dict(base.module.named_modules())
+    replaced = {name for name in products if type(kernels[name]) is not type(modules[name])}
+    with ModuleHooks() as hooks, torch.enable_grad():
+        for name in replaced or products:
+            hooks.add(kernels[name], lambda _m, args, kwargs: (enter(args), kwargs))
+            hooks.add(kernels[name], None, partial(leave, name))
+        model(shortened(model.inputs[0]))
+    return bool(with_backward) or not products
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

@@ -1,0 +1,130 @@
+"""Rewrites that change no value: the gate stays green, and a defect in the same rewrite is red."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from qgate.formats.quantizer import Quantizer
+from qgate.models.llama import Attention
+from tests.campaigns.mutants.bed import Bed, Healthy, examine
+from tests.campaigns.mutants.mutant import LLAMA
+from tests.shares import share
+
+UP = "model.layers.2.mlp.up_proj"
+Change = Callable[[Tensor], Tensor]
+
+
+def in_inference_mode(bed: Bed, change: Change) -> None:
+    """Run the network as serving code does: its tensors have no versions."""
+    network = bed.network
+    plain = network.forward
+    bed.after(UP, change)
+    network.forward = torch.inference_mode()(plain)
+
+
+def on_flat_tensors(bed: Bed, change: Change) -> None:
+    """Hand tokens of all samples to a quantizer as one table."""
+
+    def flat(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(self: Quantizer, x: Tensor) -> Tensor:
+            if x.dim() < 3:
+                return plain(self, x)
+            return change(plain(self, x.reshape(-1, x.shape[-1])).reshape(x.shape))
+
+        return call
+
+    bed.wrap(Quantizer, "__call__", flat)
+
+
+def with_rows_in_another_order(bed: Bed, change: Change) -> None:
+    """Store rows of a weight with their scales in another order, and put the outputs back."""
+    module = bed.module(UP)
+    order = torch.randperm(len(module.weight), generator=torch.Generator().manual_seed(1))
+    stored = Quantizer("int4", granularity="block", block=128).encode(module.weight[order].detach())
+    back = order.argsort()
+
+    def forward(x: Tensor) -> Tensor:
+        rows = change(stored.decode())
+        return linear(x, rows)[..., back]
+
+    module.forward = forward
+
+
+def with_weights_of_columns(bed: Bed, change: Change) -> None:
+    """Keep weights column by column in memory, as other libraries do."""
+    for name, module in bed.network.named_modules():
+        if isinstance(module, nn.Linear) and "layers" in name:
+            parameter = module._parameters["weight"]
+            assert parameter is not None
+            parameter.data = parameter.data.T.contiguous().T
+    bed.after(UP, change)
+
+
+def with_eager_attention(bed: Bed, change: Change) -> None:
+    """Compute attention operator by operator, with the softmax in float32.
+
+    In 16 bits that is no harmless rewrite: it rounds scores and weights, and the error doubles.
+    """
+
+    def attend(of: Attention, hidden: Tensor) -> Tensor:
+        q, k, v = (of.per_head(layer(hidden)) for layer in (of.q_proj, of.k_proj, of.v_proj))
+        q, k = of.rope(q, 0), of.rope(k, 0)
+        k, v = (side.repeat_interleave(of.heads // of.kv_heads, 1) for side in (k, v))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(of.width)
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(later, -math.inf).float().softmax(-1).to(q.dtype)
+        return of.o_proj((change(weights) @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    for module in bed.network.modules():
+        if isinstance(module, Attention):
+            module.forward = lambda hidden, of=module: attend(of, hidden)
+
+
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def without_the_last(x: Tensor) -> Tensor:
+    """Lose the last column."""
+    return torch.cat([x[..., :-1], torch.zeros_like(x[..., -1:])], -1)
+
+
+def slightly_less(x: Tensor) -> Tensor:
+    return x * 0.99
+
+
+REWRITES = [
+    (in_inference_mode, "int8", "layer_outputs"),
+    (in_inference_mode, "bf16", "outputs"),
+    (on_flat_tensors, "int8", "layer_outputs"),
+    (on_flat_tensors, "mxfp4", "gradients"),
+    (with_rows_in_another_order, "w4", "layer_outputs"),
+    (with_weights_of_columns, "int8", "gradients"),
+    (with_weights_of_columns, "bf16", "layer_outputs"),
+    (with_eager_attention, "int8", "layer_outputs"),
+]
+Rewrite = Callable[[Bed, Change], None]
+
+
+@share(8)
+@pytest.mark.parametrize("change", [as_it_is, without_the_last, slightly_less])
+@pytest.mark.parametrize(("rewrite", "mode", "suite"), REWRITES)
+def test_a_harmless_rewrite_is_green_and_a_defect_in_it_is_red(
+    rewrite: Rewrite,
+    mode: str,
+    suite: str,
+    change: Change,
+    healthy: Healthy,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    healthy.record(LLAMA, mode, suite)
+    session = healthy.session(LLAMA)
+    rewrite(Bed(monkeypatch, session, healthy, mode), change)
+    found = examine(session, mode, suite)
+    assert bool(found.texts) == (change is not as_it_is), found.texts
