@@ -108,9 +108,7 @@ def _tensors_in(content: Any, name: str) -> dict[str, Tensor]:
     return {key: value for key, value in entries if isinstance(value, Tensor)}
 
 
-def _content(
-    files: Folder, name: str, stamp: Stamp, source: Path | bytes | None = None
-) -> Any:
+def _content(files: Folder, name: str, stamp: Stamp, source: Path | bytes | None = None) -> Any:
     """Load a file, mapped where possible, else as a whole."""
     if name.endswith(".pkl"):
         raise UnreadableFileError("a plain pickle is never loaded")
