@@ -149,6 +149,12 @@ def check_folder(folder: Location | str) -> None:
             )
 
 
+def list_file(folder: Location | str, name: str) -> None:
+    """List a file as one of a drawing before it is written, so that a later one replaces it."""
+    folder = location_of(folder)
+    _write_list(folder, {*_earlier_files(folder), name})
+
+
 def _earlier_files(folder: Location) -> list[str]:
     """List the files of an earlier run; paths that leave the folder do not count."""
     path = folder / LISTED
