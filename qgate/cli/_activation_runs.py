@@ -48,6 +48,7 @@ from qgate.text.printing import print_line, print_text
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
+_FIRST_LAYERS = 20
 _PROJECT_KEYS = {
     "data.num_samples": "samples",
     "data.seq_len": "seqlen",
@@ -149,6 +150,22 @@ def _list_layers(module: nn.Module, pattern: str, *, as_json: bool) -> int:
     return 0
 
 
+def _print_first_layers(module: nn.Module) -> None:
+    """Print names of the first modules with weights of their own, to write patterns for."""
+    layers = [
+        one_line(name)
+        for name, layer in module.named_modules()
+        if name and any(True for _ in layer.parameters(recurse=False))
+    ]
+    first = layers[:_FIRST_LAYERS]
+    more = ["... (--list-layers shows all)"] if len(layers) > len(first) else []
+    print_line(f"Total layers found: {len(layers)}")
+    print_line(f"Showing first {len(first)} layers:")
+    for text in (*first, *more):
+        print_line(f"  {text}")
+    print_line()
+
+
 # Running -----------------------------------------------------------------------------------------
 
 
@@ -159,6 +176,7 @@ def _check_writing(settings: ActivationSettings) -> None:
 def _dry_run(model: str | MeasuredNetwork, settings: ActivationSettings) -> int:
     _check_writing(settings)
     subject = subject_of(model)
+    _print_first_layers(subject.module)
     resolve(settings.memory.device)
     resolve(settings.memory.offload_device)
     plan = plan_of(subject.module, settings, subject.part)
@@ -190,8 +208,11 @@ def _run(
     as_json: bool,
 ) -> int:
     _check_writing(settings)
+    subject = subject_of(model)
+    if not (as_json or is_quiet()):
+        _print_first_layers(subject.module)
     with progress_bars() as step:
-        result = activations(model, settings=settings, workers=workers, progress=step)
+        result = activations(subject, settings=settings, workers=workers, progress=step)
         result.record["notes"][:0] = notes
         written = _write(result.record, settings.visualization.save_dir, step)
     if as_json:

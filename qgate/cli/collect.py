@@ -8,7 +8,8 @@
 The first model that runs is collected. The dump may be a URL such as s3://bucket/run, which gets
 each shard when it is full. Options that are not given are read from the environment variables of
 Megatron-LM's tensor saver: TENSOR_SAVE_DIR, CUSTOM_QUANT_TYPE, TENSOR_SAVER_ITERATION, CONTROL_ITER
-and CURRENT_SAMPLE_IDX. With TENSOR_SAVE_ENABLED=false the program runs and nothing is collected.
+and CURRENT_SAMPLE_IDX. With TENSOR_SAVE_ENABLED=false the program runs and nothing is collected. A
+program may change its label, sample and iteration while it runs.
 """
 
 from __future__ import annotations
@@ -84,7 +85,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qgate.collecting import FirstModel
-    from qgate.collecting.starting import collect, is_enabled, say_on_stderr, settings_of
+    from qgate.collecting.starting import (
+        EnvironmentLabels,
+        collect,
+        is_enabled,
+        say_on_stderr,
+        settings_of,
+    )
     from qgate.dumps.layout import check_store
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
@@ -97,11 +104,15 @@ def run(args: argparse.Namespace) -> int:
         say_on_stderr("TENSOR_SAVE_ENABLED is off: nothing is collected")
         with _watching(args.watch_underflow):
             return _run(program)
-    settings = {**settings_of(os.environ), "say": say_on_stderr, **_settings(args)}
+    options = _settings(args)
+    labels = EnvironmentLabels(os.environ, options)
+    settings = {**settings_of(os.environ), "say": say_on_stderr, **options}
     folder = settings.pop("folder")
 
     def make(model: nn.Module) -> Collector:
-        return collect(model, folder, **settings)
+        collector = collect(model, folder, **settings)
+        collector.follow(labels)
+        return collector
 
     check_store(folder)
     watch = FirstModel(make)

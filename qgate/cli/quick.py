@@ -88,7 +88,10 @@ def _output(args: argparse.Namespace) -> Location:
             f"--output {args.output!r} and --output-dir {args.output_dir!r} both say where to "
             f"draw; give one of them. A folder gets {_FILE}."
         )
+    from qgate.drawing.files import list_file
+
     folder = location_of(args.output_dir)
     check_folder(folder)
     folder_of(folder).make()
+    list_file(folder, _FILE)
     return folder / _FILE

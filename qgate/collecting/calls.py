@@ -37,6 +37,7 @@ class ModuleCall:
     iteration: int
     micro_batch: int
     sample: int | None
+    quant_type: str
     index: int
     has_gradients: bool = False
 
@@ -64,10 +65,15 @@ class Calls:
     _groups: dict[tuple[CollectedSite, int], list[RepeatedCall]] = field(default_factory=dict)
 
     def begin(
-        self, site: CollectedSite, iteration: int, micro_batch: int, sample: int | None
+        self,
+        site: CollectedSite,
+        iteration: int,
+        micro_batch: int,
+        sample: int | None,
+        quant_type: str,
     ) -> ModuleCall:
         calls = self.forward.setdefault(site, [])
-        calls.append(ModuleCall(site, iteration, micro_batch, sample, len(calls)))
+        calls.append(ModuleCall(site, iteration, micro_batch, sample, quant_type, len(calls)))
         return calls[-1]
 
     def repeat(self, site: CollectedSite, node: int) -> RepeatedCall | None:

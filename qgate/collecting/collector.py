@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from qgate.collecting.calls import Account
 from qgate.collecting.hooks import CollectorHooks
-from qgate.collecting.progress import Progress
+from qgate.collecting.progress import Labels, Progress
 from qgate.collecting.recorder import Recorder
 from qgate.collecting.settings import CollectSettings
 from qgate.collecting.targets import choose, model_name
@@ -71,6 +71,7 @@ class Collector:
         self._progress: Progress | None = None
         self._hooks: CollectorHooks | None = None
         self._eager: Any = None
+        self._labels: Callable[[], Labels] = Labels
 
     # The life of a collector -------------------------------------------------------------------
 
@@ -91,7 +92,11 @@ class Collector:
             self._started = True
             return self
         self._progress = Progress(
-            self._roots, self.settings, self._on_forward, self._on_iteration_end
+            self._roots,
+            self.settings,
+            self._on_forward,
+            self._on_iteration_end,
+            self._take_labels,
         )
         self._recorder = Recorder(self.settings, self.account, self._progress, self._open_writer)
         try:
@@ -207,6 +212,10 @@ class Collector:
         if self._recorder is not None:
             self._recorder.sample = label
 
+    def follow(self, labels: Callable[[], Labels]) -> None:
+        """Ask a function for changed labels at every forward pass, as one of the environment."""
+        self._labels = labels
+
     def enter(self) -> None:
         """Note that the model is being called; for a start from inside its first call."""
         if self._progress is not None:
@@ -241,6 +250,16 @@ class Collector:
             ) from None
         self.folder_of_rank = self.folder / rank_name(rank)
         return writer
+
+    def _take_labels(self) -> Labels:
+        """Take the labels that changed; a problem with one is reported at the end."""
+        labels = self._labels()
+        if "problem" in labels:
+            self.account.missing.append(f"a label: {labels['problem']}")
+        if self._recorder is not None:
+            self._recorder.sample = labels.get("sample", self._recorder.sample)
+            self._recorder.quant_type = labels.get("quant_type", self._recorder.quant_type)
+        return labels
 
     def _on_forward(self) -> None:
         if self._recorder is not None and self._running:

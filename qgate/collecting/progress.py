@@ -1,13 +1,14 @@
 """Progress of a run: the current iteration and micro-batch, and the end of iterations.
 
 An iteration ends with a step of the model's optimizer, with `step()`, or with the next call of the
-model after its parameters changed or where no backward pass can come.
+model after its parameters changed, where no backward pass can come, or where `labels` has another
+iteration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import nn
@@ -19,6 +20,16 @@ from qgate.collecting.settings import CollectSettings
 from qgate.hooks import ModuleHooks
 
 
+class Labels(TypedDict, total=False):
+    """Labels that changed before a forward pass, and what is wrong with one that may not."""
+
+    iteration: int
+    sample: int | None
+    quant_type: str
+    enabled: bool
+    problem: str
+
+
 class Progress:
     """Counts forward passes and iterations, and calls back at each of them."""
 
@@ -28,9 +39,12 @@ class Progress:
         settings: CollectSettings,
         on_forward: Callable[[], None],
         on_iteration_end: Callable[[int], None],
+        labels: Callable[[], Labels] = Labels,
     ) -> None:
         self._roots, self._backward = roots, settings.backward
         self._on_forward, self._on_iteration_end = on_forward, on_iteration_end
+        self._labels = labels
+        self.is_paused = False
         self.iteration = settings.first_iteration  # the label of the current iteration
         self.samples = -1
         self.passes = 0
@@ -64,8 +78,13 @@ class Progress:
         """Note a call of the model."""
         if torch.compiler.is_compiling() or in_backward():
             return
-        if self.passes and self._is_over():
+        labels = self._labels()
+        if self.passes and ("iteration" in labels or self._is_over()):
             self.end()
+        self.iteration = labels.get("iteration", self.iteration)
+        self.is_paused = not labels.get("enabled", not self.is_paused)
+        if self.is_paused:
+            return
         self.passes += 1
         self.samples += 1
         self._versions = self._version()
@@ -73,7 +92,7 @@ class Progress:
 
     def _leave(self, result: Any) -> None:
         """Note the outputs of the model, which decide whether a backward pass can come."""
-        if torch.compiler.is_compiling() or in_backward():
+        if self.is_paused or torch.compiler.is_compiling() or in_backward():
             return
         nodes = [tensor.grad_fn for tensor in tensors_in(result) if tensor.grad_fn is not None]
         self._needs_backward = bool(nodes)

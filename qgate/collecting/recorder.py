@@ -34,7 +34,7 @@ class Recorder:
     ) -> None:
         self.settings, self.account, self.progress = settings, account, progress
         self.calls = Calls()
-        self.sample = settings.sample
+        self.sample, self.quant_type = settings.sample, settings.quant_type
         self.listening = True
         self.writer: DumpWriter | None = None
         self._open_writer = open_writer
@@ -57,11 +57,15 @@ class Recorder:
         if in_backward():
             return self.calls.repeat(site, executing_node()) if self.settings.backward else None
         progress, most = self.progress, self.settings.samples
+        if progress.is_paused:
+            return None
         if most is not None and progress.micro_batch >= most:
             return None
         sample = max(progress.samples, 0) if self.sample is None else self.sample
         progress.records += 1
-        return self.calls.begin(site, progress.iteration, progress.micro_batch, sample)
+        return self.calls.begin(
+            site, progress.iteration, progress.micro_batch, sample, self.quant_type
+        )
 
     def keep(
         self,
@@ -92,7 +96,7 @@ class Recorder:
             name=name,
             module=call.site.module,
             layer=call.site.layer,
-            quant_type=self.settings.quant_type,
+            quant_type=call.quant_type,
             rank=writer.rank,
             world_size=writer.world_size,
             iteration=call.iteration,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from qgate.collecting.collector import Collector
+from qgate.collecting.progress import Labels
 from qgate.collecting.settings import CollectSettings
 from qgate.errors import QgateError
 from qgate.text.printing import print_text
@@ -26,6 +27,13 @@ _RANKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
+# The variables that are read at every forward pass, and the arguments that override them.
+_LABELS = {
+    "TENSOR_SAVE_ENABLED": "",
+    "CUSTOM_QUANT_TYPE": "quant_type",
+    "TENSOR_SAVER_ITERATION": "first_iteration",
+    "CURRENT_SAMPLE_IDX": "sample",
+}
 _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
@@ -106,13 +114,16 @@ def collect_from_environment(
     prints its summary on standard error. `TENSOR_SAVE_ENABLED` switches it on, `TENSOR_SAVE_DIR` is
     the folder, `CUSTOM_QUANT_TYPE` the label, `TENSOR_SAVER_ITERATION` the label of the first
     iteration, `CONTROL_ITER` their number, `CURRENT_SAMPLE_IDX` the label of the sample.
-    Arguments override them.
+    Arguments override them. The switch and the three labels are read again at every forward pass.
     """
     environment = os.environ if environment is None else environment
     if not is_enabled(environment):
         return None
+    labels = EnvironmentLabels(environment, settings)
     settings = {**settings_of(environment), "say": say_on_stderr, **settings}
-    return collect(model, settings.pop("folder"), **settings).start()
+    collector = collect(model, settings.pop("folder"), **settings)
+    collector.follow(labels)
+    return collector.start()
 
 
 def is_enabled(environment: Mapping[str, str]) -> bool:
@@ -132,12 +143,57 @@ def settings_of(environment: Mapping[str, str]) -> dict[str, object]:
         ("CONTROL_ITER", "iterations"),
         ("CURRENT_SAMPLE_IDX", "sample"),
     ):
-        text = environment.get(name, "").strip()
-        if text and not text.isdecimal():
-            raise QgateError(f"{name}={text!r}: it is a number from 0.")
-        if text:
-            settings[argument] = int(text)
+        label = _number(name, environment)
+        if label is not None:
+            settings[argument] = label
     return settings
+
+
+def _number(name: str, environment: Mapping[str, str]) -> int | None:
+    text = environment.get(name, "").strip()
+    if text and not text.isdecimal():
+        raise QgateError(f"{name}={text!r}: it is a number from 0.")
+    return int(text) if text else None
+
+
+class EnvironmentLabels:
+    """Labels of the environment that changed since the last call, or since it was made.
+
+    A variable is not read where an argument overrides it. Forward passes are counted again once a
+    sample is unset. A value that is not allowed is a `problem`, once, and changes nothing.
+    """
+
+    def __init__(self, environment: Mapping[str, str], arguments: Collection[str] = ()) -> None:
+        self._environment = environment
+        self._texts = {
+            name: environment.get(name)
+            for name, argument in _LABELS.items()
+            if argument not in arguments
+        }
+
+    def __call__(self) -> Labels:
+        labels = Labels()
+        for name, before in self._texts.items():
+            text = self._environment.get(name)
+            if text != before:
+                self._texts[name] = text
+                try:
+                    self._read(name, labels)
+                except QgateError as error:
+                    labels["problem"] = str(error)
+        return labels
+
+    def _read(self, name: str, labels: Labels) -> None:
+        if name == "CUSTOM_QUANT_TYPE":
+            labels["quant_type"] = self._environment.get(name, "")
+        elif name == "CURRENT_SAMPLE_IDX":
+            labels["sample"] = _number(name, self._environment)
+        elif name == "TENSOR_SAVER_ITERATION":
+            iteration = _number(name, self._environment)
+            if iteration is not None:
+                labels["iteration"] = iteration
+        elif name in self._environment:
+            labels["enabled"] = is_enabled(self._environment)
 
 
 def rank_and_size(environment: Mapping[str, str]) -> tuple[int, int] | None:

@@ -190,7 +190,8 @@ def summary_lines(records: Sequence[ComparisonRecord]) -> list[str]:
     compared = [f"Compared with {stem}: {', '.join(names)}" for stem, names in modes.items()]
     legend = _legend("Grades are those of the last layer's MSE and correlation.")
     problems = [line for record in ordered for line in problem_lines(record)]
-    return [*_table(rows, heads), "", *compared, *legend, *problems]
+    heading = f"SUMMARY TABLE - All Modes vs {', '.join(modes)}"
+    return [heading, "", *_table(rows, heads), "", *compared, *legend, *problems]
 
 
 def _grades(layer: LayerComparison) -> str:

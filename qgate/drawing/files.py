@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 RECORD, LISTED, PAGE, STATISTICS = "analysis.json", "written.json", "index.html", "tensor_stats.txt"
+_OTHER_NAMES = {"attention_analysis": "attention_maps"}
+"""Folders whose pictures are also written under the name of megatron-tensor-saver's first plots."""
 _KIND = "qgate dump drawing 1"
 _TEXTS = (PAGE, STATISTICS, RECORD, *(f"statistics/{name}" for name in TABLES))
 
@@ -71,8 +73,8 @@ def draw_analysis(
     folder = location_of(folder)
     check_folder(folder)
     folder_of(folder).make()
-    pictures = _pictures()
-    possible = {*_earlier_files(folder), *_TEXTS, *(picture.path for picture in pictures)}
+    pictures, copies = _pictures(), _copies()
+    possible = {*_earlier_files(folder), *_TEXTS, *(picture.path for picture in pictures), *copies}
     _write_list(folder, possible)
     write_parts(folder / RECORD, chain(as_json(analysis), ["\n"]))
     findings = findings or findings_of(analysis)
@@ -94,7 +96,11 @@ def draw_analysis(
     ]
     text = page(analysis, linked, _TEXTS[1:], failed=failed, plots=plots, findings=findings)
     write_text(folder / PAGE, text)
-    written = [*_TEXTS, *(picture.path for picture in linked)]
+    copies = {copy: path for copy, path in copies.items() if path in titles}
+    for copy, path in copies.items():
+        folder_of((folder / copy).parent).make()
+        write_bytes(folder / copy, (folder / path).read_bytes())
+    written = [*_TEXTS, *(picture.path for picture in linked), *copies]
     for name in sorted(possible - set(written)):
         remove_file(folder, name)
         if (folder / name).parent != folder:
@@ -115,6 +121,15 @@ def _pictures() -> tuple[DumpPicture, ...]:
     return pictures.PICTURES
 
 
+def _copies() -> dict[str, str]:
+    """Return the second path of pictures that are written twice, with their first one."""
+    return {
+        f"{_OTHER_NAMES[picture.folder]}/{picture.path.rpartition('/')[2]}": picture.path
+        for picture in _pictures()
+        if picture.folder in _OTHER_NAMES
+    }
+
+
 # The files of earlier runs -----------------------------------------------------------------------
 
 
@@ -125,13 +140,19 @@ def check_folder(folder: Location | str) -> None:
     if folder.exists() and not folder.is_dir():
         raise QgateError(f"{str(folder)!r} is a file; give a folder to draw to.")
     earlier = _earlier_files(folder)
-    names = [*earlier, *(picture.path for picture in _pictures()), "statistics/"]
-    check_no_links(folder, {name.rpartition("/")[0] for name in names})
-    for name in (*_TEXTS, *(picture.path for picture in _pictures())):
+    own = [*_TEXTS, *(picture.path for picture in _pictures()), *_copies()]
+    check_no_links(folder, {name.rpartition("/")[0] for name in [*earlier, *own]})
+    for name in own:
         if name not in earlier and name_exists(folder / name):
             raise QgateError(
                 f"{str(folder / name)!r} exists and was not drawn by qgate; give another folder."
             )
+
+
+def list_file(folder: Location | str, name: str) -> None:
+    """List a file as one of a drawing before it is written, so that a later one replaces it."""
+    folder = location_of(folder)
+    _write_list(folder, {*_earlier_files(folder), name})
 
 
 def _earlier_files(folder: Location) -> list[str]:

@@ -67,7 +67,7 @@ class Follower:
                 continue
             self._tried[name] = now
             try:
-                saved.append(read_saved(files, name))
+                saved += read_saved(files, name)
                 self._unreadable.pop(name, None)
             except (UnreadableFileError, OSError) as error:
                 self._unreadable[name] = str(error)

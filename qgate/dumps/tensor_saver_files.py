@@ -1,7 +1,8 @@
 """Read folders of megatron-tensor-saver as dumps, without converting them.
 
-A file's metadata describe its tensor; its name is the fallback. Files that cannot be read, and
-duplicates, are listed with a reason. Files are loaded weights-only, and plain pickles never.
+A file's metadata describe its tensor; its name is the fallback, and enough: under a name of the
+saver a file may also hold a tensor alone, or a dictionary or list of tensors. Files that cannot be
+read, and duplicates, are listed with a reason. Files are loaded weights-only, plain pickles never.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from qgate.archives import flatten
 from qgate.dumps.layout import DumpManifest
 from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.record import (
@@ -38,6 +40,7 @@ from qgate.storage.tensor_reading import read_torch, torch_source
 _FETCHED_FILES = 8
 _STATS = ("min", "max", "mean", "std")
 _OUTPUT_NAMES = ("output", "attention_weights", "context", "grad_input", "grad_weight")
+_SAVED = "tensor"  # its key in a file of the saver
 _KEYS = {
     "layer_type", "operation", "quant_type", "tensor_name", "layer_idx", "phase", "component",
     "rank", "iteration", "sample_idx",
@@ -72,23 +75,40 @@ class SavedTensor:
         return self.named.timestamp, counter, self.stamp.moment, self.file
 
 
-def read_saved(files: Folder, name: str, source: Path | bytes | None = None) -> SavedTensor:
-    """Read one file, or raise an UnreadableFileError; `source` is its content, if fetched."""
+def read_saved(files: Folder, name: str, source: Path | bytes | None = None) -> list[SavedTensor]:
+    """Read the tensors of a file, or raise an UnreadableFileError; `source` is its content."""
     stamp = files.stamp(name)
     if stamp is None:
         raise UnreadableFileError("it is not there")
     content = _content(files, name, stamp, source)
-    named, metadata = parse(name), _mapping(content.get("metadata"))
-    if named is None and not metadata:
+    named, metadata = parse(name), _mapping(_mapping(content).get("metadata"))
+    tensors = _tensors_in(content, name)
+    if not tensors:
+        raise UnreadableFileError("it holds no tensor")
+    if named is None and not (metadata and _SAVED in tensors):
         raise UnreadableFileError(
             "it is none of megatron-tensor-saver: no such name, and no metadata"
         )
-    return SavedTensor(name, stamp, named, _record(name, named, metadata, content))
+    info = _mapping(_mapping(content).get("tensor_info"))
+    saved = []
+    for key, tensor in tensors.items():
+        record = _record(name, named, metadata, info, tensor)
+        own_name = record.name if len(tensors) == 1 else f"{record.name}.{key}"
+        record = replace(record, name=own_name, tensor=StoredValues(name, key, ""))
+        saved.append(SavedTensor(name, stamp, named, record))
+    return saved
 
 
-def _content(
-    files: Folder, name: str, stamp: Stamp, source: Path | bytes | None = None
-) -> Mapping[str, Any]:
+def _tensors_in(content: Any, name: str) -> dict[str, Tensor]:
+    """Return the tensors of a loaded file by their keys: the saver's, or all that there are."""
+    saved = _mapping(content).get(_SAVED)
+    if isinstance(saved, Tensor):
+        return {_SAVED: saved}
+    entries = flatten(content, repr(name))
+    return {key: value for key, value in entries if isinstance(value, Tensor)}
+
+
+def _content(files: Folder, name: str, stamp: Stamp, source: Path | bytes | None = None) -> Any:
     """Load a file, mapped where possible, else as a whole."""
     if name.endswith(".pkl"):
         raise UnreadableFileError("a plain pickle is never loaded")
@@ -98,7 +118,7 @@ def _content(
         raise DamagedFileError("it is empty")
     source = torch_source(files, name) if source is None else source
     try:
-        content = read_torch(source, repr(name))
+        return read_torch(source, repr(name))
     except Exception as error:
         raise_interruption()
         if type(error).__name__ == "UnpicklingError" and "Unsupported operand" not in str(error):
@@ -108,9 +128,6 @@ def _content(
         text = str(error).split("WeightsUnpickler error: ")[-1].strip()
         why = text.splitlines()[0][:100] if text else type(error).__name__
         raise DamagedFileError(f"it is torn or no .pt file ({why})") from None
-    if not isinstance(_mapping(content).get("tensor"), Tensor):
-        raise UnreadableFileError("it holds no tensor of megatron-tensor-saver")
-    return _mapping(content)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -118,7 +135,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _record(
-    file: str, named: TensorFileName | None, metadata: Mapping[str, Any], content: Mapping[str, Any]
+    file: str,
+    named: TensorFileName | None,
+    metadata: Mapping[str, Any],
+    info: Mapping[str, Any],
+    tensor: Tensor,
 ) -> Record:
     def field(key: str, kind: type, name_part: str, default: Any = None) -> Any:
         """Return metadata of the right type, for extras overwrite any key; else from the name."""
@@ -147,7 +168,6 @@ def _record(
         extra |= {"generation": named.generation, "timestamp": named.timestamp}
         extra |= {} if named.counter is None else {"counter": named.counter}
         extra |= {} if named.group is None else {"group": named.group}
-    info, tensor = _mapping(content.get("tensor_info")), content["tensor"]
     if "overflow_info" in info:
         extra["overflow_info"] = info["overflow_info"]
     component = "FA" if layer_type == "attention" else "linear"
@@ -170,7 +190,6 @@ def _record(
             for key in _STATS
             if type(info.get(key)) in (int, float) and math.isfinite(info[key])
         },
-        tensor=StoredValues(file, "tensor", ""),
         extra=plain(extra),
     )
 
@@ -186,17 +205,17 @@ class TensorSaverDump(Dump):
         for name, is_folder in files.names().items():
             if is_folder and any(file.endswith(".pt") for file in files.inside(name).names()):
                 self.skipped.append(f"{name}: a folder of its own; name it instead")
-        for name, tensor in self._read_all():
-            if isinstance(tensor, SavedTensor):
-                saved.append(tensor)
+        for name, tensors in self._read_all():
+            if isinstance(tensors, list):
+                saved += tensors
                 continue
-            self.skipped.append(f"{name}: {tensor}")
-            if isinstance(tensor, DamagedFileError):
+            self.skipped.append(f"{name}: {tensors}")
+            if isinstance(tensors, DamagedFileError):
                 self.damaged.append(self.skipped[-1])
         self._records = ordered(self._without_copies(saved))
         self.manifest = replace(self.manifest, world_size=max(self._records, default=0) + 1)
 
-    def _read_all(self) -> Iterator[tuple[str, SavedTensor | UnreadableFileError]]:
+    def _read_all(self) -> Iterator[tuple[str, list[SavedTensor] | UnreadableFileError]]:
         """Read the files in name order, fetching several of a store at once."""
 
         def fetch(name: str) -> Path | bytes | None:
@@ -277,9 +296,12 @@ class TensorSaverDump(Dump):
             stamp = self.files.stamp(stored.file)
             if stamp is None:
                 raise UnreadableFileError("it is not there any more")
-            tensor: Tensor = _content(self.files, stored.file, stamp)["tensor"]
+            content = _content(self.files, stored.file, stamp)
+            tensor = _tensors_in(content, stored.file).get(stored.key)
         except (UnreadableFileError, OSError) as error:
             raise QgateError(f"{str(path)!r} cannot be read: {error}.") from None
+        if tensor is None:
+            raise QgateError(f"{str(path)!r} has been changed: it has no tensor {stored.key!r}.")
         dtype = str(tensor.dtype).removeprefix("torch.")
         if check and (tuple(tensor.shape), dtype) != (record.shape, record.dtype):
             raise QgateError(f"{str(path)!r} has been changed: it holds {dtype} {[*tensor.shape]}.")

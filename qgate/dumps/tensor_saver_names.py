@@ -32,17 +32,17 @@ _TENSOR = (
 )
 NAME = re.compile(
     r"(?P<timestamp>[0-9]{8}_[0-9]{6})"
-    r"(?:_(?P<counter>[0-9]{4,}))?"
-    r"(?:_iter(?P<iteration>[0-9]{3,}))?"
+    r"(?:_(?P<counter>[0-9]+))?"
+    r"(?:_iter(?P<iteration>[0-9]+))?"
     rf"_(?P<layer_type>{'|'.join(LAYER_TYPES)})"
     r"(?:_L(?P<layer>[0-9]+))?"
     r"_(?P<operation>forward|backward)"
     rf"(?:_(?P<phase>pre|post)_(?P<component>{'|'.join(COMPONENTS)}))?"
-    r"_(?P<quant_type>(?(iteration).+?(?=_rank[0-9]{2,}_)|(?:"
+    r"_(?P<quant_type>(?(iteration).+?(?=_rank[0-9]+_)|(?:"
     rf"{_LABEL}(?=_{_TENSOR}\.pt$)|{_LABEL}(?=_)|.+?(?=_{_TENSOR}\.pt$)|[^_]+)))"
-    r"(?(iteration)_rank(?P<rank>[0-9]{2,}))"
-    r"(?(iteration)(?:_sample(?P<sample>[0-9]{3,}))?)"
-    r"(?(iteration)(?:_group(?P<group>[0-9]{3,}))?)"
+    r"(?(iteration)_rank(?P<rank>[0-9]+))"
+    r"(?(iteration)(?:_sample(?P<sample>[0-9]+))?)"
+    r"(?(iteration)(?:_group(?P<group>[0-9]+))?)"
     r"_(?P<name>.+)\.pt",
     re.DOTALL,
 )

@@ -6,6 +6,7 @@ levels to avoid are those with high overflow, and the recommended level is never
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from qgate.sweeps.record import (
@@ -22,7 +23,6 @@ from qgate.sweeps.record import (
 from qgate.sweeps.tables import THICK, THIN, heading, item, title
 from qgate.text import counted, decibels
 
-_ISSUES_IN_FULL = 6
 _MUCH_ENERGY = 0.01
 _KINDS: tuple[LossKind, ...] = ("overflow", "underflow")
 
@@ -52,16 +52,13 @@ def _is_costly(level: SweptLevel) -> bool:
 
 
 def _issues(view: SweepView, kind: LossKind) -> list[str]:
-    """List the levels with an issue: a few in full, many in a line each."""
+    """Write the figures of every level with an issue."""
     graded = {*view.advice[kind]["high"], *view.advice[kind]["moderate"]}
-    levels = [
-        level
-        for index, level in enumerate(view.levels)
-        if index in graded or (kind == "overflow" and _is_costly(level))
-    ]
-    if len(levels) > _ISSUES_IN_FULL:
-        return [_issue_in_brief(view, level, kind) for level in levels]
-    return [line for level in levels for line in _issue_in_full(view, level, kind)]
+    body: list[str] = []
+    for index, level in enumerate(view.levels):
+        if index in graded or (kind == "overflow" and _is_costly(level)):
+            body += _issue(view, level, kind)
+    return body
 
 
 def _severity(level: SweptLevel, kind: str) -> str:
@@ -70,15 +67,7 @@ def _severity(level: SweptLevel, kind: str) -> str:
     return f"{grade} by count, by energy HIGH" if hidden else grade
 
 
-def _issue_in_brief(view: SweepView, level: SweptLevel, kind: str) -> str:
-    flushed = "" if kind == "overflow" else f", flushed {share(level, 'flush')}"
-    shares = f"{share(level, kind)}{flushed}, energy {energy(level, kind)}"
-    where = f"Scale Exp: {view.at(level)}"
-    return f"  {where:18} {level[kind]} ({shares}), {_severity(level, kind)}"
-
-
-def _issue_in_full(view: SweepView, level: SweptLevel, kind: str) -> list[str]:
-    low, high = number(level["scaled_min"]), number(level["scaled_max"])
+def _issue(view: SweepView, level: SweptLevel, kind: str) -> list[str]:
     lost = f"{energy(level, kind)} of the energy lost"
     counts = {
         loss: f"{level[loss]} ({share(level, loss)})" for loss in ("overflow", "underflow", "flush")
@@ -94,9 +83,19 @@ def _issue_in_full(view: SweepView, level: SweptLevel, kind: str) -> list[str]:
         f"  Scale Exp: {view.at(level)} (Factor: {factor_text(level)})",
         *losses,
         f"    {limit}",
-        f"    Tensor Range: [{low:.2e}, {high:.2e}] after scaling",
+        f"    Tensor Range: {_ranges(level)}",
         f"    Severity: {_severity(level, kind)}",
     ]
+
+
+def _ranges(level: SweptLevel) -> str:
+    """Write the range of the tensor after scaling, and that after rounding to the format."""
+    texts = []
+    for word in ("scaled", "rounded"):
+        low, high = (number(level.get(f"{word}_{end}")) for end in ("min", "max"))
+        if not math.isnan(low):  # records of earlier versions have no rounded range
+            texts.append(f"[{low:.2e}, {high:.2e}] {word}")
+    return ", ".join(texts)
 
 
 def _losses(level: SweptLevel, kind: str) -> str:

@@ -124,6 +124,7 @@ def _swept_levels(
         }
         integer, factor = level.integer, level.factor
         unit = 1.0 if block else factor
+        scaled = least / unit, largest / unit
         swept_levels.append(
             {
                 "exponent": level.exponent,
@@ -142,11 +143,18 @@ def _swept_levels(
                 "flush_energy": flush_energy,
                 "severity": {kind: advising.severity(share) for kind, share in shares.items()},
                 "significant": max(shares["overflow"], shares["underflow"]) > advising.SIGNIFICANT,
-                "scaled_min": least / unit,
-                "scaled_max": largest / unit,
+                "scaled_min": scaled[0],
+                "scaled_max": scaled[1],
+                **({} if block else _rounded_range(sums.fmt, scaled)),
             }
         )
     return swept_levels
+
+
+def _rounded_range(fmt: ElementFormat, scaled: tuple[float, float]) -> dict[str, float]:
+    """Round the ends of the scaled tensor to values of the format, which keeps their order."""
+    least, largest = fmt.nearest(torch.tensor(scaled, dtype=torch.float64)).tolist()
+    return {"rounded_min": least, "rounded_max": largest}
 
 
 def _add_massive(

@@ -11,6 +11,7 @@ from qgate.summaries.record import HIDDEN_DB
 
 COSTLY_DB = 0.1
 MX_PREFIX = "mxfp_"
+_MX_NAMES = ("mx", "fp8_", "fp6_", "fp4_")
 USUAL = {"production": "production", "amax": "amax / max", "cast": "the plain cast"}
 """Words for the scale that a format is used with today."""
 LossKind = Literal["overflow", "underflow"]
@@ -205,8 +206,8 @@ class SweepView:
 
     @property
     def prefix(self) -> str:
-        """The start of names of files where an MX format was asked for."""
-        return MX_PREFIX if self.requested_format.startswith("mx") else ""
+        """The start of names of files of MX formats and of their elements: fp8, fp6 and fp4."""
+        return MX_PREFIX if self.requested_format.startswith(_MX_NAMES) else ""
 
     @property
     def requested_format(self) -> str:

@@ -21,8 +21,9 @@ from qgate.sweeps.findings import SweptFormat, entry_of
 from qgate.sweeps.page import FAILED_PAGE, OTHER_PAGE, PAGE, write_page
 from qgate.sweeps.record import SweepView
 from qgate.sweeps.requests import FilePart, Request, Swept, parts_of, sweep_part, sweep_whole_part
+from qgate.sweeps.tables import THICK, THIN, title
 from qgate.sweeps.texts import answer, lines
-from qgate.text import one_line
+from qgate.text import counted, one_line
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -69,15 +70,18 @@ class SweepRun:
     ) -> SweepOutcome:
         """Sweep files and write all results."""
         say = self.say
+        say(f"Processing {counted(len(specs), 'file')}...", *self._ruled(THICK))
         swept: list[SweptFile] = []
         for number, (spec, texts, file) in enumerate(self._files(specs, workers), 1):
-            say(f"[{number}/{len(specs)}] Processing: {one_line(spec)}", *texts)
+            say(*self._ruled(""), f"[{number}/{len(specs)}] Processing: {one_line(spec)}")
+            say(*self._ruled(THIN), *texts)
             swept.append(file)
             step(number, len(specs))
         results = [result for file in swept for result in file["results"]]
         bad = [(name, reason) for name, reason in results if reason]
-        say(f"Total tensors: {len(results)}")
+        say("", *title("FINAL SUMMARY"), f"Total tensors: {len(results)}")
         say(f"Successful: {len(results) - len(bad)}", f"Failed: {len(bad)}")
+        say(*([] if bad else ["All tests completed successfully!"]))
         say(*(text for file in swept for text in file["answers"]))
         say(*(f"FAILED {name}: {reason}" for name, reason in bad))
         entries = [entry for file in swept for entry in file["entries"]]
@@ -88,6 +92,10 @@ class SweepRun:
         except OSError as error:
             say(f"FAILED: cannot write the page of the results: {error}")
         return SweepOutcome(not bad and page is not None, results, entries, page)
+
+    def _ruled(self, line: str) -> list[str]:
+        """Return a line that sets files apart; a quiet run has none."""
+        return [] if self.quiet else [line]
 
     def _files(
         self, specs: Sequence[str], workers: Workers

@@ -61,7 +61,7 @@ def lines(record: SweepRecord, color: bool = False) -> list[str]:
 
 
 def _title(view: SweepView, document: str) -> list[str]:
-    name = f"{shortened(view.tensor['name'], 50)}, {view.format_title}"
+    name = f"{shortened(view.tensor['name'], 45)}, {view.format_title}"
     kind = "BLOCK SCALING" if view.is_block else "SCALING"
     return title(f"{'MXFP ' if view.prefix else ''}{kind} {document}: {name}")
 

@@ -188,6 +188,24 @@ def test_without_a_model_there_is_an_error(capsys: Capsys) -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_run_begins_with_the_first_layers(folder: Path, text: Path, capsys: Capsys) -> None:
+    """Layers with weights of their own, in the order of the model; blocks are not among them."""
+    projections = [f"self_attn.{name}_proj" for name in "qkvo"]
+    projections += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    blocks = [f"  model.layers.{i}.{name}" for i in range(3) for name in [*projections, *norms]]
+    heading = ["Total layers found: 30", "Showing first 20 layers:", "  model.embed_tokens"]
+    quick = ["--output.formats", "csv", "--smoothing.enabled", "false"]
+    for more in (["--dry-run"], quick):
+        assert run(*small(folder, text), *more) == 0
+        lines = capsys.readouterr().out.splitlines()
+        last = "  ... (--list-layers shows all)"
+        assert lines[:24] == [*heading, *blocks[:19], last, ""]
+    assert run(*small(folder, text), *quick, "--json") == 0
+    assert "Total layers" not in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("here")
 def test_layers_are_listed(folder: Path, capsys: Capsys) -> None:
     assert run("--model", folder, "--list-layers", r"layers\.1\..*proj") == 0
     out = capsys.readouterr().out

@@ -494,17 +494,18 @@ def test_all_modes_in_one_table_sorted_by_the_last_layer(capsys: Capsys) -> None
         dump(replace(OF, mode=name), layers)
     assert compare("--all") == 0
     lines = capsys.readouterr().out.splitlines()
-    heads = [cell.strip() for cell in lines[0].split("  ") if cell.strip()]
+    assert lines[:2] == ["SUMMARY TABLE - All Modes vs fp32", ""]
+    heads = [cell.strip() for cell in lines[2].split("  ") if cell.strip()]
     assert heads == [
         "Mode", "Layer 0 MSE", "Layer 0 MAE", "Last Layer MSE", "Last Layer MAE", "Avg Corr",
         "Grades",
     ]  # fmt: skip
     assert "Compared with fp32: quiet, middle, loud" in lines
-    assert [line.split()[0] for line in lines[2:5]] == ["quiet", "middle", "loud"]
+    assert [line.split()[0] for line in lines[4:7]] == ["quiet", "middle", "loud"]
     saved = sorted(path.name for path in Path("layer_outputs/comparisons").iterdir())
     assert saved == ["loud_vs_fp32.json", "middle_vs_fp32.json", "quiet_vs_fp32.json"]
     quiet = json.loads(Path("layer_outputs/comparisons/quiet_vs_fp32.json").read_text("utf-8"))
-    assert f"{quiet['layers']['layer_3']['mse']:.6e}" in lines[2]
+    assert f"{quiet['layers']['layer_3']['mse']:.6e}" in lines[4]
 
 
 def test_all_fails_if_one_does_or_none_was_there(capsys: Capsys) -> None:
@@ -517,7 +518,7 @@ def test_all_fails_if_one_does_or_none_was_there(capsys: Capsys) -> None:
     dump(replace(OF, mode="fine"), {0: A[0]})
     assert compare("--all") == 1
     out = capsys.readouterr().out
-    assert [line.split()[0] for line in out.splitlines()[2:4]] == ["fine", "odd"]
+    assert [line.split()[0] for line in out.splitlines()[4:6]] == ["fine", "odd"]
     assert "FAILED: layer_0: 1 values of mode odd" in out
     dump(replace(OF, mode="alien", weights="cc" * 32), {0: A[0]})
     assert compare("--all") == 2
@@ -531,10 +532,10 @@ def test_captured_modes_of_a_model_are_compared(capsys: Capsys) -> None:
     capsys.readouterr()
     assert main(["compare", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines[2:7]} == {"0", "2-1", "2-4", "fp16", "mxfp8"}
-    assert lines[2].split()[0] == "fp16"
+    assert {line.split()[0] for line in lines[4:9]} == {"0", "2-1", "2-4", "fp16", "mxfp8"}
+    assert lines[4].split()[0] == "fp16"
     # Modes in the other basis have no error against a quantized reference, and are not left out.
     assert main(["compare", "--all", "--reference", "0"]) == 2
     out, err = capsys.readouterr()
-    assert {line.split()[0] for line in out.splitlines()[2:6]} == {"2-1", "2-4", "fp16", "fp32"}
+    assert {line.split()[0] for line in out.splitlines()[4:8]} == {"2-1", "2-4", "fp16", "fp32"}
     assert "mxfp8" in err

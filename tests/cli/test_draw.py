@@ -130,6 +130,9 @@ def test_quick_draws_into_a_folder(dump: Path, here: Path, capsys: Capsys) -> No
     assert (here / "new/pictures/quick_analysis.png").stat().st_size > 10_000
     assert "30 tensors: new/pictures/quick_analysis.png" in capsys.readouterr().out
     assert not (here / "quick_analysis.png").exists()
+    assert run("draw", dump, "--no-plots", "--output-dir", "new/pictures") == 0, "it is qgate's"
+    assert run("quick", dump, "--layer", 0, "--output-dir", "new/pictures") == 0
+    assert (here / "new/pictures/index.html").is_file()
     (here / "note.txt").write_text("mine")
     for options, words in (
         (("--output-dir", "note.txt"), ["--output-dir 'note.txt' is a file", "name a folder"]),

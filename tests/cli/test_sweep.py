@@ -39,9 +39,8 @@ def run(capsys: Capsys, *argv: str) -> tuple[int, str, str]:
 
 
 def record(name: str, fmt: str = "fp8_e4m3", kind: str = "scaling") -> dict:
-    return json.loads(
-        (ROOT / name / f"{'mxfp_' * fmt.startswith('mx')}{kind}_{fmt}.json").read_text()
-    )
+    prefix = "mxfp_" if fmt.startswith(("mx", "fp")) else ""
+    return json.loads((ROOT / name / f"{prefix}{kind}_{fmt}.json").read_text())
 
 
 def folders(root: Path) -> list[str]:
@@ -55,15 +54,15 @@ def test_the_files_of_a_sweep(capsys: Capsys) -> None:
     status, out, _ = run(capsys, "act.pt", "--elem-format", "e4m3")
     assert status == 0
     assert {path.name for path in (ROOT / "act").iterdir()} == {
-        "scaling_results_fp8_e4m3.txt",
-        "scaling_test_fp8_e4m3.png",
-        "scaling_summary_fp8_e4m3.png",
-        "scaling_test_act_fp8_e4m3.log",
-        "scaling_fp8_e4m3.json",
-        "scaling_fp8_e4m3.csv",
-        "block_scaling_fp8_e4m3.png",
-        "block_scaling_fp8_e4m3.json",
-        "block_scaling_fp8_e4m3.csv",
+        "mxfp_scaling_results_fp8_e4m3.txt",
+        "mxfp_scaling_test_fp8_e4m3.png",
+        "mxfp_scaling_summary_fp8_e4m3.png",
+        "mxfp_scaling_test_act_fp8_e4m3.log",
+        "mxfp_scaling_fp8_e4m3.json",
+        "mxfp_scaling_fp8_e4m3.csv",
+        "mxfp_block_scaling_fp8_e4m3.png",
+        "mxfp_block_scaling_fp8_e4m3.json",
+        "mxfp_block_scaling_fp8_e4m3.csv",
     }
     page = (ROOT / "index.html").read_text()
     links = re.findall(r"(?:href|src)='([^'#]+\.png)'", page)
@@ -82,7 +81,7 @@ def test_the_files_of_a_sweep(capsys: Capsys) -> None:
         "Failed: 0",
     ):
         assert words in out
-    log = (ROOT / "act" / "scaling_test_act_fp8_e4m3.log").read_text().splitlines()
+    log = (ROOT / "act" / "mxfp_scaling_test_act_fp8_e4m3.log").read_text().splitlines()
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d - ", line) for line in log)
     said = {line.split(" - ", 1)[1] for line in log[:-1]}
     assert said <= set(out.splitlines())
@@ -91,7 +90,7 @@ def test_the_files_of_a_sweep(capsys: Capsys) -> None:
     assert data["tensor"]["dtype"] == "bfloat16"
     assert len(data["tensor"]["sha256"]) == 64
     assert data["versions"]["torch"] == torch.__version__
-    rows = list(csv.DictReader((ROOT / "act" / "scaling_fp8_e4m3.csv").open()))
+    rows = list(csv.DictReader((ROOT / "act" / "mxfp_scaling_fp8_e4m3.csv").open()))
     assert {row["tensor"] for row in rows} == {"act.pt"}
     assert {row["sha256"] for row in rows} == {data["tensor"]["sha256"]}
     assert [float(row["mse"]) for row in rows] == [lv["metrics"]["mse"] for lv in data["levels"]]
@@ -101,7 +100,7 @@ def test_options_reach_the_sweep(capsys: Capsys) -> None:
     torch.save(activation(), "act.pt")
     options = ["--max-scale-exp", "10", "--min-scale-exp", "-10", "--num-levels", "3", "--no-plots"]
     assert run(capsys, "act.pt", *options, "--output-dir", "out", "--scale-bits", "4")[0] == 0
-    data = json.loads(Path("out/act/scaling_fp8_e4m3.json").read_text())
+    data = json.loads(Path("out/act/mxfp_scaling_fp8_e4m3.json").read_text())
     assert data["parameters"]["max_exp"] == 10
     assert data["parameters"]["min_exp"] == -10
     assert data["levels"][0]["exponent"] == 10
@@ -112,30 +111,71 @@ def test_options_reach_the_sweep(capsys: Capsys) -> None:
     options = ["--granularity", "block", "--max-scale-exp", "2", "--min-scale-exp", "-1"]
     assert run(capsys, "act.pt", *options, "--no-plots", "--output-dir", "block")[0] == 0
     assert sorted(p.name for p in Path("block/act").iterdir()) == [
-        "block_scaling_fp8_e4m3.csv",
-        "block_scaling_fp8_e4m3.json",
-        "scaling_test_act_fp8_e4m3.log",
+        "mxfp_block_scaling_fp8_e4m3.csv",
+        "mxfp_block_scaling_fp8_e4m3.json",
+        "mxfp_scaling_test_act_fp8_e4m3.log",
     ]
-    offsets = json.loads(Path("block/act/block_scaling_fp8_e4m3.json").read_text())["levels"]
+    offsets = json.loads(Path("block/act/mxfp_block_scaling_fp8_e4m3.json").read_text())["levels"]
     assert [lv["exponent"] for lv in offsets] == [2, 1, 0, -1]
 
 
-def test_files_of_mx_formats_alone_are_called_mxfp(capsys: Capsys) -> None:
+def test_files_of_mx_formats_and_their_elements_are_called_mxfp(capsys: Capsys) -> None:
     torch.save(activation(), "act.pt")
-    assert run(capsys, "act.pt", "--elem-format", "mxfp4,int8,hif8", "--no-plots")[0] == 0
+    formats = "mxfp4,fp6_e3m2,int8,hif8,bf16"
+    assert run(capsys, "act.pt", "--elem-format", formats, "--no-plots")[0] == 0
     names = {path.name for path in (ROOT / "act").iterdir()}
     assert {name for name in names if name.startswith("mxfp")} == {
-        "mxfp_scaling_results_mxfp4_e2m1.txt",
-        "mxfp_scaling_mxfp4_e2m1.json",
-        "mxfp_scaling_mxfp4_e2m1.csv",
-        "mxfp_block_scaling_mxfp4_e2m1.json",
-        "mxfp_block_scaling_mxfp4_e2m1.csv",
-        "mxfp_scaling_test_act_mxfp4_e2m1.log",
+        file
+        for fmt in ("mxfp4_e2m1", "fp6_e3m2")
+        for file in (
+            f"mxfp_scaling_results_{fmt}.txt",
+            f"mxfp_scaling_{fmt}.json",
+            f"mxfp_scaling_{fmt}.csv",
+            f"mxfp_block_scaling_{fmt}.json",
+            f"mxfp_block_scaling_{fmt}.csv",
+            f"mxfp_scaling_test_act_{fmt}.log",
+        )
     }
     assert {"scaling_int8.json", "block_scaling_int8.json", "scaling_hif8.json"} < names
     kinds = {fmt: record("act", fmt)["parameters"]["usual"]["kind"] for fmt in ("int8", "hif8")}
     assert kinds == {"int8": "amax", "hif8": "cast"}
     assert record("act", "mxfp4_e2m1")["parameters"]["usual"]["kind"] == "production"
+
+
+def test_a_run_ends_with_a_final_summary(capsys: Capsys) -> None:
+    names = [f"tensor{number}.pt" for number in (1, 2, 3)]
+    for name in names:
+        torch.save(activation(), name)
+    status, out, _ = run(capsys, *names, "--no-plots", "--num-levels", "3")
+    assert status == 0
+    rule = "=" * 80
+    begin = f"Processing 3 files...\n{rule}\n\n[1/3] Processing: tensor1.pt\n{'-' * 80}\n"
+    assert out.startswith(begin)
+    summary = ["FINAL SUMMARY", rule, "Total tensors: 3", "Successful: 3", "Failed: 0"]
+    assert "\n".join(["", rule, *summary, "All tests completed successfully!", ""]) in out
+    torch.save(torch.tensor([1.0, float("nan")]), "tensor2.pt")
+    status, out, _ = run(capsys, *names, "--no-plots", "--num-levels", "3", "--quiet")
+    assert status == 1
+    summary[3:] = ["Successful: 2", "Failed: 1"]
+    assert "\n".join(["", rule, *summary, ""]) in out
+    assert "successfully!" not in out
+    assert "ANALYSIS" not in out
+
+
+def test_the_log_has_limit_and_range_of_every_level(capsys: Capsys) -> None:
+    x = activation()
+    torch.save(x, "act.pt")
+    ends = ["--max-scale-exp", "4", "--min-scale-exp", "-10", "--num-levels", "15"]
+    run(capsys, "act.pt", *ends, "--no-plots", "--granularity", "tensor")
+    log = (ROOT / "act" / "mxfp_scaling_test_act_fp8_e4m3.log").read_text()
+    lines = [line.split(" - ", 1)[1] for line in log.splitlines()]
+    lost = [level for level in record("act")["levels"] if level["severity"]["overflow"] != "none"]
+    assert lines.count("    Max Normal: 4.48e+02") == len(lost) > 6
+    for level in lost:
+        scaled = x.float() / 2.0 ** level["exponent"]
+        rounded = scaled.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+        ranges = [f"[{part.min():.2e}, {part.max():.2e}]" for part in (scaled, rounded)]
+        assert f"    Tensor Range: {ranges[0]} scaled, {ranges[1]} rounded" in lines, level
 
 
 @pytest.mark.parametrize("spec", ["integers.pt", "several.pt", "several.pt:b"])
@@ -203,7 +243,7 @@ def test_one_bad_file_does_not_stop_the_others(capsys: Capsys) -> None:
         "missing.pt: there is no file 'missing.pt'",
     ):
         assert f"FAILED {words}" in summary
-    assert (ROOT / "nan" / "scaling_fp8_e4m3.json").exists()
+    assert (ROOT / "nan" / "mxfp_scaling_fp8_e4m3.json").exists()
 
 
 def test_equal_names_get_folders_of_their_own(capsys: Capsys) -> None:
@@ -218,9 +258,9 @@ def test_equal_names_get_folders_of_their_own(capsys: Capsys) -> None:
     assert run(capsys, "d2/same.pt", "--no-plots", "--output-dir", "other")[0] == 0
     assert folders(Path("other")) == ["same"]
     # A later run of the second alone finds its own folder and leaves the first one's alone.
-    before = (ROOT / "same" / "scaling_fp8_e4m3.json").read_bytes()
+    before = (ROOT / "same" / "mxfp_scaling_fp8_e4m3.json").read_bytes()
     assert run(capsys, "d2/same.pt", "--no-plots")[0] == 0
-    assert (ROOT / "same" / "scaling_fp8_e4m3.json").read_bytes() == before
+    assert (ROOT / "same" / "mxfp_scaling_fp8_e4m3.json").read_bytes() == before
 
 
 def test_tensors_inside_files_and_patterns(capsys: Capsys) -> None:
@@ -351,7 +391,7 @@ def test_a_run_that_was_killed_does_only_the_rest(
     assert "Total tensors: 4" in out
     assert out.count("t0.pt: fp8_e4m3 scale") == 1
     for name in ("t0", "t2", "t3"):
-        file = f"{name}/scaling_fp8_e4m3.json"
+        file = f"{name}/mxfp_scaling_fp8_e4m3.json"
         assert Path("out", file).read_bytes() == Path("whole", file).read_bytes()
     assert not list(Path("out").glob(".*")), "nothing is left to go on with"
     swept.clear()
@@ -467,7 +507,7 @@ def test_the_summary_answers_and_quiet_leaves_the_rest_to_the_logs(capsys: Capsy
     ]
     exponent = record("act")["levels"][record("act")["advice"]["recommended"]]["exponent"]
     assert f"2^{exponent:g}" in lines[0]
-    assert "ANALYSIS" in (ROOT / "act" / "scaling_test_act_fp8_e4m3.log").read_text()
+    assert "ANALYSIS" in (ROOT / "act" / "mxfp_scaling_test_act_fp8_e4m3.log").read_text()
 
 
 def test_float8_tensors_and_block_only_folders(capsys: Capsys) -> None:

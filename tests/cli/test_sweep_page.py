@@ -94,7 +94,7 @@ def test_a_second_run_shows_its_own_and_links_to_the_others() -> None:
     shown = "".join(rows(text))
     assert ["t0.pt" in shown, "t1.pt" in shown, "t2.pt" in shown] == [False, True, True]
     others = text[text.index("<section id='others'>") :]
-    assert "t0/scaling_fp8_e4m3.json" in others
+    assert "t0/mxfp_scaling_fp8_e4m3.json" in others
     assert "t1/" not in others
     assert all(Path("out", link).exists() for link in links(text))
 

@@ -39,8 +39,8 @@ def test_a_sweep_from_bucket_to_bucket_is_that_of_files(bucket, here, capsys):
     assert there == tensor | {"out/index.html"}
     page = bucket.get_object(Bucket="dumps", Key="out/index.html")["Body"].read().decode()
     assert "s3://dumps/run/w.safetensors:layer.1" in page
-    assert "<a href='w.layer.1/block_scaling_fp8_e4m3.json'" in page
-    name = "w.layer.1/block_scaling_fp8_e4m3.json"
+    assert "<a href='w.layer.1/mxfp_block_scaling_fp8_e4m3.json'" in page
+    name = "w.layer.1/mxfp_block_scaling_fp8_e4m3.json"
     told = json.loads(bucket.get_object(Bucket="dumps", Key=f"out/{name}")["Body"].read())
     local = json.loads(Path("here", name).read_text())
     assert told["levels"] == local["levels"]

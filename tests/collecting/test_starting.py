@@ -7,11 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 import qgate
 from qgate import QgateError
 from qgate.dumps import Dump
-from tests.collecting.collected import network, records, train
+from tests.collecting.collected import batch, loss_of, network, records, train
 from tests.shares import proof
 from tests.warm import run_python
 
@@ -251,3 +252,100 @@ def test_a_folder_that_is_refused_is_a_sentence_and_no_traceback(
     assert "qgate collect: 'dump' holds tensors of rank 0 already: choose another folder" in said
     assert "Traceback" not in said
     assert before == {path: path.read_bytes() for path in before}
+
+
+# Labels that a program changes ---------------------------------------------------------------------
+
+
+def labels(folder: Path) -> set[tuple[object, ...]]:
+    """Return iteration, sample, quant type and direction of the records."""
+    return {(r.iteration, r.sample, r.quant_type, r.operation) for r in records(folder)}
+
+
+def test_labels_are_read_at_every_forward_pass(tmp_path: Path) -> None:
+    """Two micro-batches of an iteration have their own labels, their gradients too."""
+    model = network()
+    switches = {
+        "TENSOR_SAVE_ENABLED": "1", "TENSOR_SAVE_DIR": str(tmp_path / "d"), "CONTROL_ITER": "3",
+        "CUSTOM_QUANT_TYPE": "bf16",
+    }  # fmt: skip
+    collector = qgate.collect_from_environment(model, switches, sites="linear")
+    assert collector is not None
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for iteration, quant_type in ((10, "bf16"), (20, "mxfp8"), (30, "hifp8")):
+        switches["TENSOR_SAVER_ITERATION"] = str(iteration)
+        for sample in (7, 8):
+            switches |= {"CURRENT_SAMPLE_IDX": str(iteration + sample)}
+            switches |= {"CUSTOM_QUANT_TYPE": f"{quant_type}_{sample}"}
+            loss_of(model, batch()).backward()
+        optimizer.step()
+    assert collector.iterations == [10, 20, 30]
+    collector.close()
+    assert not collector.missing
+    assert labels(tmp_path / "d") == {
+        (iteration, iteration + sample, f"{quant_type}_{sample}", operation)
+        for iteration, quant_type in ((10, "bf16"), (20, "mxfp8"), (30, "hifp8"))
+        for sample in (7, 8)
+        for operation in ("forward", "backward")
+    }
+
+
+def test_another_iteration_of_the_environment_ends_the_one_before(tmp_path: Path) -> None:
+    """No optimizer steps here, so without the variable these were micro-batches."""
+    model = network()
+    switches = {"TENSOR_SAVE_ENABLED": "1", "TENSOR_SAVE_DIR": str(tmp_path / "d")}
+    switches |= {"CONTROL_ITER": "2", "TENSOR_SAVER_ITERATION": "5"}
+    collector = qgate.collect_from_environment(model, switches, sites="linear")
+    assert collector is not None
+    for iteration in (5, 6, 7):
+        switches["TENSOR_SAVER_ITERATION"] = str(iteration)
+        for _ in range(2):
+            loss_of(model, batch()).backward()
+    assert collector.iterations == [5, 6]
+    collector.close()
+    assert {(r.iteration, r.micro_batch) for r in records(tmp_path / "d")} == {
+        (5, 0), (5, 1), (6, 0), (6, 1),
+    }  # fmt: skip
+
+
+def test_a_switch_pauses_and_a_wrong_label_is_reported(tmp_path: Path) -> None:
+    model = network()
+    switches = {"TENSOR_SAVE_ENABLED": "1", "TENSOR_SAVE_DIR": str(tmp_path / "d")}
+    switches["TENSOR_SAVER_ITERATION"] = "0"
+    collector = qgate.collect_from_environment(model, switches, sites="linear", iterations=3)
+    assert collector is not None
+    for sample, switch in (("0", "true"), ("1", "off"), ("many", "on"), ("3", "")):
+        switches |= {"CURRENT_SAMPLE_IDX": sample, "TENSOR_SAVE_ENABLED": switch}
+        if not switch:
+            del switches["TENSOR_SAVE_ENABLED"]  # it stays as it was
+        train(model, 1)
+    assert collector.missing == ["a label: CURRENT_SAMPLE_IDX='many': it is a number from 0."]
+    collector.wait()
+    rows = {(iteration, sample) for iteration, sample, *_ in labels(tmp_path / "d")}
+    assert rows == {(0, 0), (1, 1), (2, 3)}, "the label stays where a new one is not allowed"
+
+
+def test_arguments_hide_the_variables(tmp_path: Path) -> None:
+    model = network()
+    switches = {"TENSOR_SAVE_ENABLED": "1", "CURRENT_SAMPLE_IDX": "1", "CUSTOM_QUANT_TYPE": "a"}
+    given = {"folder": tmp_path / "d", "sample": 4, "iterations": 2, "sites": "linear"}
+    collector = qgate.collect_from_environment(model, switches, **given)
+    assert collector is not None
+    for step in range(2):
+        switches |= {"CURRENT_SAMPLE_IDX": str(step + 8), "CUSTOM_QUANT_TYPE": "ab"[step]}
+        train(model, 1)
+    collector.close()
+    rows = {(iteration, sample, kind) for iteration, sample, kind, _ in labels(tmp_path / "d")}
+    assert rows == {(0, 4, "a"), (1, 4, "b")}
+
+
+def test_a_program_changes_its_labels_under_the_launcher(tmp_path: Path, script: Path) -> None:
+    lines = (
+        "        os.environ['CURRENT_SAMPLE_IDX'] = str(step + 40)\n        optimizer.zero_grad()"
+    )
+    text = script.read_text().replace("        optimizer.zero_grad()", lines)
+    script.write_text(text.replace("import argparse, sys", "import argparse, os, sys"))
+    args = ("--dir", "dump", "--iterations", "2", "--", str(script), "--steps", "2")
+    done = collect(tmp_path, *args, CURRENT_SAMPLE_IDX="1")
+    assert done.returncode == 0, done.stderr
+    assert {(r.iteration, r.sample) for r in records(tmp_path / "dump")} == {(0, 40), (1, 41)}

@@ -85,6 +85,22 @@ def test_pictures_of_earlier_drawings_go_and_foreign_files_stay(
     assert not (tmp_path / "quick_analysis.png").exists()
 
 
+def test_attention_is_drawn_under_two_names(
+    normal: DumpAnalysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [picture for picture in PICTURES if picture.path == "attention_analysis/layers.png"]
+    monkeypatch.setattr(dump_pictures, "PICTURES", tuple(layers))
+    copy_of = tmp_path / "attention_maps" / "layers.png"
+    assert copy_of in draw_analysis(normal, tmp_path, dpi=16)
+    assert copy_of.read_bytes() == (tmp_path / "attention_analysis" / "layers.png").read_bytes()
+    draw_analysis(normal, tmp_path, plots=False)
+    assert not copy_of.parent.exists()
+    copy_of.parent.mkdir()
+    copy_of.write_text("mine")
+    with pytest.raises(QgateError, match=r"attention_maps/layers\.png"):
+        draw_analysis(normal, tmp_path, plots=False)
+
+
 @pytest.mark.parametrize("name", ["index.html", "heatmaps/amax.png", "written.json"])
 def test_a_foreign_file_is_not_overwritten(name: str, normal: DumpAnalysis, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -113,6 +113,14 @@ def test_names_of_all_generations(name: str, said: tuple[Any, ...]) -> None:
     assert found.file_name() == name
 
 
+def test_numbers_of_a_name_may_be_short() -> None:
+    name = "20241201_143022_1_iter0_linear_L0_forward_post_linear_bf16_rank2_sample3_output.pt"
+    parts = parse(name)
+    assert parts is not None
+    assert (parts.counter, parts.iteration, parts.rank, parts.sample) == (1, 0, 2, 3)
+    assert (parts.quant_type, parts.name, parts.generation) == ("bf16", "output", 3)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -245,7 +253,7 @@ def test_what_is_skipped_is_listed(zipped: bool, tmp_path: Path) -> None:
         _use_new_zipfile_serialization=zipped,
     )
     name(5, "pkl").write_bytes(data)
-    torch.save({"weight": X}, name(6), _use_new_zipfile_serialization=zipped)
+    torch.save({"weight": "none"}, name(6), _use_new_zipfile_serialization=zipped)
     (folder / "notes.txt").write_text("mine")
     torch.save({"tensor": X}, folder / "foreign.pt")
     shutil.copyfile(good, folder / f"copy of {good.name}")
@@ -261,7 +269,7 @@ def test_what_is_skipped_is_listed(zipped: bool, tmp_path: Path) -> None:
         name(3).name: "it is empty",
         name(4).name: "would have to run code",
         name(5, "pkl").name: "a plain pickle is never loaded",
-        name(6).name: "no tensor of megatron-tensor-saver",
+        name(6).name: "it holds no tensor",
         "notes.txt": "no .pt file",
         "foreign.pt": "none of megatron-tensor-saver",
         f"copy of {good.name}": f"a duplicate of {good.name}",
@@ -271,6 +279,38 @@ def test_what_is_skipped_is_listed(zipped: bool, tmp_path: Path) -> None:
     assert not canary.exists()
     assert len(list(problems(dump))) == 2
     assert len(dump.notes()) == 9
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        (X, ["query"]),
+        ([X], ["query"]),
+        ({"weight": X}, ["query"]),
+        ({"tensor": X}, ["query"]),
+        ((X, X + 1), ["query.0", "query.1"]),
+        ({"a": X, "b": [X + 1, X + 2], "step": 7}, ["query.a", "query.b.0", "query.b.1"]),
+    ],
+    ids=["tensor", "list", "dictionary", "saver", "tuple", "nested"],
+)
+def test_tensors_without_metadata_are_read_by_the_name_of_the_file(
+    content: object, names: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "20250908_092156_0001_attention_L3_backward_hifp8_query.pt"
+    torch.save(content, path)
+    dump = Dump.open(tmp_path)
+    records = list(dump.records())
+    assert [record.name for record in records] == names
+    assert dump.skipped == []
+    assert list(problems(dump)) == []
+    for number, record in enumerate(records):
+        assert (record.layer_type, record.layer, record.operation) == ("attention", 3, "backward")
+        assert (record.component, record.quant_type, record.rank) == ("FA", "hifp8", 0)
+        assert torch.equal(dump.tensor(record), X + number)
+        assert torch.equal(dump.beginning(record, 3), (X + number).reshape(-1)[:3])
+    torch.save({"step": 7}, path)
+    with pytest.raises(QgateError, match="has been changed: it has no tensor"):
+        dump.tensor(records[0])
 
 
 def test_a_file_with_metadata_needs_no_name_of_theirs(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def swept(x: object, *options: str, name: str = "x") -> tuple[int, dict]:
     """The exit status of the command and the record it wrote, if it did."""
     torch.save(x, f"{name}.pt")
     status = main(["sweep", f"{name}.pt", "--no-plots", "--granularity", "tensor", *options])
-    path = OUT / name / "scaling_fp8_e4m3.json"
+    path = OUT / name / "mxfp_scaling_fp8_e4m3.json"
     return status, json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -187,7 +187,7 @@ def test_error_12_nothing_is_overwritten_by_a_tensor_of_the_same_name() -> None:
         torch.save(activation(seed=seed), f"{place}/same.pt")
     argv = ["sweep", "d1/same.pt", "d2/same.pt", "--no-plots", "--output-dir", "out"]
     assert main(argv) == 0
-    paths = sorted(Path("out").rglob("scaling_fp8_e4m3.json"))
+    paths = sorted(Path("out").rglob("mxfp_scaling_fp8_e4m3.json"))
     records = [json.loads(path.read_text())["tensor"] for path in paths]
     assert [r["path"] for r in records] == ["d1/same.pt", "d2/same.pt"]
     assert records[0]["sha256"] != records[1]["sha256"]

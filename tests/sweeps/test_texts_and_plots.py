@@ -154,7 +154,8 @@ def test_levels_are_marked(name: str) -> None:
 
 def test_an_outlier_that_saturates_is_not_hidden_by_its_share() -> None:
     text = " ".join(" ".join(sweep_text.lines(TENSORS["outlier"]())).split())
-    assert "1 (0.01%, energy 97.02%), NONE by count, by energy HIGH" in text
+    assert "Overflow: 1 (0.01%), 97.02% of the energy lost" in text
+    assert "Severity: NONE by count, by energy HIGH" in text
     assert re.search(r"AVOID Scale Exp 5.3 to -5 too: .* 16.94% to 99.89% of the energy", text)
 
 

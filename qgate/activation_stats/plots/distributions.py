@@ -68,7 +68,8 @@ def draw_boxes(record: ActivationsRecord, pattern: str, options: ReportOptions) 
         for box in boxes["boxes"]:
             box.set(facecolor=_BLUE, alpha=0.6)
         for end in ("0", "1"):
-            axes.plot(group.ticks, [q[end] for q in cuts], ".", color=COLORS[1], markersize=5)
+            ends = [q[end] for q in cuts]
+            axes.plot(group.ticks, ends, ".", color=COLORS[1], markersize=5, clip_on=False)
     shared_limits(all_axes)
     every = [layer["portrait"]["quantiles"] for layer in layers]
     sizes = [abs(q[p]) for q in every for p in ("0.25", "0.75") if q.get(p)]

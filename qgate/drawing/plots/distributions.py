@@ -88,7 +88,12 @@ def boxes(analysis: DumpAnalysis) -> Sheet | None:
         axes, title="box: quartiles; whiskers: 1 % and 99 %; ticks: extremes",
         x="distance from the mean, in standard deviations", grid="x",
     )  # fmt: skip
-    charts.name_rows(axes, [kind_title(kind_of(group)) for group in groups])
+    names = [kind_title(kind_of(group)) for group in groups]
+    if len(colors) > 1:
+        names = [
+            f"{name}, {quant_type_of(group)}" for name, group in zip(names, groups, strict=True)
+        ]
+    charts.name_rows(axes, names)
     side.scatter([figure_of(g, "std") for g in groups], rows, c=paint, s=26, zorder=3)
     side.margins(x=0.12)
     charts.log_axis(side, "x")

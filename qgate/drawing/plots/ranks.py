@@ -136,12 +136,9 @@ def _draw_scores(axes: Axes, rows: Sequence[RankRow], out: int | None) -> None:
         axes.vlines(ranks, 0, values, color=GRAY, linewidth=0.6)
         axes.plot(ranks, values, "o", color=COLORS[0], markersize=2.5)
     axes.axhline(_LIMIT, color=WARN, linewidth=1, linestyle="--")
-    axes.text(
-        0.99, _LIMIT, "stands out above", transform=axes.get_yaxis_transform(), fontsize=SMALL,
-        color=WARN, ha="right", va="bottom",
-    )  # fmt: skip
     axes.set_ylim(0, 1.2 * max([*values, _LIMIT]))
-    dress(axes, title="whole ranks", x="rank", y="distance from the others, in spreads", grid="y")
+    title = f"whole ranks; above the dashed line, {_LIMIT:g}: stands out"
+    dress(axes, title=title, x="rank", y="distance from the others, in spreads", grid="y")
     charts.whole_numbers(axes, "x", 10)
 
 

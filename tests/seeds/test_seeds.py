@@ -1,0 +1,196 @@
+"""Walk the tables of docs/seeds.md: the commands of a row run, and what it promises is there.
+
+In the last column a file or folder in code exists afterwards, and any other code is text of the
+output or of a file of the row; `…` in it is any text. A picture can be opened and shows something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from qgate.cli import main
+from tests.seeds.inputs import write_inputs
+from tests.shares import share
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "seeds.md"
+_CODE = re.compile(r"``\s?(.+?)\s?``|`([^`]+)`")
+_FILE = re.compile(r"[\w.*/=+-]+(/|\.(png|txt|log|csv|jsonl?|html|npy|pt|safetensors|ya?ml|toml))")
+_SETTING = re.compile(r"[A-Z_]+=\S*")
+_NONE = "none"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A feature of one document, the commands that give it, and what they leave behind."""
+
+    document: str
+    feature: str
+    commands: tuple[str, ...]
+    promise: str
+
+    @property
+    def command(self) -> str:
+        return "; ".join(self.commands)
+
+    @property
+    def status(self) -> int:
+        """Return the exit status of the last command."""
+        told = re.search(r"exit status (\d)", self.promise)
+        return int(told[1]) if told else 0
+
+    def promised(self) -> tuple[list[str], list[str]]:
+        """Return the patterns of files, and the texts."""
+        spans = codes(self.promise)
+        files = [span for span in spans if _FILE.fullmatch(span)]
+        return files, [span for span in spans if span not in files]
+
+
+def codes(cell: str) -> list[str]:
+    return [(double or single).replace(r"\|", "|") for double, single in _CODE.findall(cell)]
+
+
+def rows_of(text: str) -> list[Row]:
+    """Return the rows of all tables, under the heading of their document."""
+    rows, document = [], ""
+    for line in text.splitlines():
+        if line.startswith("## "):
+            document = line[3:]
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+        if not line.startswith("|") or len(cells) != 3 or set(cells[0]) <= set("-: "):
+            continue
+        if cells[1] != "command":
+            rows.append(Row(document, cells[0], tuple(codes(cells[1])), cells[2]))
+    return rows
+
+
+ROWS = rows_of(PAGE.read_text(encoding="utf-8"))
+
+
+class Workplace:
+    """A folder with the inputs, in which each command runs once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        write_inputs(folder)
+
+    @functools.cache  # noqa: B019
+    def run(self, command: str) -> tuple[int, str]:
+        """Run a command of qgate with its settings of the environment; return status and output."""
+        words = shlex.split(command)
+        settings = [word for word in words if _SETTING.fullmatch(word)]
+        assert words[len(settings)] == "qgate", f"{command}: only qgate is run here"
+        output = io.StringIO()
+        with (
+            contextlib.chdir(self.folder),
+            _environment(dict(word.split("=", 1) for word in settings)),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+        ):
+            try:
+                status = main(words[len(settings) + 1 :])
+            except SystemExit as end:
+                status = int(end.code or 0)
+        return status, output.getvalue()
+
+    def problems(self, row: Row) -> list[str]:
+        """List what a row promises and its commands do not give."""
+        statuses, outputs = zip(*map(self.run, row.commands), strict=True)
+        problems = []
+        if statuses[-1] != row.status or any(statuses[:-1]):
+            problems.append(f"exit status {statuses}: {outputs[-1][-500:]}")
+        patterns, texts = row.promised()
+        content = [*outputs]
+        for pattern in patterns:
+            files = sorted(self.folder.glob(pattern))
+            if not any(path.is_file() or any(path.iterdir()) for path in files):
+                problems.append(f"no file {pattern}")
+            for path in files:
+                if path.suffix == ".png":
+                    problems += [] if _shows_something(path) else [f"{path.name} shows nothing"]
+                elif path.suffix not in ("", ".npy", ".pt", ".safetensors"):
+                    content.append(path.read_text(encoding="utf-8"))
+        plain = "\n".join(" ".join(text.split()) for text in content)
+        for text in texts:
+            wanted = ".{0,400}?".join(map(re.escape, " ".join(text.split()).split("…")))
+            if not re.search(wanted, plain):
+                problems.append(f"no text {text!r}")
+        return problems
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """Set variables, and take back whatever a program changes in them."""
+    before = dict(os.environ)
+    try:
+        os.environ.update(settings)
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _shows_something(picture: Path) -> bool:
+    from PIL import Image
+
+    with Image.open(picture) as image:
+        return min(image.size) > 100 and len(image.convert("RGB").getcolors(2**24) or []) > 5
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return Workplace(tmp_path_factory.mktemp("seeds"))
+
+
+@share(4, by=("row.document",), unit="row.command")
+@pytest.mark.parametrize("row", [row for row in ROWS if row.commands], ids=lambda row: row.feature)
+def test_a_row_gives_what_it_promises(row: Row, workplace: Workplace) -> None:
+    assert workplace.problems(row) == []
+
+
+def test_every_row_has_commands_or_a_reason() -> None:
+    assert len({row.document for row in ROWS}) == 5
+    assert len({(row.document, row.feature) for row in ROWS}) == len(ROWS) > 100
+    for row in ROWS:
+        assert any(row.promised()) if row.commands else len(row.promise.split()) > 4, row.feature
+
+
+# Planted rows --------------------------------------------------------------------------------------
+
+
+def planted(promise: str, *commands: str) -> Row:
+    return Row("planted", "feature", commands or ("qgate formats fp4_e2m1",), promise)
+
+
+def test_a_promise_that_is_not_kept_is_a_problem(workplace: Workplace) -> None:
+    (workplace.folder / "empty").mkdir(exist_ok=True)
+    (workplace.folder / "notes.txt").write_text("one\n  two")
+    assert workplace.problems(planted("`fp4_e2m1`, `tensor1.pt`, `notes.txt`: `one t…o`")) == []
+    for promise, problem in {
+        "`fp4_e2m9`": "no text 'fp4_e2m9'",
+        "`nowhere/*.png`": "no file nowhere/*.png",
+        "`empty/`": "no file empty/",
+        "`notes.txt`: `two one`": "no text 'two one'",
+    }.items():
+        assert workplace.problems(planted(promise)) == [problem]
+    (status,) = workplace.problems(
+        planted("`fp4_e2m1`", "qgate formats fp4_e2m1", "qgate formats x")
+    )
+    assert status.startswith("exit status (0, 2): qgate formats: unknown format 'x'")
+    assert workplace.problems(planted("exit status 2", "qgate formats x")) == []
+
+
+def test_an_empty_picture_is_a_problem(workplace: Workplace) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (300, 200), "white").save(workplace.folder / "white.png")
+    assert workplace.problems(planted("`white.png`")) == ["white.png shows nothing"]
