@@ -26,7 +26,7 @@ Dimension = tuple[int, int]
 RELATIONS = {
     "one": "one row alone, the first and the last, gives what it gives in the example",
     "odd": "3, 17 and 31 rows",
-    "tail": "one row more than whole tiles of 16, 32, 64 and 128; a partial block",
+    "tail": "one row more than whole tiles of 16 to 256; a partial block",
     "batch": "more rows than the example has",
     "prefix": "fewer rows, shorter sums in whole blocks",
     "permuted": "rows in another order",
@@ -36,6 +36,9 @@ RELATIONS = {
     "small": "values times 2^-12",
     "zero rows": "every fourth row zero",
     "nan": "one NaN, and one Inf: they do not vanish, and nothing else changes",
+    "long": "257 entries of each dimension, one more than whole tiles of 16 to 256",
+    "again": "the second and the fifth call with other values in the same memory",
+    "offset": "memory that begins one element later",
     "empty": "no rows",
     "fixed point": "values that are in the format already",
 }
@@ -188,8 +191,8 @@ def _axis(
     axis = CutAxis(tuple(group), length, output=None)
     changed: list[int] = []
     # Two lengths: what broadcasts accepts one entry of an axis that is not free.
-    for count in (length - 1, max(1, length // 2)):
-        shape = _shape(like, axis.take(arguments, torch.arange(count)))
+    for count in (length - 1, max(1, length // 2), *([3] if length == 2 else [])):
+        shape = _shape(like, axis.take(arguments, torch.arange(count) % length))
         if shape is None or len(shape) != len(whole):
             return None
         changed = [
@@ -271,6 +274,9 @@ def derive(
                 for position, argument in enumerate(arguments)
             ]
             yield DerivedInput(relation, f"{name}{where}", changed)
+    if "offset" in relations:
+        shifted = [_offset(v) if isinstance(v, Tensor) else v for v in arguments]
+        yield DerivedInput("offset", "memory that begins one element later", shifted)
     # Last: what a kernel divides by a length of nothing may end the process.
     for axis in axes if "empty" in relations else ():
         none = torch.arange(0)
@@ -299,7 +305,7 @@ def _cuts(
     for prime in (3, 17, 31):
         if prime < length:
             yield "odd", f"{prime} of {length}", torch.arange(prime)
-    for tile in (16, 32, 64, 128):
+    for tile in (16, 32, 64, 128, 256):
         if tile < length - 1:
             yield "tail", f"{tile + 1} of {length}", torch.arange(tile + 1)
     if not axis.is_causal:
@@ -324,6 +330,14 @@ def _strided(x: Tensor) -> Tensor:
 
 def _transposed(x: Tensor) -> Tensor:
     return x if x.dim() < 2 else x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _offset(x: Tensor) -> Tensor:
+    """Return the same numbers in contiguous memory that begins one element after its storage."""
+    if not x.numel():
+        return x
+    wide = x.new_empty(x.numel() + 1)[1:].view(x.shape)
+    return wide.copy_(x)
 
 
 def _zeroed(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,6 +58,7 @@ class KernelSubject:
     host_like   the reference for copies on the CPU of arguments of a device with positions
     changed     positions of arguments that the reference changes in place
     in_place    positions that the last call of the kernel changed, True if it returned them
+    paces       seconds per value of the arguments that each call of the kernel took
     """
 
     kernel: Function
@@ -71,6 +73,7 @@ class KernelSubject:
     host_like: Function | None = None
     changed: frozenset[int] = frozenset()
     in_place: dict[int, bool] = field(default_factory=dict, repr=False)
+    paces: list[float] = field(default_factory=list, repr=False)
     _casts: dict[tuple[int, int, int], tuple[Any, ...]] = field(default_factory=dict, repr=False)
     _cuts: dict[int, _Cut] = field(default_factory=dict, repr=False)
     _finite: dict[int, tuple[bool, Sequence[Any]]] = field(default_factory=dict, repr=False)
@@ -304,6 +307,7 @@ class KernelSubject:
         tensors = list({id(value): value for value in tensors}.values())
         copies = [value.clone() for value in tensors]
         changed: list[Tensor] = []
+        began = time.perf_counter()
         try:
             with watched(name or "a further input"):
                 returned = self.kernel(*passed)
@@ -319,6 +323,8 @@ class KernelSubject:
             if lost_device(error):  # no refusal of this input
                 raise (device_error(error, self.name) or error) from None
             raise KernelRefusal(str(error)) from error
+        size = sum(value.numel() for value in arguments if isinstance(value, Tensor))
+        self.paces.append((time.perf_counter() - began) / max(size, 1))
         self.in_place.clear()
         for position, argument in enumerate(arguments):
             if any(argument is tensor for tensor in changed):
