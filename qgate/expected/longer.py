@@ -22,16 +22,23 @@ LENGTHS = (257, 129, 65, 33, 17)
 """One more than each tile; the first that the budget allows is tried."""
 FEW = 3
 """Entries instead of a single one: batches, heads or experts of which the example has one."""
+SMALL = 2**16
+"""Values of all arguments up to which nothing else is cut where one dimension grows."""
 
 
 @dataclass(frozen=True)
 class LongInput:
-    """A way to grow the arguments along one axis, to one of several lengths, the longest first."""
+    """A way to grow the arguments along one axis, to one of several lengths, the longest first.
+
+    is_new  True if the example has one entry: others are made of it
+    others  axes that are cut in half where the arguments would be much larger than the example
+    """
 
     axis: CutAxis
     lengths: tuple[int, ...]
+    step: int
+    others: tuple[CutAxis, ...]
     is_new: bool = False
-    """True if the example has one entry: further ones are made of it, as there are no others."""
 
     def of(self, arguments: Sequence[Any], length: int, seed: int) -> DerivedInput:
         """Derive the input of one length: entries of the example in a random order, repeated.
@@ -42,11 +49,38 @@ class LongInput:
         generator = torch.Generator().manual_seed(seed)
         index = torch.randint(self.axis.length, (length,), generator=generator)
         grown = self.axis.take(arguments, index)
+        whole = self._narrowed(grown, max(size_of(arguments), SMALL))
         if self.is_new or self.axis.is_inner:
             for position, dim in self.axis.dimensions:
-                grown[position] = _spread(grown[position], dim, generator)
+                whole[position] = _spread(whole[position], dim, generator)
         name = f"{length} instead of {self.axis.length} along {self.axis}"
-        return DerivedInput("long", name, grown, None if self.is_new else (self.axis, index))
+        is_part = not self.is_new and size_of(whole) == size_of(grown)
+        return DerivedInput("long", name, whole, (self.axis, index) if is_part else None)
+
+    def _narrowed(self, grown: list[Any], most: int) -> list[Any]:
+        """Cut other axes in half until so few values are left, last dimensions at the end."""
+        for are_features in (False, True):
+            lengths = {
+                axis: axis.length
+                for axis in self.others
+                if _has_features(axis, grown) == are_features
+            }
+            while size_of(grown) > most and lengths:
+                axis = max(lengths, key=lambda axis: lengths[axis])
+                half = lengths[axis] // 2
+                if axis.is_inner:
+                    half = half // self.step * self.step
+                if half < (FEW if are_features else 1):
+                    del lengths[axis]
+                    continue
+                lengths[axis] = half
+                grown = axis.take(grown, torch.arange(half))
+        return grown
+
+
+def _has_features(axis: CutAxis, arguments: Sequence[Any]) -> bool:
+    """Return True for a last dimension: kernels are made for some sizes of it."""
+    return any(dim == arguments[position].dim() - 1 for position, dim in axis.dimensions)
 
 
 def long_inputs(
@@ -54,7 +88,9 @@ def long_inputs(
 ) -> list[LongInput]:
     """List how arguments can be made longer than a tile; inner axes in whole blocks and beyond."""
     listed = []
+    free = tuple(axis for axis in axes if not axis.positions_in)
     for axis in axes:
+        others = tuple(other for other in free if other is not axis)
         if any(position in axis.positions_in for position, _ in axis.dimensions):
             continue
         beyond = tuple(length for length in LENGTHS if length > axis.length)
@@ -62,9 +98,10 @@ def long_inputs(
             continue
         if axis.is_inner and step > 1:
             whole = dict.fromkeys(-(-length // step) * step for length in beyond)
-            listed.append(LongInput(axis, tuple(whole)))
-        listed.append(LongInput(axis, beyond))
-    return [*listed, *(LongInput(axis, (FEW,), is_new=True) for axis in _single(like, arguments))]
+            listed.append(LongInput(axis, tuple(whole), step, others))
+        listed.append(LongInput(axis, beyond, step, others))
+    single = _single(like, arguments)
+    return [*listed, *(LongInput(axis, (FEW,), step, free, is_new=True) for axis in single)]
 
 
 def _single(like: Function, arguments: Sequence[Any]) -> Iterator[CutAxis]:
