@@ -26,7 +26,7 @@ from qgate.kernel_checks.beyond import (
     stale_failure,
 )
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
-from qgate.kernel_checks.declared import to_array
+from qgate.kernel_checks.declared import by_position, to_array
 from qgate.kernel_checks.declaring import make_subject
 from qgate.kernel_checks.diagnosis import explain
 from qgate.kernel_checks.fitting import Judgement, judge
@@ -47,6 +47,7 @@ from qgate.kernel_checks.runs import (
     run_kernel,
     try_input,
 )
+from qgate.kernel_checks.stochastic import check_stochastic, is_stochastic, nearest_twin
 from qgate.kernel_checks.subject import (
     RESULT,
     Choices,
@@ -82,12 +83,15 @@ def check_kernel(
     """Hold a kernel at what ideally quantized arguments give; CheckFailure says the cause."""
     coarse, request = request_of(arithmetic, intermediates)
     example = [own_memory(_moved(argument, dtype, device)) for argument in arguments]
+    declared: dict[Any, Any] = {**by_position(inputs, example)}
+    declared |= {} if output is None else {RESULT: output}
+    at_random = {slot: q for slot, q in declared.items() if is_stochastic(q)}
     subject = make_subject(
         kernel,
         example,
         like=like,
-        inputs=inputs,
-        output=output,
+        inputs={slot: nearest_twin(q) for slot, q in declared.items() if slot != RESULT},
+        output=nearest_twin(output),
         pack=pack,
         unpack=unpack,
         arithmetic=coarse,
@@ -103,6 +107,9 @@ def check_kernel(
     ideal = subject.values(example, choices)
     report.format_error = relative_error(ideal, exact)
     _check_limit(limit, report.format_error)
+    if at_random:
+        check_stochastic(subject, example, exact, at_random, seed, report)
+        return report
     run = KernelRun(EXAMPLE, example, run_kernel(subject, example, exact.shape, EXAMPLE, report))
     report.error = relative_error(run.actual, exact)
     if convention == MSE:
