@@ -90,7 +90,7 @@ def long_inputs(
     listed = []
     free = tuple(axis for axis in axes if not axis.positions_in)
     for axis in axes:
-        others = tuple(other for other in free if other is not axis)
+        beside = tuple(other for other in free if other is not axis)
         if any(position in axis.positions_in for position, _ in axis.dimensions):
             continue
         beyond = tuple(length for length in LENGTHS if length > axis.length)
@@ -98,8 +98,8 @@ def long_inputs(
             continue
         if axis.is_inner and step > 1:
             whole = dict.fromkeys(-(-length // step) * step for length in beyond)
-            listed.append(LongInput(axis, tuple(whole), step, others))
-        listed.append(LongInput(axis, beyond, step, others))
+            listed.append(LongInput(axis, tuple(whole), step, beside))
+        listed.append(LongInput(axis, beyond, step, beside))
     single = _single(like, arguments)
     return [*listed, *(LongInput(axis, (FEW,), step, free, is_new=True) for axis in single)]
 
@@ -119,7 +119,7 @@ def _single(like: Function, arguments: Sequence[Any]) -> Iterator[CutAxis]:
             if len(before) != len(after):
                 continue
             sizes = list(zip(before, after, strict=True))
-            changed = [place for place, (old, new) in enumerate(sizes) if old != new]
+            changed = [result_dim for result_dim, (old, new) in enumerate(sizes) if old != new]
             if len(changed) == 1 and sizes[changed[0]] == (1, FEW):
                 yield CutAxis(group, 1, changed[0])
 

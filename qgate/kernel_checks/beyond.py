@@ -38,12 +38,12 @@ def longer_runs(
     subject.unquantized(example)
     per_value = EVALUATIONS * (time.perf_counter() - began) / max(size_of(values), 1)
     pace = min(subject.paces) + per_value
-    left, runs = budget_s, []
+    seconds, runs = budget_s, []
     for long in long_inputs(subject.like, values, axes, step):
-        variant = _affordable(long, values, pace, left, seed, report)
+        variant = _affordable(long, values, pace, seconds, seed, report)
         if variant is None:
             continue
-        left -= pace * size_of(variant.arguments)
+        seconds -= pace * size_of(variant.arguments)
         actual = try_input(subject, variant, report)
         if actual is not None:
             runs.append(KernelRun(variant.name, variant.arguments, actual, variant))
@@ -52,15 +52,15 @@ def longer_runs(
 
 
 def _affordable(
-    long: LongInput, values: list[Any], pace: float, left: float, seed: int, report: CheckReport
+    long: LongInput, values: list[Any], pace: float, seconds: float, seed: int, report: CheckReport
 ) -> DerivedInput | None:
     """Return the longest input that the seconds left allow; list what they do not."""
     for length in long.lengths:
         variant = long.of(values, length, seed)
         cost = pace * size_of(variant.arguments)
-        if cost <= left:
+        if cost <= seconds:
             return variant
-        report.left_out[variant.name] = f"{OVER_BUDGET}: about {cost:.2g} s, {left:.2g} are left"
+        report.left_out[variant.name] = f"{OVER_BUDGET}: about {cost:.2g} s, {seconds:.2g} are left"
     return None
 
 
@@ -77,15 +77,15 @@ def reused_memory(
     """
     if subject.pack or any(q.is_packed for q in subject.inputs.values()):
         return None
-    others = _others(example, axes, seed)
-    if others is None:
+    reordered = _others(example, axes, seed)
+    if reordered is None:
         return None
     try:
-        actual = call_with(subject, example, others)
+        actual = call_with(subject, example, reordered)
     except KernelRefusal as refusal:
         report.left_out[AGAIN] = f"{REFUSED}: {first_line(refusal.__cause__ or refusal)}"
         return None
-    return KernelRun(AGAIN, others, actual)
+    return KernelRun(AGAIN, reordered, actual)
 
 
 def call_with(subject: KernelSubject, memory: list[Any], values: list[Any]) -> Tensor:
@@ -162,13 +162,13 @@ def own_memory(value: Any) -> Any:
 def _others(arguments: list[Any], axes: Sequence[CutAxis], seed: int) -> list[Any] | None:
     """Return the same numbers in another order, along all axes that have no order of their own."""
     generator = torch.Generator().manual_seed(seed)
-    others = list(arguments)
+    reordered = list(arguments)
     for axis in axes:
         if not axis.is_causal and not axis.positions_in:
-            others = axis.take(others, torch.randperm(axis.length, generator=generator))
-    pairs = zip(arguments, others, strict=True)
+            reordered = axis.take(reordered, torch.randperm(axis.length, generator=generator))
+    pairs = zip(arguments, reordered, strict=True)
     changed = any(isinstance(a, Tensor) and not same_bits(a, b) for a, b in pairs)
-    return others if changed else None
+    return reordered if changed else None
 
 
 def note_sizes(runs: Sequence[KernelRun], report: CheckReport) -> None:

@@ -123,8 +123,8 @@ def check_kernel(
         axes = axes_of(subject, example, report)
         derived = derived_inputs(subject, example, axes, chosen, shapes, seed)
         runs = [run, *_tried(subject, run, [v for v in derived if v.relation not in RISKY], report)]
-        again = reused_memory(subject, example, axes, seed, report) if "again" in chosen else None
-        runs += [again] if again else []
+        if "again" in chosen and (later := reused_memory(subject, example, axes, seed, report)):
+            runs.append(later)
         if "long" in chosen:
             runs += longer_runs(subject, example, axes, budget_s, seed, report)
         runs += _tried(subject, run, [v for v in derived if v.relation in RISKY], report)
@@ -240,9 +240,9 @@ def _check_exactly(
         report.conventions["arithmetic"] = judgement.accounted.words()
         report.notes.append(judgement.accounted.cost_words())
     check_repeats(subject, runs[0], report, subject.expected(run.arguments, judgement.choices))
-    for again in runs:
-        if again.name == AGAIN:
-            check_fifth_call(run, again, judgement, report)
+    for later in runs:
+        if later.name == AGAIN:
+            check_fifth_call(run, later, judgement, report)
     listed = hold_structure(subject, runs, judgement, report)
     measure_power(subject, runs[0], judgement, listed, report)
     if runs[0].actual.dtype.itemsize > 1:  # codes tell no factor from the next one

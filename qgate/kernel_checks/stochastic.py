@@ -33,6 +33,8 @@ DRAWS = 64
 """Seeds that a kernel runs with."""
 SURE = 6.0
 """Times the noise of a mean from which it is a bias: of 10^8 means of noise one is above."""
+BERNSTEIN = SURE * SURE * (1 / 3)
+"""Times the largest step of one draw by which rare draws move a sum: Bernstein's bound."""
 SHARES = 8
 """Parts of the way from one neighbor to the other whose values are held together."""
 WHOLE = 0.2
@@ -128,7 +130,7 @@ class _Mean:
             return 0.0
         total, noise = float(self.bias.sum()), math.sqrt(float(self.variance.sum()))
         noise = max(noise, STEP * float(self.exact.abs().mean()), SMALLEST)
-        beyond = abs(total) - SURE**2 / 3 * float(self.jump.max())  # Bernstein's bound
+        beyond = abs(total) - BERNSTEIN * float(self.jump.max())
         return math.copysign(max(beyond, 0.0) / noise, total)
 
     @property
@@ -245,16 +247,16 @@ def _hold_neighbors(
     room = expected.sigma if expected.sigma is not None else torch.zeros_like(expected.values)
     wrong = neighbors.wrong(values[0], room)
     if bool(wrong.any()):
-        held = Expected(neighbors.exact, neighbors.below, neighbors.above)
-        places = describe_places(values[0], held, wrong)
-        place = tuple(int(index) for index in wrong.nonzero()[0])
-        sides = float(neighbors.below[place]), float(neighbors.above[place])
+        bounds = Expected(neighbors.exact, neighbors.below, neighbors.above)
+        places = describe_places(values[0], bounds, wrong)
+        first = tuple(int(index) for index in wrong.nonzero()[0])
+        sides = float(neighbors.below[first]), float(neighbors.above[first])
         raise CheckFailure(
             f"{report.name} is wrong: {int(wrong.sum()):,} of {wrong.numel():,} values are neither "
             f"neighbor of the exact value" + (f": {places or scattered(wrong)}"),
             report,
-            f"at {list(place)}: {float(values[0][place]):g}, neighbors {sides[0]:g} and "
-            f"{sides[1]:g}, exact {float(neighbors.exact[place]):g}",
+            f"at {list(first)}: {float(values[0][first]):g}, neighbors {sides[0]:g} and "
+            f"{sides[1]:g}, exact {float(neighbors.exact[first]):g}",
         )
 
 
@@ -289,12 +291,12 @@ def _hold_randomness(
             )
     for dim in range(variance.dim()) if variance.dim() > 1 else ():
         together = deviations.sum(dim + 1).square().mean(0)
-        apart = deviations.square().sum(dim + 1).mean(0)
-        ratio = float(together.sum() / apart.sum().clamp_min(torch.finfo(torch.float64).tiny))
+        independent = deviations.square().sum(dim + 1).mean(0)
+        ratio = float(together.sum() / independent.sum().clamp_min(torch.finfo(torch.float64).tiny))
         if variance.shape[dim] > 3 and ratio > 1 + min(0.25 * (variance.shape[dim] - 1), 2.0):
-            rest = 1 - dim if variance.dim() == 2 else 0
+            line = 1 - dim if variance.dim() == 2 else 0
             raise CheckFailure(
-                f"{report.name} rounds values of one {axis_word(variance.dim(), rest)} by the same "
+                f"{report.name} rounds values of one {axis_word(variance.dim(), line)} by the same "
                 "random numbers: they move together",
                 report,
                 f"their sum varies {ratio:.2g} times as much as that of independent values",
@@ -310,8 +312,8 @@ def _hold_means(mean: _Mean, share: Tensor | None, report: CheckReport) -> None:
         inside = (share > part / SHARES) & (share <= (part + 1) / SHARES)
         words = f" for values {part}/{SHARES} to {part + 1}/{SHARES} of a step above a neighbor"
         parts.append((words, mean.where(inside)))
-    for words, held in [*parts, *mean.lines(" in {}")]:
-        ratio = held.ratio()
+    for words, line in [*parts, *mean.lines(" in {}")]:
+        ratio = line.ratio()
         if abs(ratio) > SURE:
             raise CheckFailure(
                 f"{report.name} rounds with a bias{words}: the mean over {DRAWS} seeds is too "
@@ -322,10 +324,10 @@ def _hold_means(mean: _Mean, share: Tensor | None, report: CheckReport) -> None:
 
 def _hold_factors(mean: _Mean, report: CheckReport) -> None:
     """Refuse a mean that is the exact result times a factor: all of it, or one row or column."""
-    for words, held in [("", mean), *mean.lines("{} of ")]:
-        ratio = held.times_exact().ratio()
+    for words, line in [("", mean), *mean.lines("{} of ")]:
+        ratio = line.times_exact().ratio()
         if abs(ratio) > SURE:
-            factor = 1 + float((held.bias * held.exact).sum() / held.exact.square().sum())
+            factor = 1 + float((line.bias * line.exact).sum() / line.exact.square().sum())
             raise CheckFailure(
                 f"{report.name} is wrong: {words}the mean over {DRAWS} seeds is "
                 f"{factor_words(factor, abs(factor - 1) / abs(ratio))} times the exact result",
