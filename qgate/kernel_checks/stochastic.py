@@ -294,9 +294,9 @@ def _hold_randomness(
         independent = deviations.square().sum(dim + 1).mean(0)
         ratio = float(together.sum() / independent.sum().clamp_min(torch.finfo(torch.float64).tiny))
         if variance.shape[dim] > 3 and ratio > 1 + min(0.25 * (variance.shape[dim] - 1), 2.0):
-            line = 1 - dim if variance.dim() == 2 else 0
+            along = 1 - dim if variance.dim() == 2 else 0
             raise CheckFailure(
-                f"{report.name} rounds values of one {axis_word(variance.dim(), line)} by the same "
+                f"{report.name} rounds values of one {axis_word(variance.dim(), along)} by the same "
                 "random numbers: they move together",
                 report,
                 f"their sum varies {ratio:.2g} times as much as that of independent values",
