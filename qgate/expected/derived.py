@@ -135,12 +135,18 @@ def search_axes(like: Function, arguments: Sequence[Any]) -> tuple[list[CutAxis]
     settled: set[Dimension] = set()
     singles, groups = _candidates(arguments)
     # Some functions read beyond an argument that is shorter than its partner, so one that stands
-    # alone in a sum is taken for an axis only after pairs were tried.
-    for listed, may_be_inner in ((singles, False), (groups, True), (singles, True)):
+    # alone in a sum is taken for an axis only after pairs were tried. Others ignore what is longer
+    # than its partner, so what cannot grow is taken only after all that can.
+    tries = [
+        (listed, may_be_inner, grows)
+        for grows in (True, False)
+        for listed, may_be_inner in ((singles, False), (groups, True), (singles, True))
+    ]
+    for listed, may_be_inner, grows in tries:
         for group in listed:
             if settled & set(group):
                 continue
-            axis = _axis(like, arguments, group, whole)
+            axis = _axis(like, arguments, group, whole, grows)
             if axis is not None and (may_be_inner or not axis.is_inner):
                 axes.append(axis)
                 settled |= set(group)
@@ -182,16 +188,20 @@ def are_independent(whole: Tensor, part: Tensor, dim: int, entries: Tensor) -> b
 
 
 def _axis(
-    like: Function, arguments: Sequence[Any], group: list[Dimension], whole: tuple[int, ...]
+    like: Function,
+    arguments: Sequence[Any],
+    group: list[Dimension],
+    whole: tuple[int, ...],
+    grows: bool,
 ) -> CutAxis | None:
-    """Return dimensions as an axis if the function accepts two other lengths of them."""
+    """Return dimensions as an axis if the function accepts other lengths, longer ones if asked."""
     length = arguments[group[0][0]].shape[group[0][1]]
     if length < 2:
         return None
     axis = CutAxis(tuple(group), length, output=None)
     changed: list[int] = []
     # Two lengths: what broadcasts accepts one entry of an axis that is not free.
-    for count in (length - 1, max(1, length // 2), *([3] if length == 2 else [])):
+    for count in (*([length + 1] if grows else []), length - 1, max(1, length // 2)):
         shape = _shape(like, axis.take(arguments, torch.arange(count) % length))
         if shape is None or len(shape) != len(whole):
             return None

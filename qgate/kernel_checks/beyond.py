@@ -17,6 +17,7 @@ from qgate.kernel_checks.inputs import decoded
 from qgate.kernel_checks.record import OVER_BUDGET, CheckFailure, CheckReport
 from qgate.kernel_checks.runs import REFUSED, Failing, KernelRun, first_line, try_input
 from qgate.kernel_checks.subject import KernelRefusal, KernelSubject
+from qgate.text import counted
 
 EVALUATIONS = 12
 """Times that the reference runs to judge one input: its noise, and roundings of its operators."""
@@ -39,8 +40,10 @@ def longer_runs(
     per_value = EVALUATIONS * (time.perf_counter() - began) / max(size_of(values), 1)
     pace = min(subject.paces) + per_value
     seconds, runs = budget_s, []
-    for long in long_inputs(subject.like, values, axes, step):
-        variant = _affordable(long, values, pace, seconds, seed, report)
+    listed = long_inputs(subject.like, values, axes, step)
+    for number, long in enumerate(listed):
+        share = seconds / (len(listed) - number)
+        variant = _affordable(long, values, pace, share, seed, report)
         if variant is None:
             continue
         seconds -= pace * size_of(variant.arguments)
@@ -186,3 +189,16 @@ def note_sizes(runs: Sequence[KernelRun], report: CheckReport) -> None:
             for dim, sizes in enumerate(by_dim)
             if len({*sizes}) == 1
         ]
+
+
+def note_spread(subject: KernelSubject, runs: Sequence[KernelRun], report: CheckReport) -> None:
+    """Say that a NaN or Inf spreads further than in the reference, to what may depend on it."""
+    for run in runs:
+        if run.source is not None and run.source.relation == "nan":
+            spread = ~run.actual.isfinite() & subject.unquantized(run.arguments).isfinite()
+            count = int(spread.sum())
+            if count and not subject.slots:
+                report.notes.append(
+                    f"{run.name} makes {counted(count, 'value')} NaN or Inf that the reference "
+                    "keeps finite: what is masked is multiplied by 0"
+                )

@@ -21,6 +21,7 @@ from qgate.kernel_checks.beyond import (
     check_fifth_call,
     longer_runs,
     note_sizes,
+    note_spread,
     own_memory,
     reused_memory,
     stale_failure,
@@ -248,6 +249,7 @@ def _check_exactly(
     if runs[0].actual.dtype.itemsize > 1:  # codes tell no factor from the next one
         hold_power(report, listed, inconclusive)
     report.held = [each.name for each in runs]
+    note_spread(subject, runs, report)
     note_sizes(runs, report)
     return runs
 

@@ -296,8 +296,8 @@ def _hold_randomness(
         if variance.shape[dim] > 3 and ratio > 1 + min(0.25 * (variance.shape[dim] - 1), 2.0):
             along = 1 - dim if variance.dim() == 2 else 0
             raise CheckFailure(
-                f"{report.name} rounds values of one {axis_word(variance.dim(), along)} by the same "
-                "random numbers: they move together",
+                f"{report.name} rounds values of one {axis_word(variance.dim(), along)} by the same"
+                " random numbers: they move together",
                 report,
                 f"their sum varies {ratio:.2g} times as much as that of independent values",
             )

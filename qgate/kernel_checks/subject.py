@@ -260,7 +260,8 @@ class KernelSubject:
         """Leave free what the definition poisons beyond the elements that must not be finite.
 
         How far a NaN spreads among the elements that depend on it is free as well: a norm of a row
-        with Inf may hold zeros or NaN. So is what the reference makes a NaN of an Inf.
+        with Inf may hold zeros or NaN. So is what the reference makes a NaN of an Inf. Where all
+        later entries depend on it, real code multiplies earlier ones of its tile by 0: NaN, too.
         """
         poisoned = ~self.unquantized(arguments).isfinite()
         free = poisoned & ~expected.values.isnan() | expected.values.isnan() & ~poisoned
@@ -270,6 +271,7 @@ class KernelSubject:
         reach = poisoned | ~expected.values.isfinite()
         if not bool(reach.any()):
             return replace(expected, free=free)
+        reach |= _earlier(poisoned)
         return replace(expected, free=free, reach=reach | self._dependent(arguments))
 
     def _dependent(self, arguments: Sequence[Any]) -> Tensor:
@@ -342,6 +344,18 @@ class KernelSubject:
                 kind,
             )
         return result.detach()
+
+
+def _earlier(poisoned: Tensor) -> Tensor:
+    """Return the entries before the poisoned ones, where those reach to the end of a dimension."""
+    before = torch.zeros_like(poisoned)
+    for dim in range(poisoned.dim()):
+        along = poisoned.movedim(dim, 0).reshape(poisoned.shape[dim], -1).any(1)
+        first = int(along.int().argmax())
+        if 0 < first < len(along) - 1 and bool(along[first:].all()):
+            shape = [-1 if other == dim else 1 for other in range(poisoned.dim())]
+            before |= poisoned.any(dim, keepdim=True) & ~along.reshape(shape)
+    return before
 
 
 def _shares_memory(result: Any, argument: Tensor) -> bool:
