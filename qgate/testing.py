@@ -101,6 +101,8 @@ def check_kernel(
     limit: float | None = None,
     accept: str | Path | None = None,
     inconclusive: str = "fail",
+    backward: Any = False,
+    budget_s: float = 2.0,
     timeout: float | None = None,
     isolate: bool = False,
     seed: int = 0,
@@ -128,6 +130,9 @@ def check_kernel(
     limit       largest relative squared error against unquantized values, beside all else
     accept      name of a file beside the test that keeps conventions, inputs and error
     inconclusive  what becomes of a check that could not have seen a factor of 1 %: "fail", "pass"
+    backward    True to check the gradient of each argument, too; or the format in which the kernel
+                quantizes the gradient of its result
+    budget_s    seconds that inputs longer than a tile may take in all
     timeout     seconds that each call of the kernel may take, in a process of its own
     isolate     True to run the check in a process of its own, which the kernel may end
     """
@@ -154,6 +159,8 @@ def check_kernel(
         "limit": limit,
         "accept": path,
         "inconclusive": inconclusive,
+        "backward": backward,
+        "budget_s": budget_s,
         "seed": seed,
     }
     try:

@@ -26,7 +26,7 @@ Dimension = tuple[int, int]
 RELATIONS = {
     "one": "one row alone, the first and the last, gives what it gives in the example",
     "odd": "3, 17 and 31 rows",
-    "tail": "one row more than whole tiles of 16, 32, 64 and 128; a partial block",
+    "tail": "one row more than whole tiles of 16 to 256; a partial block",
     "batch": "more rows than the example has",
     "prefix": "fewer rows, shorter sums in whole blocks",
     "permuted": "rows in another order",
@@ -36,6 +36,9 @@ RELATIONS = {
     "small": "values times 2^-12",
     "zero rows": "every fourth row zero",
     "nan": "one NaN, and one Inf: they do not vanish, and nothing else changes",
+    "long": "257 entries of each dimension, one more than whole tiles of 16 to 256",
+    "again": "the second and the fifth call with other values in the same memory",
+    "offset": "memory that begins one element later",
     "empty": "no rows",
     "fixed point": "values that are in the format already",
 }
@@ -132,12 +135,18 @@ def search_axes(like: Function, arguments: Sequence[Any]) -> tuple[list[CutAxis]
     settled: set[Dimension] = set()
     singles, groups = _candidates(arguments)
     # Some functions read beyond an argument that is shorter than its partner, so one that stands
-    # alone in a sum is taken for an axis only after pairs were tried.
-    for listed, may_be_inner in ((singles, False), (groups, True), (singles, True)):
+    # alone in a sum is taken for an axis only after pairs were tried. Others ignore what is longer
+    # than its partner, so what cannot grow is taken only after all that can.
+    tries = [
+        (listed, may_be_inner, grows)
+        for grows in (True, False)
+        for listed, may_be_inner in ((singles, False), (groups, True), (singles, True))
+    ]
+    for listed, may_be_inner, grows in tries:
         for group in listed:
             if settled & set(group):
                 continue
-            axis = _axis(like, arguments, group, whole)
+            axis = _axis(like, arguments, group, whole, grows)
             if axis is not None and (may_be_inner or not axis.is_inner):
                 axes.append(axis)
                 settled |= set(group)
@@ -179,17 +188,21 @@ def are_independent(whole: Tensor, part: Tensor, dim: int, entries: Tensor) -> b
 
 
 def _axis(
-    like: Function, arguments: Sequence[Any], group: list[Dimension], whole: tuple[int, ...]
+    like: Function,
+    arguments: Sequence[Any],
+    group: list[Dimension],
+    whole: tuple[int, ...],
+    grows: bool,
 ) -> CutAxis | None:
-    """Return dimensions as an axis if the function accepts two other lengths of them."""
+    """Return dimensions as an axis if the function accepts other lengths, longer ones if asked."""
     length = arguments[group[0][0]].shape[group[0][1]]
     if length < 2:
         return None
     axis = CutAxis(tuple(group), length, output=None)
     changed: list[int] = []
     # Two lengths: what broadcasts accepts one entry of an axis that is not free.
-    for count in (length - 1, max(1, length // 2)):
-        shape = _shape(like, axis.take(arguments, torch.arange(count)))
+    for count in (*([length + 1] if grows else []), length - 1, max(1, length // 2)):
+        shape = _shape(like, axis.take(arguments, torch.arange(count) % length))
         if shape is None or len(shape) != len(whole):
             return None
         changed = [
@@ -271,6 +284,9 @@ def derive(
                 for position, argument in enumerate(arguments)
             ]
             yield DerivedInput(relation, f"{name}{where}", changed)
+    if "offset" in relations:
+        shifted = [_offset(v) if isinstance(v, Tensor) else v for v in arguments]
+        yield DerivedInput("offset", "memory that begins one element later", shifted)
     # Last: what a kernel divides by a length of nothing may end the process.
     for axis in axes if "empty" in relations else ():
         none = torch.arange(0)
@@ -299,7 +315,7 @@ def _cuts(
     for prime in (3, 17, 31):
         if prime < length:
             yield "odd", f"{prime} of {length}", torch.arange(prime)
-    for tile in (16, 32, 64, 128):
+    for tile in (16, 32, 64, 128, 256):
         if tile < length - 1:
             yield "tail", f"{tile + 1} of {length}", torch.arange(tile + 1)
     if not axis.is_causal:
@@ -324,6 +340,14 @@ def _strided(x: Tensor) -> Tensor:
 
 def _transposed(x: Tensor) -> Tensor:
     return x if x.dim() < 2 else x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def _offset(x: Tensor) -> Tensor:
+    """Return the same numbers in contiguous memory that begins one element after its storage."""
+    if not x.numel():
+        return x
+    wide = x.new_empty(x.numel() + 1)[1:].view(x.shape)
+    return wide.copy_(x)
 
 
 def _zeroed(x: Tensor) -> Tensor:

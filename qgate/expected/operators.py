@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -89,6 +90,11 @@ class Operators(TorchDispatchMode):
         self.depths: list[tuple[int, tuple[torch.dtype, torch.dtype]]] = []
         self.composite = ""
         self.is_changing = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from loading its compiler, which takes seconds, to skip what follows."""
+        return "torch._dynamo" in sys.modules
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None

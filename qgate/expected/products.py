@@ -160,7 +160,8 @@ def find_product(
         }
         result = ["" for _ in values.shape]
         for axis in axes:
-            if axis.output is not None and axis.dimensions[0][0] in positions:
+            is_of_both = any(position in positions for position, _ in axis.dimensions)
+            if axis.output is not None and is_of_both:
                 result[axis.output] = names[axis.dimensions[0]]
         first, second = (
             "".join(

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TypedDict
 
-from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.record import OVER_BUDGET, CheckFailure, CheckReport
 from qgate.records import required_fields, validate
 from qgate.storage.files import replacing
 
@@ -56,7 +56,11 @@ def hold_accepted(path: Path, report: CheckReport) -> None:
                 report,
                 REMEDY,
             )
-    missing = [name for name in accepted["held"] if name not in report.held]
+    missing = [
+        name
+        for name in accepted["held"]
+        if name not in report.held and not report.left_out.get(name, "").startswith(OVER_BUDGET)
+    ]
     if missing:
         reasons = [f"{name}: {report.left_out.get(name, 'not derived')}" for name in missing]
         raise CheckFailure(

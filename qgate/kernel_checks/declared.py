@@ -91,8 +91,9 @@ def declare(
     if isinstance(declared, Quantizer):
         if declared.rounding == "stochastic":
             raise ValueError(
-                f"{position} is {declared!r}: stochastic rounding has no expected value; check the "
-                "kernel with its rounding set to nearest."
+                f"{position} is {declared!r}: one tensor that was rounded at random has no expected"
+                " value; give the function that rounds to check_kernel(cast, x, like=lambda x: x, "
+                "output=…), which runs it with several seeds."
             )
         listed = conventions(declared, short_name(dtype), orders=True)
         return Quantization(declared.format.name, _chosen(listed, convention, position), declared)

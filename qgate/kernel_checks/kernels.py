@@ -16,11 +16,23 @@ from qgate.expected.distances import relative_error
 from qgate.expected.narrow_floats import is_wide_float
 from qgate.expected.searched_scales import searched_error
 from qgate.kernel_checks.accepted import hold_accepted
+from qgate.kernel_checks.beyond import (
+    AGAIN,
+    check_fifth_call,
+    longer_runs,
+    note_sizes,
+    note_spread,
+    own_memory,
+    reused_memory,
+    stale_failure,
+)
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
-from qgate.kernel_checks.declared import to_array
+from qgate.kernel_checks.declared import by_position, to_array
 from qgate.kernel_checks.declaring import make_subject
 from qgate.kernel_checks.diagnosis import explain
 from qgate.kernel_checks.fitting import Judgement, judge
+from qgate.kernel_checks.gradients import check_gradients
+from qgate.kernel_checks.inputs import RISKY, axes_of, derived_inputs
 from qgate.kernel_checks.power import FAIL, PASS, hold_power, hold_structure, measure_power
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import hold_reference, settle_reference
@@ -32,11 +44,11 @@ from qgate.kernel_checks.runs import (
     check_repeats,
     check_steadiness,
     comparable,
-    derived_inputs,
     note_refusals,
     run_kernel,
     try_input,
 )
+from qgate.kernel_checks.stochastic import check_stochastic, is_stochastic, nearest_twin
 from qgate.kernel_checks.subject import (
     RESULT,
     Choices,
@@ -65,17 +77,22 @@ def check_kernel(
     limit: float | None,
     accept: Path | None,
     inconclusive: str,
+    budget_s: float,
+    backward: Any,
     seed: int,
 ) -> CheckReport:
     """Hold a kernel at what ideally quantized arguments give; CheckFailure says the cause."""
     coarse, request = request_of(arithmetic, intermediates)
-    example = [_moved(argument, dtype, device) for argument in arguments]
+    example = [own_memory(_moved(argument, dtype, device)) for argument in arguments]
+    declared: dict[Any, Any] = {**by_position(inputs, example)}
+    declared |= {} if output is None else {RESULT: output}
+    at_random = {slot: q for slot, q in declared.items() if is_stochastic(q)}
     subject = make_subject(
         kernel,
         example,
         like=like,
-        inputs=inputs,
-        output=output,
+        inputs={slot: nearest_twin(q) for slot, q in declared.items() if slot != RESULT},
+        output=nearest_twin(output),
         pack=pack,
         unpack=unpack,
         arithmetic=coarse,
@@ -91,6 +108,9 @@ def check_kernel(
     ideal = subject.values(example, choices)
     report.format_error = relative_error(ideal, exact)
     _check_limit(limit, report.format_error)
+    if at_random:
+        check_stochastic(subject, example, exact, at_random, seed, report)
+        return report
     run = KernelRun(EXAMPLE, example, run_kernel(subject, example, exact.shape, EXAMPLE, report))
     report.error = relative_error(run.actual, exact)
     if convention == MSE:
@@ -101,14 +121,29 @@ def check_kernel(
             )
         _check_searched(subject, run, report)
     else:
-        derived = derived_inputs(subject, example, chosen, shapes, seed, report)
-        runs = _check_exactly(subject, run, derived, request, inconclusive, report)
+        axes = axes_of(subject, example, report)
+        derived = derived_inputs(subject, example, axes, chosen, shapes, seed)
+        runs = [run, *_tried(subject, run, [v for v in derived if v.relation not in RISKY], report)]
+        if "again" in chosen and (later := reused_memory(subject, example, axes, seed, report)):
+            runs.append(later)
+        if "long" in chosen:
+            runs += longer_runs(subject, example, axes, budget_s, seed, report)
+        runs += _tried(subject, run, [v for v in derived if v.relation in RISKY], report)
+        runs = _check_exactly(subject, runs, request, inconclusive, report)
         if repeatable:
             check_repeats(subject, run, report)
         if invariant:
             check_invariance(subject, run, runs, report)
         note_refusals(derived, report)
     hold_reference(subject, example)
+    if backward is not False:
+        options = {
+            "inputs": inputs, "convention": convention, "shapes": (), "relations": relations,
+            "dtype": None, "device": None, "arithmetic": arithmetic, "intermediates": intermediates,
+            "invariant": False, "repeatable": repeatable, "inconclusive": inconclusive,
+            "budget_s": budget_s, "seed": seed,
+        }  # fmt: skip
+        check_gradients(check_kernel, subject, example, run.actual, backward, options, report)
     if limit is not None and not report.error <= limit:
         raise CheckFailure(
             f"{subject.name} has a relative error of {report.error:.4g} against unquantized "
@@ -178,19 +213,13 @@ def _check_limit(limit: float | None, format_error: float) -> None:
 
 def _check_exactly(
     subject: KernelSubject,
-    run: KernelRun,
-    derived: Sequence[DerivedInput],
+    runs: list[KernelRun],
     request: KernelRequest,
     inconclusive: str,
     report: CheckReport,
 ) -> list[KernelRun]:
     """Hold the example and derived inputs within float noise of one convention; return all runs."""
-    runs = [run]
-    for variant in derived:
-        actual = try_input(subject, variant, report)
-        if actual is not None:
-            runs.append(KernelRun(variant.name, variant.arguments, actual, variant))
-            subject.derive_from(run.arguments, variant, actual)
+    run = runs[0]
     runs = comparable(subject, runs, report)
     judgement = judge(subject, runs, request)
     report.conventions = {
@@ -201,6 +230,9 @@ def _check_exactly(
         _check_request(judge(subject, runs, KernelRequest()), request, report)
     if judgement.failing:
         hold_reference(subject, run.arguments)
+        for failing in judgement.failing if judgement.failing[0].name != EXAMPLE else ():
+            if failing.name == AGAIN and (failure := stale_failure(failing, run, report)):
+                raise failure
         check_steadiness(judgement.failing[0], report)
         if request.restricts:
             _check_request(judge(subject, runs, KernelRequest()), request, report)
@@ -209,11 +241,29 @@ def _check_exactly(
         report.conventions["arithmetic"] = judgement.accounted.words()
         report.notes.append(judgement.accounted.cost_words())
     check_repeats(subject, runs[0], report, subject.expected(run.arguments, judgement.choices))
+    for later in runs:
+        if later.name == AGAIN:
+            check_fifth_call(run, later, judgement, report)
     listed = hold_structure(subject, runs, judgement, report)
     measure_power(subject, runs[0], judgement, listed, report)
     if runs[0].actual.dtype.itemsize > 1:  # codes tell no factor from the next one
         hold_power(report, listed, inconclusive)
     report.held = [each.name for each in runs]
+    note_spread(subject, runs, report)
+    note_sizes(runs, report)
+    return runs
+
+
+def _tried(
+    subject: KernelSubject, run: KernelRun, derived: Sequence[DerivedInput], report: CheckReport
+) -> list[KernelRun]:
+    """Run derived inputs, those that the kernel does not refuse."""
+    runs = []
+    for variant in derived:
+        actual = try_input(subject, variant, report)
+        if actual is not None:
+            runs.append(KernelRun(variant.name, variant.arguments, actual, variant))
+            subject.derive_from(run.arguments, variant, actual)
     return runs
 
 

@@ -8,6 +8,9 @@ from qgate.charts.overviews import Overview, Overviewed
 from qgate.errors import CopyableError
 from qgate.text import counted, lines_for_terminal
 
+OVER_BUDGET = "beyond budget_s"
+"""Words with which a reason begins where an input was left out for the time it would take."""
+
 
 @dataclass(repr=False)
 class CheckReport(Overviewed):
@@ -17,10 +20,13 @@ class CheckReport(Overviewed):
     conventions      argument or "result" → the convention that its quantization follows
     held             the inputs at which the kernel agreed: "the example", names of derived inputs
     left_out         derived inputs that were not checked, with the reason
+    largest          "argument 0" → the largest size that was tried along each of its dimensions
+    unvaried         dimensions along which no other size was tried
     noise            float noise allowed at a typical element, relative to the expected values' RMS
     error            relative mean squared error against the unquantized reference
     format_error     that of a correct kernel: what the format itself costs
     smallest_defect  by kind: the smallest relative error of that kind that would have failed
+    gradients        "argument 0" → the record of the check of its gradient
     notes            what else a reader should know, a sentence each
     """
 
@@ -28,10 +34,13 @@ class CheckReport(Overviewed):
     conventions: dict[str, str] = field(default_factory=dict)
     held: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
+    largest: dict[str, list[int]] = field(default_factory=dict)
+    unvaried: list[str] = field(default_factory=list)
     noise: float = 0.0
     error: float = 0.0
     format_error: float = 0.0
     smallest_defect: dict[str, float] = field(default_factory=dict)
+    gradients: dict[str, CheckReport] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, object]:
@@ -49,6 +58,10 @@ class CheckReport(Overviewed):
         lines = [f"{self.name} agrees at {inputs}; float noise is {self.noise:.1e}"]
         lines += [f"  {note}" for note in self.notes]
         lines += [f"  {position}: {name}" for position, name in self.conventions.items()]
+        sizes = ", ".join(f"{of} {'x'.join(map(str, size))}" for of, size in self.largest.items())
+        lines += [f"  largest sizes tried: {sizes}"] if sizes else []
+        if self.unvaried:
+            lines.append(f"  no other size was tried along: {', '.join(self.unvaried)}")
         if self.format_error:
             lines.append(
                 f"  relative error against unquantized values {self.error:.3g}, of an ideal kernel "
@@ -59,6 +72,8 @@ class CheckReport(Overviewed):
             for kind, size in self.smallest_defect.items()
         ]
         lines += [f"  left out: {name} ({reason})" for name, reason in self.left_out.items()]
+        for report in self.gradients.values():
+            lines += [f"  {line}" for line in str(report).splitlines()]
         return lines_for_terminal(lines)
 
 

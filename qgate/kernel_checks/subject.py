@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,6 +58,7 @@ class KernelSubject:
     host_like   the reference for copies on the CPU of arguments of a device with positions
     changed     positions of arguments that the reference changes in place
     in_place    positions that the last call of the kernel changed, True if it returned them
+    paces       seconds per value of the arguments that each call of the kernel took
     """
 
     kernel: Function
@@ -71,6 +73,7 @@ class KernelSubject:
     host_like: Function | None = None
     changed: frozenset[int] = frozenset()
     in_place: dict[int, bool] = field(default_factory=dict, repr=False)
+    paces: list[float] = field(default_factory=list, repr=False)
     _casts: dict[tuple[int, int, int], tuple[Any, ...]] = field(default_factory=dict, repr=False)
     _cuts: dict[int, _Cut] = field(default_factory=dict, repr=False)
     _finite: dict[int, tuple[bool, Sequence[Any]]] = field(default_factory=dict, repr=False)
@@ -257,7 +260,8 @@ class KernelSubject:
         """Leave free what the definition poisons beyond the elements that must not be finite.
 
         How far a NaN spreads among the elements that depend on it is free as well: a norm of a row
-        with Inf may hold zeros or NaN. So is what the reference makes a NaN of an Inf.
+        with Inf may hold zeros or NaN. So is what the reference makes a NaN of an Inf. Where all
+        later entries depend on it, real code multiplies earlier ones of its tile by 0: NaN, too.
         """
         poisoned = ~self.unquantized(arguments).isfinite()
         free = poisoned & ~expected.values.isnan() | expected.values.isnan() & ~poisoned
@@ -267,6 +271,7 @@ class KernelSubject:
         reach = poisoned | ~expected.values.isfinite()
         if not bool(reach.any()):
             return replace(expected, free=free)
+        reach |= _earlier(poisoned)
         return replace(expected, free=free, reach=reach | self._dependent(arguments))
 
     def _dependent(self, arguments: Sequence[Any]) -> Tensor:
@@ -304,6 +309,7 @@ class KernelSubject:
         tensors = list({id(value): value for value in tensors}.values())
         copies = [value.clone() for value in tensors]
         changed: list[Tensor] = []
+        began = time.perf_counter()
         try:
             with watched(name or "a further input"):
                 returned = self.kernel(*passed)
@@ -319,6 +325,8 @@ class KernelSubject:
             if lost_device(error):  # no refusal of this input
                 raise (device_error(error, self.name) or error) from None
             raise KernelRefusal(str(error)) from error
+        size = sum(value.numel() for value in arguments if isinstance(value, Tensor))
+        self.paces.append((time.perf_counter() - began) / max(size, 1))
         self.in_place.clear()
         for position, argument in enumerate(arguments):
             if any(argument is tensor for tensor in changed):
@@ -336,6 +344,18 @@ class KernelSubject:
                 kind,
             )
         return result.detach()
+
+
+def _earlier(poisoned: Tensor) -> Tensor:
+    """Return the entries before the poisoned ones, where those reach to the end of a dimension."""
+    before = torch.zeros_like(poisoned)
+    for dim in range(poisoned.dim()):
+        along = poisoned.movedim(dim, 0).reshape(poisoned.shape[dim], -1).any(1)
+        first = int(along.int().argmax())
+        if 0 < first < len(along) - 1 and bool(along[first:].all()):
+            shape = [-1 if other == dim else 1 for other in range(poisoned.dim())]
+            before |= poisoned.any(dim, keepdim=True) & ~along.reshape(shape)
+    return before
 
 
 def _shares_memory(result: Any, argument: Tensor) -> bool:

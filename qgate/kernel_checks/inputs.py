@@ -1,0 +1,109 @@
+"""The inputs of a check beside the example: derived from it, and of shapes that were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.expected.derived import CutAxis, DerivedInput, derive, search_axes
+from qgate.expected.narrow_floats import is_wide_float, take_entries
+from qgate.formats import Encoded
+from qgate.kernel_checks.record import CheckReport
+from qgate.kernel_checks.subject import KernelSubject
+
+RISKY = {"offset": 1, "empty": 2}
+"""Relations whose inputs come last: a kernel may end the process there."""
+
+
+def decoded(example: Sequence[Any]) -> list[Any]:
+    """Return arguments with the values of those that are encoded."""
+    return [
+        argument.decode(torch.float32) if isinstance(argument, Encoded) else argument
+        for argument in example
+    ]
+
+
+def axes_of(subject: KernelSubject, example: list[Any], report: CheckReport) -> list[CutAxis]:
+    """Find the dimensions that may have other lengths, and list why others must not."""
+    axes, fixed = search_axes(subject.like, decoded(example))
+    report.left_out.update(fixed)
+    for axis in axes:
+        for position in axis.positions_in:
+            report.left_out[f"shorter cuts of {axis}"] = f"argument {position} may hold positions"
+    return axes
+
+
+def derived_inputs(
+    subject: KernelSubject,
+    example: list[Any],
+    axes: Sequence[CutAxis],
+    relations: Sequence[str],
+    shapes: Sequence[Sequence[tuple[int, ...]]],
+    seed: int,
+) -> list[DerivedInput]:
+    """List inputs to try beside the example; those that may end the process come last."""
+    listed = [
+        *_from_example(subject, example, axes, relations, seed),
+        *other_shapes(example, shapes, seed),
+    ]
+    return sorted(listed, key=lambda variant: RISKY.get(variant.relation, 0))
+
+
+def _from_example(
+    subject: KernelSubject,
+    example: list[Any],
+    axes: Sequence[CutAxis],
+    relations: Sequence[str],
+    seed: int,
+) -> Iterator[DerivedInput]:
+    """List derived inputs, those for which format and granularity promise something."""
+    packed = {
+        position for position, quantization in subject.inputs.items() if quantization.is_packed
+    }
+    values = decoded(example)
+    step = max((quantization.step for quantization in subject.slots.values()), default=1)
+    for variant in derive(values, axes, step, relations, seed):
+        if not (packed and variant.relation in ("strided", "transposed", "offset", "nan")):
+            yield variant
+    if "fixed point" in relations and subject.inputs and not packed:
+        ideal = subject.ideal(values, dict.fromkeys(subject.slots, 0))
+        twice = subject.ideal(ideal, dict.fromkeys(subject.slots, 0))
+        rounded = [
+            value.to(argument.dtype) if is_wide_float(argument) else argument
+            for value, argument in zip(ideal, values, strict=True)
+        ]
+        if all(
+            torch.equal(ideal[p], twice[p]) and torch.equal(rounded[p].double(), ideal[p])
+            for p in subject.inputs
+        ):
+            yield DerivedInput("fixed point", "values that are in the format already", rounded)
+
+
+def other_shapes(
+    example: list[Any], shapes: Sequence[Sequence[tuple[int, ...]]], seed: int
+) -> Iterator[DerivedInput]:
+    """Make arguments of the shapes that were asked for, with the spread of the example's."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [position for position, value in enumerate(example) if isinstance(value, Tensor)]
+    for listed in shapes:
+        if len(listed) != len(tensors):
+            raise ValueError(
+                f"shapes has {tuple(listed)!r}; give one shape for each of the {len(tensors)} "
+                "tensors among the arguments."
+            )
+        changed = list(example)
+        for position, shape in zip(tensors, listed, strict=True):
+            old = example[position]
+            if is_wide_float(old):
+                spread = float(old.double().std()) if old.numel() > 1 else 1.0
+                values = torch.randn(tuple(shape), generator=generator) * spread
+                changed[position] = values.to(old.device, old.dtype)
+            else:  # codes and positions: those of the example, in another order
+                entries = torch.randint(max(old.numel(), 1), tuple(shape), generator=generator)
+                flat = take_entries(old.reshape(-1), 0, entries.reshape(-1))
+                changed[position] = flat.reshape(tuple(shape))
+        name = ", ".join("x".join(map(str, shape)) for shape in listed)
+        yield DerivedInput("shapes", f"shapes {name}", changed)

@@ -1,0 +1,191 @@
+"""Faults that show beyond one tile, in later calls, and in memory at another place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+import qgate
+from qgate.expected.derived import search_axes
+from qgate.expected.longer import LENGTHS, long_inputs
+from qgate.testing import CheckFailure, check_kernel
+
+GENERATOR = torch.Generator().manual_seed(7)
+X = torch.randn(24, 64, generator=GENERATOR)
+W = torch.randn(20, 64, generator=GENERATOR) / 8
+MX = {0: "mxfp8", 1: "mxfp8"}
+ALWAYS = 1e9
+"""Seconds that no machine needs: what is tried does not depend on its speed."""
+
+
+def right(x: Tensor, w: Tensor) -> Tensor:
+    return linear(qgate.quantize(x, "mxfp8"), qgate.quantize(w, "mxfp8"))
+
+
+def without_rows_from(first: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        y = right(x, w)
+        y[first:] = 0
+        return y
+
+    return kernel
+
+
+def with_terms_to(last: int) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, w: right(x[:, :last], w[:, :last])
+
+
+def with_rows_of_the_first_tile(x: Tensor, w: Tensor) -> Tensor:
+    return right(x[torch.arange(len(x)) % 128], w)
+
+
+def without_the_tail_of(tile: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        y = right(x, w)
+        if len(w) > tile:
+            y[:, len(w) // tile * tile :] = 0
+        return y
+
+    return kernel
+
+
+def check(kernel: Callable[..., Tensor], **options: Any) -> qgate.testing.CheckReport:
+    return check_kernel(kernel, X, W, like=linear, inputs=MX, budget_s=ALWAYS, **options)
+
+
+def test_a_right_kernel_is_held_beyond_each_tile_and_the_report_says_how_far() -> None:
+    report = check(right)
+    assert report.largest == {"argument 0": [257, 288], "argument 1": [257, 288]}
+    assert report.unvaried == []
+    assert "largest sizes tried: argument 0 257x288, argument 1 257x288" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "cause"),
+    [
+        (without_rows_from(128), "rows 128 to 256 of 257 (to the end) are zero"),
+        (without_rows_from(256), "row 256 of 257 (the last one) is zero"),
+        (with_terms_to(64), "224 terms, 64 to 287, of the sum over 288"),
+        (without_the_tail_of(64), "column 256 of 257 (the last one) is zero"),
+        (with_rows_of_the_first_tile, "for 257 instead of 24 along dimension 0 of argument 0"),
+    ],
+    ids=["rows", "the last row", "terms", "a tail", "rows of another tile"],
+)
+def test_what_is_lost_beyond_a_tile_is_red_and_named(
+    kernel: Callable[..., Tensor], cause: str
+) -> None:
+    with pytest.raises(CheckFailure) as caught:
+        check(kernel, relations=["long"])
+    assert cause in caught.value.cause
+
+
+def test_a_dimension_of_one_entry_grows_too() -> None:
+    def of_the_first_sequence(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = scaled_dot_product_attention(q, k, v)
+        y[1:] = 0
+        return y
+
+    q, k, v = (torch.randn(1, 2, 6, 8, generator=GENERATOR) for _ in range(3))
+    options: dict[str, Any] = {"like": scaled_dot_product_attention, "relations": ["long"]}
+    report = check_kernel(scaled_dot_product_attention, q, k, v, budget_s=ALWAYS, **options)
+    assert report.largest == {f"argument {number}": [3, 257, 257, 257] for number in range(3)}
+    with pytest.raises(CheckFailure, match=r"indices 1 to 2 of 3 in dimension 0 \(to the end\)"):
+        check_kernel(of_the_first_sequence, q, k, v, **options)
+
+
+def test_what_the_seconds_do_not_allow_is_left_out_with_a_word() -> None:
+    report = check_kernel(right, X, W, like=linear, inputs=MX, budget_s=1e-9)
+    reasons = {name: why for name, why in report.left_out.items() if " instead of " in name}
+    assert len(reasons) >= len(LENGTHS)
+    assert all(why.startswith("beyond budget_s: about ") for why in reasons.values())
+    assert report.largest["argument 0"] == [37, 64]
+
+
+def test_entries_that_are_added_up_differ_from_each_other() -> None:
+    axes, _ = search_axes(linear, [X, W])
+    inner = [long for long in long_inputs(linear, [X, W], axes, 32) if long.axis.is_inner]
+    assert [long.lengths[0] for long in inner] == [288, 257]
+    x, w = inner[0].of([X, W], 288, seed=0).arguments
+    assert len(x.T.unique(dim=0)) == 288 == len(w.T.unique(dim=0))
+
+
+# Later calls -------------------------------------------------------------------------------------
+
+
+def stale_weights() -> Callable[[Tensor, Tensor], Tensor]:
+    kept: dict[Any, Tensor] = {}
+
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        key = w.data_ptr(), w.shape, w.stride()
+        if key not in kept:
+            kept[key] = qgate.quantize(w, "mxfp8")
+        return linear(qgate.quantize(x, "mxfp8"), kept[key])
+
+    return kernel
+
+
+def stale_results() -> Callable[[Tensor, Tensor], Tensor]:
+    kept: dict[Any, Tensor] = {}
+
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        key = x.data_ptr(), w.data_ptr(), x.shape, w.shape
+        return kept.setdefault(key, right(x, w))
+
+    return kernel
+
+
+def graph_of_the_fourth_call() -> Callable[[Tensor, Tensor], Tensor]:
+    calls: dict[Any, list[Tensor]] = {}
+
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        before = calls.setdefault(x.data_ptr(), [])
+        before.append(right(x, w))
+        return before[min(len(before), 4) - 1]
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("kernel", "cause"),
+    [
+        (stale_weights(), "uses earlier values of argument 1 where other values in the same"),
+        (stale_results(), "gives its earlier result where other values in the same memory are"),
+        (graph_of_the_fourth_call(), "gives its earlier result where other values in the same"),
+    ],
+    ids=["weights", "results", "a graph of the fourth call"],
+)
+def test_what_is_kept_by_its_address_is_red(kernel: Callable[..., Tensor], cause: str) -> None:
+    with pytest.raises(CheckFailure) as caught:
+        check(kernel, relations=["again"])
+    assert cause in caught.value.cause
+
+
+def test_arguments_keep_their_values_and_their_memory() -> None:
+    x, w = X.clone(), W.T.contiguous().T
+    places = []
+
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        places.append((x.data_ptr(), w.stride()))
+        return right(x, w)
+
+    check_kernel(kernel, x, w, like=linear, inputs=MX, relations=["again"])
+    assert torch.equal(x, X)
+    assert torch.equal(w, W)
+    assert x.data_ptr() not in {place for place, _ in places}
+    assert {stride for _, stride in places} == {w.stride()}
+    assert len({place for place, _ in places}) == 1
+
+
+def test_memory_at_another_place_is_tried() -> None:
+    def aligned(x: Tensor, w: Tensor) -> Tensor:
+        shift = x.storage_offset() % 4
+        return right(x, w).roll(shift, 0)
+
+    assert "memory that begins one element later" in check(right, relations=["offset"]).held
+    with pytest.raises(CheckFailure, match="for memory that begins one element later"):
+        check(aligned, relations=["offset"])
