@@ -381,4 +381,6 @@ def tiles(fmt: str, rows: int, columns: int, divisor: float | None = None) -> Co
     q = QuantizerSettings(get(fmt), {"granularity": "block", "block": (rows, columns)})
     name = f"{fmt} per tile of {rows}x{columns}"
     scales = _scales(q, divisor or q.format.max, "float32")
-    return Convention(name, _scaled(q, divisor or q.format.max, "float32"), scales=scales)
+    return Convention(
+        name, _scaled(q, divisor or q.format.max, "float32", order="float32"), scales=scales
+    )
