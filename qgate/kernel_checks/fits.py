@@ -155,7 +155,7 @@ class ArithmeticFit:
         near = self.case.ideal
         if self.arithmetic.product is None:  # whose sums are definite, of definite codes
             near = [
-                noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
+                noise.inexact(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
                 for x in near
             ]
         return self._evaluated(near, noise)

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from qgate.expected.conventions import NUDGE
 from qgate.expected.distances import distance_to_multiple
 from qgate.expected.noise import Expected
 from qgate.kernel_checks.arithmetic import Accounted, account
 from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import Failing, KernelRun
-from qgate.kernel_checks.subject import Choices, KernelSubject
+from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
 
+MOST_NEAREST, MOST_COMPARED = 5, 24
+"""Conventions that are tried beside the definition, and those that they are chosen from."""
 MOST_ACCOUNTED = 2
 """Conventions beside the definition for which an arithmetic is looked for, the nearest ones."""
 
@@ -102,7 +108,26 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
     # The definition stays unless another convention is clearly nearer.
     distances[0] = (distances[0][0] / 2, start)
     distances.sort(key=lambda entry: entry[0])
-    return [choices for _, choices in distances[:6] if choices is not start]
+    listed: list[Choices] = [start]
+    alike: list[Choices] = []
+    for _, choices in distances[:MOST_COMPARED]:
+        same = any(_are_alike(subject, failing, choices, other) for other in listed)
+        (alike if same else listed).append(choices)
+    # Of those that differ in a last bit of a scale, one stands for all.
+    return [choices for choices in (listed[1:] + alike)[:MOST_NEAREST] if choices is not start]
+
+
+def _are_alike(subject: KernelSubject, failing: Failing, left: Choices, right: Choices) -> bool:
+    """Tell if two conventions give the same codes, and scales but for float noise."""
+    if left.get(RESULT) != right.get(RESULT):
+        return False
+    sides = (subject.ideal(failing.arguments, choices) for choices in (left, right))
+    pairs = [pair for pair in zip(*sides, strict=True) if isinstance(pair[0], Tensor)]
+    return all(
+        torch.allclose(a, b, rtol=NUDGE, atol=0.0, equal_nan=True)
+        for a, b in pairs
+        if a.is_floating_point()
+    )
 
 
 def _neighbors(subject: KernelSubject, current: Choices) -> Iterator[Choices]:
