@@ -59,12 +59,13 @@ def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: KernelRequ
         if (not failing and not request.asks) or accounted:
             return Judgement(subject, choices, False, [], accounted)
         if choices is definition and failing:
-            listed += _nearest(subject, failing[0], definition)
+            nearest = _nearest(subject, failing[0], definition)
+            listed += [choices for choices in nearest if choices is not definition]
         if number == 0:
             first = failing
     if request.asks:
         return Judgement(subject, definition, False, first)
-    return _with_ties(subject, runs, listed)
+    return _with_ties(subject, runs, nearest)
 
 
 def _with_ties(
@@ -86,9 +87,12 @@ def _with_ties(
 
 
 def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[Choices]:
-    """List the conventions whose expected values are nearest to an actual result."""
+    """List conventions by the distance of their expected values from an actual result.
+
+    Where they begin is among them: before all others, unless one is clearly nearer.
+    """
     if all(len(quantization.choices) == 1 for quantization in subject.slots.values()):
-        return []
+        return [start]
 
     def distance_of(choices: Choices) -> float:
         values = subject.values(failing.arguments, choices)
@@ -105,16 +109,16 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
                 current, nearest = changed, distance
         if nearest == before:
             break
-    # The definition stays unless another convention is clearly nearer.
     distances[0] = (distances[0][0] / 2, start)
     distances.sort(key=lambda entry: entry[0])
-    listed: list[Choices] = [start]
+    listed: list[Choices] = []
     alike: list[Choices] = []
     for _, choices in distances[:MOST_COMPARED]:
-        same = any(_are_alike(subject, failing, choices, other) for other in listed)
-        (alike if same else listed).append(choices)
+        same = any(_are_alike(subject, failing, choices, other) for other in [start, *listed])
+        (alike if same and choices is not start else listed).append(choices)
     # Of those that differ in a last bit of a scale, one stands for all.
-    return [choices for choices in (listed[1:] + alike)[:MOST_NEAREST] if choices is not start]
+    ordered = (listed + alike)[: MOST_NEAREST + 1]
+    return ordered if any(choices is start for choices in ordered) else [*ordered, start]
 
 
 def _are_alike(subject: KernelSubject, failing: Failing, left: Choices, right: Choices) -> bool:
