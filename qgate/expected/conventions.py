@@ -59,6 +59,8 @@ class Convention:
     """True if ratios to scales are exact in float32, as with powers of two."""
     scales: Callable[[Floats], Floats] | None = None
     """Gives the scale of each element, where elements are codes times scales."""
+    is_last_bit: bool = False
+    """True if another convention differs in the last bit of scales alone."""
 
     def __call__(self, x: Floats) -> Floats:
         return self.values(x, 1.0)
@@ -246,7 +248,8 @@ def _in_any_order(
         plain = "" if order == "float32" and not is_definition else f", ratios in {order}"
         words = name + _ORDERS.get(order, plain)
         words = words.replace(f"{dtype} reciprocal", f"{dtype}, multiplied by the reciprocal")
-        yield Convention(words, _scaled(q, divisor, kind, order=order), scales=scales)
+        values = _scaled(q, divisor, kind, order=order)
+        yield Convention(words, values, scales=scales, is_last_bit=kind == TIMES)
 
 
 _ORDERS = {

@@ -103,6 +103,8 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
     for _ in range(2):
         before = nearest
         for changed in _neighbors(subject, current):
+            if any(changed == seen for _, seen in distances):
+                continue
             distance = distance_of(changed)
             distances.append((distance, changed))
             if distance < nearest:
@@ -111,12 +113,15 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
             break
     distances[0] = (distances[0][0] / 2, start)
     distances.sort(key=lambda entry: entry[0])
+    slots = subject.slots
     listed: list[Choices] = []
     alike: list[Choices] = []
     for _, choices in distances[:MOST_COMPARED]:
-        same = any(_are_alike(subject, failing, choices, other) for other in [start, *listed])
-        (alike if same and choices is not start else listed).append(choices)
-    # Of those that differ in a last bit of a scale, one stands for all.
+        is_last_bit = any(slots[slot].choices[choices[slot]].is_last_bit for slot in slots)
+        others = [start, *listed] if is_last_bit else []
+        same = any(_are_alike(subject, failing, choices, other) for other in others)
+        (alike if same else listed).append(choices)
+    # Of those that differ in the last bit of a scale, one stands for all.
     ordered = (listed + alike)[: MOST_NEAREST + 1]
     return ordered if any(choices is start for choices in ordered) else [*ordered, start]
 
