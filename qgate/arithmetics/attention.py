@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -167,6 +168,7 @@ class KnownAttention:
     scaled_first: bool = False
     exponential: Callable[[Tensor], Tensor] | None = None
     backward: BackwardRounding = BackwardRounding()
+    has_gradients: ClassVar[bool] = True
 
     def tilings(self, keys: int) -> tuple[tuple[int, bool], ...]:
         """List tiles with whether they are taken from the last, each way to cut the keys once."""
@@ -237,6 +239,7 @@ class NormalizedAttention(KnownAttention):
     """
 
     rounds_scores: bool = False
+    has_gradients: ClassVar[bool] = False
 
     def values(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None,

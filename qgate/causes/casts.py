@@ -10,7 +10,8 @@ import numpy as np
 from qgate.causes.layouts import layout_faults, spread_scales, tensor_state
 from qgate.causes.scales import rounding_faults, size_faults
 from qgate.errors import QgateError
-from qgate.expected.conventions import by_groups, conventions, with_options
+from qgate.expected.conventions import conventions, with_options
+from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
 from qgate.formats import get, names
 from qgate.formats.definition import quantize as define

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from qgate.errors import QgateError
-from qgate.expected.conventions import by_groups, with_options
+from qgate.expected.conventions import with_options
+from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from qgate.causes.layouts import Cast, grouped, spread_scales, tensor_state
-from qgate.expected.conventions import by_groups
+from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
 from qgate.formats import get
 from qgate.formats.definition import quantize as define

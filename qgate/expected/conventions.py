@@ -11,16 +11,24 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from qgate.expected.group_scales import (
+    HALVES,
+    STORED,
+    TIMES,
+    as_stored,
+    by_groups,
+    float32,
+    group_scales,
+    rounded_to,
+)
 from qgate.formats import get
 from qgate.formats.definition import (
-    by_blocks,
     codes_above_zero,
     round_by_list,
     scales_and_zero_points,
@@ -51,6 +59,8 @@ class Convention:
     """True if ratios to scales are exact in float32, as with powers of two."""
     scales: Callable[[Floats], Floats] | None = None
     """Gives the scale of each element, where elements are codes times scales."""
+    is_last_bit: bool = False
+    """True if another convention differs in the last bit of scales alone."""
 
     def __call__(self, x: Floats) -> Floats:
         return self.values(x, 1.0)
@@ -184,18 +194,42 @@ def _element_conventions(
         half = 2.0 ** (q.format.bits - 1)
         divisors += [(half - 0.5, False), (half, False)]
     for (divisor, narrow), kind, rounding in itertools.product(
-        divisors, dict.fromkeys(("float32", dtype, "power of two")), roundings
+        divisors, _scale_kinds(dtype, orders), roundings
     ):
+        own = divisor == q.format.max
+        if kind not in ("float32", dtype, "power of two") and rounding != "even":
+            continue
+        if kind == TIMES and not own:
+            continue
         changed = with_options(q, rounding=rounding, narrow=narrow)
-        name = f"scale amax/{divisor:g}"
-        name += {"float32": "", "power of two": " up to a power of two"}.get(kind, f" in {kind}")
+        name = _kind_name(divisor, kind)
         name += "" if rounding == "even" else f", {_WORDS.get(rounding, rounding)}"
-        is_definition = divisor == q.format.max and rounding == "even" and kind == "float32"
+        is_definition = own and rounding == "even" and kind == "float32"
         listed = list(_in_any_order(name, changed, divisor, kind, dtype, is_definition))
         if not orders:  # but at ties of rounding that are the largest number itself
             both = divisor % 1 and kind == "float32" and rounding == "even"
             listed = listed[int(is_definition) : 2 if both else 1]
         yield from listed
+
+
+def _scale_kinds(dtype: str, orders: bool) -> list[str]:
+    """List how a scale may be stored, and when it is rounded to that.
+
+    Checkpoints of float32 weights store scales in 16 bits; codes follow either these or the scale
+    in float32.
+    """
+    halves = list(HALVES) if dtype == "float32" else [dtype]
+    stored = [STORED + half for half in HALVES]
+    return ["float32", *halves, "power of two", *stored, *([TIMES] if orders else [])]
+
+
+def _kind_name(divisor: float, kind: str) -> str:
+    if kind == TIMES:
+        return f"scale amax*(1/{divisor:g})"
+    name = f"scale amax/{divisor:g}"
+    if kind.startswith(STORED):
+        return f"{name}, {kind} after the codes were made"
+    return name + {"float32": "", "power of two": " up to a power of two"}.get(kind, f" in {kind}")
 
 
 def _in_any_order(
@@ -204,22 +238,24 @@ def _in_any_order(
     """List the orders in which ratios to a scale are computed: they differ at ties of rounding."""
     scales = _scales(q, divisor, kind)
     orders = ["float32"]
-    if q.rounding == "even" and kind != "power of two":
+    if q.rounding == "even" and kind in ("float32", dtype, TIMES):
         orders += ["reciprocal"]
-        orders += ["product"] if kind == "float32" else []
-        orders += [dtype, f"{dtype} reciprocal"] if dtype in _HALVES else []
+        orders += ["product"] if kind in ("float32", TIMES) else []
+        orders += ["factor"] if divisor == q.format.max and "product" in orders else []
+        orders += [dtype, f"{dtype} reciprocal"] if dtype in HALVES and kind != TIMES else []
     for order in orders:
         # The definition itself, whose ratios are not rounded, stands before all of them.
         plain = "" if order == "float32" and not is_definition else f", ratios in {order}"
         words = name + _ORDERS.get(order, plain)
         words = words.replace(f"{dtype} reciprocal", f"{dtype}, multiplied by the reciprocal")
-        yield Convention(words, _scaled(q, divisor, kind, order=order), scales=scales)
+        values = _scaled(q, divisor, kind, order=order)
+        yield Convention(words, values, scales=scales, is_last_bit=kind == TIMES)
 
 
-_HALVES = {"bfloat16": "bf16", "float16": "fp16"}
 _ORDERS = {
     "reciprocal": ", multiplied by the reciprocal",
     "product": ", multiplied by the ratio of the largest numbers",
+    "factor": ", multiplied by the reciprocal of the largest and that of the format",
 }
 
 
@@ -231,7 +267,8 @@ def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "")
     """Quantize by groups with scales of amax/divisor, stored as `kind`.
 
     order  "": values are divided by the scale; "reciprocal": multiplied by its reciprocal;
-           "product": by divisor/amax; a dtype: divided, and the ratio rounded to it; a dtype and
+           "product": by divisor/amax; "factor": by 1/amax times divisor, which is what torch makes
+           of divisor / amax; a dtype: divided, and the ratio rounded to it; a dtype and
            "reciprocal": multiplied by a reciprocal in it, and rounded to it
 
     Ratios are rounded to float32, as those of kernels are, but for the definition's.
@@ -241,80 +278,40 @@ def _scaled(q: QuantizerSettings, divisor: float, kind: str, *, order: str = "")
         def rows(groups: Floats) -> Floats:
             scales = group_scales(groups, q, divisor, kind)[:, None]
             with np.errstate(all="ignore"):
-                half = _HALVES.get(order.removesuffix(" reciprocal"))
+                half = HALVES.get(order.removesuffix(" reciprocal"))
                 if order == "reciprocal":
-                    quotients = groups * _float32(1 / scales)
-                elif half and order not in _HALVES:
+                    quotients = groups * float32(1 / scales)
+                elif half and order not in HALVES:
                     quotients = groups * rounded_to(half, 1 / scales)
-                elif order == "product":
+                elif order in ("product", "factor"):
                     amax = np.abs(groups).max(axis=1, initial=0.0)[:, None]
-                    quotients = groups * _float32(divisor / np.where(amax == 0, 1.0, amax))
+                    amax = np.where(amax == 0, 1.0, amax)
+                    factors = divisor / amax if order == "product" else float32(1 / amax) * divisor
+                    quotients = groups * float32(factors)
                 else:
                     quotients = groups / scales
-                ratios = (_float32(quotients) if order else quotients) * nudge
+                ratios = (float32(quotients) if order else quotients) * nudge
                 if half:
                     ratios = rounded_to(half, ratios)
             assert q.format.kind == "element"
             codes = round_by_list(
                 ratios, q.format, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow
             )
-            return np.asarray(codes * scales)
+            return np.asarray(codes * as_stored(scales, kind))
 
         return by_groups(x, q, rows)
 
     return values
 
 
-def _float32(values: Floats) -> Floats:
-    return values.astype(np.float32).astype(np.float64)
-
-
 def _scales(q: QuantizerSettings, divisor: float, kind: str) -> Callable[[Floats], Floats]:
     """Return a function that gives the scale of each element."""
 
     def rows(groups: Floats) -> Floats:
-        scales = group_scales(groups, q, divisor, kind)
+        scales = as_stored(group_scales(groups, q, divisor, kind), kind)
         return np.broadcast_to(scales[:, None], groups.shape)
 
     return lambda x: np.array(by_groups(x, q, rows))
-
-
-def group_scales(groups: Floats, q: QuantizerSettings, divisor: float, kind: str) -> Floats:
-    """Return amax/divisor of each row, rounded to the dtype `kind` or up to a power of two."""
-    if q.scale is not None:
-        return np.full(len(groups), float(np.float32(float(q.scale))))
-    amax = np.abs(groups).max(axis=1, initial=0.0)
-    with np.errstate(invalid="ignore"):
-        scales = (amax / divisor).astype(np.float32).astype(np.float64)
-        if kind == "power of two":
-            fraction, exponent = np.frexp(np.where(scales > 0, scales, 1.0))
-            scales = np.where(
-                np.isfinite(scales), np.ldexp(1.0, exponent - (fraction == 0.5)), scales
-            )
-        elif kind in _HALVES:
-            scales = rounded_to(_HALVES[kind], scales)
-        smallest = float(np.finfo(np.float32).smallest_subnormal)
-        scales = np.where(amax == 0, 1.0, np.maximum(scales, smallest))
-        return np.where(np.isinf(amax) & (q.inf != "saturate"), np.nan, scales)
-
-
-def rounded_to(name: str, values: Floats, **options: Any) -> Floats:
-    """Round to an element format by its definition, overflow to the largest number."""
-    fmt = get(name)
-    assert fmt.kind == "element"
-    return round_by_list(values, fmt, **options)
-
-
-def by_groups(x: Floats, q: QuantizerSettings, rows: Callable[[Floats], Floats]) -> Floats:
-    """Apply a function of rows, one per group that shares a scale, to a tensor."""
-    if q.granularity == "tensor":
-        return rows(x.reshape(1, -1)).reshape(x.shape)
-    if q.granularity == "channel":
-        axis = q.axis_of(x.ndim)
-        moved = np.moveaxis(x, axis, 0)
-        groups = moved.reshape(len(moved), math.prod(moved.shape[1:]))
-        return np.moveaxis(rows(groups).reshape(moved.shape), 0, axis)
-    return by_blocks(x, q, rows)
 
 
 # NVFP4 -------------------------------------------------------------------------------------------
@@ -381,4 +378,6 @@ def tiles(fmt: str, rows: int, columns: int, divisor: float | None = None) -> Co
     q = QuantizerSettings(get(fmt), {"granularity": "block", "block": (rows, columns)})
     name = f"{fmt} per tile of {rows}x{columns}"
     scales = _scales(q, divisor or q.format.max, "float32")
-    return Convention(name, _scaled(q, divisor or q.format.max, "float32"), scales=scales)
+    return Convention(
+        name, _scaled(q, divisor or q.format.max, "float32", order="float32"), scales=scales
+    )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from qgate.arithmetics.cpu_flash_attention import fast_exponential
+from qgate.arithmetics.float16_attention import SUMS_WORDS, attend_with_sums
 from qgate.arithmetics.known import KnownProduct
 from qgate.expected.known_attention import KnownRule
 from qgate.stats.bits import short_name
@@ -41,18 +42,21 @@ class AttentionRule:
     ascending  False if the last keys come first
     lanes      numbers that are exponentiated together by a polynomial of third degree; those that
                are left over are exact, as all are with 0
+    sums       which sums are rounded to the dtype, too: a key of SUMS_WORDS; none if empty
     """
 
     dtype: torch.dtype
     tile: int = 0
     ascending: bool = True
     lanes: int = 0
+    sums: str = ""
 
     def words(self) -> str:
         order = "" if self.ascending else ", the last keys first"
         tile = f"in tiles of {self.tile} keys{order}" if self.tile else "all keys at once"
         coarse = ", exponentials to 13 bits as by torch on a CPU" if self.lanes else ""
         to = f"rounded to {short_name(self.dtype)}"
+        coarse += f", {SUMS_WORDS[self.sums]}" if self.sums else ""
         return f"fused attention ({tile}), P {to} and divided last{coarse}"
 
 
@@ -125,6 +129,14 @@ def attend(
     keys = scores.shape[-1]
     tile = rule.tile or max(keys, 1)
     starts = range(0, keys, tile) if rule.ascending else reversed(range(0, keys, tile))
+    if rule.sums:
+        tiles = (slice(start, start + tile) for start in starts)
+
+        def moved(x: Tensor, is_exponential: bool) -> Tensor:
+            unit = EXPONENTIAL if is_exponential else SUMS
+            return x if noise is None else noise.inexact(x, unit)
+
+        return attend_with_sums(scores, values, tiles, rule.sums, rule.dtype, moved)
     most = torch.full_like(scores[..., :1], -math.inf)
     total = torch.zeros_like(most)
     result = scores.new_zeros(*scores.shape[:-1], values.shape[-1])

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.expected.conventions import rounded_to, with_options
+from qgate.expected.conventions import with_options
+from qgate.expected.group_scales import rounded_to
 from qgate.formats.definition import quantize as define
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from qgate.expected.conventions import by_groups, group_scales, rounded_to, with_options
+from qgate.expected.conventions import with_options
 from qgate.expected.distances import relative_error
+from qgate.expected.group_scales import by_groups, group_scales, rounded_to
 from qgate.formats.definition import round_by_list, scales_and_zero_points
 from qgate.formats.mx import mx_format
 from qgate.formats.options import Floats

@@ -9,7 +9,8 @@ from functools import cached_property
 
 import torch
 
-from qgate.arithmetics.attention import NormalizedAttention
+from qgate.arithmetics.float16_attention import PRODUCTS as OF_TILES
+from qgate.arithmetics.float16_attention import RUNNING
 from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, KnownAttention, KnownProduct
 from qgate.expected.intermediates import (
     CODES,
@@ -162,7 +163,7 @@ def _known_gradients(
     names = tuple(operators.names)
     for attention in ATTENTIONS.values() if request.arithmetic is None else [request.arithmetic]:
         for dtype in case.halves:
-            if dtype not in attention.dtypes or isinstance(attention, NormalizedAttention):
+            if dtype not in attention.dtypes or not attention.has_gradients:
                 continue
             # Tiles matter for the sums of probabilities alone.
             for tile, descending in attention.tilings(operators.keys)[:2]:
@@ -295,6 +296,9 @@ def _rules(
         yield [AttentionRule(dtype, tile, lanes=width) for tile, width in lanes]
         yield [AttentionRule(dtype, tile) for tile in tiles]
         yield [AttentionRule(dtype, tile, ascending=False) for tile in tiles[1:]]
+        if dtype is torch.float16:
+            for sums in (OF_TILES, RUNNING):
+                yield [AttentionRule(dtype, tile, sums=sums) for tile in tiles]
 
 
 def _searched(start: ArithmeticFit) -> ArithmeticFit:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from qgate.expected.derived import are_independent, find_axes
 from qgate.expected.intermediates import HALVES, SUMS, Arithmetic, Noise
+from qgate.expected.near_ties import settle
 from qgate.expected.noise import Expected, evaluate, smoothed
 from qgate.expected.operators import Operators, evaluate_as, trace
 from qgate.kernel_checks.runs import KernelRun
@@ -24,6 +25,8 @@ from qgate.kernel_checks.subject import Choices, KernelSubject
 
 OTHERWISE = 0.01
 """Share of the values that float noise may round otherwise than expected."""
+UNSETTLED = 0.1
+"""Share of unexplained values up to which values next to ties of rounding are tried."""
 CONCENTRATED = 0.25
 """Share of the values of one row, column or head from which they are no accident."""
 FEW = 3
@@ -152,7 +155,7 @@ class ArithmeticFit:
         near = self.case.ideal
         if self.arithmetic.product is None:  # whose sums are definite, of definite codes
             near = [
-                noise(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
+                noise.inexact(x, SUMS) if isinstance(x, Tensor) and x.is_floating_point() else x
                 for x in near
             ]
         return self._evaluated(near, noise)
@@ -174,12 +177,35 @@ class ArithmeticFit:
         return self._around(self._width + FLIPS * self.flips)
 
     @cached_property
+    def settled(self) -> ArithmeticFit:
+        """Return the fit with values next to ties of rounding on the side that the kernel took."""
+
+        def excess(values: Tensor) -> Tensor:
+            difference = self.case.actual.double() - values
+            unexplained = replace(self, emulated=values).outside
+            return difference.where(unexplained, 0.0).nan_to_num(0.0, 0.0, 0.0)
+
+        def moved(noise: Noise) -> Tensor:
+            return self._evaluated(self.case.ideal, noise)
+
+        return replace(self, emulated=settle(moved, excess, self.arithmetic.dtype))
+
+    @cached_property
     def is_right(self) -> bool:
         """Tell if the arithmetic explains the result."""
         if not bool(self.outside.any()):
             return True
         if self.share > 0.5 or not self.changes_something:
             return False
+        if self._is_scattered:
+            return True
+        limit = 0.5 if self.least_flips else UNSETTLED  # of other runs one row may be much
+        tries = self._rounds and self.emulated is None and self.share <= limit
+        return tries and self.settled._is_scattered
+
+    @property
+    def _is_scattered(self) -> bool:
+        """Tell if values that differ are few, near and nowhere together."""
         outside = self.widened.outside(self.case.actual)
         count = int(outside.sum())
         if count > max(OTHERWISE * outside.numel(), 1):

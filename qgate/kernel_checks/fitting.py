@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from qgate.expected.conventions import NUDGE
 from qgate.expected.distances import distance_to_multiple
 from qgate.expected.noise import Expected
 from qgate.kernel_checks.arithmetic import Accounted, account
 from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import Failing, KernelRun
-from qgate.kernel_checks.subject import Choices, KernelSubject
+from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
 
+MOST_NEAREST, MOST_COMPARED = 5, 24
+"""Conventions that are tried beside the definition, and those that they are chosen from."""
 MOST_ACCOUNTED = 2
 """Conventions beside the definition for which an arithmetic is looked for, the nearest ones."""
 
@@ -53,12 +59,13 @@ def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: KernelRequ
         if (not failing and not request.asks) or accounted:
             return Judgement(subject, choices, False, [], accounted)
         if choices is definition and failing:
-            listed += _nearest(subject, failing[0], definition)
+            nearest = _nearest(subject, failing[0], definition)
+            listed += [choices for choices in nearest if choices is not definition]
         if number == 0:
             first = failing
     if request.asks:
         return Judgement(subject, definition, False, first)
-    return _with_ties(subject, runs, listed)
+    return _with_ties(subject, runs, nearest)
 
 
 def _with_ties(
@@ -80,9 +87,12 @@ def _with_ties(
 
 
 def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[Choices]:
-    """List the conventions whose expected values are nearest to an actual result."""
+    """List conventions by the distance of their expected values from an actual result.
+
+    Where they begin is among them: before all others, unless one is clearly nearer.
+    """
     if all(len(quantization.choices) == 1 for quantization in subject.slots.values()):
-        return []
+        return [start]
 
     def distance_of(choices: Choices) -> float:
         values = subject.values(failing.arguments, choices)
@@ -93,16 +103,40 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
     for _ in range(2):
         before = nearest
         for changed in _neighbors(subject, current):
+            if any(changed == seen for _, seen in distances):
+                continue
             distance = distance_of(changed)
             distances.append((distance, changed))
             if distance < nearest:
                 current, nearest = changed, distance
         if nearest == before:
             break
-    # The definition stays unless another convention is clearly nearer.
     distances[0] = (distances[0][0] / 2, start)
     distances.sort(key=lambda entry: entry[0])
-    return [choices for _, choices in distances[:6] if choices is not start]
+    slots = subject.slots
+    listed: list[Choices] = []
+    alike: list[Choices] = []
+    for _, choices in distances[:MOST_COMPARED]:
+        is_last_bit = any(slots[slot].choices[choices[slot]].is_last_bit for slot in slots)
+        others = [start, *listed] if is_last_bit else []
+        same = any(_are_alike(subject, failing, choices, other) for other in others)
+        (alike if same else listed).append(choices)
+    # Of those that differ in the last bit of a scale, one stands for all.
+    ordered = (listed + alike)[: MOST_NEAREST + 1]
+    return ordered if any(choices is start for choices in ordered) else [*ordered, start]
+
+
+def _are_alike(subject: KernelSubject, failing: Failing, left: Choices, right: Choices) -> bool:
+    """Tell if two conventions give the same codes, and scales but for float noise."""
+    if left.get(RESULT) != right.get(RESULT):
+        return False
+    sides = (subject.ideal(failing.arguments, choices) for choices in (left, right))
+    pairs = [pair for pair in zip(*sides, strict=True) if isinstance(pair[0], Tensor)]
+    return all(
+        torch.allclose(a, b, rtol=NUDGE, atol=0.0, equal_nan=True)
+        for a, b in pairs
+        if a.is_floating_point()
+    )
 
 
 def _neighbors(subject: KernelSubject, current: Choices) -> Iterator[Choices]:

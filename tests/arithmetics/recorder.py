@@ -7,6 +7,7 @@ some rows and columns are kept. A call that the device refuses is a line of the 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import re
@@ -255,6 +256,26 @@ def _triton(to: Recorder) -> None:
             {"a": a, "b": b},
             rows=16,
         )
+
+    def half_sums(a: Tensor, b: Tensor, block: int) -> Tensor:
+        from tests.arithmetics.triton_dots import dot
+
+        return dot(a, b, block, half=True)
+
+    for block in (16, 32, 64):
+        # One block shows how the float16 accumulator is rounded, several how they are added.
+        for depth in (block, 256):
+            inputs = {
+                side: normal(f"half {side} {depth}", 64, depth, dtype=torch.float16)
+                for side in "ab"
+            }
+            to.call(
+                f"triton_dot/fp16/block{block}/K{depth}/half",
+                "tl.dot of 64 x 64 with out_dtype=float16",
+                functools.partial(half_sums, block=block),
+                inputs,
+                rows=16,
+            )
 
 
 def _probe(places: int, sign: int) -> dict[str, Tensor]:

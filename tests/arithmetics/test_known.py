@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from qgate.arithmetics.attention import NormalizedAttention
 from qgate.arithmetics.hopper_tf32 import TF32Product
 from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, products_for
 from qgate.arithmetics.mkl_float32 import MKLProduct
@@ -50,6 +49,8 @@ def test_products_are_found_by_their_dtypes() -> None:
         "hopper-efficient",
         "cpu-flash",
         "float32-flash",
+        "float16-products",
+        "float16-running",
         "normalized",
         "eager",
     }
@@ -149,7 +150,7 @@ def test_attention_is_the_definition_but_for_roundings(name: str, dtype: torch.d
 
 @pytest.mark.parametrize(
     "name",
-    [name for name, known in ATTENTIONS.items() if not isinstance(known, NormalizedAttention)],
+    [name for name, known in ATTENTIONS.items() if known.has_gradients],
 )
 def test_a_row_that_sees_no_key_is_zero(name: str) -> None:
     known, (q, k, v) = ATTENTIONS[name], sides(torch.float16)
@@ -166,7 +167,7 @@ def test_a_row_that_sees_no_key_is_zero(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name for name, known in ATTENTIONS.items() if not isinstance(known, NormalizedAttention)],
+    [name for name, known in ATTENTIONS.items() if known.has_gradients],
 )
 def test_gradients_are_the_definition_but_for_roundings(name: str) -> None:
     known, leaves = ATTENTIONS[name], sides(torch.float16)

@@ -20,6 +20,7 @@ PRODUCT_CALLS: Calls = {
     name: call for file in ("fp8", "16bit", "float32", "int8") for name, call in calls_of(file).items()
 }  # fmt: skip
 RECORDED = load_file(Path(__file__).parents[1] / "devices" / "recorded_attention.safetensors")
+FP16 = torch.float16
 CAUSAL = torch.ones(96, 96, dtype=torch.bool).tril()
 # The share of equal bits that is reached: in fp16 a probability next to a tie may be rounded to
 # the other side, since the fast exponential of the device is not emulated. It changes one row.
@@ -231,6 +232,28 @@ def test_attention_of_a_cpu_has_its_bits(name: str) -> None:
         assert share_of_equal(x.to(dtype), call[key]) > 0.985
     at_once = super(type(known), known).gradients(*sides, call["go"], 0.125, mask, dtype, 512)
     assert share_of_equal(at_once[2].to(dtype), call["dv"]) < 0.9
+
+
+@pytest.mark.parametrize("name", calls_of("cpu_float16_attention"))
+def test_attention_with_float16_sums_has_the_bits_of_the_interpreter(name: str) -> None:
+    call = calls_of("cpu_float16_attention")[name]
+    q, k, v = (call[side] for side in "qkv")
+    if is_paged := name.startswith("conch"):
+        q, k, v = q[:, :, None], k.transpose(1, 2), v.transpose(1, 2)
+    known, other = "float16-products", "float16-running"
+    if is_paged:
+        known, other = other, known
+    tile = 16 if is_paged else 64
+
+    def alike(name: str, tile: int) -> float:
+        values = ATTENTIONS[name].values(q, k, v, q.shape[-1] ** -0.5, None, FP16, tile)
+        return share_of_equal(values.to(FP16).reshape(call["y"].shape), call["y"])
+
+    assert alike(known, tile) > 0.998
+    assert alike(other, tile) < 0.9
+    assert alike("float32-flash", tile) < 0.9
+    if tile < k.shape[-2]:
+        assert alike(known, k.shape[-2]) < 0.9
 
 
 @pytest.mark.parametrize("name", calls_of("cpu_float32"))

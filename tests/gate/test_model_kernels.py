@@ -106,6 +106,20 @@ def with_searched_scales(x: Tensor) -> Tensor:
     return best
 
 
+def with_stored_scales(dtype: torch.dtype, steps: int = 0) -> RowCast:
+    """Return a cast whose scales are kept in 16 bits; that of one row of weights is steps off."""
+
+    def cast(x: Tensor) -> Tensor:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        kept = scale.to(dtype)
+        if x.dim() == 2:
+            for _ in range(steps):
+                kept[3] = torch.nextafter(kept[3], kept[3] + 1)
+        return (x / scale).round().clamp(-127, 127) * kept.float()
+
+    return cast
+
+
 class CastProduct(nn.Module):
     def __init__(self, linear: nn.Linear, cast: RowCast, dtype: torch.dtype) -> None:
         super().__init__()
@@ -169,6 +183,15 @@ def test_the_convention_of_a_right_kernel_is_named(
     assert failures(of, tmp_path) == []
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scales_stored_in_16_bits_are_named(dtype: torch.dtype, tmp_path: Path) -> None:
+    of, name = model_of(with_stored_scales(dtype), "int8"), str(dtype).removeprefix("torch.")
+    assert quantizers_of(of) == {
+        f"int8 (scale amax/127, stored as {name} after the codes were made)"
+    }
+    assert failures(of, tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("cast", "stands_for", "words"),
     [
@@ -183,9 +206,14 @@ def test_the_convention_of_a_right_kernel_is_named(
             "int8",
             "no convention of int8 gives these|better than an ideal int8",
         ),
+        (
+            with_stored_scales(torch.bfloat16, 1),
+            "int8",
+            "no convention of int8 gives these|over the ideal int8",
+        ),
         (by_divisor(127, -127), "fp8_e4m3", "better than an ideal fp8_e4m3"),
     ],
-    ids=["3-percent", "groups-off-by-one", "searched-undeclared", "int8-for-fp8"],
+    ids=["3-percent", "groups-off-by-one", "searched-undeclared", "one-step", "int8-for-fp8"],
 )
 def test_a_kernel_that_no_convention_explains_is_red(
     cast: RowCast, stands_for: str, words: str, tmp_path: Path

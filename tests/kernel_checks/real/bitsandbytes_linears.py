@@ -29,6 +29,7 @@ WRONG_DIGITS = (
     "the CPU's `int8_mm_dequant` multiplies by 6.200124e-05, where 1/127² is 6.2000124e-05"
 )
 GROUP = 64
+ROW_INT8 = qgate.Quantizer("int8", granularity="channel", axis=0)
 NO_PARTS = {"relations": ["one", "odd", "permuted", "zero rows"]}
 
 
@@ -48,17 +49,6 @@ def int8_layer(x: Tensor, w: Tensor, training: bool = False) -> Tensor:
 
 def int8_weights(x: Tensor, w: Tensor) -> Tensor:
     return int8_layer(x, w, training=True)
-
-
-def int8_codes(w: Tensor) -> Tensor:
-    """Return what the package documents: codes w * (127 / maximum), and maximum / 127 as a scale.
-
-    No named convention rounds that quotient; codes at a boundary depend on it.
-    """
-    rounded = w.half().float()
-    largest = rounded.abs().amax(1, keepdim=True)
-    codes = (rounded * (127 / torch.where(largest == 0, 1.0, largest))).round()
-    return codes * (largest / 127)
 
 
 def nf4(w: Tensor, kind: str = "nf4", group: int = GROUP) -> Tensor:
@@ -142,15 +132,15 @@ HX, HW, FX, FW = X.half(), W.half(), X.float(), W.float()
 NF4 = definition("nf4")
 
 KERNELS = [
-    RealKernel("Linear8bitLt, fp32", "bitsandbytes", int8_layer, (HX.float(), HW.float()), linear, {0: int8_codes, 1: int8_codes}, NO_PARTS, bug=WRONG_DIGITS, words=r"1\.0000(18|2)\d* times"),
-    RealKernel("Linear8bitLt, fp16", "bitsandbytes", int8_layer, (HX, HW), linear, {0: int8_codes, 1: int8_codes}, NO_PARTS, bug=WRONG_DIGITS, words=r"1\.0000(18|2)\d* times"),
-    RealKernel("Linear8bitLt, bf16", "bitsandbytes", int8_layer, (X, W), linear, {0: int8_codes, 1: int8_codes}, NO_PARTS, bug=WRONG_DIGITS, words=r"1\.0000(18|2)\d* times"),
-    RealKernel("Linear8bitLt in training, fp16", "bitsandbytes", int8_weights, (HX, HW), linear, {1: int8_codes}, NO_PARTS, faults=(
+    RealKernel("Linear8bitLt, fp32", "bitsandbytes", int8_layer, (HX.float(), HW.float()), linear, {0: ROW_INT8, 1: ROW_INT8}, NO_PARTS, bug=WRONG_DIGITS, words=r"1\.0000(18|2)\d* times"),
+    RealKernel("Linear8bitLt, fp16", "bitsandbytes", int8_layer, (HX, HW), linear, {0: ROW_INT8, 1: ROW_INT8}, NO_PARTS, bug=WRONG_DIGITS, words=r"1\.0000(18|2)\d* times"),
+    RealKernel("Linear8bitLt, bf16", "bitsandbytes", int8_layer, (X, W), linear, {0: ROW_INT8, 1: ROW_INT8}, NO_PARTS, bug=WRONG_DIGITS, words=r"1\.0000(18|2)\d* times"),
+    RealKernel("Linear8bitLt in training, fp16", "bitsandbytes", int8_weights, (HX, HW), linear, {1: ROW_INT8}, NO_PARTS, faults=(
         times(int8_weights, 1.002),
         term_lost(int8_weights, 0, 40),
         with_argument("weights quantized to e4m3 first", int8_weights, 1, r"argument 1|twice", lambda w: qgate.quantize(w, "fp8_e4m3")),
     )),
-    RealKernel("Linear8bitLt in training, bf16", "bitsandbytes", int8_weights, (X, W), linear, {1: int8_codes}, NO_PARTS),
+    RealKernel("Linear8bitLt in training, bf16", "bitsandbytes", int8_weights, (X, W), linear, {1: ROW_INT8}, NO_PARTS),
     RealKernel("Linear4bit, NF4, bf16", "bitsandbytes", layer_4bit("nf4"), (X, W), linear, {1: NF4}, NO_PARTS, faults=(
         Fault("FP4 in the place of NF4", layer_4bit("fp4"), r"argument 1"),
         Fault("one of 512 scales 2 % off", layer_4bit("nf4", _one_scale)),

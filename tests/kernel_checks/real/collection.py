@@ -61,9 +61,8 @@ LEFT_OUT = {
 """What could not be checked here, and why."""
 
 REMARKS = [
-    "conch's paged attention keeps its running maximum, sum and result in the dtype of its result: its sums are in float16, as the line says. It is red since no check here declares coarser sums.",
-    "bitsandbytes' int8 codes are `w * (127 / maximum)`, which no named convention is. Its layers declare them as code; with the format alone they are red.",
+    "conch's paged attention keeps its running maximum, sum and result in the dtype of its result, and sageattention rounds the product of each tile to float16. Both are named; the report says what that costs against exact sums.",
+    "Triton's interpreter rounds such a product once. A GPU rounds its float16 accumulator more often, which was not recorded.",
     "bitsandbytes' FP4 takes either code where a value is halfway. Its layer declares the package's own codes.",
-    "torch's packed int8 product takes scales in bf16 of codes that were made with scales in float32. It declares that as code.",
 ]
 """What to know of verdicts and declarations that need a reason."""

@@ -129,6 +129,7 @@ X, W = normal(81, (24, 192), (192,), dtype=FP16)
 PAIR = normal(82, (24, 256), dtype=FP16)[0]
 ROPE = normal(83, (20, 4, 64), (20, 32), (20, 32), dtype=FP16)
 DECODE = normal(84, (3, 4, 64), (3, 32, 4, 64), (3, 32, 4, 64), dtype=FP16)
+LONGER = normal(87, (2, 2, 32), (2, 112, 2, 32), (2, 112, 2, 32), dtype=FP16)
 A, B = normal(85, (16, 256), (64, 256), dtype=FP16, scales=(1, 0.1))
 SHORT_A, SHORT_B = normal(86, (16, 96), (64, 96), dtype=FP16, scales=(1, 0.1))
 
@@ -152,6 +153,9 @@ KERNELS = [
     RealKernel("paged attention, fp16", "conch-triton-kernels", _decode, (*DECODE,), _decode_by_hand, options={"relations": ["one", "permuted"]}, faults=(
         Fault("softmax scale +1 %", lambda q, k, v: _decode(q, k, v, 1.01), f"softmax|{about(1.01)}"),
         Fault("second page read from the next sequence", lambda q, k, v: _decode(q, torch.cat([k[:, :16], k[:, 16:].roll(1, 0)], 1), v), r"argument 1|depends on"),
+    )),
+    RealKernel("paged attention, seven pages, fp16", "conch-triton-kernels", _decode, (*LONGER,), _decode_by_hand, options={"relations": ["one", "permuted"]}, faults=(
+        times(_decode, 1.005),
     )),
     RealKernel("GEMM of int4 weights, fp16", "conch-triton-kernels", _gemm, (A, B), linear, {1: INT4_GROUPS}, {"relations": ["one", "odd", "permuted"]}, faults=(
         Fault("zero point 7 in the place of 8", lambda x, w: _gemm(x, w, bias=7), r"argument 1.*(code|zero point)"),

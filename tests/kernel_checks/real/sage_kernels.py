@@ -35,6 +35,7 @@ def sage(scale: float = 1.0, is_causal: bool = False, keys: float = 1.0) -> Func
 
 
 WHOLE, PARTIAL = (normal(101, *[(1, 1, length, 64)] * 3, dtype=FP16) for length in (64, 40))
+LONG = normal(102, *[(1, 2, 128, 64)] * 3, dtype=FP16)
 right = sage()
 
 KERNELS = [
@@ -45,4 +46,8 @@ KERNELS = [
         times(right, 1.005),
     )),
     RealKernel("attention, causal, 64 keys, fp16", "sageattention", sage(is_causal=True), (*WHOLE,), causal, DECLARED, SAME_LENGTHS),
+    RealKernel("attention, 128 keys, fp16", "sageattention", right, (*LONG,), attention, DECLARED, SAME_LENGTHS, faults=(
+        Fault("softmax scale +0.5 %", sage(1.005), f"softmax|{about(1.005)}"),
+        times(right, 1.003),
+    )),
 ]  # fmt: skip

@@ -104,12 +104,6 @@ def int8_packed(x: Tensor, w: Tensor) -> Tensor:
     return torch.ops.aten._weight_int8pack_mm(x, codes, scale.squeeze(1).to(x.dtype))
 
 
-def int8_rounded_scales(w: Tensor) -> Tensor:
-    """Return int8 values whose codes follow the scale in float32, which is then stored as bf16."""
-    codes, scale = to_int8(w)
-    return codes.float() * scale.to(BF16).float()
-
-
 def int8_decoded(x: Tensor, w: Tensor) -> Tensor:
     """Multiply by int8 weights that are decoded to the activations' dtype first."""
     codes, scale = to_int8(w)
@@ -312,7 +306,7 @@ KERNELS = [
         Fault("sums stop at 17 bits", _saturated_sums),
         times(int8_product, 1.001),
     )),
-    RealKernel("int8 weights, packed, bf16", "torch", int8_packed, (X, W), linear, {1: int8_rounded_scales}, faults=(
+    RealKernel("int8 weights, packed, bf16", "torch", int8_packed, (X, W), linear, {1: BY_ROW["int8"]}, faults=(
         with_argument("activations in int8, too", int8_packed, 0, r"argument 0.*(int8|quantized)", int8_rows),
     )),
     RealKernel("int8 weights decoded to bf16", "torch", int8_decoded, (X, W), linear, {1: BY_ROW["int8"]}, faults=(
