@@ -119,6 +119,10 @@ class ArithmeticFit:
     emulated: Tensor | None = None
     """The values, where they are entries of those of another fit."""
 
+    def of(self, case: Case) -> ArithmeticFit:
+        """Hold another result of the same input at the values of this fit."""
+        return replace(self, case=case, least_flips=self.flip_energy, emulated=self.values)
+
     @cached_property
     def values(self) -> Tensor:
         """Return what the arithmetic gives, before the last rounding."""

@@ -24,13 +24,11 @@ from qgate.kernel_checks.fitting import Judgement, judge
 from qgate.kernel_checks.power import FAIL, PASS, hold_power, hold_structure, measure_power
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import hold_reference, settle_reference
+from qgate.kernel_checks.repeats import check_invariance, check_repeats, check_steadiness
 from qgate.kernel_checks.requests import KernelRequest, request_of
 from qgate.kernel_checks.runs import (
     EXAMPLE,
     KernelRun,
-    check_invariance,
-    check_repeats,
-    check_steadiness,
     comparable,
     derived_inputs,
     note_refusals,
@@ -102,9 +100,8 @@ def check_kernel(
         _check_searched(subject, run, report)
     else:
         derived = derived_inputs(subject, example, chosen, shapes, seed, report)
-        runs = _check_exactly(subject, run, derived, request, inconclusive, report)
-        if repeatable:
-            check_repeats(subject, run, report)
+        same_bits = repeatable or invariant
+        runs = _check_exactly(subject, run, derived, request, inconclusive, report, same_bits)
         if invariant:
             check_invariance(subject, run, runs, report)
         note_refusals(derived, report)
@@ -183,6 +180,7 @@ def _check_exactly(
     request: KernelRequest,
     inconclusive: str,
     report: CheckReport,
+    same_bits: bool,
 ) -> list[KernelRun]:
     """Hold the example and derived inputs within float noise of one convention; return all runs."""
     runs = [run]
@@ -208,7 +206,7 @@ def _check_exactly(
     if judgement.accounted is not None:
         report.conventions["arithmetic"] = judgement.accounted.words()
         report.notes.append(judgement.accounted.cost_words())
-    check_repeats(subject, runs[0], report, subject.expected(run.arguments, judgement.choices))
+    check_repeats(subject, runs[0], report, None if same_bits else judgement.explains)
     listed = hold_structure(subject, runs, judgement, report)
     measure_power(subject, runs[0], judgement, listed, report)
     if runs[0].actual.dtype.itemsize > 1:  # codes tell no factor from the next one

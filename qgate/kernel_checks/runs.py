@@ -1,8 +1,7 @@
-"""Runs of a kernel: at the example, at derived inputs and other shapes, and repeatedly."""
+"""Runs of a kernel: at the example, at derived inputs, and at other shapes."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,8 +11,8 @@ import torch
 from torch import Tensor
 
 from qgate.device_errors import LostDeviceError, lost_device
-from qgate.expected.derived import DerivedInput, are_independent, derive, search_axes
-from qgate.expected.narrow_floats import is_wide_float, same_bits, take_entries
+from qgate.expected.derived import DerivedInput, derive, search_axes
+from qgate.expected.narrow_floats import is_wide_float, take_entries
 from qgate.expected.noise import Expected
 from qgate.formats import Encoded
 from qgate.kernel_checks.record import CheckFailure, CheckReport
@@ -29,8 +28,6 @@ EXAMPLE = "the example"
 REFUSED = "the kernel refused"
 """Words with which a reason begins where a kernel raised an exception."""
 REPETITIONS = 3
-STEADY = 2.0
-"""Widths of float noise up to which a second run of a wrong kernel says nothing about the cause."""
 REFUSALS = (ValueError, TypeError, RuntimeError, AssertionError)
 """Exceptions with which a module says that it does not take an input."""
 LENGTH_REFUSALS = (*REFUSALS, IndexError)
@@ -178,7 +175,7 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
     except Exception as error:
         if lost_device(error):
             raise
-        report.left_out[variant.name] = f"the reference refused: {_first_line(error)}"
+        report.left_out[variant.name] = f"the reference refused: {first_line(error)}"
         return None
     try:
         return run_kernel(subject, variant.arguments, shape, variant.name, report)
@@ -186,7 +183,7 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
         raise
     except Exception as error:
         cause = error.__cause__ if isinstance(error, KernelRefusal) else None
-        report.left_out[variant.name] = f"{REFUSED}: {_first_line(cause or error)}"
+        report.left_out[variant.name] = f"{REFUSED}: {first_line(cause or error)}"
         return None
 
 
@@ -206,7 +203,7 @@ def _shape_of_reference(subject: KernelSubject, arguments: list[Any]) -> torch.S
     return subject.unquantized(arguments).shape
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:100]}" if lines else type(error).__name__
 
@@ -228,7 +225,7 @@ def run_kernel(
         error = refusal.__cause__
         if name != EXAMPLE or error is None:
             raise
-        words = _first_line(error)
+        words = first_line(error)
         raise CheckFailure(
             f"{subject.name} raised {type(error).__name__} for {name}"
             + words.removeprefix(type(error).__name__),
@@ -237,7 +234,7 @@ def run_kernel(
     except UnusableResult as error:
         if error.kind == "NoneType":
             raise CheckFailure(
-                f"{subject.name} returns nothing (None) for {name}, right is {_shape_words(shape)}",
+                f"{subject.name} returns nothing (None) for {name}, right is {shape_words(shape)}",
                 report,
                 "a kernel that writes into an argument is checked by a function that returns it",
             ) from None
@@ -249,15 +246,15 @@ def run_kernel(
         ) from None
     if actual.shape != shape:
         raise CheckFailure(
-            f"{subject.name} returns {_shape_words(actual.shape)} for {name}, right is "
-            f"{_shape_words(shape)}",
+            f"{subject.name} returns {shape_words(actual.shape)} for {name}, right is "
+            f"{shape_words(shape)}",
             report,
         )
     _check_changes(subject, name, report)
     return actual
 
 
-def _shape_words(shape: torch.Size) -> str:
+def shape_words(shape: torch.Size) -> str:
     return f"shape {tuple(shape)}" if len(shape) else "one number, without dimensions"
 
 
@@ -275,99 +272,6 @@ def _check_changes(subject: KernelSubject, name: str, report: CheckReport) -> No
             f"{subject.name} changes argument {position} in place{where}; the reference does not",
             report,
             "if that is meant, return the argument, or pass a copy: lambda x: kernel(x.clone())",
-        )
-
-
-def check_repeats(
-    subject: KernelSubject, run: KernelRun, report: CheckReport, noise: Expected | None = None
-) -> None:
-    """Run the same input twice more; other bits within the float noise, if given, are a note."""
-    for number in range(2, REPETITIONS + 1):
-        try:
-            repeated = subject.run(run.arguments, f"{run.name}, run {number}")
-        except KernelRefusal as refusal:
-            error = refusal.__cause__ or refusal
-            raise CheckFailure(
-                f"{subject.name} raised {type(error).__name__} in run {number} of the same input",
-                report,
-                _first_line(error),
-            ) from error
-        same = (repeated == run.actual) | (repeated.isnan() & run.actual.isnan())
-        if bool(same.all()):
-            continue
-        if noise is None or not noise.explains(repeated):
-            raise _not_repeatable(subject, run.arguments, ~same, number, report)
-        report.notes.append(
-            f"other bits in run {number} of the same input: {int((~same).sum()):,} of "
-            f"{same.numel():,} values, within float noise (repeatable=True forbids it)"
-        )
-        return
-
-
-def check_steadiness(failing: Failing, report: CheckReport) -> None:
-    """Say of a kernel that is wrong that a second run differs by more than float noise."""
-    subject = failing.subject
-    try:
-        repeated = subject.run(failing.arguments, f"{failing.name}, run 2")
-    except KernelRefusal:
-        return
-    if repeated.shape == failing.actual.shape:
-        change = (repeated.double() - failing.actual.double()).nan_to_num(0.0, 0.0, 0.0).abs()
-        different = change > STEADY * failing.expected.width
-        if bool(different.any()):
-            raise _not_repeatable(subject, failing.arguments, different, 2, report)
-
-
-def _not_repeatable(
-    subject: KernelSubject, arguments: list[Any], different: Tensor, run: int, report: CheckReport
-) -> CheckFailure:
-    devices = {v.device for v in arguments if isinstance(v, Tensor) and v.device.type == "cuda"}
-    seeded = []
-    with torch.random.fork_rng(devices=devices), contextlib.suppress(KernelRefusal):
-        for _ in range(2):
-            torch.manual_seed(0)
-            seeded.append(subject.run(arguments))
-    draws = len(seeded) == 2 and same_bits(*seeded)
-    why = ": it draws random numbers (with the same seed two calls give the same bits)"
-    return CheckFailure(
-        f"{subject.name} is not repeatable: {int(different.sum()):,} of {different.numel():,} "
-        f"values differ in run {run} of the same input{why if draws else ''}",
-        report,
-    )
-
-
-def check_invariance(
-    subject: KernelSubject, example: KernelRun, runs: Sequence[KernelRun], report: CheckReport
-) -> None:
-    """Hold rows that were cut from the first argument at the example's bits."""
-    check_repeats(subject, example, report)
-    compared = 0
-    for run in runs:
-        if run.source is None or run.source.cut is None:
-            continue
-        axis, entries = run.source.cut
-        if axis.output is None or not axis.cuts_rows:
-            continue
-        whole, part = (subject.unquantized(source.arguments) for source in (example, run))
-        if not are_independent(whole, part, axis.output, entries):
-            continue
-        compared += 1
-        before = example.actual.index_select(axis.output, entries.to(example.actual.device))
-        same = (run.actual == before) | (run.actual.isnan() & before.isnan())
-        if not bool(same.all()):
-            difference = (run.actual.double() - before.double()).abs().max()
-            rms = before.double().square().mean().sqrt()
-            raise CheckFailure(
-                f"{subject.name} is not batch-invariant: {int((~same).sum()):,} of "
-                f"{same.numel():,} values differ from the example's for {run.name}",
-                report,
-                f"largest difference {float(difference):.3g}, {float(difference / rms):.2g} of "
-                "the RMS; float noise would allow it",
-            )
-    if not compared:
-        raise ValueError(
-            "invariant=True has nothing to compare: no dimension of argument 0 could be cut; leave "
-            "'one', 'batch' or 'permuted' among the relations, or give more rows."
         )
 
 
