@@ -140,6 +140,6 @@ def _failing(
         wrong = expected.outside(run.actual)
         if bool(wrong.any()):
             about = run.name, run.arguments, run.actual
-            yield Failing(subject, choices, *about, expected, wrong)
+            yield Failing(subject, choices, *about, expected, wrong, run.source)
             if stop:
                 return

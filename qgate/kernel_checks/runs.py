@@ -12,11 +12,14 @@ from torch import Tensor
 
 from qgate.device_errors import LostDeviceError, lost_device
 from qgate.expected.derived import DerivedInput, derive, search_axes
+from qgate.expected.dominant import DOMINANT, dominant_inputs
 from qgate.expected.narrow_floats import is_wide_float, take_entries
 from qgate.expected.noise import Expected
 from qgate.formats import Encoded
+from qgate.kernel_checks.declared import Quantization
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.subject import (
+    RESULT,
     Choices,
     KernelRefusal,
     KernelSubject,
@@ -55,6 +58,7 @@ class Failing:
     actual: Tensor
     expected: Expected
     wrong: Tensor
+    source: DerivedInput | None = None
 
     @cached_property
     def ideal(self) -> list[Any]:
@@ -115,6 +119,8 @@ def _from_example(
     for variant in derive(values, axes, step, relations, seed):
         if not (packed and variant.relation in ("strided", "transposed", "nan")):
             yield variant
+    if DOMINANT in relations:
+        yield from dominant_inputs(subject.like, values, axes)
     if "fixed point" in relations and subject.inputs and not packed:
         ideal = subject.ideal(values, dict.fromkeys(subject.slots, 0))
         twice = subject.ideal(ideal, dict.fromkeys(subject.slots, 0))
@@ -162,10 +168,10 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
     if variant.relation == "nan" and lacking:
         report.left_out[variant.name] = f"{lacking[0].name} has no NaN"
         return None
-    if variant.relation in ("large", "small") and subject.slots:
-        fixed = [q for q in subject.slots.values() if not q.follows_magnitude]
-        if fixed:
-            report.left_out[variant.name] = f"{fixed[0].name} has no scale made from the values"
+    for quantization in _of_magnitude(subject, variant):
+        if not quantization.follows_magnitude:
+            reason = f"{quantization.name} has no scale made from the values"
+            report.left_out[variant.name] = reason
             return None
     if variant.name in HUNG.get():
         report.left_out[variant.name] = HUNG.get()[variant.name]
@@ -185,6 +191,14 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
         cause = error.__cause__ if isinstance(error, KernelRefusal) else None
         report.left_out[variant.name] = f"{REFUSED}: {first_line(cause or error)}"
         return None
+
+
+def _of_magnitude(subject: KernelSubject, variant: DerivedInput) -> Iterator[Quantization]:
+    """List the formats whose scales have to follow the values of an input."""
+    if variant.relation in ("large", "small"):
+        yield from subject.slots.values()
+    elif variant.raised is not None:
+        yield from (subject.slots[p] for p in (variant.raised[0], RESULT) if p in subject.slots)
 
 
 def note_refusals(derived: Sequence[DerivedInput], report: CheckReport) -> None:
