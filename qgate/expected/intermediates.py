@@ -8,7 +8,6 @@ values within float noise of a rounding boundary.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from qgate.arithmetics.attention import FusedSteps, tiles_of
 from qgate.arithmetics.cpu_flash_attention import fast_exponential
 from qgate.arithmetics.known import KnownProduct
 from qgate.expected.known_attention import KnownRule
@@ -122,27 +122,23 @@ def attend(
     scores: Tensor, values: Tensor, rule: AttentionRule, noise: Noise | None = None
 ) -> Tensor:
     """Return softmax(scores) @ values as fused attention computes it, tile by tile of keys."""
-    keys = scores.shape[-1]
-    tile = rule.tile or max(keys, 1)
-    starts = range(0, keys, tile) if rule.ascending else reversed(range(0, keys, tile))
-    most = torch.full_like(scores[..., :1], -math.inf)
-    total = torch.zeros_like(most)
-    result = scores.new_zeros(*scores.shape[:-1], values.shape[-1])
-    for start in starts:
-        part = scores[..., start : start + tile]
-        higher = torch.maximum(most, part.amax(-1, keepdim=True))
-        base = higher.masked_fill(higher == -math.inf, 0.0)
-        shrink = (most - base).exp()
-        p = (part - base).exp()
+
+    def exponential(x: Tensor) -> Tensor:
+        p = x.exp()
         if rule.lanes:
             whole = p.shape[-1] // rule.lanes * rule.lanes
-            p[..., :whole] = fast_exponential((part - base)[..., :whole].float()).to(p)
-        total = total * shrink + p.sum(-1, keepdim=True)
-        if noise is not None:
-            p = noise(p, EXPONENTIAL)
-        result = result * shrink + rounded(p, rule.dtype) @ values[..., start : start + tile, :]
-        most = higher
+            p[..., :whole] = fast_exponential(x[..., :whole].float()).to(p)
+        return p if noise is None else noise(p, EXPONENTIAL)
+
+    steps = FusedSteps(_added, scaled_first=True, exponential=exponential)
+    tiles = tiles_of(scores.shape[-1], rule.tile, not rule.ascending)
+    result, _, total = steps.summed(scores, 1.0, values, rule.dtype, tiles)
     return result / total
+
+
+def _added(a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
+    sums = a.to(b.dtype) @ b.mT
+    return sums if start is None else start + sums
 
 
 class Noise:

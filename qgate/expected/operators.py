@@ -193,7 +193,7 @@ class Operators(TorchDispatchMode):
         scores = entry[0].reshape(-1, *args[0].shape[1:])
         if len(scores) == 1:  # one head for several heads of values
             scores = scores.expand(args[0].shape)
-        if scores.numel() != args[0].numel():
+        if scores.numel() != args[0].numel() or not scores.numel():
             return None
         self.has_attention = True
         self.keys = max(self.keys, scores.shape[-1])

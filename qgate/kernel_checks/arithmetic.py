@@ -9,7 +9,6 @@ from functools import cached_property
 
 import torch
 
-from qgate.arithmetics.attention import NormalizedAttention
 from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, KnownAttention, KnownProduct
 from qgate.expected.intermediates import (
     CODES,
@@ -162,7 +161,7 @@ def _known_gradients(
     names = tuple(operators.names)
     for attention in ATTENTIONS.values() if request.arithmetic is None else [request.arithmetic]:
         for dtype in case.halves:
-            if dtype not in attention.dtypes or isinstance(attention, NormalizedAttention):
+            if dtype not in attention.dtypes:
                 continue
             # Tiles matter for the sums of probabilities alone.
             for tile, descending in attention.tilings(operators.keys)[:2]:

@@ -175,7 +175,12 @@ class ArithmeticFit:
     @cached_property
     def widened(self) -> Expected:
         """Return the bounds with room for roundings that float noise makes fall otherwise."""
-        return self._around(self._width + FLIPS * self.flips)
+        return self._around(self.room)
+
+    @property
+    def room(self) -> Tensor:
+        """Return the width of these bounds before results are quantized."""
+        return self._width + FLIPS * self.flips
 
     @cached_property
     def is_right(self) -> bool:
@@ -215,7 +220,7 @@ class ArithmeticFit:
         values = self.values.nan_to_num(0.0, 0.0, 0.0)
         typical = values.square().mean().sqrt()
         step = torch.finfo(self.arithmetic.dtype).eps
-        return self._width + FLIPS * self.flips + 2 * step * (values.abs() + typical)
+        return self.room + 2 * step * (values.abs() + typical)
 
     def _evaluated(self, ideal: Sequence[Any], noise: Noise | None = None) -> Tensor:
         like, scales = self.case.subject.like, self.case.scales

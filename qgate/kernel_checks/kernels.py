@@ -209,8 +209,7 @@ def _check_exactly(
     check_repeats(subject, runs[0], report, None if same_bits else judgement.explains)
     listed = hold_structure(subject, runs, judgement, report)
     measure_power(subject, runs[0], judgement, listed, report)
-    if runs[0].actual.dtype.itemsize > 1:  # codes tell no factor from the next one
-        hold_power(report, listed, inconclusive)
+    hold_power(report, listed, inconclusive)
     report.held = [each.name for each in runs]
     return runs
 

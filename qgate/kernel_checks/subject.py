@@ -200,7 +200,7 @@ class KernelSubject:
             ideal = self.ideal(arguments, choices)
             expected = self.expected_from(ideal, choices, alternatives, arithmetic)
         else:
-            expected = self._before_output(arguments, choices, arithmetic or self.arithmetic)
+            expected = self.before_output(arguments, choices, arithmetic or self.arithmetic)
             if self.output:
                 expected = self.output.expected(expected, choices[RESULT])
         return (
@@ -230,14 +230,14 @@ class KernelSubject:
         if cut is None or cut.whole is arguments:
             return None
         whole, part = (
-            self._before_output(side, choices, self.arithmetic).values
+            self.before_output(side, choices, self.arithmetic).values
             for side in (cut.whole, arguments)
         )
         if values.shape != whole.shape or not are_independent(whole, part, cut.dim, cut.entries):
             return None
         return values.index_select(cut.dim, cut.entries.to(values.device))
 
-    def _before_output(
+    def before_output(
         self, arguments: Sequence[Any], choices: Choices, arithmetic: str
     ) -> Expected:
         """Return the expected result before it is quantized, measured once for each input.
@@ -253,7 +253,7 @@ class KernelSubject:
             values = evaluate(self.like, self.ideal(arguments, choices))
         expected = None
         if cut is not None and cut.whole is not arguments:
-            whole = self._before_output(cut.whole, choices, arithmetic)
+            whole = self.before_output(cut.whole, choices, arithmetic)
             if are_independent(whole.values, values, cut.dim, cut.entries):
                 part = whole.select(cut.dim, cut.entries)
                 expected = Expected.around(values, part.width, part.sigma)
@@ -298,7 +298,7 @@ class KernelSubject:
 
         Rows that are independent of others were looked at among them.
         """
-        bounds = self._before_output(arguments, choices, "float32")
+        bounds = self.before_output(arguments, choices, "float32")
         if self._of(arguments).is_independent:
             return False
         single = evaluate(self.like, self.ideal(arguments, choices), torch.float32)

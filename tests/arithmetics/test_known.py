@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from qgate.arithmetics.attention import NormalizedAttention
 from qgate.arithmetics.hopper_tf32 import TF32Product
 from qgate.arithmetics.known import ATTENTIONS, PRODUCTS, products_for
 from qgate.arithmetics.mkl_float32 import MKLProduct
@@ -50,8 +49,6 @@ def test_products_are_found_by_their_dtypes() -> None:
         "hopper-efficient",
         "cpu-flash",
         "float32-flash",
-        "normalized",
-        "eager",
     }
 
 
@@ -147,10 +144,7 @@ def test_attention_is_the_definition_but_for_roundings(name: str, dtype: torch.d
     assert share_of_equal(*(values.to(dtype) for values in both)) > 0.99
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name, known in ATTENTIONS.items() if not isinstance(known, NormalizedAttention)],
-)
+@pytest.mark.parametrize("name", ATTENTIONS)
 def test_a_row_that_sees_no_key_is_zero(name: str) -> None:
     known, (q, k, v) = ATTENTIONS[name], sides(torch.float16)
     mask = torch.ones(20, 70, dtype=torch.bool)
@@ -164,10 +158,7 @@ def test_a_row_that_sees_no_key_is_zero(name: str) -> None:
     assert not grads[0][:, 3].any()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name, known in ATTENTIONS.items() if not isinstance(known, NormalizedAttention)],
-)
+@pytest.mark.parametrize("name", ATTENTIONS)
 def test_gradients_are_the_definition_but_for_roundings(name: str) -> None:
     known, leaves = ATTENTIONS[name], sides(torch.float16)
     grad = torch.randn(2, 20, 32, generator=torch.Generator().manual_seed(5)).half()

@@ -128,6 +128,34 @@ def test_attention_in_tiles_is_named(tile: int) -> None:
     assert "P rounded to bfloat16 and divided last" in words
 
 
+def attention_with_rounded_probabilities(
+    q: Tensor, k: Tensor, v: Tensor, rounds_scores: bool = False
+) -> Tensor:
+    """Divide probabilities by their sum before they are rounded; round scores twice, or not."""
+    scores = q.float() @ k.float().mT
+    if rounds_scores:
+        scores = scores.to(q.dtype).float()
+    scores = scores * q.shape[-1] ** -0.5
+    if rounds_scores:
+        scores = scores.to(q.dtype).float()
+    p = scores.softmax(-1).to(q.dtype)
+    return (p.float() @ v.float()).to(q.dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("rounds_scores", [False, True])
+def test_attention_with_normalized_probabilities_is_explained_by_its_roundings(
+    rounds_scores: bool, dtype: torch.dtype
+) -> None:
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention_with_rounded_probabilities(q, k, v, rounds_scores)
+
+    heads = [x.to(dtype) for x in HEADS]
+    report = check_kernel(kernel, *heads, like=scaled_dot_product_attention, relations=["one"])
+    named = "the result of each operator" if rounds_scores else "_softmax in attention"
+    assert named in report.conventions["arithmetic"]
+
+
 def int8_weights(x: Tensor, w: Tensor) -> Tensor:
     return linear(x, qgate.quantize(w, "int8", granularity="channel", axis=0))
 
