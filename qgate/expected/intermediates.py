@@ -76,9 +76,9 @@ class Arithmetic:
     names: tuple[str, ...] = field(default=(), compare=False)
     """The operators of the example."""
 
-    def rounds(self, site: int, name: str, count: int | None) -> bool:
-        """Tell if the result of an operator is rounded; by name where the example had others."""
-        if count is None or count == len(self.names):
+    def rounds(self, site: int, name: str, count: int) -> bool:
+        """Tell if the result of one of `count` operators is rounded; of other ones by its name."""
+        if count == len(self.names):
             return site in self.sites
         named = [number for number, other in enumerate(self.names) if other == name]
         return 2 * len(self.sites.intersection(named)) > len(named)

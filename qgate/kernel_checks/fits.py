@@ -113,7 +113,6 @@ class ArithmeticFit:
 
     case: Case
     arithmetic: Arithmetic
-    count: int | None = None
     least_flips: float = 0.0
     """The flip energy of a larger case."""
     emulated: Tensor | None = None
@@ -224,7 +223,7 @@ class ArithmeticFit:
 
     def _evaluated(self, ideal: Sequence[Any], noise: Noise | None = None) -> Tensor:
         like, scales = self.case.subject.like, self.case.scales
-        return evaluate_as(like, ideal, self.arithmetic, self.count, noise, scales)
+        return evaluate_as(like, ideal, self.arithmetic, noise, scales)
 
     def _around(self, room: Tensor) -> Expected:
         case = self.case
