@@ -23,6 +23,8 @@ DOMINANT = "dominant"
 """The relation of these inputs."""
 FACTORS = (2.0, 8.0, 32.0, 128.0, 512.0)
 """Times the largest value of an argument that are tried for an entry until it decides."""
+FEW = 8
+"""Terms of which each is seen in any result."""
 DECISIVE = 1 / 8
 """Relative change of a typical value that depends on the entry."""
 
@@ -83,7 +85,7 @@ def _candidates(arguments: Sequence[Any], axes: Sequence[CutAxis]) -> Iterator[D
         listed.update(((first, dim), None) for dim in range(arguments[first].dim()))
     for position, dim in listed:
         x = arguments[position]
-        if x.shape[dim] > 1 and bool(x.isfinite().all()) and bool(x.any()):
+        if x.shape[dim] > FEW and bool(x.isfinite().all()) and bool(x.any()):
             yield position, dim
 
 

@@ -30,7 +30,8 @@ FEW = 3
 """Values of a row, column or head that may differ whatever its length."""
 FLIPS = 8.0
 """Times the RMS effect that float noise has through the roundings inside."""
-FLIP_RUNS = 4
+FLIP_RUNS, FURTHER_FLIP_RUNS = 4, 2
+"""Redrawn results of the first input that is looked at, and of others, whose flips are no fewer."""
 KNOWN_WIDTH = 2.0**-21
 """Relative room of a known arithmetic, whose sums are definite: scales may be multiplied before."""
 SAMPLE = 64
@@ -143,11 +144,12 @@ class ArithmeticFit:
         if not self._rounds:
             return 0.0
         energy = 0.0
-        for seed in range(FLIP_RUNS):
+        runs = FLIP_RUNS if not self.least_flips else FURTHER_FLIP_RUNS
+        for seed in range(runs):
             moved = (self.redrawn(seed) - self.values).nan_to_num_(0.0, 0.0, 0.0)
             energy += float(moved.square().sum())
         whole = float(self.values.nan_to_num(0.0, 0.0, 0.0).square().sum())
-        return max(self.least_flips, energy / FLIP_RUNS / whole if whole else 0.0)
+        return max(self.least_flips, energy / runs / whole if whole else 0.0)
 
     def redrawn(self, seed: int) -> Tensor:
         """Return the values as float noise of arguments and results inside may make them."""
