@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from qgate.arithmetics.float32 import fma
-from qgate.arithmetics.products import runs
 from qgate.arithmetics.tensor_core import TensorCore, chain
 
 LOG2_E = 1 / math.log(2)
@@ -62,6 +61,27 @@ class FusedSteps:
         `tiles` are the keys of each step of the running largest, in their order.
         """
         scores, scale = self._scores(query, key, scale, mask)
+        result, top, total = self.summed(scores, scale, value, dtype, tiles)
+        empty = total == 0
+        top = top.masked_fill(empty, 0.0)
+        if self.exponential is not None:
+            log_sums = top * scale + total.double().log().float()
+        else:
+            # The fast logarithm of CUDA is the one of base 2, times ln 2.
+            log2 = (total.double().log2().float() if self.wide else total.log2()) * (1 / LOG2_E)
+            log_sums = self._multiplied_and_added(top, scale, log2)
+        inverse = total.masked_fill(empty, 1.0).reciprocal()
+        return result * inverse, log_sums.masked_fill(empty, math.inf)
+
+    def summed(
+        self, scores: Tensor, scale: float, value: Tensor, dtype: torch.dtype,
+        tiles: Iterable[slice],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Return sums of values, the largest score and the sum of probabilities of each row.
+
+        Probabilities are those of scores times the scale, rounded to `dtype` where they meet the
+        values. All is in the dtype of the scores.
+        """
         base2 = _in_base_2(scores, scale)
         top = scores.new_full((*scores.shape[:-1], 1), -math.inf)
         total = torch.zeros_like(top)
@@ -82,16 +102,7 @@ class FusedSteps:
             top = largest
         if result is None:
             raise ValueError("attention over no tile of keys")
-        empty = total == 0
-        top = top.masked_fill(empty, 0.0)
-        if self.exponential is not None:
-            log_sums = top * scale + total.double().log().float()
-        else:
-            # The fast logarithm of CUDA is the one of base 2, times ln 2.
-            log2 = (total.double().log2().float() if self.wide else total.log2()) * (1 / LOG2_E)
-            log_sums = self._multiplied_and_added(top, scale, log2)
-        inverse = total.masked_fill(empty, 1.0).reciprocal()
-        return result * inverse, log_sums.masked_fill(empty, math.inf)
+        return result, top, total
 
     def gradients(
         self, query: Tensor, key: Tensor, value: Tensor, grad: Tensor, output: Tensor,
@@ -109,7 +120,7 @@ class FusedSteps:
             exponents = scores * _in_base_2(scores, factor) - log_sums * LOG2_E
         p = self._exp2(exponents)
         rounded_p = p.to(dtype)
-        along = self._sum(grad.double() * output.double() if self.wide else grad.float() * output)
+        along = self._sum(grad.double() * output if self.wide else grad.float() * output).float()
         inner = self.multiply(grad, value, None) - along
         before, after = (scale, 1.0) if rounding.after_scale else (1.0, scale)
         of_scores = (before * (rounded_p.float() if rounding.of_p else p) * inner).to(dtype)
@@ -131,15 +142,21 @@ class FusedSteps:
         return self._multiplied_and_added(scores, scale, mask.float()), 1.0
 
     def _exp2(self, exponents: Tensor) -> Tensor:
-        return torch.exp2(exponents.double()).float() if self.wide else torch.exp2(exponents)
+        return torch.exp2(exponents.double() if self.wide else exponents).to(exponents)
 
     def _sum(self, x: Tensor) -> Tensor:
-        return (x.double() if self.wide else x).sum(-1, keepdim=True).float()
+        return (x.double() if self.wide else x).sum(-1, keepdim=True).to(x)
 
     def _multiplied_and_added(self, x: Tensor, factor: float, added: Tensor) -> Tensor:
         if not self.wide:
             return x * factor + added
         return fma(x, x.new_tensor(factor), added)
+
+
+def tiles_of(keys: int, tile: int, descending: bool = False) -> list[slice]:
+    """Cut keys into tiles, the last of which may be shorter; `tile` 0 takes all at once."""
+    tiles = [slice(start, start + (tile or keys)) for start in range(0, keys, tile or keys or 1)]
+    return tiles[::-1] if descending else tiles
 
 
 def _in_base_2(like: Tensor, scale: float) -> Tensor:
@@ -220,46 +237,9 @@ class KnownAttention:
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None,
         dtype: torch.dtype, tile: int, descending: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        keys = key.shape[-2]
-        tiles = runs(keys, tile or keys, math.ceil(keys / (tile or keys)))
-        return self._steps(dtype).attended(
-            query, key, value, scale, mask, dtype, reversed(tiles) if descending else tiles
-        )
+        tiles = tiles_of(key.shape[-2], tile, descending)
+        return self._steps(dtype).attended(query, key, value, scale, mask, dtype, tiles)
 
     def _steps(self, dtype: torch.dtype) -> FusedSteps:
         multiply = functools.partial(self.multiply, dtype)
         return FusedSteps(multiply, self.scaled_first, exponential=self.exponential)
-
-
-@dataclass(frozen=True)
-class NormalizedAttention(KnownAttention):
-    """Attention whose probabilities are divided by their sum first, and rounded then.
-
-    rounds_scores   scores are rounded to 16 bits before and after the scale
-    """
-
-    rounds_scores: bool = False
-    has_gradients: ClassVar[bool] = False
-
-    def values(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None,
-        dtype: torch.dtype, tile: int = 0, descending: bool = False,
-    ) -> Tensor:  # fmt: skip
-        """Return float32 results before their last rounding to `dtype`; keys are not tiled."""
-        del tile, descending
-        steps = self._steps(dtype)
-        rounding = dtype if self.rounds_scores else torch.float32
-        scores = steps.multiply(query, key, None).to(rounding).float()
-        scores = (scores * scores.new_tensor(scale)).to(rounding)
-        if mask is not None and mask.dtype is torch.bool:
-            scores = scores.masked_fill(~mask, -math.inf)
-        elif mask is not None:
-            scores = (scores.float() + mask.float()).to(rounding)
-        p = scores.double().softmax(-1).float().to(dtype)
-        return steps.multiply(p, value.mT, None)
-
-    def gradients(
-        self, query: Tensor, key: Tensor, value: Tensor, grad: Tensor, scale: float,
-        mask: Tensor | None, dtype: torch.dtype, tile: int = 0, descending: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        raise NotImplementedError(f"no known gradients of {self.words}")

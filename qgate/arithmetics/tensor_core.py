@@ -109,6 +109,7 @@ def _chained(
     y, y_exponents = (t[:, part[0], None] for t in (b.values, b.exponents))
     shape = (x.shape[1], x.shape[2], y.shape[3])
     total = torch.zeros(shape, dtype=core.dtype, device=x.device) if start is None else start
+    integers = torch.int32 if core.dtype is torch.float32 else torch.int64
     least = -100 if core.dtype is torch.float32 else -500  # where powers of two are still normal
     for k in range(0, len(x), core.group):
         step = slice(k, k + core.group)
@@ -116,9 +117,11 @@ def _chained(
         own = torch.frexp(total).exponent - 1
         largest = torch.maximum(largest, own.where(total != 0, _OF_ZERO)).clamp_min_(least)
         up = _power_of_two(core.aligned - largest, core.dtype)
-        terms = (x[step] * y[step]).mul_(up).trunc_().sum(0)
-        terms += total.mul(up).trunc_()
-        total = _cut(terms * _power_of_two(largest - core.aligned, core.dtype), core.fraction)
+        # Integers are cut toward zero as fast as they are made; trunc is not on every processor.
+        terms = (x[step] * y[step]).mul_(up).to(integers).sum(0, dtype=integers)
+        terms += total.mul(up).to(integers)
+        scale = _power_of_two(largest - core.aligned, core.dtype)
+        total = _cut(terms.to(core.dtype).mul_(scale), core.fraction)
     return total
 
 

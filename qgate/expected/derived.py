@@ -35,6 +35,7 @@ RELATIONS = {
     "large": "values times 2^12",
     "small": "values times 2^-12",
     "zero rows": "every fourth row zero",
+    "dominant": "one entry of each row so large that it decides a sum, each in another column",
     "nan": "one NaN, and one Inf: they do not vanish, and nothing else changes",
     "long": "257 entries of each dimension, one more than whole tiles of 16 to 256",
     "again": "the second and the fifth call with other values in the same memory",
@@ -105,13 +106,15 @@ class CutAxis:
 class DerivedInput:
     """Arguments derived from the example, the relation they are for, and a name for both.
 
-    `cut` has the axis, and which of the example's entries were taken along it, in which order.
+    `cut` has the axis, and which of the example's entries were taken along it, in which order;
+    `raised` the dimension along which each row has one large entry.
     """
 
     relation: str
     name: str
     arguments: list[Any]
     cut: tuple[CutAxis, Tensor] | None = None
+    raised: Dimension | None = None
 
 
 def find_axes(like: Function, arguments: Sequence[Any]) -> list[CutAxis]:

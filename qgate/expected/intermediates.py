@@ -8,7 +8,6 @@ values within float noise of a rounding boundary.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from qgate.arithmetics.attention import FusedSteps, tiles_of
 from qgate.arithmetics.cpu_flash_attention import fast_exponential
 from qgate.arithmetics.float16_attention import SUMS_WORDS, attend_with_sums
 from qgate.arithmetics.known import KnownProduct
@@ -80,9 +80,9 @@ class Arithmetic:
     names: tuple[str, ...] = field(default=(), compare=False)
     """The operators of the example."""
 
-    def rounds(self, site: int, name: str, count: int | None) -> bool:
-        """Tell if the result of an operator is rounded; by name where the example had others."""
-        if count is None or count == len(self.names):
+    def rounds(self, site: int, name: str, count: int) -> bool:
+        """Tell if the result of one of `count` operators is rounded; of other ones by its name."""
+        if count == len(self.names):
             return site in self.sites
         named = [number for number, other in enumerate(self.names) if other == name]
         return 2 * len(self.sites.intersection(named)) > len(named)
@@ -126,35 +126,30 @@ def attend(
     scores: Tensor, values: Tensor, rule: AttentionRule, noise: Noise | None = None
 ) -> Tensor:
     """Return softmax(scores) @ values as fused attention computes it, tile by tile of keys."""
-    keys = scores.shape[-1]
-    tile = rule.tile or max(keys, 1)
-    starts = range(0, keys, tile) if rule.ascending else reversed(range(0, keys, tile))
+    tiles = tiles_of(scores.shape[-1], rule.tile, not rule.ascending)
     if rule.sums:
-        tiles = (slice(start, start + tile) for start in starts)
 
         def moved(x: Tensor, is_exponential: bool) -> Tensor:
             unit = EXPONENTIAL if is_exponential else SUMS
             return x if noise is None else noise.inexact(x, unit)
 
         return attend_with_sums(scores, values, tiles, rule.sums, rule.dtype, moved)
-    most = torch.full_like(scores[..., :1], -math.inf)
-    total = torch.zeros_like(most)
-    result = scores.new_zeros(*scores.shape[:-1], values.shape[-1])
-    for start in starts:
-        part = scores[..., start : start + tile]
-        higher = torch.maximum(most, part.amax(-1, keepdim=True))
-        base = higher.masked_fill(higher == -math.inf, 0.0)
-        shrink = (most - base).exp()
-        p = (part - base).exp()
+
+    def exponential(x: Tensor) -> Tensor:
+        p = x.exp()
         if rule.lanes:
             whole = p.shape[-1] // rule.lanes * rule.lanes
-            p[..., :whole] = fast_exponential((part - base)[..., :whole].float()).to(p)
-        total = total * shrink + p.sum(-1, keepdim=True)
-        if noise is not None:
-            p = noise(p, EXPONENTIAL)
-        result = result * shrink + rounded(p, rule.dtype) @ values[..., start : start + tile, :]
-        most = higher
+            p[..., :whole] = fast_exponential(x[..., :whole].float()).to(p)
+        return p if noise is None else noise(p, EXPONENTIAL)
+
+    steps = FusedSteps(_added, scaled_first=True, exponential=exponential)
+    result, _, total = steps.summed(scores, 1.0, values, rule.dtype, tiles)
     return result / total
+
+
+def _added(a: Tensor, b: Tensor, start: Tensor | None) -> Tensor:
+    sums = a.to(b.dtype) @ b.mT
+    return sums if start is None else start + sums
 
 
 class Noise:

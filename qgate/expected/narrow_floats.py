@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import Any
 
 import torch
@@ -29,6 +31,19 @@ def widened(value: Any) -> Any:
     return value.double() if is_narrow(value) else value
 
 
+def in_float64(value: Any) -> Any:
+    """Return a floating-point tensor in float64, and anything else as it is."""
+    is_float = isinstance(value, Tensor) and value.is_floating_point()
+    return value.double() if is_float else value
+
+
+def are_finite(values: Tensor) -> bool:
+    """Tell if all values are finite; a sum tells it faster, but for one that overflows."""
+    if values.is_floating_point() and math.isfinite(float(values.sum())):
+        return True
+    return bool(values.isfinite().all())
+
+
 def bits_of(x: Tensor) -> Tensor:
     """Return the bits of a tensor as integers, in the same memory."""
     if x.is_complex():
@@ -52,3 +67,17 @@ def take_entries(x: Tensor, dim: int, index: Tensor) -> Tensor:
     if is_narrow(x):
         return bits_of(x).index_select(dim, index).view(x.dtype)
     return x.index_select(dim, index)
+
+
+def shares_memory(result: Any, argument: Tensor) -> bool:
+    """Tell if a result is an argument, or lies in its memory."""
+    parts = result if isinstance(result, tuple | list) else [result]
+    for part in parts:
+        if part is argument:
+            return True
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # of tensors without storage
+            if isinstance(part, Tensor) and part.device == argument.device:
+                places = [t.untyped_storage().data_ptr() for t in (part, argument)]
+                if places[0] == places[1] != 0:
+                    return True
+    return False

@@ -149,12 +149,14 @@ def expect(
     alternatives: Sequence[tuple[Any, ...]] = (),
     arithmetic: str = "float32",
     seed: int = 0,
+    values: Tensor | None = None,
 ) -> Expected:
     """Evaluate `like` on ideal arguments and measure the noise of each element.
 
+    values        what `like` gives for them, if that is known
     alternatives  (position, values, …): other values of an argument, whose codes noise may choose
     """
-    values = evaluate(like, arguments)
+    values = evaluate(like, arguments) if values is None else values
     unit = ARITHMETICS[arithmetic]
     generator = torch.Generator().manual_seed(seed)
     squares = torch.zeros_like(values)
@@ -207,7 +209,7 @@ def moved(value: Any, unit: float, generator: torch.Generator) -> Any:
         return value
     ups = torch.randint(0, 2, value.shape, generator=generator, dtype=torch.int8).to(value.device)
     up, down = (float(torch.tensor(1 + step, dtype=torch.float32)) for step in (unit, -unit))
-    return value.double() * torch.where(ups.bool(), up, down).double()
+    return ups.double().mul_(up - down).add_(down).mul_(value)
 
 
 def smoothed(squares: Tensor) -> Tensor:

@@ -199,7 +199,7 @@ class Operators(TorchDispatchMode):
         scores = entry[0].reshape(-1, *args[0].shape[1:])
         if len(scores) == 1:  # one head for several heads of values
             scores = scores.expand(args[0].shape)
-        if scores.numel() != args[0].numel():
+        if scores.numel() != args[0].numel() or not scores.numel():
             return None
         self.has_attention = True
         self.keys = max(self.keys, scores.shape[-1])
@@ -279,13 +279,11 @@ def evaluate_as(
     like: Callable[..., Any],
     arguments: Sequence[Any],
     arithmetic: Arithmetic,
-    count: int | None = None,
     noise: Noise | None = None,
     scales: Scales | None = None,
 ) -> Tensor:
     """Return what a function gives in an arithmetic, in float64 before the last rounding.
 
-    count   operators that these arguments need, where that may not be those of the example
     noise   moves values by float noise before they are rounded
     scales  position → scale of each element of a dequantized argument
     """
@@ -294,16 +292,26 @@ def evaluate_as(
         # Codes times scales in float32 first, as real code has them.
         near[position] = rounded(rounded(near[position], torch.float32), arithmetic.dtype)
 
+    names = arithmetic.names
+    table = _by_address(near, scales)
+
     def change(value: Tensor, site: int, name: str) -> Tensor:
-        if not arithmetic.rounds(site, name, count):
+        if not arithmetic.rounds(site, name, len(names)):
             return value
         if noise is not None:
             value = noise.inexact(value, EXPONENTIAL if "softmax" in name else SUMS)
         return rounded(value, arithmetic.dtype)
 
-    operators = Operators(change, arithmetic, noise, _by_address(near, scales))
-    with _Spelled(operators), operators:
-        return evaluate(like, near)
+    def evaluated() -> tuple[Tensor, list[str]]:
+        operators = Operators(change, arithmetic, noise, table)
+        with _Spelled(operators), operators:
+            return evaluate(like, near), operators.names
+
+    result, of_these = evaluated()
+    if arithmetic.sites and names and len(of_these) != len(names):
+        names = tuple(of_these)  # other operators than the example's: again, by their names
+        result, _ = evaluated()
+    return result
 
 
 def _by_address(arguments: Sequence[Any], scales: Scales | None) -> dict[int, Tensor]:

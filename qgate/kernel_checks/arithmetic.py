@@ -112,13 +112,11 @@ def account(
             if run.name not in cases:
                 cases[run.name] = Case.of(subject, choices, run)
             case = cases[run.name]
-            rounds_some = arithmetic.sites and run is not unexplained[0]
-            count = len(case.operators.names) if rounds_some else None
             largest = fits[unexplained[0].name].flip_energy if fits else 0.0
             values = None
             if fits and arithmetic.product is not None:  # whose sums of a row are its own
                 values = case.part_of(fits[unexplained[0].name].values)
-            fit = _best_split(ArithmeticFit(case, arithmetic, count, largest, values))
+            fit = _best_split(ArithmeticFit(case, arithmetic, largest, values))
             if not fit.is_right:
                 break
             fits[run.name] = fit

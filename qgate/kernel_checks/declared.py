@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.expected.conventions import MSE, Convention, conventions, definition_of
+from qgate.expected.noise import Expected
 from qgate.formats import Encoded, Quantizer
 from qgate.formats.encoded import encode_tensor
 from qgate.formats.options import Floats
@@ -48,6 +49,28 @@ class Quantization:
             return element_scales(x)
         of = self.choices[choice].scales
         return None if of is None or not x.numel() else from_array(of(to_array(x)), x)
+
+    def expected(self, expected: Expected, choice: int) -> Expected:
+        """Quantize expected values; where noise may decide a code, both codes are within bounds."""
+        values = expected.values
+        ideal = self.ideal(values, choice)
+        sign = torch.where(values < 0, -1.0, 1.0)
+        noise = expected.width
+        codes = [
+            self.ideal(values + sign * noise, choice),
+            self.ideal(values - sign * noise, choice),
+            *self.alternatives(values, choice),
+        ]
+        stacked = torch.stack([ideal, *codes])
+        # A product of a code and its scale is rounded once more; scales are made from noisy values.
+        has_rows = values.dim() and values.numel()
+        largest = values.abs().amax(-1, keepdim=True) if has_rows else values.abs()
+        share = noise / largest.clamp_min(torch.finfo(torch.float64).tiny)
+        share = share.nan_to_num(0.0, 0.0, 0.0)
+        share = share.amax(-1, keepdim=True) if has_rows else share
+        rounding = ideal.abs() * (share + 2.0**-22)
+        low, high = stacked.amin(0) - rounding, stacked.amax(0) + rounding
+        return Expected(ideal, low, high, sigma=expected.sigma)
 
     def pack(self, x: Tensor) -> Encoded:
         """Encode values for a kernel that takes its argument packed."""

@@ -34,6 +34,7 @@ from qgate.kernel_checks.nearest import describe_under_roundings
 from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
+from qgate.kernel_checks.uncounted import describe_uncounted
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -44,7 +45,7 @@ WEAKEST_NOISE = 0.1
 def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> CheckFailure:
     """Return the failure of a kernel, with its cause in the first line."""
     case = _plainest(failing)
-    cause = diagnose(case)
+    cause = describe_uncounted(failing) or diagnose(case)
     where = "" if case.name == EXAMPLE else f" for {case.name}"
     details = [_worst(case), _size(case)]
     if len(failing) > 1:

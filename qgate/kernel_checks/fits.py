@@ -33,7 +33,8 @@ FEW = 3
 """Values of a row, column or head that may differ whatever its length."""
 FLIPS = 8.0
 """Times the RMS effect that float noise has through the roundings inside."""
-FLIP_RUNS = 4
+FLIP_RUNS, FURTHER_FLIP_RUNS = 4, 2
+"""Redrawn results of the first input that is looked at, and of others, whose flips are no fewer."""
 KNOWN_WIDTH = 2.0**-21
 """Relative room of a known arithmetic, whose sums are definite: scales may be multiplied before."""
 SAMPLE = 64
@@ -116,11 +117,14 @@ class ArithmeticFit:
 
     case: Case
     arithmetic: Arithmetic
-    count: int | None = None
     least_flips: float = 0.0
     """The flip energy of a larger case."""
     emulated: Tensor | None = None
     """The values, where they are entries of those of another fit."""
+
+    def of(self, case: Case) -> ArithmeticFit:
+        """Hold another result of the same input at the values of this fit."""
+        return replace(self, case=case, least_flips=self.flip_energy, emulated=self.values)
 
     @cached_property
     def values(self) -> Tensor:
@@ -143,11 +147,12 @@ class ArithmeticFit:
         if not self._rounds:
             return 0.0
         energy = 0.0
-        for seed in range(FLIP_RUNS):
+        runs = FLIP_RUNS if not self.least_flips else FURTHER_FLIP_RUNS
+        for seed in range(runs):
             moved = (self.redrawn(seed) - self.values).nan_to_num_(0.0, 0.0, 0.0)
             energy += float(moved.square().sum())
         whole = float(self.values.nan_to_num(0.0, 0.0, 0.0).square().sum())
-        return max(self.least_flips, energy / FLIP_RUNS / whole if whole else 0.0)
+        return max(self.least_flips, energy / runs / whole if whole else 0.0)
 
     def redrawn(self, seed: int) -> Tensor:
         """Return the values as float noise of arguments and results inside may make them."""
@@ -174,7 +179,12 @@ class ArithmeticFit:
     @cached_property
     def widened(self) -> Expected:
         """Return the bounds with room for roundings that float noise makes fall otherwise."""
-        return self._around(self._width + FLIPS * self.flips)
+        return self._around(self.room)
+
+    @property
+    def room(self) -> Tensor:
+        """Return the width of these bounds before results are quantized."""
+        return self._width + FLIPS * self.flips
 
     @cached_property
     def settled(self) -> ArithmeticFit:
@@ -237,11 +247,11 @@ class ArithmeticFit:
         values = self.values.nan_to_num(0.0, 0.0, 0.0)
         typical = values.square().mean().sqrt()
         step = torch.finfo(self.arithmetic.dtype).eps
-        return self._width + FLIPS * self.flips + 2 * step * (values.abs() + typical)
+        return self.room + 2 * step * (values.abs() + typical)
 
     def _evaluated(self, ideal: Sequence[Any], noise: Noise | None = None) -> Tensor:
         like, scales = self.case.subject.like, self.case.scales
-        return evaluate_as(like, ideal, self.arithmetic, self.count, noise, scales)
+        return evaluate_as(like, ideal, self.arithmetic, noise, scales)
 
     def _around(self, room: Tensor) -> Expected:
         case = self.case

@@ -12,6 +12,7 @@ from qgate.expected.conventions import NUDGE
 from qgate.expected.distances import distance_to_multiple
 from qgate.expected.noise import Expected
 from qgate.kernel_checks.arithmetic import Accounted, account
+from qgate.kernel_checks.fits import Case
 from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
@@ -41,6 +42,13 @@ class Judgement:
         """Return the bounds that a run was held at."""
         expected = self.subject.expected(run.arguments, self.choices, ties=self.ties)
         return self.accounted.expected(run, expected) if self.accounted else expected
+
+    def explains(self, run: KernelRun) -> bool:
+        """Tell if a further result of an input that was judged is explained as the first one is."""
+        fit = self.accounted.fits.get(run.name) if self.accounted else None
+        if fit is not None:
+            return fit.of(Case.of(self.subject, self.choices, run)).is_right
+        return self.expected(run).explains(run.actual)
 
 
 def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: KernelRequest) -> Judgement:
@@ -166,6 +174,6 @@ def _failing(
         wrong = expected.outside(run.actual)
         if bool(wrong.any()):
             about = run.name, run.arguments, run.actual
-            yield Failing(subject, choices, *about, expected, wrong)
+            yield Failing(subject, choices, *about, expected, wrong, run.source)
             if stop:
                 return

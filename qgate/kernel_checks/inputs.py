@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qgate.expected.derived import CutAxis, DerivedInput, derive, search_axes
+from qgate.expected.dominant import DOMINANT, dominant_inputs
 from qgate.expected.narrow_floats import is_wide_float, take_entries
 from qgate.formats import Encoded
 from qgate.kernel_checks.record import CheckReport
@@ -68,6 +69,8 @@ def _from_example(
     for variant in derive(values, axes, step, relations, seed):
         if not (packed and variant.relation in ("strided", "transposed", "offset", "nan")):
             yield variant
+    if DOMINANT in relations:
+        yield from dominant_inputs(subject.like, values, axes)
     if "fixed point" in relations and subject.inputs and not packed:
         ideal = subject.ideal(values, dict.fromkeys(subject.slots, 0))
         twice = subject.ideal(ideal, dict.fromkeys(subject.slots, 0))

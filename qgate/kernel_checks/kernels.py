@@ -36,13 +36,11 @@ from qgate.kernel_checks.inputs import RISKY, axes_of, derived_inputs
 from qgate.kernel_checks.power import FAIL, PASS, hold_power, hold_structure, measure_power
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import hold_reference, settle_reference
+from qgate.kernel_checks.repeats import check_invariance, check_repeats, check_steadiness
 from qgate.kernel_checks.requests import KernelRequest, request_of
 from qgate.kernel_checks.runs import (
     EXAMPLE,
     KernelRun,
-    check_invariance,
-    check_repeats,
-    check_steadiness,
     comparable,
     note_refusals,
     run_kernel,
@@ -129,9 +127,8 @@ def check_kernel(
         if "long" in chosen:
             runs += longer_runs(subject, example, axes, budget_s, seed, report)
         runs += _tried(subject, run, [v for v in derived if v.relation in RISKY], report)
-        runs = _check_exactly(subject, runs, request, inconclusive, report)
-        if repeatable:
-            check_repeats(subject, run, report)
+        same_bits = repeatable or invariant
+        runs = _check_exactly(subject, runs, request, inconclusive, report, same_bits)
         if invariant:
             check_invariance(subject, run, runs, report)
         note_refusals(derived, report)
@@ -217,6 +214,7 @@ def _check_exactly(
     request: KernelRequest,
     inconclusive: str,
     report: CheckReport,
+    same_bits: bool,
 ) -> list[KernelRun]:
     """Hold the example and derived inputs within float noise of one convention; return all runs."""
     run = runs[0]
@@ -240,14 +238,13 @@ def _check_exactly(
     if judgement.accounted is not None:
         report.conventions["arithmetic"] = judgement.accounted.words()
         report.notes.append(judgement.accounted.cost_words())
-    check_repeats(subject, runs[0], report, subject.expected(run.arguments, judgement.choices))
+    check_repeats(subject, runs[0], report, None if same_bits else judgement.explains)
     for later in runs:
         if later.name == AGAIN:
             check_fifth_call(run, later, judgement, report)
     listed = hold_structure(subject, runs, judgement, report)
     measure_power(subject, runs[0], judgement, listed, report)
-    if runs[0].actual.dtype.itemsize > 1:  # codes tell no factor from the next one
-        hold_power(report, listed, inconclusive)
+    hold_power(report, listed, inconclusive)
     report.held = [each.name for each in runs]
     note_spread(subject, runs, report)
     note_sizes(runs, report)

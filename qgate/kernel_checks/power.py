@@ -35,6 +35,8 @@ MOST_FACTOR, MOST_NOISE = 0.01, 0.1
 FAIL, PASS = "fail", "pass"
 """What may become of a check that could not have seen a plain defect."""
 FACTOR_ON_ALL, TYPICAL = "a factor on all values", "one typical value, of the RMS"
+CODE_FACTORS = (1e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5)
+"""Excesses of a factor that are planted before results are rounded to codes."""
 PLANTED = 1.1
 """Times a claimed defect that is more than what rounding may take from it."""
 
@@ -144,15 +146,22 @@ def measure_power(
     rms = float(values.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
     report.noise = float(room.median()) / rms
     defects = report.smallest_defect
-    factor = _smallest_factor(actual, expected, share=0.0 if fit is None else OTHERWISE)
+    has_codes = bool(subject.output) or actual.dtype.itemsize == 1
+    if has_codes:  # the step of a format is no noise
+        wide = subject.before_output(run.arguments, judgement.choices, subject.arithmetic)
+        before, width = (wide.values, wide.width) if fit is None else (fit.values, fit.room)
+        report.noise = float(width.median()) / rms
+        factor = _smallest_factor_of_codes(subject, judgement.choices, before, expected, actual)
+    else:
+        factor = _smallest_factor(actual, expected, share=0.0 if fit is None else OTHERWISE)
     for figure in listed:
         if figure.kind == FACTOR and figure.dim is None and figure.argument is None:
             factor = min(factor, figure.smallest)
     # A factor that meets a result of 16 bits changes nothing below half a step, and little more
     # may be what rounded intermediate values explain.
-    if actual.dtype.itemsize > 1:  # codes are not multiplied once more
-        factor = max(factor, torch.finfo(actual.dtype).eps / 2)
-    defects[FACTOR_ON_ALL] = PLANTED * factor
+    if not has_codes:
+        factor = PLANTED * max(factor, torch.finfo(actual.dtype).eps / 2)
+    defects[FACTOR_ON_ALL] = factor
     defects[TYPICAL] = report.noise
     if subject.output or fit is not None:
         return
@@ -196,7 +205,7 @@ def _smallest_factor(actual: Tensor, expected: Expected, share: float) -> float:
     beyond = most + _step(most, actual.dtype) / 2
     below = least - _step(least.abs(), actual.dtype) / 2
     factors = []
-    met = (actual.double(), expected.values) if actual.dtype.itemsize > 1 else (expected.values,)
+    met = actual.double(), expected.values
     for values in met:
         size = values.abs()
         usable = (size > 0) & values.isfinite() & (values * expected.values > 0)
@@ -208,6 +217,23 @@ def _smallest_factor(actual: Tensor, expected: Expected, share: float) -> float:
         for room in (beyond - size, size - below):
             factors.append(float((room / size)[usable].kthvalue(count).values))
     return max(factors)
+
+
+def _smallest_factor_of_codes(
+    subject: KernelSubject, choices: Choices, before: Tensor, expected: Expected, actual: Tensor
+) -> float:
+    """Return the smallest excess of a factor that is seen where results are codes of a format.
+
+    Codes move only where a value crosses a boundary of rounding: a factor is planted before.
+    """
+
+    def is_seen(factor: float) -> bool:
+        values = before * factor
+        if subject.output:
+            values = subject.output.ideal(values, choices[RESULT])
+        return bool(expected.outside(values.to(actual.dtype)).any())
+
+    return next((f for f in CODE_FACTORS if is_seen(1 + f) and is_seen(1 - f)), math.inf)
 
 
 def hold_power(report: CheckReport, listed: Sequence[Figure], inconclusive: str) -> None:

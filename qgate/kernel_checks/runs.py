@@ -1,9 +1,8 @@
-"""Runs of a kernel: at the example, at derived inputs and other shapes, and repeatedly."""
+"""Runs of a kernel: at the example, at derived inputs, and at other shapes."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,11 +11,12 @@ import torch
 from torch import Tensor
 
 from qgate.device_errors import LostDeviceError, lost_device
-from qgate.expected.derived import DerivedInput, are_independent
-from qgate.expected.narrow_floats import same_bits
+from qgate.expected.derived import DerivedInput
 from qgate.expected.noise import Expected
+from qgate.kernel_checks.declared import Quantization
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.subject import (
+    RESULT,
     Choices,
     KernelRefusal,
     KernelSubject,
@@ -28,8 +28,6 @@ EXAMPLE = "the example"
 REFUSED = "the kernel refused"
 """Words with which a reason begins where a kernel raised an exception."""
 REPETITIONS = 3
-STEADY = 2.0
-"""Widths of float noise up to which a second run of a wrong kernel says nothing about the cause."""
 REFUSALS = (ValueError, TypeError, RuntimeError, AssertionError)
 """Exceptions with which a module says that it does not take an input."""
 LENGTH_REFUSALS = (*REFUSALS, IndexError)
@@ -57,6 +55,7 @@ class Failing:
     actual: Tensor
     expected: Expected
     wrong: Tensor
+    source: DerivedInput | None = None
 
     @cached_property
     def ideal(self) -> list[Any]:
@@ -83,10 +82,10 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
     if variant.relation == "nan" and lacking:
         report.left_out[variant.name] = f"{lacking[0].name} has no NaN"
         return None
-    if variant.relation in ("large", "small") and subject.slots:
-        fixed = [q for q in subject.slots.values() if not q.follows_magnitude]
-        if fixed:
-            report.left_out[variant.name] = f"{fixed[0].name} has no scale made from the values"
+    for quantization in _of_magnitude(subject, variant):
+        if not quantization.follows_magnitude:
+            reason = f"{quantization.name} has no scale made from the values"
+            report.left_out[variant.name] = reason
             return None
     if variant.name in HUNG.get():
         report.left_out[variant.name] = HUNG.get()[variant.name]
@@ -106,6 +105,14 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
         cause = error.__cause__ if isinstance(error, KernelRefusal) else None
         report.left_out[variant.name] = f"{REFUSED}: {first_line(cause or error)}"
         return None
+
+
+def _of_magnitude(subject: KernelSubject, variant: DerivedInput) -> Iterator[Quantization]:
+    """List the formats whose scales have to follow the values of an input."""
+    if variant.relation in ("large", "small"):
+        yield from subject.slots.values()
+    elif variant.raised is not None:
+        yield from (subject.slots[p] for p in (variant.raised[0], RESULT) if p in subject.slots)
 
 
 def note_refusals(derived: Sequence[DerivedInput], report: CheckReport) -> None:
@@ -156,7 +163,7 @@ def run_kernel(
     except UnusableResult as error:
         if error.kind == "NoneType":
             raise CheckFailure(
-                f"{subject.name} returns nothing (None) for {name}, right is {_shape_words(shape)}",
+                f"{subject.name} returns nothing (None) for {name}, right is {shape_words(shape)}",
                 report,
                 "a kernel that writes into an argument is checked by a function that returns it",
             ) from None
@@ -168,15 +175,15 @@ def run_kernel(
         ) from None
     if actual.shape != shape:
         raise CheckFailure(
-            f"{subject.name} returns {_shape_words(actual.shape)} for {name}, right is "
-            f"{_shape_words(shape)}",
+            f"{subject.name} returns {shape_words(actual.shape)} for {name}, right is "
+            f"{shape_words(shape)}",
             report,
         )
     _check_changes(subject, name, report)
     return actual
 
 
-def _shape_words(shape: torch.Size) -> str:
+def shape_words(shape: torch.Size) -> str:
     return f"shape {tuple(shape)}" if len(shape) else "one number, without dimensions"
 
 
@@ -194,106 +201,6 @@ def _check_changes(subject: KernelSubject, name: str, report: CheckReport) -> No
             f"{subject.name} changes argument {position} in place{where}; the reference does not",
             report,
             "if that is meant, return the argument, or pass a copy: lambda x: kernel(x.clone())",
-        )
-
-
-def check_repeats(
-    subject: KernelSubject, run: KernelRun, report: CheckReport, noise: Expected | None = None
-) -> None:
-    """Run the same input twice more; other bits within the float noise, if given, are a note."""
-    for number in range(2, REPETITIONS + 1):
-        try:
-            repeated = subject.run(run.arguments, f"{run.name}, run {number}")
-        except KernelRefusal as refusal:
-            error = refusal.__cause__ or refusal
-            raise CheckFailure(
-                f"{subject.name} raised {type(error).__name__} in run {number} of the same input",
-                report,
-                first_line(error),
-            ) from error
-        same = (repeated == run.actual) | (repeated.isnan() & run.actual.isnan())
-        if bool(same.all()):
-            continue
-        if noise is None or not noise.explains(repeated):
-            raise _not_repeatable(subject, run.arguments, ~same, number, report)
-        report.notes.append(
-            f"other bits in run {number} of the same input: {int((~same).sum()):,} of "
-            f"{same.numel():,} values, within float noise (repeatable=True forbids it)"
-        )
-        return
-
-
-def check_steadiness(failing: Failing, report: CheckReport) -> None:
-    """Say of a kernel that is wrong that a second run differs by more than float noise."""
-    subject = failing.subject
-    try:
-        repeated = subject.run(failing.arguments, f"{failing.name}, run 2")
-    except KernelRefusal:
-        return
-    if repeated.shape == failing.actual.shape:
-        change = (repeated.double() - failing.actual.double()).nan_to_num(0.0, 0.0, 0.0).abs()
-        different = change > STEADY * failing.expected.width
-        if bool(different.any()):
-            raise _not_repeatable(subject, failing.arguments, different, 2, report)
-
-
-def _not_repeatable(
-    subject: KernelSubject, arguments: list[Any], different: Tensor, run: int, report: CheckReport
-) -> CheckFailure:
-    devices = {v.device for v in arguments if isinstance(v, Tensor) and v.device.type == "cuda"}
-    seeded: list[Tensor] = []
-    steady: list[Tensor] = []
-    with contextlib.suppress(KernelRefusal):
-        steady = [subject.run(arguments) for _ in range(2)]
-    with torch.random.fork_rng(devices=devices), contextlib.suppress(KernelRefusal):
-        for _ in range(2):
-            torch.manual_seed(0)
-            seeded.append(subject.run(arguments))
-    if len(steady) == 2 and same_bits(*steady):
-        why = ": it depends on the calls before (a counter? a cache by address?)"
-    elif len(seeded) == 2 and same_bits(*seeded):
-        why = ": it draws random numbers (with the same seed two calls give the same bits)"
-    else:
-        why = ""
-    return CheckFailure(
-        f"{subject.name} is not repeatable: {int(different.sum()):,} of {different.numel():,} "
-        f"values differ in run {run} of the same input{why}",
-        report,
-    )
-
-
-def check_invariance(
-    subject: KernelSubject, example: KernelRun, runs: Sequence[KernelRun], report: CheckReport
-) -> None:
-    """Hold rows that were cut from the first argument at the example's bits."""
-    check_repeats(subject, example, report)
-    compared = 0
-    for run in runs:
-        if run.source is None or run.source.cut is None:
-            continue
-        axis, entries = run.source.cut
-        if axis.output is None or not axis.cuts_rows:
-            continue
-        whole, part = (subject.unquantized(source.arguments) for source in (example, run))
-        if not are_independent(whole, part, axis.output, entries):
-            continue
-        compared += 1
-        before = example.actual.index_select(axis.output, entries.to(example.actual.device))
-        same = (run.actual == before) | (run.actual.isnan() & before.isnan())
-        if not bool(same.all()):
-            difference = (run.actual.double() - before.double()).abs().max()
-            rms = before.double().square().mean().sqrt()
-            raise CheckFailure(
-                f"{subject.name} is not batch-invariant: {int((~same).sum()):,} of "
-                f"{same.numel():,} values differ from the example's for {run.name}",
-                report,
-                f"largest difference {float(difference):.3g}, {float(difference / rms):.2g} of "
-                "the RMS; float noise would allow it",
-            )
-    if not compared:
-        raise ValueError(
-            "invariant=True has nothing to compare: no dimension of argument 0 could be cut; leave "
-            "'one', 'batch' or 'permuted' among the relations, or give more rows."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,15 @@ from torch import Tensor
 from qgate.device_errors import device_error, lost_device
 from qgate.errors import CopyableError
 from qgate.expected.derived import DerivedInput, are_independent
-from qgate.expected.narrow_floats import is_wide_float, same_bits, widened
+from qgate.expected.narrow_floats import (
+    are_finite,
+    in_float64,
+    is_narrow,
+    is_wide_float,
+    same_bits,
+    shares_memory,
+    widened,
+)
 from qgate.expected.noise import Expected, evaluate, expect
 from qgate.formats import Encoded
 from qgate.kernel_checks.declared import Quantization
@@ -26,6 +33,9 @@ Choices = dict[Any, int]
 RESULT = "result"
 MOST_KEPT = 1 << 16
 """Elements of expected results that are kept for each derived input."""
+
+MOST_DOUBLES = 8
+"""8-bit tensors whose values are kept in float64."""
 
 
 class KernelRefusal(Exception):
@@ -42,12 +52,27 @@ class UnusableResult(CopyableError, ValueError):
 
 @dataclass(frozen=True)
 class _Cut:
-    """Arguments that are entries of another list of arguments, along one dimension of results."""
+    """Entries of another list of arguments, along one dimension of results."""
 
-    arguments: Sequence[Any]
     whole: Sequence[Any]
     dim: int
     entries: Tensor
+
+
+@dataclass
+class _Known:
+    """Facts about one list of arguments, found once.
+
+    cut             of which others they are entries; of themselves, if others are entries of them
+    unquantized     what the reference gave for them
+    is_independent  True if results are those of the same rows among others
+    """
+
+    arguments: Sequence[Any]
+    cut: _Cut | None = None
+    is_finite: bool | None = None
+    unquantized: Tensor | None = None
+    is_independent: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,9 +99,9 @@ class KernelSubject:
     changed: frozenset[int] = frozenset()
     in_place: dict[int, bool] = field(default_factory=dict, repr=False)
     paces: list[float] = field(default_factory=list, repr=False)
-    _casts: dict[tuple[int, int, int], tuple[Any, ...]] = field(default_factory=dict, repr=False)
-    _cuts: dict[int, _Cut] = field(default_factory=dict, repr=False)
-    _finite: dict[int, tuple[bool, Sequence[Any]]] = field(default_factory=dict, repr=False)
+    _casts: dict[Any, tuple[Any, ...]] = field(default_factory=dict, repr=False)
+    _doubles: dict[int, tuple[Tensor, Any]] = field(default_factory=dict, repr=False)
+    _known: dict[int, _Known] = field(default_factory=dict, repr=False)
     _ideal: dict[Any, tuple[list[Any], Sequence[Any]]] = field(default_factory=dict, repr=False)
     _measured: dict[Any, tuple[Expected, Sequence[Any]]] = field(default_factory=dict, repr=False)
 
@@ -84,6 +109,9 @@ class KernelSubject:
     def slots(self) -> dict[Any, Quantization]:
         """Return what is quantized: positions of arguments, and "result"."""
         return {**self.inputs, **({RESULT: self.output} if self.output else {})}
+
+    def _of(self, arguments: Sequence[Any]) -> _Known:
+        return self._known.setdefault(id(arguments), _Known(arguments))
 
     def ideal(self, arguments: Sequence[Any], choices: Choices) -> list[Any]:
         """Return the arguments with every declared one ideally quantized, in float64."""
@@ -94,7 +122,7 @@ class KernelSubject:
         return list(self._ideal[key][0])
 
     def _quantized(self, arguments: Sequence[Any], choices: Choices) -> list[Any]:
-        values = [_doubled(source_of(argument)) for argument in arguments]
+        values = [self._doubled(argument) for argument in arguments]
         for position, quantization in self.inputs.items():
             if quantization.is_packed:
                 if not isinstance(arguments[position], Encoded):
@@ -104,15 +132,29 @@ class KernelSubject:
                 values[position] = self._cast(position, arguments[position], choices)[0]
         return values
 
-    def _cast(self, position: int, argument: Tensor, choices: Choices) -> tuple[Tensor, ...]:
-        """Return the ideal values of an argument and their alternatives, made once per tensor."""
-        key = (position, id(argument), choices[position])
+    def _doubled(self, argument: Any) -> Any:
+        """Return an argument in float64; of 8-bit floats, which are slow to read, once a tensor."""
+        if not is_narrow(argument):
+            return in_float64(source_of(argument))
+        if id(argument) not in self._doubles:
+            while len(self._doubles) >= MOST_DOUBLES:
+                del self._doubles[next(iter(self._doubles))]
+            self._doubles[id(argument)] = argument.double(), argument
+        return self._doubles[id(argument)][0]
+
+    def _cast(
+        self, position: int, argument: Tensor, choices: Choices, *, others: bool = False
+    ) -> tuple[Tensor, ...]:
+        """Return the ideal values of an argument, made once per tensor, or their alternatives."""
+        quantization, choice = self.inputs[position], choices[position]
+        key = (position, id(argument), choice, others)
         if key not in self._casts:
-            quantization, choice = self.inputs[position], choices[position]
-            ideal = quantization.ideal(argument, choice)
-            is_exact = quantization.choices[choice].is_exact
-            alternatives = () if is_exact else quantization.alternatives(argument, choice)
-            self._casts[key] = (ideal, *alternatives, argument)
+            if not others:
+                self._casts[key] = quantization.ideal(argument, choice), argument
+            elif quantization.choices[choice].is_exact:
+                self._casts[key] = (argument,)
+            else:
+                self._casts[key] = *quantization.alternatives(argument, choice), argument
         return self._casts[key][:-1]
 
     def values(self, arguments: Sequence[Any], choices: Choices) -> Tensor:
@@ -125,8 +167,11 @@ class KernelSubject:
         return self.output.ideal(values, choices[RESULT]) if self.output else values
 
     def unquantized(self, arguments: Sequence[Any]) -> Tensor:
-        """Return what the reference gives for the arguments as they are."""
-        return evaluate(self.like, [source_of(argument) for argument in arguments])
+        """Return what the reference gives for the arguments as they are; it is kept if small."""
+        values = evaluate(self.like, [self._doubled(argument) for argument in arguments])
+        if values.numel() <= MOST_KEPT:
+            self._of(arguments).unquantized = values
+        return values
 
     def try_on_host(self, arguments: Sequence[Any]) -> None:
         """Call the reference with copies on the CPU where arguments lie on a device.
@@ -151,27 +196,26 @@ class KernelSubject:
         """
         if ties:
             alternatives = [
-                (position, *self._cast(position, arguments[position], choices)[1:])
+                (position, *self._cast(position, arguments[position], choices, others=True))
                 for position, quantization in self.inputs.items()
                 if not quantization.is_packed
             ]
             ideal = self.ideal(arguments, choices)
             expected = self.expected_from(ideal, choices, alternatives, arithmetic)
         else:
-            expected = self._before_output(arguments, choices, arithmetic or self.arithmetic)
+            expected = self.before_output(arguments, choices, arithmetic or self.arithmetic)
             if self.output:
-                expected = _quantized(expected, self.output, choices[RESULT])
+                expected = self.output.expected(expected, choices[RESULT])
         return (
             expected if self._is_finite(arguments) else self._around_non_finite(expected, arguments)
         )
 
     def _is_finite(self, arguments: Sequence[Any]) -> bool:
-        if id(arguments) not in self._finite:
-            sources = [widened(source_of(argument)) for argument in arguments]
-            tensors = [source for source in sources if isinstance(source, Tensor)]
-            finite = all(bool(tensor.isfinite().all()) for tensor in tensors)
-            self._finite[id(arguments)] = finite, arguments
-        return self._finite[id(arguments)][0]
+        known = self._of(arguments)
+        if known.is_finite is None:
+            sources = [self._doubled(argument) for argument in arguments]
+            known.is_finite = all(are_finite(x) for x in sources if isinstance(x, Tensor))
+        return known.is_finite
 
     def derive_from(self, whole: Sequence[Any], variant: DerivedInput, result: Tensor) -> None:
         """Keep that an input gives entries of the result of another, if rows are independent."""
@@ -181,23 +225,22 @@ class KernelSubject:
             dim, entries = 0, torch.arange(len(result))
         else:
             return
-        self._cuts[id(variant.arguments)] = _Cut(variant.arguments, whole, dim, entries)
-        self._cuts[id(whole)] = _Cut(whole, whole, dim, entries)
+        self._of(variant.arguments).cut = self._of(whole).cut = _Cut(whole, dim, entries)
 
     def part_of(self, values: Tensor, arguments: Sequence[Any], choices: Choices) -> Tensor | None:
         """Return the entries of a result that arguments cut from others give; None of others."""
-        cut = self._cuts.get(id(arguments))
+        cut = self._of(arguments).cut
         if cut is None or cut.whole is arguments:
             return None
         whole, part = (
-            self._before_output(side, choices, self.arithmetic).values
+            self.before_output(side, choices, self.arithmetic).values
             for side in (cut.whole, arguments)
         )
         if values.shape != whole.shape or not are_independent(whole, part, cut.dim, cut.entries):
             return None
         return values.index_select(cut.dim, cut.entries.to(values.device))
 
-    def _before_output(
+    def before_output(
         self, arguments: Sequence[Any], choices: Choices, arithmetic: str
     ) -> Expected:
         """Return the expected result before it is quantized, measured once for each input.
@@ -207,16 +250,20 @@ class KernelSubject:
         key = id(arguments), tuple(choices.values()), arithmetic
         if key in self._measured:
             return self._measured[key][0]
-        ideal, cut = self.ideal(arguments, choices), self._cuts.get(id(arguments))
+        cut = self._of(arguments).cut
+        values = None if self.inputs else self._of(arguments).unquantized
+        if values is None:
+            values = evaluate(self.like, self.ideal(arguments, choices))
         expected = None
         if cut is not None and cut.whole is not arguments:
-            whole = self._before_output(cut.whole, choices, arithmetic)
-            values = evaluate(self.like, ideal)
+            whole = self.before_output(cut.whole, choices, arithmetic)
             if are_independent(whole.values, values, cut.dim, cut.entries):
                 part = whole.select(cut.dim, cut.entries)
                 expected = Expected.around(values, part.width, part.sigma)
+                self._of(arguments).is_independent = True
         if expected is None:
-            expected = expect(self.like, ideal, arithmetic=arithmetic)
+            ideal = self.ideal(arguments, choices)
+            expected = expect(self.like, ideal, arithmetic=arithmetic, values=values)
         if expected.values.numel() <= MOST_KEPT or (cut is not None and cut.whole is arguments):
             self._measured[key] = expected, arguments
         return expected
@@ -232,12 +279,12 @@ class KernelSubject:
         expected = expect(
             self.like, values, alternatives=alternatives, arithmetic=arithmetic or self.arithmetic
         )
-        return _quantized(expected, self.output, choices[RESULT]) if self.output else expected
+        return self.output.expected(expected, choices[RESULT]) if self.output else expected
 
     def around(self, expected: Expected, choices: Choices, exact: Expected) -> Expected:
         """Return bounds of values before the result is quantized, free where `exact` is."""
         if self.output:
-            expected = _quantized(expected, self.output, choices[RESULT])
+            expected = self.output.expected(expected, choices[RESULT])
         return replace(expected, free=exact.free, reach=exact.reach)
 
     def scales(self, arguments: Sequence[Any], choices: Choices) -> dict[int, Tensor]:
@@ -250,10 +297,14 @@ class KernelSubject:
         return scales
 
     def depends_on_dtype(self, arguments: Sequence[Any], choices: Choices) -> bool:
-        """Return True if the reference in float32 lies outside the bounds of that in float64."""
-        ideal = self.ideal(arguments, choices)
-        bounds = self._before_output(arguments, choices, "float32")
-        single = evaluate(self.like, ideal, torch.float32)
+        """Return True if the reference in float32 lies outside the bounds of that in float64.
+
+        Rows that are independent of others were looked at among them.
+        """
+        bounds = self.before_output(arguments, choices, "float32")
+        if self._of(arguments).is_independent:
+            return False
+        single = evaluate(self.like, self.ideal(arguments, choices), torch.float32)
         return bool((bounds.outside(single) & bounds.values.isfinite()).any())
 
     def _around_non_finite(self, expected: Expected, arguments: Sequence[Any]) -> Expected:
@@ -330,7 +381,7 @@ class KernelSubject:
         self.in_place.clear()
         for position, argument in enumerate(arguments):
             if any(argument is tensor for tensor in changed):
-                self.in_place[position] = _shares_memory(returned, argument)
+                self.in_place[position] = shares_memory(returned, argument)
         return self._tensor(result)
 
     def _tensor(self, result: Any) -> Tensor:
@@ -358,48 +409,6 @@ def _earlier(poisoned: Tensor) -> Tensor:
     return before
 
 
-def _shares_memory(result: Any, argument: Tensor) -> bool:
-    """Tell if a result is an argument, or lies in its memory."""
-    parts = result if isinstance(result, tuple | list) else [result]
-    for part in parts:
-        if part is argument:
-            return True
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # of tensors without storage
-            if isinstance(part, Tensor) and part.device == argument.device:
-                places = [t.untyped_storage().data_ptr() for t in (part, argument)]
-                if places[0] == places[1] != 0:
-                    return True
-    return False
-
-
 def source_of(argument: Any) -> Any:
     """Return an argument as the values that it stands for."""
     return argument.decode(torch.float64) if isinstance(argument, Encoded) else argument
-
-
-def _doubled(value: Any) -> Any:
-    is_float = isinstance(value, Tensor) and value.is_floating_point()
-    return value.double() if is_float else value
-
-
-def _quantized(expected: Expected, output: Quantization, choice: int) -> Expected:
-    """Quantize expected values; where noise may decide a code, both codes are within bounds."""
-    values = expected.values
-    ideal = output.ideal(values, choice)
-    sign = torch.where(values < 0, -1.0, 1.0)
-    noise = expected.width
-    codes = [
-        output.ideal(values + sign * noise, choice),
-        output.ideal(values - sign * noise, choice),
-        *output.alternatives(values, choice),
-    ]
-    stacked = torch.stack([ideal, *codes])
-    # A product of a code and its scale is rounded once more; scales are made from noisy values.
-    largest = (
-        values.abs().amax(-1, keepdim=True) if values.dim() and values.numel() else values.abs()
-    )
-    share = (noise / largest.clamp_min(torch.finfo(torch.float64).tiny)).nan_to_num(0.0, 0.0, 0.0)
-    share = share.amax(-1, keepdim=True) if values.dim() and values.numel() else share
-    rounding = ideal.abs() * (share + 2.0**-22)
-    low, high = stacked.amin(0) - rounding, stacked.amax(0) + rounding
-    return Expected(ideal, low, high, sigma=expected.sigma)

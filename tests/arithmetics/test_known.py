@@ -51,8 +51,6 @@ def test_products_are_found_by_their_dtypes() -> None:
         "float32-flash",
         "float16-products",
         "float16-running",
-        "normalized",
-        "eager",
     }
 
 

@@ -128,6 +128,34 @@ def test_attention_in_tiles_is_named(tile: int) -> None:
     assert "P rounded to bfloat16 and divided last" in words
 
 
+def attention_with_rounded_probabilities(
+    q: Tensor, k: Tensor, v: Tensor, rounds_scores: bool = False
+) -> Tensor:
+    """Divide probabilities by their sum before they are rounded; round scores twice, or not."""
+    scores = q.float() @ k.float().mT
+    if rounds_scores:
+        scores = scores.to(q.dtype).float()
+    scores = scores * q.shape[-1] ** -0.5
+    if rounds_scores:
+        scores = scores.to(q.dtype).float()
+    p = scores.softmax(-1).to(q.dtype)
+    return (p.float() @ v.float()).to(q.dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("rounds_scores", [False, True])
+def test_attention_with_normalized_probabilities_is_explained_by_its_roundings(
+    rounds_scores: bool, dtype: torch.dtype
+) -> None:
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention_with_rounded_probabilities(q, k, v, rounds_scores)
+
+    heads = [x.to(dtype) for x in HEADS]
+    report = check_kernel(kernel, *heads, like=scaled_dot_product_attention, relations=["one"])
+    named = "the result of each operator" if rounds_scores else "_softmax in attention"
+    assert named in report.conventions["arithmetic"]
+
+
 def int8_weights(x: Tensor, w: Tensor) -> Tensor:
     return linear(x, qgate.quantize(w, "int8", granularity="channel", axis=0))
 
@@ -213,3 +241,76 @@ def test_attention_of_torch_on_this_processor_is_right(dtype: torch.dtype) -> No
         like=scaled_dot_product_attention,
     )
     assert "fused attention" in report.conventions["arithmetic"]
+
+
+# Other bits in a second run ------------------------------------------------------------------------
+
+
+class NoisyNorm:
+    """A norm whose float32 sum has other bits in each call, as sums of atomic operations have.
+
+    ulps   steps of float32 that the sum is moved by in every second call
+    """
+
+    def __init__(self, ulps: int) -> None:
+        self.ulps, self.calls = ulps, 0
+
+    def __call__(self, x: Tensor, w: Tensor) -> Tensor:
+        wide = x.float()
+        mean = wide.pow(2).mean(-1, keepdim=True)
+        self.calls += 1
+        moved = mean * (1 + self.ulps * 2.0**-23 * (self.calls % 2))
+        return w * (wide * torch.rsqrt(moved + 1e-6)).to(x.dtype)
+
+
+LARGE_NORM = normal((400, 256), (256,), seed=3)
+
+
+@pytest.mark.parametrize("arguments", [normal((96, 512), (512,), seed=3), LARGE_NORM])
+def test_float_noise_between_calls_is_a_note_beside_rounded_intermediates(
+    arguments: list[Tensor],
+) -> None:
+    options: dict[str, Any] = {"like": norm, "relations": ["one"]}
+    report = check_kernel(NoisyNorm(16), *arguments, **options)
+    assert "rounded to bfloat16" in report.conventions["arithmetic"]
+    assert any(note.startswith("other bits in run") for note in report.notes)
+    with pytest.raises(CheckFailure, match="is not repeatable"):
+        check_kernel(NoisyNorm(16), *arguments, repeatable=True, **options)
+
+
+def test_more_than_float_noise_between_calls_is_not_repeatable() -> None:
+    right = NoisyNorm(0)
+
+    def racing(x: Tensor, w: Tensor) -> Tensor:
+        y = right(x, w)
+        if right.calls > 2:  # the example, and the one derived input
+            y[3, 5] *= 1.1
+        return y
+
+    with pytest.raises(CheckFailure, match="is not repeatable: 1 of"):
+        check_kernel(racing, *NORM, like=norm, relations=["zero rows"])
+
+
+def test_a_factor_of_a_noisy_kernel_is_not_called_noise() -> None:
+    noisy = NoisyNorm(16)
+
+    def too_large(x: Tensor, w: Tensor) -> Tensor:
+        return (noisy(x, w).float() * 1.01).to(x.dtype)
+
+    with pytest.raises(CheckFailure, match=r"is 1\.0098 times the expected") as failure:
+        check_kernel(too_large, *LARGE_NORM, like=norm, relations=["one"])
+    assert "not repeatable" not in str(failure.value)
+
+
+@pytest.mark.parametrize("option", ["", "repeatable", "invariant"])
+def test_an_example_runs_three_times_whatever_is_asked(option: str) -> None:
+    counts: list[Tensor] = []
+
+    def counted(x: Tensor, w: Tensor) -> Tensor:
+        counts.append(x)
+        return (x[:, None, :] * w).sum(-1)
+
+    x, w = normal((5, 32), (7, 32), dtype=torch.float32)
+    options = {option: True} if option else {}
+    check_kernel(counted, x, w, like=linear, relations=["one"], **options)
+    assert sum(each.shape == x.shape and torch.equal(each, x) for each in counts) == 3 + 2

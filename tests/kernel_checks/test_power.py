@@ -176,6 +176,55 @@ def test_a_check_that_could_not_see_a_factor_of_1_percent_is_inconclusive() -> N
     assert "inconclusive, and passed as inconclusive='pass'" in str(report)
 
 
+E5M2 = qgate.Quantizer("fp8_e5m2", granularity="tensor", scale=1.0)
+
+
+def test_few_codes_that_no_factor_of_1_percent_moves_are_inconclusive() -> None:
+    """Of eight values of e5m2 none is near a boundary; of 4,096 some are."""
+    x = torch.tensor([[1.0, 2.0, -0.5, 4.0], [0.25, -1.0, 8.0, -2.0]])
+    options: dict[str, Any] = {"like": torch.neg, "relations": []}
+
+    def kernel(x: Tensor) -> Tensor:
+        return (-x).to(torch.float8_e5m2)
+
+    for declared in ({}, {"output": E5M2}):
+        with pytest.raises(CheckFailure, match=r"^inconclusive: .* 1 % .*, one of \d+ % would"):
+            check_kernel(kernel, x, **options, **declared)
+        report = check_kernel(kernel, x, inconclusive="pass", **options, **declared)
+        assert 0.01 < report.smallest_defect[FACTOR] <= 0.2
+        many = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        assert check_kernel(kernel, many, **options, **declared).smallest_defect[FACTOR] <= 0.01
+
+
+def test_the_smallest_factor_of_codes_is_red_and_a_smaller_one_is_not() -> None:
+    (x,) = normal(8, (40, 8))
+    int8 = qgate.Quantizer("int8", granularity="tensor", scale=0.05)
+
+    def kernel(x: Tensor, factor: float = 1.0) -> Tensor:
+        return qgate.quantize(x * factor, int8)
+
+    options: dict[str, Any] = {"like": lambda x: x, "output": int8, "relations": []}
+    smallest = check_kernel(kernel, x, **options).smallest_defect[FACTOR]
+    for factor in (1 + smallest, 1 - smallest):
+        with pytest.raises(CheckFailure):
+            check_kernel(lambda x, f=factor: kernel(x, f), x, **options)
+    check_kernel(lambda x: kernel(x, 1 + smallest / 50), x, **options)
+
+
+def test_codes_under_coarse_sums_are_inconclusive() -> None:
+    """Sums in bfloat16 leave codes of int8 several values each."""
+    kernel = added_in(BF16)
+    x, w = normal(6, (4, 256), (6, 256))
+    int8 = qgate.Quantizer("int8", granularity="tensor", scale=0.5)
+
+    def to_codes(x: Tensor, w: Tensor) -> Tensor:
+        return qgate.quantize(kernel(x, w).float(), int8)
+
+    options: dict[str, Any] = {"like": linear, "arithmetic": "bfloat16", "output": int8}
+    with pytest.raises(CheckFailure, match=r"^inconclusive: "):
+        check_kernel(to_codes, x, w, relations=["permuted"], **options)
+
+
 def test_other_values_of_inconclusive_are_refused() -> None:
     with pytest.raises(ValueError, match=r"value of inconclusive .ok.. Allowed: fail, pass"):
         check_kernel(linear, X, W, like=linear, inconclusive="ok")
