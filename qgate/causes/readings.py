@@ -12,6 +12,8 @@ from torch import Tensor
 
 MOST_NUMBERS = 64
 """Numbers from zero that an integer argument is tried as."""
+_HALF_POWERS = [power for power in range(-10, 11) if power]
+"""Factors that come from a dimension or its root: in units of a half power of two."""
 LARGEST_ARGUMENT = 2**20
 """Elements of an argument above which its entries are not tried in other orders."""
 
@@ -115,6 +117,13 @@ def _floats(x: Tensor, is_declared: bool) -> Iterator[tuple[str, Tensor]]:
     if bool((x != 0).all()):
         yield "taken as its reciprocal", 1 / x
     yield "taken twice: as its square", x * x
+    yield "read without the one that is added to it", x - 1
+    yield "read with one added", x + 1
+    if x.dim() and x.shape[-1] > 1:
+        yield "taken without its mean", x - x.mean(-1, keepdim=True)
+    for half_power in _HALF_POWERS:
+        factor = 2.0 ** (half_power / 2)
+        yield f"counted {'twice' if factor == 2 else f'{factor:.4g} times'}", x * factor
     if not is_declared:
         for name, change in _ROUNDED.items():
             rounded = change(x)

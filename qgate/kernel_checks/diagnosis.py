@@ -34,6 +34,8 @@ from qgate.kernel_checks.nearest import describe_under_roundings
 from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
+from qgate.kernel_checks.settling import beside_arithmetic, settled
+from qgate.kernel_checks.variations import describe_variation
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -43,7 +45,7 @@ WEAKEST_NOISE = 0.1
 
 def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> CheckFailure:
     """Return the failure of a kernel, with its cause in the first line."""
-    case = _plainest(failing)
+    case = settled(_plainest(failing))
     cause = diagnose(case)
     where = "" if case.name == EXAMPLE else f" for {case.name}"
     details = [_worst(case), _size(case)]
@@ -57,9 +59,9 @@ def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> Chec
     elif count > 1:
         details.append(f"{count - 1} other inputs agree")
     details += [
-        f"nearest convention of {position}: {name}"
-        for (position, name), choice in zip(
-            report.conventions.items(), case.choices.values(), strict=True
+        f"nearest convention of {position}: {quantization.choices[choice].name}"
+        for position, quantization, choice in zip(
+            report.conventions, case.subject.slots.values(), case.choices.values(), strict=True
         )
         if choice
     ]
@@ -109,6 +111,7 @@ def diagnose(case: Failing) -> str:
         _lost_term,
         describe_declaration,
         describe_wrong_cast,
+        describe_variation,
         _wrong_codes,
         _term_weights,
         _lost_entry,
@@ -116,7 +119,8 @@ def diagnose(case: Failing) -> str:
         words = source(case)
         if words:
             return words
-    words = _structure(case) or describe_under_roundings(case)
+    case, fits = beside_arithmetic(case)
+    words = _structure(case) or describe_under_roundings(fits)
     words = words or describe_whole(case.actual, case.expected, case.wrong)
     words = words or describe_wrong_reading(case)
     words = words or describe_parts(case.actual, case.expected, case.wrong)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from qgate.causes.casts import WrongCast, wrong_casts
 from qgate.causes.places import factor_words
 from qgate.causes.readings import wrong_readings
-from qgate.expected.conventions import NUDGE
+from qgate.expected.conventions import NUDGE, Convention
 from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import Expected, evaluate
 from qgate.formats import Quantizer
@@ -22,6 +23,7 @@ from qgate.kernel_checks.declarations import COMMON, declaration_text
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
 from qgate.kernel_checks.subject import RESULT, KernelSubject
+from qgate.stats.bits import short_name
 
 ROUNDINGS, LEFT = 2.0, 0.1
 """Roundings to 16 bits that an explanation may leave, and the share of what was off before."""
@@ -59,11 +61,70 @@ def describe_wrong_cast(case: Failing) -> str:
         if explained.explains(case.actual) or (
             slots != [RESULT] and _explains_nearly(case, results[0], changed)
         ):
-            where = "the result" if slots == [RESULT] else f"argument {slots[0]}"
-            if len(slots) > 1:
-                where = f"each of arguments {', '.join(map(str, slots))}"
+            where = "the result" if slots == [RESULT] else _arguments_words(slots)
             return f"{where} {cast.words}"
     return ""
+
+
+@dataclass(frozen=True)
+class FaultyArguments:
+    """Arguments that a faulty cast makes, in words."""
+
+    case: Failing
+    slots: list[Any]
+    cast: WrongCast
+    arguments: list[Any]
+
+    @property
+    def words(self) -> str:
+        return f"{_arguments_words(self.slots)} {self.cast.words}"
+
+    def others(self) -> Iterator[list[Any]]:
+        """List what the same cast makes under other conventions."""
+        for position in self.slots:
+            source = self.case.arguments[position]
+            if not isinstance(source, Tensor):
+                continue
+            faulty = self.arguments[position]
+            for values in self._of(position, source, faulty):
+                if values.shape == faulty.shape:
+                    yield [*self.arguments[:position], values, *self.arguments[position + 1 :]]
+
+    def _of(self, position: int, source: Tensor, faulty: Tensor) -> Iterator[Tensor]:
+        if self.cast.others is not None:
+            for cast in self.cast.others(short_name(source.dtype)):
+                values = WrongCast("", cast).apply(to_array(source))
+                if values is not None:
+                    yield from_array(values, source)
+            return
+        quantization = self.case.subject.inputs.get(position)
+        if quantization is None or quantization.is_packed:
+            return
+        ideal = quantization.ideal(source)
+        # Codes in another place keep their ratio to the right values, others their difference.
+        ratio = torch.where(ideal == 0, torch.ones_like(ideal), faulty / ideal)
+        for choice in range(1, len(quantization.choices)):
+            other = quantization.ideal(source, choice)
+            yield other * ratio
+            yield other + (faulty - ideal)
+
+
+def faulty_arguments(case: Failing) -> Iterator[FaultyArguments]:
+    """List the arguments that faulty casts make."""
+    for slots, _, cast in _suspects(case.subject, case.arguments):
+        if slots == [RESULT]:
+            continue
+        changed = list(case.ideal)
+        for position in slots:
+            changed[position] = _faulty(cast, case.arguments[position])
+        if all(changed[position] is not None for position in slots):
+            yield FaultyArguments(case, slots, cast, changed)
+
+
+def _arguments_words(slots: Sequence[Any]) -> str:
+    if len(slots) > 1:
+        return f"each of arguments {', '.join(map(str, slots))}"
+    return f"argument {slots[0]}"
 
 
 def _faulty(cast: WrongCast, argument: Any) -> Tensor | None:
@@ -133,8 +194,20 @@ def _double_casts(subject: KernelSubject, position: int, argument: Any) -> Itera
             before = first.ideal(from_array(x, argument)).to(argument.dtype)
             return quantization.choices[0](to_array(before))
 
+        def others(
+            _dtype: str, first: Quantization = first
+        ) -> Iterable[Callable[[Floats], Floats]]:
+            for choice in quantization.choices:
+
+                def again(x: Floats, choice: Convention = choice) -> Floats:
+                    before = first.ideal(from_array(x, argument)).to(argument.dtype)
+                    return choice(to_array(before))
+
+                yield again
+
         text = declaration_text(name, options)
-        yield WrongCast(f"is quantized twice: to {text}, then to {quantization.name}", values)
+        words = f"is quantized twice: to {text}, then to {quantization.name}"
+        yield WrongCast(words, values, others)
 
 
 def _alike(subject: KernelSubject) -> list[list[Any]]:

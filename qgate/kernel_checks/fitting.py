@@ -92,7 +92,7 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
     distances = [(nearest, start)]
     for _ in range(2):
         before = nearest
-        for changed in _neighbors(subject, current):
+        for changed in neighbors(subject, current):
             distance = distance_of(changed)
             distances.append((distance, changed))
             if distance < nearest:
@@ -105,7 +105,7 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
     return [choices for _, choices in distances[:6] if choices is not start]
 
 
-def _neighbors(subject: KernelSubject, current: Choices) -> Iterator[Choices]:
+def neighbors(subject: KernelSubject, current: Choices) -> Iterator[Choices]:
     """Change one convention, or that of all arguments in one format together."""
     slots = subject.slots
     names = dict.fromkeys(quantization.name for quantization in slots.values())
