@@ -30,6 +30,8 @@ EPS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 LARGEST_EPS = 0.1
 HIDDEN = -1e3
 """Scores up to which an entry is taken to be masked."""
+NEAR = 0.05
+"""Distance of a term's weight from zero within which it is called lost."""
 TILES = (8, 16, 32, 64, 128)
 """Tiles of keys that may be filled up with zeros."""
 LONGEST_LOOP = 2048
@@ -77,6 +79,7 @@ class _Sites(TorchDispatchMode):
         self.fault = fault
         self.count = 0
         self.listed: list[OperatorFault] = []
+        self.products: list[tuple[int, Tensor, Tensor]] = []
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -90,6 +93,8 @@ class _Sites(TorchDispatchMode):
             return self._with_fault(function, args, kwargs, site)
         result = function(*args, **kwargs)
         name = function._schema.name.split("::")[-1].rstrip("_")
+        if name in ("mm", "bmm"):
+            self.products.append((site, args[0], args[1]))
         with _disable_current_modes():
             for words, arguments, changed in _faults(name, args, kwargs, result):
                 self.listed.append(OperatorFault(words, site, arguments, changed))
@@ -104,20 +109,50 @@ class _Sites(TorchDispatchMode):
                 args = fault.arguments(args)
             return function(*args, **kwargs)
         assert fault.result is not None
+        own = function(*args, **kwargs)  # may be rounded before it is changed
         with _disable_current_modes():
-            value = fault.result(args, function(*args, **kwargs))
+            value = fault.result(args, own)
         return _aten.mul.Tensor(value, 1.0)  # an operator whose result may be rounded
 
 
-def operator_faults(like: Function, arguments: Sequence[Any]) -> list[OperatorFault]:
-    """List the faults that single operators of a function may have, the plainest first."""
+def operator_faults(
+    like: Function, arguments: Sequence[Any], residual: Tensor
+) -> list[OperatorFault]:
+    """List the faults that single operators of a function may have, the plainest first.
+
+    residual  what a faulty result differs by, from which the weight of a term is read
+    """
     sites = _Sites()
     with sites:
         evaluate(like, arguments)
     # What becomes of the last result is no matter of one operator.
     coarse = [fault for fault in sites.listed if "rounded to" in fault.words]
     plain = [fault for fault in sites.listed if "rounded to" not in fault.words]
+    for site, a, b in sites.products[-1:]:
+        plain += _wrong_terms(site, a, b, residual)
     return plain + [fault for fault in coarse if fault.site < sites.count - 1]
+
+
+def _wrong_terms(site: int, a: Tensor, b: Tensor, residual: Tensor) -> Iterator[OperatorFault]:
+    """Yield the term of the last product that a residual holds most of, with its weight."""
+    a, b = (side if side.dim() == 3 else side[None] for side in (a, b))
+    if residual.numel() != len(a) * a.shape[1] * b.shape[2] or a.shape[2] < 2:
+        return
+    held = torch.einsum("bmn,bmk,bkn->k", residual.reshape(len(a), a.shape[1], -1).to(a), a, b)
+    energy = torch.einsum("bmk,bkn->k", a.square(), b.square())
+    shares = torch.where(energy > 0, held / energy, 0.0)
+    term = int((shares * held).argmax())
+    share = float(shares[term])
+    if abs(share + 1) < NEAR:
+        share = -1.0
+    does = "is lost" if share == -1 else f"has {1 + share:.3g} times the right weight"
+
+    def weighted(args: Sequence[Any]) -> Sequence[Any]:
+        changed = args[0].clone()
+        changed[..., term] *= 1 + share
+        return changed, *args[1:]
+
+    yield OperatorFault(f"term {term} of the last sum over {a.shape[2]} {does}", site, weighted)
 
 
 Listed = Iterator[tuple[str, Arguments | None, Result | None]]

@@ -105,6 +105,13 @@ class Closeness:
         return fault.energies[nearest] < self.with_factors(nearest)
 
 
+def explains_closely(case: Failing, arguments: list[Any]) -> bool:
+    """Tell if other arguments leave no more than roundings, and the given ones much more."""
+    like = case.subject.like
+    reference = Closeness.of(case, like, case.ideal)
+    return reference.is_explained_by(Closeness.of(case, like, arguments))
+
+
 def _rounded_results(
     case: Failing, like: Callable[..., Any], ideal: Sequence[Any]
 ) -> Iterator[tuple[str, Tensor]]:

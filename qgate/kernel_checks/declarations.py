@@ -12,6 +12,7 @@ from qgate.errors import QgateError
 from qgate.expected.noise import Expected
 from qgate.formats import Encoded, Quantizer
 from qgate.formats.options import Options
+from qgate.kernel_checks.closeness import explains_closely
 from qgate.kernel_checks.declared import declare
 from qgate.kernel_checks.runs import Failing
 
@@ -54,7 +55,7 @@ def describe_declaration(case: Failing) -> str:
         undeclared[position] = case.arguments[position]
     chosen: dict[int, str] = {}
     values = undeclared
-    energy = _energy(case, undeclared)
+    before = energy = _energy(case, undeclared)
     while energy > 0 and len(chosen) < 3:
         trials = []
         for position, text, cast in _casts(case):
@@ -66,7 +67,12 @@ def describe_declaration(case: Failing) -> str:
             break
         energy, position, text, values = best
         chosen[position] = text
-        if _explains(case, values) or _explains(case, _rounded(case, values, list(chosen))):
+        near = _rounded(case, values, list(chosen))
+        if (
+            _explains(case, values)
+            or _explains(case, near)
+            or (energy < EXPLAINED * before and explains_closely(case, values))
+        ):
             listed = ", ".join(f"{number}: {chosen[number]}" for number in sorted(chosen))
             are = "arguments are" if len(chosen) > 1 else f"argument {position} is"
             declared = "as declared" if subject.inputs else "and none is declared"
@@ -82,13 +88,20 @@ def _casts(case: Failing) -> Iterator[tuple[int, str, Tensor]]:
             continue
         if not argument.is_floating_point() or argument.numel() < SMALLEST:
             continue
-        for name, options in COMMON:
+        for name, options in (*COMMON, *_by_row(argument)):
             try:
                 quantizer = Quantizer(name, **options)
                 values = declare(quantizer, f"argument {position}", argument.dtype).ideal(argument)
             except (QgateError, ValueError, IndexError):
                 continue
             yield position, declaration_text(name, options), values
+
+
+def _by_row(argument: Tensor) -> Iterator[tuple[str, Options]]:
+    """List formats with a scale for each row of each head."""
+    if argument.dim() > 2:
+        for name in ("int8", "fp8_e4m3"):
+            yield name, {"granularity": "block", "block": argument.shape[-1]}
 
 
 def declaration_text(name: str, options: Options) -> str:

@@ -34,7 +34,7 @@ from qgate.kernel_checks.nearest import describe_under_roundings
 from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
-from qgate.kernel_checks.settling import beside_arithmetic, settled
+from qgate.kernel_checks.settling import beside_arithmetic, narrowed, settled
 from qgate.kernel_checks.variations import describe_variation
 
 UNEXPLAINED = 0.02
@@ -106,23 +106,14 @@ def diagnose(case: Failing) -> str:
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
         return words
-    for source in (
-        _wrong_groups,
-        _lost_term,
-        describe_declaration,
-        describe_wrong_cast,
-        describe_variation,
-        _wrong_codes,
-        _term_weights,
-        _lost_entry,
-    ):
-        words = source(case)
-        if words:
-            return words
+    words = _wrong_groups(case) or _lost_term(case) or _wrong_values(narrowed(case))
+    words = words or _term_weights(case) or _lost_entry(case)
+    if words:
+        return words
     case, fits = beside_arithmetic(case)
     words = _structure(case) or describe_under_roundings(fits)
     words = words or describe_whole(case.actual, case.expected, case.wrong)
-    words = words or describe_wrong_reading(case)
+    words = words or describe_wrong_reading(narrowed(case))
     words = words or describe_parts(case.actual, case.expected, case.wrong)
     if words:
         return words
@@ -132,9 +123,19 @@ def diagnose(case: Failing) -> str:
     words = describe_cut(case.actual, case.expected, case.wrong)
     if words:
         return words
-    words = "" if places else _coarse_arithmetic(case)
+    # Coarse sums would show at the example, too.
+    words = "" if places or case.name != EXAMPLE else _coarse_arithmetic(case)
     words = words or describe_dependence(case)
     return ": ".join(part for part in (places, words) if part) or scattered(case.wrong)
+
+
+def _wrong_values(case: Failing) -> str:
+    """Name what arguments or operators are computed otherwise than the reference's."""
+    words = describe_declaration(case)
+    if words:
+        return words
+    words, casts = describe_wrong_cast(case)
+    return words or describe_variation(case, casts) or _wrong_codes(case)
 
 
 def _structure(case: Failing, arithmetic: str | None = None) -> str:

@@ -19,6 +19,7 @@ from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import Expected, evaluate
 from qgate.formats import Quantizer
 from qgate.formats.options import Floats
+from qgate.kernel_checks.closeness import energy_left
 from qgate.kernel_checks.declarations import COMMON, declaration_text
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
@@ -29,41 +30,85 @@ ROUNDINGS, LEFT = 2.0, 0.1
 """Roundings to 16 bits that an explanation may leave, and the share of what was off before."""
 FIRST_DOUBLE = 1000
 """The number of the first cast of what was in another format before."""
+MOST_WORK = 2**27
+"""Elements of arguments and results that are computed for all faulty casts together."""
+FEWEST_CASTS = 16
+"""Faulty casts that are tried whatever they cost, the plainest ones."""
 NEAR = 0.02
 """Relative RMS distance from which on another explanation is held at float noise of its own."""
 
 
-def describe_wrong_cast(case: Failing) -> str:
-    """Replace ideal casts by faulty ones until one explains the result."""
-    subject, ideal, width = case.subject, case.ideal, case.expected.width
+def describe_wrong_cast(case: Failing) -> tuple[str, list[TriedCast]]:
+    """Replace ideal casts by faulty ones until one explains the result; return all that did not."""
+    tried: list[TriedCast] = []
+    if RESULT in case.subject.slots:
+        words = _wrong_cast_of_result(case)
+        if words:
+            return words, tried
+    width, actual = case.expected.width, case.actual.double()
     values: dict[tuple[Any, int], Tensor | None] = {}
-    for slots, number, cast in _suspects(subject, case.arguments):
-        changed = list(ideal)
-        if slots == [RESULT]:
-            before = evaluate(subject.like, ideal)
-            sources = (before, before * (1 + NUDGE), before * (1 - NUDGE))
-            tried = [_faulty(cast, source) for source in sources]
-            results = [result for result in tried if result is not None]
-            if len(results) < len(sources):
-                continue
-        else:
-            for position in slots:
-                if (position, number) not in values:
-                    values[position, number] = _faulty(cast, case.arguments[position])
-                changed[position] = values[position, number]
-            if any(changed[position] is None for position in slots):
-                continue
-            results = [case.result_of(changed)]
-        if results[0].shape != width.shape:
+    affordable = MOST_WORK // max(work_of(case), 1)
+    suspects = (entry for entry in _suspects(case.subject, case.arguments) if entry[0] != [RESULT])
+    for slots, number, cast in itertools.islice(suspects, max(affordable, FEWEST_CASTS)):
+        changed = list(case.ideal)
+        for position in slots:
+            if (position, number) not in values:
+                values[position, number] = _faulty(cast, case.arguments[position])
+            changed[position] = values[position, number]
+        if any(changed[position] is None for position in slots):
+            continue
+        result = case.result_of(changed)
+        if result.shape != width.shape:
+            continue
+        if Expected.around(result, width).explains(case.actual) or _explains_nearly(
+            case, result, changed
+        ):
+            return f"{_arguments_words(slots)} {cast.words}", tried
+        tried.append(TriedCast(energy_left(actual, result), slots, cast))
+    return "", tried
+
+
+def _wrong_cast_of_result(case: Failing) -> str:
+    subject, width = case.subject, case.expected.width
+    before = evaluate(subject.like, case.ideal)
+    for slots, _, cast in _suspects(subject, case.arguments):
+        if slots != [RESULT]:
+            continue
+        sources = (before, before * (1 + NUDGE), before * (1 - NUDGE))
+        results = [result for source in sources if (result := _faulty(cast, source)) is not None]
+        if len(results) < len(sources) or results[0].shape != width.shape:
             continue
         stacked = torch.stack(results)
         explained = Expected(results[0], stacked.amin(0) - width, stacked.amax(0) + width)
-        if explained.explains(case.actual) or (
-            slots != [RESULT] and _explains_nearly(case, results[0], changed)
-        ):
-            where = "the result" if slots == [RESULT] else _arguments_words(slots)
-            return f"{where} {cast.words}"
+        if explained.explains(case.actual):
+            return f"the result {cast.words}"
     return ""
+
+
+def work_of(case: Failing) -> int:
+    """Return the elements of arguments and result that are computed for each fault."""
+    tensors = [x for x in (*case.ideal, case.actual) if isinstance(x, Tensor)]
+    return sum(tensor.numel() for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class TriedCast:
+    """A faulty cast of arguments, and the energy that it leaves of a result."""
+
+    energy: float
+    slots: list[Any]
+    cast: WrongCast
+
+    def faulty(self, case: Failing) -> FaultyArguments:
+        """Return the arguments that it makes."""
+        changed = list(case.ideal)
+        for position in self.slots:
+            changed[position] = _faulty(self.cast, case.arguments[position])
+        return FaultyArguments(case, self.slots, self.cast, changed)
+
+    @property
+    def words(self) -> str:
+        return f"{_arguments_words(self.slots)} {self.cast.words}"
 
 
 @dataclass(frozen=True)
@@ -74,10 +119,6 @@ class FaultyArguments:
     slots: list[Any]
     cast: WrongCast
     arguments: list[Any]
-
-    @property
-    def words(self) -> str:
-        return f"{_arguments_words(self.slots)} {self.cast.words}"
 
     def others(self) -> Iterator[list[Any]]:
         """List what the same cast makes under other conventions."""
@@ -107,18 +148,6 @@ class FaultyArguments:
             other = quantization.ideal(source, choice)
             yield other * ratio
             yield other + (faulty - ideal)
-
-
-def faulty_arguments(case: Failing) -> Iterator[FaultyArguments]:
-    """List the arguments that faulty casts make."""
-    for slots, _, cast in _suspects(case.subject, case.arguments):
-        if slots == [RESULT]:
-            continue
-        changed = list(case.ideal)
-        for position in slots:
-            changed[position] = _faulty(cast, case.arguments[position])
-        if all(changed[position] is not None for position in slots):
-            yield FaultyArguments(case, slots, cast, changed)
 
 
 def _arguments_words(slots: Sequence[Any]) -> str:

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from qgate.causes.factors import figure_words, find_rounded_factor
 from qgate.causes.places import factor_words
-from qgate.expected.intermediates import HALVES, Arithmetic, AttentionRule, eager_sites
+from qgate.expected.intermediates import (
+    CODES,
+    HALVES,
+    INSIDE,
+    SCALED,
+    Arithmetic,
+    AttentionRule,
+    eager_sites,
+)
 from qgate.expected.operators import Operators
 from qgate.expected.structure import FACTOR, OFFSET, TERM, Figure, RoundingDraws, figures
 from qgate.kernel_checks.fits import ArithmeticFit, Case
@@ -66,7 +74,8 @@ def nearest_fits(case: Failing) -> list[ArithmeticFit]:
     basis = torch.stack([direction.reshape(-1) for direction in directions.values()], 1)
     arithmetics = likely_arithmetics(sample.operators, sample.halves, subject.inputs)
     fits = [ArithmeticFit(sample, arithmetic) for arithmetic in arithmetics]
-    return sorted(fits, key=lambda fit: _unexplained(fit, basis))[:WORTH]
+    finite = [fit for fit in fits if bool(fit.values.isfinite().all())]
+    return sorted(finite, key=lambda fit: _unexplained(fit, basis))[:WORTH]
 
 
 def _rounded_factor(fit: ArithmeticFit) -> str:
@@ -110,6 +119,12 @@ def likely_arithmetics(
         eager = Arithmetic(dtype, eager_sites(names), names=names)
         if eager.sites:
             yield eager
+        for inner in (CODES, SCALED):
+            sites = frozenset(
+                site for site, name in enumerate(names) if name.endswith(INSIDE + inner)
+            )
+            if sites:
+                yield Arithmetic(dtype, sites, names=names)
         if quantized:
             yield Arithmetic(dtype, frozenset(), quantized, names=names)
             yield Arithmetic(dtype, eager.sites, quantized, names=names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from qgate.causes.operator_faults import operator_faults
 from qgate.causes.readings import wrong_readings
 from qgate.expected.noise import evaluate
 from qgate.kernel_checks.closeness import Closeness, energy_left
-from qgate.kernel_checks.explanations import faulty_arguments
+from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
 from qgate.kernel_checks.subject import Function
 
@@ -27,23 +27,21 @@ CLOSELY = 6
 """Faults that are looked at under the roundings of kernels: those that leave least."""
 ALIKE = 1.05
 """Times the least energy up to which a plainer fault is named."""
-MOST_WORK = 2**26
-"""Elements of arguments and results that are computed for all faults together."""
+FEWEST = 64
+"""Faults that are tried whatever they cost, the plainest ones."""
 
 
 @dataclass(frozen=True)
 class Variation:
     """A fault in words, and the function and the arguments that have it.
 
-    others        lists arguments with the same fault under other conventions
-    is_same_kind  True if those may leave far less
+    others  lists arguments with the same fault under other conventions
     """
 
     words: str
     like: Function
     arguments: list[Any]
     others: Callable[[], Iterable[list[Any]]] | None = None
-    is_same_kind: bool = False
 
     def nearest(self, actual: Tensor) -> Variation:
         """Return the fault under the convention that leaves least of a result."""
@@ -54,43 +52,79 @@ class Variation:
         return replace(self, arguments=listed[energies.index(min(energies))])
 
 
-Entry = tuple[float, int, Variation]
-"""What a fault leaves, its number, and the fault."""
+@dataclass(frozen=True)
+class _Entry:
+    """A fault, its number, and the energy that it leaves of a result."""
+
+    energy: float
+    number: int
+    fault: Variation | TriedCast
+
+    @property
+    def words(self) -> str:
+        return self.fault.words
+
+    @property
+    def is_same_kind(self) -> bool:
+        """Tell if a cast is to the right format: its conventions may differ by more."""
+        return isinstance(self.fault, TriedCast) and self.fault.cast.is_same_kind
+
+    def variation(self, case: Failing) -> Variation:
+        if isinstance(self.fault, Variation):
+            return self.fault
+        faulty = self.fault.faulty(case)
+        return Variation(self.fault.words, case.subject.like, faulty.arguments, faulty.others)
 
 
-def describe_variation(case: Failing) -> str:
-    """Name the fault that explains a result, but for roundings; empty if none does."""
+def describe_variation(case: Failing, casts: Sequence[TriedCast]) -> str:
+    """Name the fault that explains a result, but for roundings; empty if none does.
+
+    casts  faulty casts that do not explain it to float noise
+    """
     actual = case.actual.double()
     if case.subject.output or not bool(actual.isfinite().any()):
         return ""
     before = energy_left(actual, case.expected.values)
-    nearest: list[Entry] = []
-    for number, variation in enumerate(_affordable(case)):
-        energy = energy_left(actual, _values(variation.like, variation.arguments))
-        if energy < before or (variation.is_same_kind and energy < math.inf):
-            nearest.append((energy, number, variation))
-    nearest.sort(key=lambda entry: entry[:2])
-    if not nearest:
+    entries = _tried(case, casts, actual)
+    worth = _worth_a_look([entry for entry in entries if entry.energy < before], entries)
+    if not worth:
         return ""
     plain = Variation("", case.subject.like, case.ideal, lambda: _conventions(case)).nearest(actual)
     reference = Closeness.of(case, plain.like, plain.arguments)
     looked = []
-    for _, number, variation in _worth_a_look(nearest):
-        closest = variation.nearest(actual)
+    for entry in worth:
+        closest = entry.variation(case).nearest(actual)
         fault = Closeness.of(case, closest.like, closest.arguments)
-        looked.append((fault, number, closest.words))
-    fitting = [entry for entry in looked if reference.is_explained_by(entry[0])]
-    least = min((fault.least for fault, _, _ in fitting), default=0.0)
-    plainest = [entry[1:] for entry in fitting if entry[0].least <= ALIKE * least]
+        if reference.is_explained_by(fault):
+            looked.append((fault.least, entry.number, entry.words))
+    least = min((energy for energy, _, _ in looked), default=0.0)
+    plainest = [(number, words) for energy, number, words in looked if energy <= ALIKE * least]
     return min(plainest)[1] if plainest else ""
 
 
-def _worth_a_look(nearest: list[Entry]) -> list[Entry]:
+def _tried(case: Failing, casts: Sequence[TriedCast], actual: Tensor) -> list[_Entry]:
+    """Compute the faults of operators and arguments as long as their cost is bounded."""
+    affordable = max(MOST_WORK // max(work_of(case), 1), FEWEST)
+    entries = [
+        _Entry(energy_left(actual, _values(fault.like, fault.arguments)), number, fault)
+        for number, fault in enumerate(itertools.islice(_variations(case), affordable))
+    ]
+    return entries + [
+        _Entry(cast.energy, affordable + number, cast) for number, cast in enumerate(casts)
+    ]
+
+
+def _worth_a_look(nearer: list[_Entry], entries: list[_Entry]) -> list[_Entry]:
     """Return the faults that leave least, each once, and those of the right format beside them."""
-    first = {entry[2].words: entry for entry in reversed(nearest)}
-    ordered = sorted(first.values(), key=lambda entry: entry[:2])
-    chosen = [*ordered[:CLOSELY], *[entry for entry in ordered if entry[2].is_same_kind][:CLOSELY]]
-    return list({entry[2].words: entry for entry in chosen}.values())
+    same_kind = [entry for entry in entries if entry.is_same_kind]
+    chosen: dict[str, _Entry] = {}
+    for listed in (nearer, same_kind):
+        first: dict[str, _Entry] = {}
+        for entry in sorted(listed, key=lambda entry: (entry.energy, entry.number)):
+            if math.isfinite(entry.energy):
+                first.setdefault(entry.words, entry)
+        chosen |= dict(list(first.items())[:CLOSELY])
+    return list(chosen.values())
 
 
 def _conventions(case: Failing) -> Iterator[list[Any]]:
@@ -104,22 +138,12 @@ def _conventions(case: Failing) -> Iterator[list[Any]]:
             yield [*case.ideal[:position], values, *case.ideal[position + 1 :]]
 
 
-def _affordable(case: Failing) -> Iterator[Variation]:
-    """List faults as long as their cost is bounded, counted in elements that are computed."""
-    tensors = [x for x in (*case.ideal, case.actual) if isinstance(x, Tensor)]
-    cost = sum(tensor.numel() for tensor in tensors)
-    return itertools.islice(_variations(case), max(MOST_WORK // max(cost, 1), 1))
-
-
 def _variations(case: Failing) -> Iterator[Variation]:
     like, ideal = case.subject.like, case.ideal
-    for fault in operator_faults(like, ideal):
+    for fault in operator_faults(like, ideal, case.residual):
         yield Variation(fault.words, fault.within(like), ideal)
     for reading in wrong_readings(ideal, list(case.subject.inputs)):
         yield Variation(reading.words, like, reading.arguments)
-    for faulty in faulty_arguments(case):
-        others, is_same_kind = faulty.others, faulty.cast.is_same_kind
-        yield Variation(faulty.words, like, faulty.arguments, others, is_same_kind)
 
 
 def _values(like: Function, arguments: list[Any]) -> Tensor | None:
