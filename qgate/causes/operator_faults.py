@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from qgate.expected.intermediates import rounded
+from qgate.expected.known_attention import AttentionSides
 from qgate.expected.noise import evaluate
 from qgate.stats.bits import short_name
 
@@ -65,10 +67,21 @@ class OperatorFault:
         """Return the function with this fault."""
 
         def faulty(*arguments: Any) -> Any:
-            with _Sites(self):
+            with _SpelledAttention(), _Sites(self):
                 return like(*arguments)
 
         return faulty
+
+
+class _SpelledAttention(TorchFunctionMode):
+    """Compute attention by the operators that define it."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is functional.scaled_dot_product_attention:
+            return AttentionSides.of(*args, **(kwargs or {})).exact()
+        return function(*args, **(kwargs or {}))
 
 
 class _Sites(TorchDispatchMode):
@@ -123,7 +136,7 @@ def operator_faults(
     residual  what a faulty result differs by, from which the weight of a term is read
     """
     sites = _Sites()
-    with sites:
+    with _SpelledAttention(), sites:
         evaluate(like, arguments)
     # What becomes of the last result is no matter of one operator.
     coarse = [fault for fault in sites.listed if "rounded to" in fault.words]
@@ -177,7 +190,8 @@ def _faults(name: str, args: Sequence[Any], kwargs: Any, result: Any) -> Listed:
     elif name == "masked_fill" and float(args[2]) <= HIDDEN:
         for words, change in _masks(args[1]):
             yield words, lambda a, change=change: (a[0], change(a[1]), *a[2:]), None  # type: ignore[misc]
-    if name in _ROUNDED and isinstance(result, Tensor) and result.numel() > 1:
+    is_float = isinstance(result, Tensor) and result.is_floating_point()
+    if name in _ROUNDED and is_float and result.numel() > 1:
         yield from _rounded_to(name)
 
 

@@ -44,14 +44,16 @@ LEFT = 2.0
 def describe_declaration(case: Failing) -> str:
     """Name the declaration of arguments under which the reference gives the actual result."""
     subject = case.subject
-    scaled = [q for q in subject.inputs.values() if q.quantizer is None or q.quantizer.granularity]
+    if subject.output or not bool(case.actual.isfinite().all()):
+        return ""
     common = {name for name, _ in COMMON}
-    if any(quantization.name not in common for quantization in subject.inputs.values()):
-        return ""
-    if scaled or subject.output or not bool(case.actual.isfinite().all()):
-        return ""
+    settled = {
+        position
+        for position, q in subject.inputs.items()
+        if q.quantizer is None or q.quantizer.granularity or q.name not in common
+    }
     undeclared = list(case.ideal)
-    for position in subject.inputs:
+    for position in subject.inputs.keys() - settled:
         undeclared[position] = case.arguments[position]
     chosen: dict[int, str] = {}
     values = undeclared
@@ -59,7 +61,7 @@ def describe_declaration(case: Failing) -> str:
     while energy > 0 and len(chosen) < 3:
         trials = []
         for position, text, cast in _casts(case):
-            if position not in chosen:
+            if position not in chosen and position not in settled:
                 changed = [*values[:position], cast, *values[position + 1 :]]
                 trials.append((_energy(case, changed), position, text, changed))
         best = min(trials, key=lambda trial: trial[0], default=None)
@@ -75,7 +77,8 @@ def describe_declaration(case: Failing) -> str:
         ):
             listed = ", ".join(f"{number}: {chosen[number]}" for number in sorted(chosen))
             are = "arguments are" if len(chosen) > 1 else f"argument {position} is"
-            declared = "as declared" if subject.inputs else "and none is declared"
+            again = subject.inputs.keys() & chosen.keys()
+            declared = "as declared" if again else "and none is declared"
             return f"{are} quantized, not {declared}: declare inputs={{{listed}}}".replace(
                 "not and none is declared", "and not declared to be"
             )

@@ -14,6 +14,7 @@ from torch import Tensor
 from qgate.causes.codes import CODE_BITS, find_table
 from qgate.causes.outputs import (
     describe_cut,
+    describe_moved,
     describe_parts,
     describe_places,
     describe_ruin,
@@ -106,7 +107,7 @@ def diagnose(case: Failing) -> str:
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
         return words
-    words = _wrong_groups(case) or _lost_term(case) or _wrong_values(narrowed(case))
+    words = _wrong_groups(case) or _lost_term(case) or _wrong_values(case)
     words = words or _term_weights(case) or _lost_entry(case)
     if words:
         return words
@@ -131,11 +132,13 @@ def diagnose(case: Failing) -> str:
 
 def _wrong_values(case: Failing) -> str:
     """Name what arguments or operators are computed otherwise than the reference's."""
-    words = describe_declaration(case)
+    some = narrowed(case)
+    words = describe_declaration(some)
     if words:
         return words
-    words, casts = describe_wrong_cast(case)
-    return words or describe_variation(case, casts) or _wrong_codes(case)
+    words, casts = describe_wrong_cast(some)
+    words = words or describe_moved(case.actual, case.expected, case.wrong)
+    return words or describe_variation(some, casts) or _wrong_codes(some)
 
 
 def _structure(case: Failing, arithmetic: str | None = None) -> str:

@@ -215,7 +215,7 @@ def _double_casts(subject: KernelSubject, position: int, argument: Any) -> Itera
         return
     for name, options in COMMON:
         quantizer = Quantizer(name, **options)
-        if quantization.quantizer is None or repr(quantizer) == repr(quantization.quantizer):
+        if repr(quantizer) == repr(quantization.quantizer):
             continue
         first = declare(quantizer, f"argument {position}", argument.dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qgate.expected.distances import distance_to_multiple
 from qgate.expected.noise import Expected
@@ -23,6 +23,7 @@ class Judgement:
     ties       True if codes within float noise of a rounding boundary may be either
     failing    inputs that nothing explains, beside what comes nearest
     accounted  the arithmetic, where it is not exact sums rounded once
+    nearly     conventions and an arithmetic that explain some of what is failing, if any do
     """
 
     subject: KernelSubject
@@ -30,6 +31,7 @@ class Judgement:
     ties: bool
     failing: list[Failing]
     accounted: Accounted | None = None
+    nearly: tuple[Choices, Accounted] | None = None
 
     def expected(self, run: KernelRun) -> Expected:
         """Return the bounds that a run was held at."""
@@ -45,11 +47,14 @@ def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: KernelRequ
     """
     definition: Choices = dict.fromkeys(subject.slots, 0)
     listed = [definition]
+    nearly: list[tuple[Choices, Accounted]] = []
     for number, choices in enumerate(listed):
         failing = list(_failing(subject, runs, choices, ties=False, stop=number > MOST_ACCOUNTED))
         accounted = None
         if (failing or request.asks) and number <= MOST_ACCOUNTED:
-            accounted = account(subject, runs, choices, failing, request)
+            some: list[Accounted] = []
+            accounted = account(subject, runs, choices, failing, request, some)
+            nearly += [(choices, each) for each in some]
         if (not failing and not request.asks) or accounted:
             return Judgement(subject, choices, False, [], accounted)
         if choices is definition and failing:
@@ -58,7 +63,9 @@ def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: KernelRequ
             first = failing
     if request.asks:
         return Judgement(subject, definition, False, first)
-    return _with_ties(subject, runs, listed)
+    judgement = _with_ties(subject, runs, listed)
+    best = max(nearly, key=lambda entry: len(entry[1].fits), default=None)
+    return replace(judgement, nearly=best)
 
 
 def _with_ties(

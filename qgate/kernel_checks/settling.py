@@ -14,7 +14,7 @@ from torch import Tensor
 from qgate.expected.derived import CutAxis, are_independent, find_axes
 from qgate.expected.noise import evaluate
 from qgate.kernel_checks.fits import ArithmeticFit, Case
-from qgate.kernel_checks.fitting import neighbors
+from qgate.kernel_checks.fitting import Judgement, neighbors
 from qgate.kernel_checks.nearest import nearest_fits
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices
@@ -29,6 +29,29 @@ OUTLYING = 16.0
 """Times the median squared difference up to which a value counts."""
 FEWER = 0.5
 """Share of the wrong values that an arithmetic may leave to be the kernel's."""
+
+
+def unexplained(judgement: Judgement) -> list[Failing]:
+    """Return the failing runs that remain beside the arithmetic that explains some of them.
+
+    Where an arithmetic explains the example, the fault is at derived inputs alone.
+    """
+    if judgement.nearly is None:
+        return judgement.failing
+    choices, accounted = judgement.nearly
+    remaining = []
+    for case in judgement.failing:
+        run = KernelRun(case.name, case.arguments, case.actual)
+        sample = Case.of(judgement.subject, choices, run)
+        count = len(sample.operators.names)
+        fit = accounted.fits.get(case.name) or ArithmeticFit(sample, accounted.arithmetic, count)
+        if fit.is_right:
+            continue
+        wrong = fit.widened.outside(sample.actual)
+        if wrong.shape == case.wrong.shape and bool(wrong.any()):
+            case = replace(case, choices=choices, expected=fit.widened, wrong=wrong)
+        remaining.append(case)
+    return remaining or judgement.failing
 
 
 def settled(case: Failing) -> Failing:
