@@ -259,7 +259,7 @@ def _of_softmax(scores: Tensor, *, is_plain: bool) -> Listed:
     if keys < 2:
         return
     for words, change in _hidden_keys(scores):
-        yield f"{words} of the softmax is masked", _on_scores(change), None
+        yield f"{words} is left out of the softmax", _on_scores(change), None
     if scores.dim() > 2 and scores.shape[-2] > 1 and not bool((scores <= HIDDEN).any()):
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         yield (
@@ -289,11 +289,13 @@ def _on_scores(change: Callable[[Tensor], Tensor]) -> Arguments:
 
 
 def _hidden_keys(scores: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    for words, keys in (("the last key", -1), ("the first key", 0)):
-        yield words, lambda s, keys=keys: _hide(s, slice(None), keys)  # type: ignore[misc]
+    keys = scores.shape[-1]
+    last = f"entry {keys - 1} of {keys} (the last one)"
+    yield last, lambda s: _hide(s, slice(None), -1)
+    yield f"entry 0 of {keys}", lambda s: _hide(s, slice(None), 0)
     if scores.dim() > 1 and scores.shape[-2] > 1:
-        yield "the last key of the last row", lambda s: _hide(s, slice(-1, None), -1)
-        yield "the last key of the first row", lambda s: _hide(s, slice(0, 1), -1)
+        yield f"{last} of the last row", lambda s: _hide(s, slice(-1, None), -1)
+        yield f"{last} of the first row", lambda s: _hide(s, slice(0, 1), -1)
 
 
 def _hide(scores: Tensor, rows: slice, key: int) -> Tensor:

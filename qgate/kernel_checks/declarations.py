@@ -57,7 +57,7 @@ def describe_declaration(case: Failing) -> str:
         undeclared[position] = case.arguments[position]
     chosen: dict[int, str] = {}
     values = undeclared
-    before = energy = _energy(case, undeclared)
+    energy = _energy(case, undeclared)
     while energy > 0 and len(chosen) < 3:
         trials = []
         for position, text, cast in _casts(case):
@@ -69,20 +69,19 @@ def describe_declaration(case: Failing) -> str:
             break
         energy, position, text, values = best
         chosen[position] = text
-        near = _rounded(case, values, list(chosen))
-        if (
-            _explains(case, values)
-            or _explains(case, near)
-            or (energy < EXPLAINED * before and explains_closely(case, values))
-        ):
-            listed = ", ".join(f"{number}: {chosen[number]}" for number in sorted(chosen))
-            are = "arguments are" if len(chosen) > 1 else f"argument {position} is"
-            again = subject.inputs.keys() & chosen.keys()
-            declared = "as declared" if again else "and none is declared"
-            return f"{are} quantized, not {declared}: declare inputs={{{listed}}}".replace(
-                "not and none is declared", "and not declared to be"
-            )
+        if _explains(case, values) or _explains(case, _rounded(case, values, list(chosen))):
+            return _declared_words(case, chosen)
+    if chosen and explains_closely(case, _rounded(case, values, list(chosen))):
+        return _declared_words(case, chosen)
     return ""
+
+
+def _declared_words(case: Failing, chosen: dict[int, str]) -> str:
+    listed = ", ".join(f"{number}: {chosen[number]}" for number in sorted(chosen))
+    are = "arguments are" if len(chosen) > 1 else f"argument {next(iter(chosen))} is"
+    again = case.subject.inputs.keys() & chosen.keys()
+    declared = "not as declared" if again else "and not declared to be"
+    return f"{are} quantized, {declared}: declare inputs={{{listed}}}"
 
 
 def _casts(case: Failing) -> Iterator[tuple[int, str, Tensor]]:

@@ -59,9 +59,10 @@ def settled(case: Failing) -> Failing:
     subject = case.subject
     if all(len(quantization.choices) == 1 for quantization in subject.slots.values()):
         return case
+    some = narrowed(case)
 
     def distance_of(choices: Choices) -> float:
-        return _typical_distance(case.actual, subject.values(case.arguments, choices))
+        return _typical_distance(some.actual, subject.values(some.arguments, choices))
 
     current, nearest = case.choices, distance_of(case.choices)
     alike: list[tuple[float, int, Choices]] = []
@@ -75,7 +76,7 @@ def settled(case: Failing) -> Failing:
         if nearest == before:
             break
     near = [entry for entry in alike if NEARER * entry[0] <= nearest and entry[2] != current]
-    current = _of_fewest_wrong(case, [current, *(entry[2] for entry in sorted(near)[:MOST_ALIKE])])
+    current = _of_fewest_wrong(some, [current, *(entry[2] for entry in sorted(near)[:MOST_ALIKE])])
     if current == case.choices:
         return case
     expected = subject.expected(case.arguments, current)
