@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +21,16 @@ from qgate.formats.settings import QuantizerSettings
 
 @dataclass(frozen=True)
 class WrongCast:
-    """A fault in words, and the values that it makes of a source."""
+    """A fault in words, and the values that it makes of a source.
+
+    others        the same fault under other conventions, for a dtype of the source
+    is_same_kind  True if the format is the right one: other conventions may differ by more
+    """
 
     words: str
     values: Callable[[Floats], Floats]
+    others: Callable[[str], Iterable[Callable[[Floats], Floats]]] | None = None
+    is_same_kind: bool = False
 
     def apply(self, x: Floats) -> Floats | None:
         """Return what the fault makes of a source, None where it cannot occur."""
@@ -78,6 +84,12 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
     yield from _other_formats(q)
 
 
+def _defined(words: str, q: QuantizerSettings, is_same_kind: bool = True) -> WrongCast:
+    """Return the fault to be another quantizer, by its definition and all of its conventions."""
+    others = lambda dtype: conventions(q, dtype, orders=True)  # noqa: E731
+    return WrongCast(words, _definition(q), others, is_same_kind)
+
+
 def _definition(q: QuantizerSettings) -> Callable[[Floats], Floats]:
     return lambda x: define(x, q)
 
@@ -96,9 +108,9 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
     if q.granularity == "block":
         for block in (8, 16, 32, 64, 128):
             if block != q.block or q.tile is not None:
-                yield WrongCast(
+                yield _defined(
                     f"has blocks of {block}, not of {q.block_words}",
-                    _definition(with_options(q, block=block, tile=None)),
+                    with_options(q, block=block, tile=None),
                 )
     if q.granularity in ("block", "channel"):
         for number in (0, -1, -2):
@@ -119,7 +131,7 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
                     changed = with_options(
                         q, granularity=granularity, axis=axis, scale=None, tile=None
                     )
-                    yield WrongCast(f"has {one}, not {granularity_words(q)}", _definition(changed))
+                    yield _defined(f"has {one}, not {granularity_words(q)}", changed)
 
 
 def _parts(q: QuantizerSettings) -> Iterator[WrongCast]:
@@ -183,14 +195,19 @@ def _other_formats(q: QuantizerSettings) -> Iterator[WrongCast]:
             if q.granularity == "block":
                 variants.append(QuantizerSettings(fmt, {"granularity": "block", "block": q.block}))
         for other in variants:
-            yield WrongCast(f"is {name}, not {own}", _definition(other))
+            yield _defined(f"is {name}, not {own}", other, is_same_kind=False)
             if "narrow" in fmt.options and other.granularity is not None:
                 for convention in conventions(other)[1:]:
                     yield WrongCast(f"is {name} ({convention.name}), not {own}", convention)
-            yield WrongCast(
-                f"is quantized twice: to {name}, then to {own}",
-                lambda x, other=other: define(define(x, other), q),  # type: ignore[misc]
-            )
+            yield _twice(f"is quantized twice: to {name}, then to {own}", other, q)
+
+
+def _twice(words: str, first: QuantizerSettings, q: QuantizerSettings) -> WrongCast:
+    def others(dtype: str) -> Iterator[Callable[[Floats], Floats]]:
+        for convention in conventions(q, dtype, orders=True):
+            yield lambda x, convention=convention: convention(define(x, first))  # type: ignore[misc]
+
+    return WrongCast(words, lambda x: define(define(x, first), q), others)
 
 
 # What values say of themselves --------------------------------------------------------------------

@@ -62,6 +62,8 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
     yield "scales swizzled in tiles of 4x4", _flat(_swizzled)
     if q.granularity != "block":
         return
+    yield "every scale moved to the next group of its row", lambda s: np.roll(s, 1, 1)
+    yield "every scale moved to the next row", lambda s: np.roll(s, 1, 0)
     yield (
         f"scales of groups of {2 * q.block}, not of {q.block}",
         lambda s: s[:, np.arange(s.shape[1]) // 2],

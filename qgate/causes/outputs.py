@@ -46,6 +46,11 @@ def describe_whole(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     return _first(_WHOLE, actual, expected, wrong)
 
 
+def describe_moved(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Say that right values stand in other places or have another form; empty if they do not."""
+    return _first(_MOVED, actual, expected, wrong)
+
+
 def describe_parts(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Say what is off about rows, columns or tiles of a result; empty if nothing plain is."""
     return _first(_PARTS, actual, expected, wrong)
@@ -377,8 +382,7 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
     )
 
 
+_MOVED: tuple[Pattern, ...] = (_transposed, _magnitude, _logarithm, _misplaced)
 _RUINS: tuple[Pattern, ...] = (_non_finite, _constant)
-_WHOLE: tuple[Pattern, ...] = (
-    _factor, _transposed, _magnitude, _offset, _logarithm, _misplaced,
-)  # fmt: skip
+_WHOLE: tuple[Pattern, ...] = (_factor, _offset, *_MOVED)
 _PARTS: tuple[Pattern, ...] = (_part_factors, _tile_factors, _tiles, _part_offsets)

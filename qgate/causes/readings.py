@@ -12,6 +12,12 @@ from torch import Tensor
 
 MOST_NUMBERS = 64
 """Numbers from zero that an integer argument is tried as."""
+_HALF_POWERS = [power for power in range(-10, 11) if power]
+"""Factors that come from a dimension or its root: in units of a half power of two."""
+PAGES = (16, 32, 64)
+"""Entries of a first tile or page."""
+FEW_ENTRIES = 16
+"""Integers of which each is tried one higher and one lower."""
 LARGEST_ARGUMENT = 2**20
 """Elements of an argument above which its entries are not tried in other orders."""
 
@@ -98,6 +104,7 @@ def _values(argument: Any, is_declared: bool) -> Iterator[tuple[str, Any]]:
             yield from _integers(argument)
         for dim in range(argument.dim()):
             yield from _orders(argument, dim)
+        yield from _later_tiles(argument)
 
 
 def _numbers(number: float) -> Iterator[tuple[str, float]]:
@@ -115,6 +122,13 @@ def _floats(x: Tensor, is_declared: bool) -> Iterator[tuple[str, Tensor]]:
     if bool((x != 0).all()):
         yield "taken as its reciprocal", 1 / x
     yield "taken twice: as its square", x * x
+    yield "read without the one that is added to it", x - 1
+    yield "read with one added", x + 1
+    if x.dim() and x.shape[-1] > 1:
+        yield "taken without its mean", x - x.mean(-1, keepdim=True)
+    for half_power in _HALF_POWERS:
+        factor = 2.0 ** (half_power / 2)
+        yield f"counted {'twice' if factor == 2 else f'{factor:.4g} times'}", x * factor
     if not is_declared:
         for name, change in _ROUNDED.items():
             rounded = change(x)
@@ -138,6 +152,11 @@ _ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
 def _integers(x: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "taken one too high", x + 1
     yield "taken one too low", x - 1
+    for entry in range(x.numel() if x.numel() <= FEW_ENTRIES else 0):
+        for step, words in ((1, "high"), (-1, "low")):
+            changed = x.clone().reshape(-1)
+            changed[entry] += step
+            yield f"taken one too {words} at entry {entry}", changed.reshape(x.shape)
     for number in range(MOST_NUMBERS):
         yield f"not used: read as {number} everywhere", torch.full_like(x, number)
 
@@ -168,3 +187,17 @@ def _orders(x: Tensor, dim: int) -> Iterator[tuple[str, Tensor]]:
         moved = x.index_select(dim, order)
         if not torch.equal(moved, x):
             yield words, moved
+
+
+def _later_tiles(x: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """List entries after the first tile or page of a dimension that come from a neighbor."""
+    for dim, other in itertools.permutations(range(x.dim()), 2):
+        if x.shape[other] < 2:
+            continue
+        for start in (tile for tile in PAGES if tile < x.shape[dim]):
+            first, rest = x.narrow(dim, 0, start), x.narrow(dim, start, x.shape[dim] - start)
+            for step, way in ((1, "early"), (-1, "far")):
+                moved = torch.cat([first, rest.roll(step, other)], dim)
+                if not torch.equal(moved, x):
+                    along = f"dimension {other} from entry {start} of dimension {dim} on"
+                    yield f"read one entry too {way} along {along}", moved

@@ -26,6 +26,11 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
             f"is quantized with {words} the scale of the definition",
             lambda x, factor=factor: _with_scales(x, q, lambda s: s * factor),  # type: ignore[misc]
         )
+    for step, words in ((1.0, "high"), (-1.0, "low")):
+        yield (
+            f"has codes one too {words}: a zero point is off",
+            lambda x, step=step: define(x, q) + step * spread_scales(x, q),  # type: ignore[misc]
+        )
     if q.granularity in ("block", "channel"):
         yield (
             "is quantized with one scale, that of the first group",
@@ -61,6 +66,7 @@ def rounding_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
             "is quantized with the reciprocal of its tensor scale",
             lambda x: _nvfp4(x, q, is_inverse=True),
         )
+        yield "is quantized without the scale of the tensor", lambda x: _nvfp4(x, q, state=1.0)
 
 
 def _with_scales(
@@ -97,10 +103,15 @@ def _nearest(x: Floats, q: QuantizerSettings, mx: MxFormat) -> Floats:
 
 
 def _nvfp4(
-    x: Floats, q: QuantizerSettings, *, is_late: bool = False, is_inverse: bool = False
+    x: Floats,
+    q: QuantizerSettings,
+    *,
+    state: float | None = None,
+    is_late: bool = False,
+    is_inverse: bool = False,
 ) -> Floats:
-    """Quantize to NVFP4 with unrounded block scales, or with a tensor scale that is inverted."""
-    right = tensor_state(x, q)
+    """Quantize to NVFP4 with unrounded block scales, or with another tensor scale."""
+    right = tensor_state(x, q) if state is None else state
     assert right is not None
     state = 1 / right if is_inverse else right
 

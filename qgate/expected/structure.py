@@ -30,6 +30,8 @@ FEWEST = 8
 """Differences that must be left over after a fit for its noise to be known."""
 STEP = 2.0**-10
 """Relative change of an argument by which its effect is measured."""
+LEAST_EFFECT = 1e-6
+"""Share of a result's energy that a factor on an argument must change: norms divide it out."""
 FACTOR, OFFSET, TERM, SINGULAR = "factor", "offset", "term", "singular value"
 
 
@@ -102,7 +104,7 @@ class RoundingDraws:
             near[position] = argument.double() * (1 + STEP)
             change = (quantize(evaluate(like, near)) - exact).nan_to_num_(0.0, 0.0, 0.0) / STEP
             measured = directions.values()
-            if float(change.square().sum()) > 1e-12 * energy and not any(
+            if float(change.square().sum()) > LEAST_EFFECT * energy and not any(
                 _is_parallel(change, other) for other in measured
             ):
                 directions[position] = change

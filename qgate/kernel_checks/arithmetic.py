@@ -100,8 +100,12 @@ def account(
     choices: Choices,
     failing: Sequence[Failing],
     request: KernelRequest,
+    nearly: list[Accounted] | None = None,
 ) -> Accounted | None:
-    """Find the arithmetic that explains the runs that exact sums do not."""
+    """Find the arithmetic that explains the runs that exact sums do not.
+
+    nearly  gets those that explain the first of these runs, and not all
+    """
     names = {case.name for case in failing}
     unexplained = [run for run in runs if run.name in names or request.asks]
     unexplained.sort(key=lambda run: bool(failing) and run.name != failing[0].name)
@@ -118,6 +122,8 @@ def account(
                 values = case.part_of(fits[unexplained[0].name].values)
             fit = _best_split(ArithmeticFit(case, arithmetic, largest, values))
             if not fit.is_right:
+                if fits and nearly is not None:
+                    nearly.append(Accounted(arithmetic, fits))
                 break
             fits[run.name] = fit
         else:

@@ -12,6 +12,7 @@ from qgate.errors import QgateError
 from qgate.expected.noise import Expected
 from qgate.formats import Encoded, Quantizer
 from qgate.formats.options import Options
+from qgate.kernel_checks.closeness import explains_closely
 from qgate.kernel_checks.declared import declare
 from qgate.kernel_checks.runs import Failing
 
@@ -43,14 +44,16 @@ LEFT = 2.0
 def describe_declaration(case: Failing) -> str:
     """Name the declaration of arguments under which the reference gives the actual result."""
     subject = case.subject
-    scaled = [q for q in subject.inputs.values() if q.quantizer is None or q.quantizer.granularity]
+    if subject.output or not bool(case.actual.isfinite().all()):
+        return ""
     common = {name for name, _ in COMMON}
-    if any(quantization.name not in common for quantization in subject.inputs.values()):
-        return ""
-    if scaled or subject.output or not bool(case.actual.isfinite().all()):
-        return ""
+    settled = {
+        position
+        for position, q in subject.inputs.items()
+        if q.quantizer is None or q.quantizer.granularity or q.name not in common
+    }
     undeclared = list(case.ideal)
-    for position in subject.inputs:
+    for position in subject.inputs.keys() - settled:
         undeclared[position] = case.arguments[position]
     chosen: dict[int, str] = {}
     values = undeclared
@@ -58,7 +61,7 @@ def describe_declaration(case: Failing) -> str:
     while energy > 0 and len(chosen) < 3:
         trials = []
         for position, text, cast in _casts(case):
-            if position not in chosen:
+            if position not in chosen and position not in settled:
                 changed = [*values[:position], cast, *values[position + 1 :]]
                 trials.append((_energy(case, changed), position, text, changed))
         best = min(trials, key=lambda trial: trial[0], default=None)
@@ -67,13 +70,18 @@ def describe_declaration(case: Failing) -> str:
         energy, position, text, values = best
         chosen[position] = text
         if _explains(case, values) or _explains(case, _rounded(case, values, list(chosen))):
-            listed = ", ".join(f"{number}: {chosen[number]}" for number in sorted(chosen))
-            are = "arguments are" if len(chosen) > 1 else f"argument {position} is"
-            declared = "as declared" if subject.inputs else "and none is declared"
-            return f"{are} quantized, not {declared}: declare inputs={{{listed}}}".replace(
-                "not and none is declared", "and not declared to be"
-            )
+            return _declared_words(case, chosen)
+    if chosen and explains_closely(case, _rounded(case, values, list(chosen))):
+        return _declared_words(case, chosen)
     return ""
+
+
+def _declared_words(case: Failing, chosen: dict[int, str]) -> str:
+    listed = ", ".join(f"{number}: {chosen[number]}" for number in sorted(chosen))
+    are = "arguments are" if len(chosen) > 1 else f"argument {next(iter(chosen))} is"
+    again = case.subject.inputs.keys() & chosen.keys()
+    declared = "not as declared" if again else "and not declared to be"
+    return f"{are} quantized, {declared}: declare inputs={{{listed}}}"
 
 
 def _casts(case: Failing) -> Iterator[tuple[int, str, Tensor]]:
@@ -82,13 +90,20 @@ def _casts(case: Failing) -> Iterator[tuple[int, str, Tensor]]:
             continue
         if not argument.is_floating_point() or argument.numel() < SMALLEST:
             continue
-        for name, options in COMMON:
+        for name, options in (*COMMON, *_by_row(argument)):
             try:
                 quantizer = Quantizer(name, **options)
                 values = declare(quantizer, f"argument {position}", argument.dtype).ideal(argument)
             except (QgateError, ValueError, IndexError):
                 continue
             yield position, declaration_text(name, options), values
+
+
+def _by_row(argument: Tensor) -> Iterator[tuple[str, Options]]:
+    """List formats with a scale for each row of each head."""
+    if argument.dim() > 2:
+        for name in ("int8", "fp8_e4m3"):
+            yield name, {"granularity": "block", "block": argument.shape[-1]}
 
 
 def declaration_text(name: str, options: Options) -> str:

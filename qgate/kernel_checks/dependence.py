@@ -7,6 +7,8 @@ kernel reads that it should not, or does not read that it should: masks, positio
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +23,8 @@ LONGEST = 64
 """Entries along one dimension of an argument above which it is not looked into."""
 LARGEST = 2**18
 """Elements of arguments and result above which a kernel is too slow to run for each entry."""
+SLOW = ((0.1, 16), (0.02, 128))
+"""Seconds of a processor that one call takes, and how often a kernel as slow is called."""
 CHANGED, UNCHANGED = 4.0, 0.25
 """Widths of float noise from which a value has changed, and up to which it has not."""
 FEW = 4
@@ -84,29 +88,34 @@ def describe_dependence(case: Failing) -> str:
 
 
 def _differences(case: Failing) -> Iterator[_Difference]:
+    begin = time.process_time()
     actual = case.subject.run(case.arguments)
-    for position, argument in enumerate(case.arguments):
-        if not is_wide_float(argument):
+    seconds = time.process_time() - begin
+    calls = next((few for bound, few in SLOW if seconds > bound), math.inf)
+    dims = [
+        (argument.shape[dim], position, dim)
+        for position, argument in enumerate(case.arguments)
+        if is_wide_float(argument)
+        for dim in range(argument.dim())
+        if 1 < argument.shape[dim] <= LONGEST
+    ]
+    # The shortest first where there are few calls.
+    for length, position, dim in sorted(dims) if calls < math.inf else dims:
+        argument, calls = case.arguments[position], calls - length
+        if calls < 0:
+            return
+        changes = [_changes(case, position, dim, entry, actual) for entry in range(length)]
+        run = [change for change in changes if change is not None]
+        if len(run) < len(changes):
             continue
-        for dim in range(argument.dim()):
-            if not 1 < argument.shape[dim] <= LONGEST:
-                continue
-            changes = [
-                _changes(case, position, dim, entry, actual) for entry in range(argument.shape[dim])
-            ]
-            run = [change for change in changes if change is not None]
-            if len(run) < len(changes):
-                continue
-            # Where there is no noise, what has not changed is no NaN.
-            kernel, reference = (
-                torch.stack([change[part] for change in run])
-                .div(case.expected.width)
-                .nan_to_num(0.0)
-                for part in (0, 1)
-            )
-            word = _axis_word(argument.dim(), dim)
-            for output in range(case.wrong.dim()):
-                yield from _by_line(position, word, output, kernel, reference, case.wrong)
+        # Where there is no noise, what has not changed is no NaN.
+        kernel, reference = (
+            torch.stack([change[part] for change in run]).div(case.expected.width).nan_to_num(0.0)
+            for part in (0, 1)
+        )
+        word = _axis_word(argument.dim(), dim)
+        for output in range(case.wrong.dim()):
+            yield from _by_line(position, word, output, kernel, reference, case.wrong)
 
 
 def _by_line(

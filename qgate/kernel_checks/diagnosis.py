@@ -14,6 +14,7 @@ from torch import Tensor
 from qgate.causes.codes import CODE_BITS, find_table
 from qgate.causes.outputs import (
     describe_cut,
+    describe_moved,
     describe_parts,
     describe_places,
     describe_ruin,
@@ -34,7 +35,9 @@ from qgate.kernel_checks.nearest import describe_under_roundings
 from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
+from qgate.kernel_checks.settling import beside_arithmetic, narrowed, settled
 from qgate.kernel_checks.uncounted import describe_uncounted
+from qgate.kernel_checks.variations import describe_variation
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -44,12 +47,12 @@ WEAKEST_NOISE = 0.1
 
 def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> CheckFailure:
     """Return the failure of a kernel, with its cause in the first line."""
-    case = _plainest(failing)
+    case = settled(_plainest(failing))
     cause = describe_uncounted(failing) or diagnose(case)
     where = "" if case.name == EXAMPLE else f" for {case.name}"
     details = [_worst(case), _size(case)]
     if len(failing) > 1:
-        also = [*dict.fromkeys(other.name for other in failing if other is not case)]
+        also = [*dict.fromkeys(other.name for other in failing if other.name != case.name)]
         more = f" and {len(also) - 3} more" if len(also) > 3 else ""
         agree = count - len(failing)
         details.append(
@@ -58,9 +61,9 @@ def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> Chec
     elif count > 1:
         details.append(f"{count - 1} other inputs agree")
     details += [
-        f"nearest convention of {position}: {name}"
-        for (position, name), choice in zip(
-            report.conventions.items(), case.choices.values(), strict=True
+        f"nearest convention of {position}: {quantization.choices[choice].name}"
+        for position, quantization, choice in zip(
+            report.conventions, case.subject.slots.values(), case.choices.values(), strict=True
         )
         if choice
     ]
@@ -105,21 +108,14 @@ def diagnose(case: Failing) -> str:
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
         return words
-    for source in (
-        _wrong_groups,
-        _lost_term,
-        describe_declaration,
-        describe_wrong_cast,
-        _wrong_codes,
-        _term_weights,
-        _lost_entry,
-    ):
-        words = source(case)
-        if words:
-            return words
-    words = _structure(case) or describe_under_roundings(case)
+    words = _wrong_groups(case) or _lost_term(case) or _wrong_values(case)
+    words = words or _term_weights(case) or _lost_entry(case)
+    if words:
+        return words
+    case, fits = beside_arithmetic(case)
+    words = _structure(case) or describe_under_roundings(fits)
     words = words or describe_whole(case.actual, case.expected, case.wrong)
-    words = words or describe_wrong_reading(case)
+    words = words or describe_wrong_reading(narrowed(case))
     words = words or describe_parts(case.actual, case.expected, case.wrong)
     if words:
         return words
@@ -129,9 +125,21 @@ def diagnose(case: Failing) -> str:
     words = describe_cut(case.actual, case.expected, case.wrong)
     if words:
         return words
-    words = "" if places else _coarse_arithmetic(case)
+    # Coarse sums would show at the example, too.
+    words = "" if places or case.name != EXAMPLE else _coarse_arithmetic(case)
     words = words or describe_dependence(case)
     return ": ".join(part for part in (places, words) if part) or scattered(case.wrong)
+
+
+def _wrong_values(case: Failing) -> str:
+    """Name what arguments or operators are computed otherwise than the reference's."""
+    some = narrowed(case)
+    words = describe_declaration(some)
+    if words:
+        return words
+    words, casts = describe_wrong_cast(some)
+    words = words or describe_moved(case.actual, case.expected, case.wrong)
+    return words or describe_variation(some, casts) or _wrong_codes(some)
 
 
 def _structure(case: Failing, arithmetic: str | None = None) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,57 +14,146 @@ from torch import Tensor
 from qgate.causes.casts import WrongCast, wrong_casts
 from qgate.causes.places import factor_words
 from qgate.causes.readings import wrong_readings
-from qgate.expected.conventions import NUDGE
+from qgate.expected.conventions import NUDGE, Convention
 from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import Expected, evaluate
 from qgate.formats import Quantizer
 from qgate.formats.options import Floats
+from qgate.kernel_checks.closeness import energy_left
 from qgate.kernel_checks.declarations import COMMON, declaration_text
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
 from qgate.kernel_checks.subject import RESULT, KernelSubject
+from qgate.stats.bits import short_name
 
 ROUNDINGS, LEFT = 2.0, 0.1
 """Roundings to 16 bits that an explanation may leave, and the share of what was off before."""
 FIRST_DOUBLE = 1000
 """The number of the first cast of what was in another format before."""
+MOST_WORK = 2**27
+"""Elements of arguments and results that are computed for all faulty casts together."""
+FEWEST_CASTS = 16
+"""Faulty casts that are tried whatever they cost, the plainest ones."""
 NEAR = 0.02
 """Relative RMS distance from which on another explanation is held at float noise of its own."""
 
 
-def describe_wrong_cast(case: Failing) -> str:
-    """Replace ideal casts by faulty ones until one explains the result."""
-    subject, ideal, width = case.subject, case.ideal, case.expected.width
+def describe_wrong_cast(case: Failing) -> tuple[str, list[TriedCast]]:
+    """Replace ideal casts by faulty ones until one explains the result; return all that did not."""
+    tried: list[TriedCast] = []
+    if RESULT in case.subject.slots:
+        words = _wrong_cast_of_result(case)
+        if words:
+            return words, tried
+    width, actual = case.expected.width, case.actual.double()
     values: dict[tuple[Any, int], Tensor | None] = {}
-    for slots, number, cast in _suspects(subject, case.arguments):
-        changed = list(ideal)
-        if slots == [RESULT]:
-            before = evaluate(subject.like, ideal)
-            sources = (before, before * (1 + NUDGE), before * (1 - NUDGE))
-            tried = [_faulty(cast, source) for source in sources]
-            results = [result for result in tried if result is not None]
-            if len(results) < len(sources):
-                continue
-        else:
-            for position in slots:
-                if (position, number) not in values:
-                    values[position, number] = _faulty(cast, case.arguments[position])
-                changed[position] = values[position, number]
-            if any(changed[position] is None for position in slots):
-                continue
-            results = [case.result_of(changed)]
-        if results[0].shape != width.shape:
+    affordable = MOST_WORK // max(work_of(case), 1)
+    suspects = (entry for entry in _suspects(case.subject, case.arguments) if entry[0] != [RESULT])
+    for slots, number, cast in itertools.islice(suspects, max(affordable, FEWEST_CASTS)):
+        changed = list(case.ideal)
+        for position in slots:
+            if (position, number) not in values:
+                values[position, number] = _faulty(cast, case.arguments[position])
+            changed[position] = values[position, number]
+        if any(changed[position] is None for position in slots):
+            continue
+        result = case.result_of(changed)
+        if result.shape != width.shape:
+            continue
+        if Expected.around(result, width).explains(case.actual) or _explains_nearly(
+            case, result, changed
+        ):
+            return f"{_arguments_words(slots)} {cast.words}", tried
+        tried.append(TriedCast(energy_left(actual, result), slots, cast))
+    return "", tried
+
+
+def _wrong_cast_of_result(case: Failing) -> str:
+    subject, width = case.subject, case.expected.width
+    before = evaluate(subject.like, case.ideal)
+    for slots, _, cast in _suspects(subject, case.arguments):
+        if slots != [RESULT]:
+            continue
+        sources = (before, before * (1 + NUDGE), before * (1 - NUDGE))
+        results = [result for source in sources if (result := _faulty(cast, source)) is not None]
+        if len(results) < len(sources) or results[0].shape != width.shape:
             continue
         stacked = torch.stack(results)
         explained = Expected(results[0], stacked.amin(0) - width, stacked.amax(0) + width)
-        if explained.explains(case.actual) or (
-            slots != [RESULT] and _explains_nearly(case, results[0], changed)
-        ):
-            where = "the result" if slots == [RESULT] else f"argument {slots[0]}"
-            if len(slots) > 1:
-                where = f"each of arguments {', '.join(map(str, slots))}"
-            return f"{where} {cast.words}"
+        if explained.explains(case.actual):
+            return f"the result {cast.words}"
     return ""
+
+
+def work_of(case: Failing) -> int:
+    """Return the elements of arguments and result that are computed for each fault."""
+    tensors = [x for x in (*case.ideal, case.actual) if isinstance(x, Tensor)]
+    return sum(tensor.numel() for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class TriedCast:
+    """A faulty cast of arguments, and the energy that it leaves of a result."""
+
+    energy: float
+    slots: list[Any]
+    cast: WrongCast
+
+    def faulty(self, case: Failing) -> FaultyArguments:
+        """Return the arguments that it makes."""
+        changed = list(case.ideal)
+        for position in self.slots:
+            changed[position] = _faulty(self.cast, case.arguments[position])
+        return FaultyArguments(case, self.slots, self.cast, changed)
+
+    @property
+    def words(self) -> str:
+        return f"{_arguments_words(self.slots)} {self.cast.words}"
+
+
+@dataclass(frozen=True)
+class FaultyArguments:
+    """Arguments that a faulty cast makes, in words."""
+
+    case: Failing
+    slots: list[Any]
+    cast: WrongCast
+    arguments: list[Any]
+
+    def others(self) -> Iterator[list[Any]]:
+        """List what the same cast makes under other conventions."""
+        for position in self.slots:
+            source = self.case.arguments[position]
+            if not isinstance(source, Tensor):
+                continue
+            faulty = self.arguments[position]
+            for values in self._of(position, source, faulty):
+                if values.shape == faulty.shape:
+                    yield [*self.arguments[:position], values, *self.arguments[position + 1 :]]
+
+    def _of(self, position: int, source: Tensor, faulty: Tensor) -> Iterator[Tensor]:
+        if self.cast.others is not None:
+            for cast in self.cast.others(short_name(source.dtype)):
+                values = WrongCast("", cast).apply(to_array(source))
+                if values is not None:
+                    yield from_array(values, source)
+            return
+        quantization = self.case.subject.inputs.get(position)
+        if quantization is None or quantization.is_packed:
+            return
+        ideal = quantization.ideal(source)
+        # Codes in another place keep their ratio to the right values, others their difference.
+        ratio = torch.where(ideal == 0, torch.ones_like(ideal), faulty / ideal)
+        for choice in range(1, len(quantization.choices)):
+            other = quantization.ideal(source, choice)
+            yield other * ratio
+            yield other + (faulty - ideal)
+
+
+def _arguments_words(slots: Sequence[Any]) -> str:
+    if len(slots) > 1:
+        return f"each of arguments {', '.join(map(str, slots))}"
+    return f"argument {slots[0]}"
 
 
 def _faulty(cast: WrongCast, argument: Any) -> Tensor | None:
@@ -125,7 +215,7 @@ def _double_casts(subject: KernelSubject, position: int, argument: Any) -> Itera
         return
     for name, options in COMMON:
         quantizer = Quantizer(name, **options)
-        if quantization.quantizer is None or repr(quantizer) == repr(quantization.quantizer):
+        if repr(quantizer) == repr(quantization.quantizer):
             continue
         first = declare(quantizer, f"argument {position}", argument.dtype)
 
@@ -133,8 +223,20 @@ def _double_casts(subject: KernelSubject, position: int, argument: Any) -> Itera
             before = first.ideal(from_array(x, argument)).to(argument.dtype)
             return quantization.choices[0](to_array(before))
 
+        def others(
+            _dtype: str, first: Quantization = first
+        ) -> Iterable[Callable[[Floats], Floats]]:
+            for choice in quantization.choices:
+
+                def again(x: Floats, choice: Convention = choice) -> Floats:
+                    before = first.ideal(from_array(x, argument)).to(argument.dtype)
+                    return choice(to_array(before))
+
+                yield again
+
         text = declaration_text(name, options)
-        yield WrongCast(f"is quantized twice: to {text}, then to {quantization.name}", values)
+        words = f"is quantized twice: to {text}, then to {quantization.name}"
+        yield WrongCast(words, values, others)
 
 
 def _alike(subject: KernelSubject) -> list[list[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class Judgement:
     ties       True if codes within float noise of a rounding boundary may be either
     failing    inputs that nothing explains, beside what comes nearest
     accounted  the arithmetic, where it is not exact sums rounded once
+    nearly     conventions and an arithmetic that explain some of what is failing, if any do
     """
 
     subject: KernelSubject
@@ -37,6 +38,7 @@ class Judgement:
     ties: bool
     failing: list[Failing]
     accounted: Accounted | None = None
+    nearly: tuple[Choices, Accounted] | None = None
 
     def expected(self, run: KernelRun) -> Expected:
         """Return the bounds that a run was held at."""
@@ -59,11 +61,14 @@ def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: KernelRequ
     """
     definition: Choices = dict.fromkeys(subject.slots, 0)
     listed = [definition]
+    nearly: list[tuple[Choices, Accounted]] = []
     for number, choices in enumerate(listed):
         failing = list(_failing(subject, runs, choices, ties=False, stop=number > MOST_ACCOUNTED))
         accounted = None
         if (failing or request.asks) and number <= MOST_ACCOUNTED:
-            accounted = account(subject, runs, choices, failing, request)
+            some: list[Accounted] = []
+            accounted = account(subject, runs, choices, failing, request, some)
+            nearly += [(choices, each) for each in some]
         if (not failing and not request.asks) or accounted:
             return Judgement(subject, choices, False, [], accounted)
         if choices is definition and failing:
@@ -73,7 +78,9 @@ def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: KernelRequ
             first = failing
     if request.asks:
         return Judgement(subject, definition, False, first)
-    return _with_ties(subject, runs, nearest)
+    judgement = _with_ties(subject, runs, nearest)
+    best = max(nearly, key=lambda entry: len(entry[1].fits), default=None)
+    return replace(judgement, nearly=best)
 
 
 def _with_ties(
@@ -110,7 +117,7 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
     distances = [(nearest, start)]
     for _ in range(2):
         before = nearest
-        for changed in _neighbors(subject, current):
+        for changed in neighbors(subject, current):
             if any(changed == seen for _, seen in distances):
                 continue
             distance = distance_of(changed)
@@ -147,7 +154,7 @@ def _are_alike(subject: KernelSubject, failing: Failing, left: Choices, right: C
     )
 
 
-def _neighbors(subject: KernelSubject, current: Choices) -> Iterator[Choices]:
+def neighbors(subject: KernelSubject, current: Choices) -> Iterator[Choices]:
     """Change one convention, or that of all arguments in one format together."""
     slots = subject.slots
     names = dict.fromkeys(quantization.name for quantization in slots.values())

@@ -46,6 +46,7 @@ from qgate.kernel_checks.runs import (
     run_kernel,
     try_input,
 )
+from qgate.kernel_checks.settling import unexplained
 from qgate.kernel_checks.stochastic import check_stochastic, is_stochastic, nearest_twin
 from qgate.kernel_checks.subject import (
     RESULT,
@@ -234,7 +235,7 @@ def _check_exactly(
         check_steadiness(judgement.failing[0], report)
         if request.restricts:
             _check_request(judge(subject, runs, KernelRequest()), request, report)
-        raise explain(judgement.failing, len(runs), report)
+        raise explain(unexplained(judgement), len(runs), report)
     if judgement.accounted is not None:
         report.conventions["arithmetic"] = judgement.accounted.words()
         report.notes.append(judgement.accounted.cost_words())

@@ -7,7 +7,7 @@ and leaves nothing but roundings is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,16 @@ from torch import Tensor
 
 from qgate.causes.factors import figure_words, find_rounded_factor
 from qgate.causes.places import factor_words
-from qgate.expected.intermediates import HALVES, Arithmetic, AttentionRule, eager_sites
+from qgate.expected.intermediates import (
+    CODES,
+    HALVES,
+    INSIDE,
+    SCALED,
+    Arithmetic,
+    AttentionRule,
+    eager_sites,
+)
+from qgate.expected.operators import Operators
 from qgate.expected.structure import FACTOR, OFFSET, TERM, Figure, RoundingDraws, figures
 from qgate.kernel_checks.fits import ArithmeticFit, Case
 from qgate.kernel_checks.power import draws_of
@@ -38,9 +47,11 @@ class Explanation:
     remainder: float
 
 
-def describe_under_roundings(case: Failing) -> str:
-    """Name the factor, term or offset that explains a result in 16 bits, but for its roundings."""
-    fits = nearest_fits(case)
+def describe_under_roundings(fits: list[ArithmeticFit]) -> str:
+    """Name the factor, term or offset that explains a result in 16 bits, but for its roundings.
+
+    fits  the result beside the nearest arithmetics
+    """
     words = next((words for words in map(_rounded_factor, fits) if words), "")
     explanation = None if words else _explanation(fits)
     if explanation is None or explanation.remainder > LEFT:
@@ -61,8 +72,10 @@ def nearest_fits(case: Failing) -> list[ArithmeticFit]:
     exact = sample.exact.values
     directions = RoundingDraws.of(subject.like, sample.ideal, exact, exact[None]).directions
     basis = torch.stack([direction.reshape(-1) for direction in directions.values()], 1)
-    fits = [ArithmeticFit(sample, arithmetic) for arithmetic in _arithmetics(sample)]
-    return sorted(fits, key=lambda fit: _unexplained(fit, basis))[:WORTH]
+    arithmetics = likely_arithmetics(sample.operators, sample.halves, subject.inputs)
+    fits = [ArithmeticFit(sample, arithmetic) for arithmetic in arithmetics]
+    finite = [fit for fit in fits if bool(fit.values.isfinite().all())]
+    return sorted(finite, key=lambda fit: _unexplained(fit, basis))[:WORTH]
 
 
 def _rounded_factor(fit: ArithmeticFit) -> str:
@@ -91,16 +104,27 @@ def _explanation(fits: list[ArithmeticFit]) -> Explanation | None:
     return best
 
 
-def _arithmetics(case: Case) -> Iterator[Arithmetic]:
-    """List what kernels in 16 bits round: nothing, all, dequantized arguments, P of attention."""
-    operators = case.operators
+def likely_arithmetics(
+    operators: Operators, halves: Iterable[torch.dtype], declared: Iterable[int]
+) -> Iterator[Arithmetic]:
+    """List what kernels in 16 bits round: nothing, all, dequantized arguments, P of attention.
+
+    halves    the dtypes of 16 bits among those of arguments and result
+    declared  positions of dequantized arguments
+    """
     names = tuple(operators.names)
-    for dtype in case.halves:
+    quantized = tuple(declared)
+    for dtype in halves:
         yield Arithmetic(dtype, names=names)
         eager = Arithmetic(dtype, eager_sites(names), names=names)
-        quantized = tuple(case.subject.inputs)
         if eager.sites:
             yield eager
+        for inner in (CODES, SCALED):
+            sites = frozenset(
+                site for site, name in enumerate(names) if name.endswith(INSIDE + inner)
+            )
+            if sites:
+                yield Arithmetic(dtype, sites, names=names)
         if quantized:
             yield Arithmetic(dtype, frozenset(), quantized, names=names)
             yield Arithmetic(dtype, eager.sites, quantized, names=names)

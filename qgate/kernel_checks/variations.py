@@ -1,0 +1,153 @@
+"""Faults that are tried: the reference computed with each, and the one that explains the result.
+
+A kernel in 16 bits rounds on its way, so no fault gives its bits. What a fault leaves unexplained
+is compared with what the reference leaves, with what factors leave, and with the roundings of such
+kernels; the fault that leaves least is named where that is no more than roundings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from qgate.causes.operator_faults import operator_faults
+from qgate.causes.readings import wrong_readings
+from qgate.expected.noise import evaluate
+from qgate.kernel_checks.closeness import Closeness, energy_left
+from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
+from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
+from qgate.kernel_checks.subject import Function
+
+CLOSELY = 6
+"""Faults that are looked at under the roundings of kernels: those that leave least."""
+ALIKE = 1.05
+"""Times the least energy up to which a plainer fault is named."""
+FEWEST = 64
+"""Faults that are tried whatever they cost, the plainest ones."""
+
+
+@dataclass(frozen=True)
+class Variation:
+    """A fault in words, and the function and the arguments that have it.
+
+    others  lists arguments with the same fault under other conventions
+    """
+
+    words: str
+    like: Function
+    arguments: list[Any]
+    others: Callable[[], Iterable[list[Any]]] | None = None
+
+    def nearest(self, actual: Tensor) -> Variation:
+        """Return the fault under the convention that leaves least of a result."""
+        listed = [self.arguments, *(self.others() if self.others else ())]
+        if len(listed) == 1:
+            return self
+        energies = [energy_left(actual, _values(self.like, arguments)) for arguments in listed]
+        return replace(self, arguments=listed[energies.index(min(energies))])
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A fault, its number, and the energy that it leaves of a result."""
+
+    energy: float
+    number: int
+    fault: Variation | TriedCast
+
+    @property
+    def words(self) -> str:
+        return self.fault.words
+
+    @property
+    def is_same_kind(self) -> bool:
+        """Tell if a cast is to the right format: its conventions may differ by more."""
+        return isinstance(self.fault, TriedCast) and self.fault.cast.is_same_kind
+
+    def variation(self, case: Failing) -> Variation:
+        if isinstance(self.fault, Variation):
+            return self.fault
+        faulty = self.fault.faulty(case)
+        return Variation(self.fault.words, case.subject.like, faulty.arguments, faulty.others)
+
+
+def describe_variation(case: Failing, casts: Sequence[TriedCast]) -> str:
+    """Name the fault that explains a result, but for roundings; empty if none does.
+
+    casts  faulty casts that do not explain it to float noise
+    """
+    actual = case.actual.double()
+    if case.subject.output or not bool(actual.isfinite().any()):
+        return ""
+    before = energy_left(actual, case.expected.values)
+    entries = _tried(case, casts, actual)
+    worth = _worth_a_look([entry for entry in entries if entry.energy < before], entries)
+    if not worth:
+        return ""
+    plain = Variation("", case.subject.like, case.ideal, lambda: _conventions(case)).nearest(actual)
+    reference = Closeness.of(case, plain.like, plain.arguments)
+    looked = []
+    for entry in worth:
+        closest = entry.variation(case).nearest(actual)
+        fault = Closeness.of(case, closest.like, closest.arguments)
+        if reference.is_explained_by(fault):
+            looked.append((fault.least, entry.number, entry.words))
+    least = min((energy for energy, _, _ in looked), default=0.0)
+    plainest = [(number, words) for energy, number, words in looked if energy <= ALIKE * least]
+    return min(plainest)[1] if plainest else ""
+
+
+def _tried(case: Failing, casts: Sequence[TriedCast], actual: Tensor) -> list[_Entry]:
+    """Compute the faults of operators and arguments as long as their cost is bounded."""
+    affordable = max(MOST_WORK // max(work_of(case), 1), FEWEST)
+    entries = [
+        _Entry(energy_left(actual, _values(fault.like, fault.arguments)), number, fault)
+        for number, fault in enumerate(itertools.islice(_variations(case), affordable))
+    ]
+    return entries + [
+        _Entry(cast.energy, affordable + number, cast) for number, cast in enumerate(casts)
+    ]
+
+
+def _worth_a_look(nearer: list[_Entry], entries: list[_Entry]) -> list[_Entry]:
+    """Return the faults that leave least, each once, and those of the right format beside them."""
+    same_kind = [entry for entry in entries if entry.is_same_kind]
+    chosen: dict[str, _Entry] = {}
+    for listed in (nearer, same_kind):
+        first: dict[str, _Entry] = {}
+        for entry in sorted(listed, key=lambda entry: (entry.energy, entry.number)):
+            if math.isfinite(entry.energy):
+                first.setdefault(entry.words, entry)
+        chosen |= dict(list(first.items())[:CLOSELY])
+    return list(chosen.values())
+
+
+def _conventions(case: Failing) -> Iterator[list[Any]]:
+    """List the arguments with one of them quantized by another convention."""
+    for position, quantization in case.subject.inputs.items():
+        source = case.arguments[position]
+        if quantization.is_packed or not isinstance(source, Tensor):
+            continue
+        for choice in range(len(quantization.choices)):
+            values = quantization.ideal(source, choice)
+            yield [*case.ideal[:position], values, *case.ideal[position + 1 :]]
+
+
+def _variations(case: Failing) -> Iterator[Variation]:
+    like, ideal = case.subject.like, case.ideal
+    for fault in operator_faults(like, ideal, case.residual):
+        yield Variation(fault.words, fault.within(like), ideal)
+    for reading in wrong_readings(ideal, list(case.subject.inputs)):
+        yield Variation(reading.words, like, reading.arguments)
+
+
+def _values(like: Function, arguments: list[Any]) -> Tensor | None:
+    try:
+        return evaluate(like, arguments)
+    except LENGTH_REFUSALS:
+        return None
