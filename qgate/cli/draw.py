@@ -77,7 +77,7 @@ def _request(args: argparse.Namespace, most: int | None, tensors: int | None) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.drawing.files import check_folder, draw_analysis
+    from qgate.drawing.files import OTHER_NAMES, check_folder, draw_analysis
     from qgate.drawing.findings import findings_of
     from qgate.drawing.texts import finding_lines, skipped_lines
 
@@ -103,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         print_line(line)
     for line in skipped_lines(analysis, written, plots=not args.no_plots):
         print_line(f"skipped {line}")
-    pictures = sum(path.suffix == ".png" for path in written)
+    copies = OTHER_NAMES.values()
+    pictures = sum(path.suffix == ".png" and path.parent.name not in copies for path in written)
     print_line(f"{len(analysis['tensors'])} tensors, {pictures} pictures: "
           f"{folder / 'index.html'}")  # fmt: skip
     return 0

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 RECORD, LISTED, PAGE, STATISTICS = "analysis.json", "written.json", "index.html", "tensor_stats.txt"
-_OTHER_NAMES = {"attention_analysis": "attention_maps"}
+OTHER_NAMES = {"attention_analysis": "attention_maps"}
 """Folders whose pictures are also written under the name of megatron-tensor-saver's first plots."""
 _KIND = "qgate dump drawing 1"
 _TEXTS = (PAGE, STATISTICS, RECORD, *(f"statistics/{name}" for name in TABLES))
@@ -124,9 +124,9 @@ def _pictures() -> tuple[DumpPicture, ...]:
 def _copies() -> dict[str, str]:
     """Return the second path of pictures that are written twice, with their first one."""
     return {
-        f"{_OTHER_NAMES[picture.folder]}/{picture.path.rpartition('/')[2]}": picture.path
+        f"{OTHER_NAMES[picture.folder]}/{picture.path.rpartition('/')[2]}": picture.path
         for picture in _pictures()
-        if picture.folder in _OTHER_NAMES
+        if picture.folder in OTHER_NAMES
     }
 
 
