@@ -95,5 +95,9 @@ def _logits(pairs: Sequence[Pair]) -> tuple[Tensor, Tensor, Tensor] | None:
             break
     if count < FEWEST:
         return None
-    a, r, sample = (torch.cat(side) for side in zip(*rows, strict=True))
-    return a - a.mean(-1, keepdim=True), r - r.mean(-1, keepdim=True), sample
+    actual, reference, sample = (torch.cat(side) for side in zip(*rows, strict=True))
+    return (
+        actual - actual.mean(-1, keepdim=True),
+        reference - reference.mean(-1, keepdim=True),
+        sample,
+    )

@@ -6,7 +6,7 @@ elements; those that are not finite are a figure of their own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,8 +52,11 @@ class Losses:
 
     def times(self, factor: float) -> Losses:
         """Return the counts of so many times the elements, as whole numbers."""
-        counts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Losses(**{k: None if n is None else round(n * factor) for k, n in counts.items()})
+        counts: dict[str, Any] = {
+            name: None if count is None else round(count * factor)
+            for name, count in vars(self).items()
+        }
+        return Losses(**counts)
 
     def before_rounding(
         self, posinf: int, neginf: int, vanished: int = 0, *, lost: bool = True

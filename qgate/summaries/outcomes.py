@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -127,11 +127,10 @@ class OutcomeSums:
         """Return the sums of so many times the rows; `of` stays what was measured."""
         if factor == 1:
             return self
-        grown = {
-            field.name: None if value is None else value * factor
-            for field in fields(self)
-            if field.name not in ("losses", "of")
-            for value in [getattr(self, field.name)]
+        grown: dict[str, Any] = {
+            name: None if value is None else value * factor
+            for name, value in vars(self).items()
+            if name not in ("losses", "of")
         }
         return replace(self, losses=self.losses.times(factor), **grown)
 
