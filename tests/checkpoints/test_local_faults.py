@@ -117,7 +117,7 @@ def _of(tensors: Tensors, ending: str) -> Tensor:
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
 
 
-ROWS = ("int8", "w4a16", "w4a16-zero-points", "w8a16", "fp8", "fp8-block", "fp8-tensor", "mxfp4",
+ROWS = ("int8", "w4a16", "w4a16-zero-points", "fp8-block", "fp8-tensor", "mxfp4",
         "nvfp4")  # fmt: skip
 
 
