@@ -21,7 +21,7 @@ SAME_INPUT = 2.0
 OUTLIER = 300.0
 """Ratio to the scales of all other layers at which a scale is a finding.
 
-Massive activations of some layers are up to about 100 times those of the others.
+Massive activations of some layers are up to about 100 times those of the largest_of_others.
 """
 FEWEST_LAYERS = 3
 ROOM = 4.0
@@ -96,13 +96,15 @@ def _unlike_siblings(largest: Mapping[str, float]) -> Iterator[tuple[str, str]]:
 
 def _outlier(name: str, value: float, largest: Mapping[str, float]) -> str:
     """Say that a scale is far from those of the same module in all other layers."""
-    others = [v for other, v in largest.items() if other != name and _kind(other) == _kind(name)]
-    if len(others) < FEWEST_LAYERS:
+    largest_of_others = [
+        v for other, v in largest.items() if other != name and _kind(other) == _kind(name)
+    ]
+    if len(largest_of_others) < FEWEST_LAYERS:
         return ""
-    if value > OUTLIER * max(others) or value < min(others) / OUTLIER:
+    if value > OUTLIER * max(largest_of_others) or value < min(largest_of_others) / OUTLIER:
         return (
             f"it is for inputs up to {value:.3g}, those of other layers are for "
-            f"{min(others):.3g} to {max(others):.3g}"
+            f"{min(largest_of_others):.3g} to {max(largest_of_others):.3g}"
         )
     return ""
 

@@ -314,7 +314,7 @@ class Measurement:
         decibels = (PER_DB * torch.log10(ratios.clamp(min=1e-30))).numpy().round(4) + 0.0
         row = int(decibels.argmax())
         is_over = torch.from_numpy(decibels > ROW_DB)
-        others, groups = ideal_rows[~is_over], self._groups
+        least_of_others, groups = ideal_rows[~is_over], self._groups
         return replace(
             figures,
             error=total / energy if energy else 0.0,
@@ -322,7 +322,9 @@ class Measurement:
             over_ideal_db=ratio_db(total, least, energy),
             worst_row=(row, float(decibels[row])),
             rows_over=int(is_over.sum()),
-            other_rows_db=ratio_db(float(rows[~is_over].sum()), float(others.sum()), energy),
+            other_rows_db=ratio_db(
+                float(rows[~is_over].sum()), float(least_of_others.sum()), energy
+            ),
             worst_group=groups.worst,
             groups_over=groups.over,
             other_groups_db=None

@@ -58,7 +58,7 @@ def _incomplete_weights(
         if name not in grouped and ending in TELLING:
             by_module.setdefault(module, {})[ending] = entry
     usual = Counter(weight.packing.name for weight in weights if weight.packing)
-    found = []
+    incomplete = []
     for module, parts in by_module.items():
         fitting = [packing for packing in PACKINGS if _may_have(packing, parts)]
         if not fitting:
@@ -66,8 +66,8 @@ def _incomplete_weights(
         packing = min(fitting, key=lambda p: (len(_missing(p, parts)), -usual[p.name]))
         grouped |= {entry.name for entry in parts.values()}
         missing = _missing(packing, parts)
-        found.append(StoredWeight(f"{module}.weight", packing, parts, missing))
-    return found
+        incomplete.append(StoredWeight(f"{module}.weight", packing, parts, missing))
+    return incomplete
 
 
 def _may_have(packing: Packing, parts: Mapping[str, StoredEntry]) -> bool:

@@ -90,12 +90,12 @@ def _row_cause(rows: WeightRows, source: SourceRows, over: int, worst: tuple[int
     chunk, start = _chunk(rows, row)
     values, parent = chunk.values()[row - start], source[row : row + 1][0].float()
     first = max(0, row - NEIGHBORS)
-    others = source[first : min(rows.shape[0], row + NEIGHBORS)].float()
-    found = Comparison.of(values, parent, others)
-    what = found.words("row", lambda number: f"row {first + number}")
+    other_values = source[first : min(rows.shape[0], row + NEIGHBORS)].float()
+    value_source = ValueSource.of(values, parent, other_values)
+    words = value_source.words("row", lambda number: f"row {first + number}")
     return (
         f"{counted(over, 'row')} of {rows.shape[0]:,} {_have(over)} far more error than the "
-        f"others, most row {row}, {decibels(size)} worse than ideal: {what}"
+        f"others, most row {row}, {decibels(size)} worse than ideal: {words}"
     )
 
 
@@ -111,12 +111,14 @@ def _group_cause(
     height, width = rows.tile
     down, across = (row - start) // height, column // width
     count = parents.shape[1]
-    found = Comparison.of(values[down, across], parents[down, across], parents.flatten(0, 1))
+    value_source = ValueSource.of(
+        values[down, across], parents[down, across], parents.flatten(0, 1)
+    )
 
     def place(number: int) -> str:
         return _place(chunk, start + number // count * height, number % count)
 
-    words = found.words("group", place)
+    words = value_source.words("group", place)
     over = figures.groups_over
     return (
         f"{counted(over, 'group')} of {figures.scales.count:,} {_have(over)} far more error than "
@@ -146,7 +148,7 @@ def _have(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ValueSource:
     """Values beside the parent's, and beside those of other places.
 
     gain     the size of the values beside the parent's
@@ -160,12 +162,14 @@ class Comparison:
     other: int | None
 
     @classmethod
-    def of(cls, values: Tensor, parent: Tensor, others: Tensor) -> Comparison:
+    def of(cls, values: Tensor, parent: Tensor, other_values: Tensor) -> ValueSource:
         values, energy = values.nan_to_num(0, 0, 0), float(parent.square().sum())
         product, own = float(values @ parent), float(values.square().sum())
-        cosines = others @ values / (others.norm(dim=1) * math.sqrt(own)).clamp(min=1e-30)
+        cosines = (
+            other_values @ values / (other_values.norm(dim=1) * math.sqrt(own)).clamp(min=1e-30)
+        )
         best = int(cosines.argmax())
-        is_other = float(cosines[best]) > ALIKE and not torch.equal(others[best], parent)
+        is_other = float(cosines[best]) > ALIKE and not torch.equal(other_values[best], parent)
         return cls(
             gain=product / energy if energy else 0.0,
             cosine=product / math.sqrt(energy * own) if energy and own else 0.0,

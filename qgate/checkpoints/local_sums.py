@@ -66,8 +66,8 @@ class GroupSums:
         if most > self._most:
             self._most = most
             down, across = divmod(int(ratios.argmax()), ratios.shape[1])
-            place = start[0] + down * tile[0], start[1] + across * tile[1]
-            self.worst = *place, round(10 * math.log10(max(most, 1e-9)), 4) + 0.0
+            tile_place = start[0] + down * tile[0], start[1] + across * tile[1]
+            self.worst = *tile_place, round(10 * math.log10(max(most, 1e-9)), 4) + 0.0
 
 
 def tile_sums(work: Workspace, errors: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ NEEDED = ("rope_theta", "rms_norm_eps", "layer_norm_eps")
 
 def changed_settings(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFinding]:
     """Find settings of the network that are not the parent's."""
-    own, others = _flat(child.model_settings), _flat(parent.model_settings)
-    if not own or not others:
+    own, parent_settings = _flat(child.model_settings), _flat(parent.model_settings)
+    if not own or not parent_settings:
         return
     leaves = {_leaf(name) for name in own}
-    for name, other in others.items():
+    for name, other in parent_settings.items():
         if name in own and not _same(own[name], other):
             words = f"{_text(own[name])} here and {_text(other)} in the parent"
         elif _leaf(name) in NEEDED and _leaf(name) not in leaves and "hidden_size" in leaves:

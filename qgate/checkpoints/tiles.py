@@ -39,6 +39,11 @@ def fit_tile(
         return shaped, (1, columns)
     if tile is not None and counts(rows, columns, tile) == (down, across):
         return shaped, tile
+    if tile is not None and counts(rows, columns, tile) == (across, down):
+        raise QgateError(
+            f"its {down} x {across} scales are transposed: a weight of {rows} x {columns} has "
+            f"{across} x {down} of them"
+        )
     sides = side_of(rows, down), side_of(columns, across)
     if None in sides:
         raise QgateError(

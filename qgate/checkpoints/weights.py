@@ -223,7 +223,7 @@ def _form(weight: DecodedRows, declared: tuple[int | None, int | None]) -> Decla
     rows, columns = weight.shape
     is_all_rows, is_all_columns = height >= rows > 1, width >= columns
     tile: tuple[int | None, int | None] = weight.tile
-    if tile != declared:
+    if tile != declared or height == 1:
         is_square = height == width and not (is_all_rows and is_all_columns)
         tile = (
             None if is_all_rows and not is_square else height,
