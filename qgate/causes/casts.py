@@ -23,13 +23,13 @@ from qgate.formats.settings import QuantizerSettings
 class WrongCast:
     """A fault in words, and the values that it makes of a source.
 
-    others        the same fault under other conventions, for a dtype of the source
+    alternatives        the same fault under other conventions, for a dtype of the source
     is_same_kind  True if the format is the right one: other conventions may differ by more
     """
 
     words: str
     values: Callable[[Floats], Floats]
-    others: Callable[[str], Iterable[Callable[[Floats], Floats]]] | None = None
+    alternatives: Callable[[str], Iterable[Callable[[Floats], Floats]]] | None = None
     is_same_kind: bool = False
 
     def apply(self, x: Floats) -> Floats | None:
@@ -86,8 +86,8 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
 
 def _defined(words: str, q: QuantizerSettings, is_same_kind: bool = True) -> WrongCast:
     """Return the fault to be another quantizer, by its definition and all of its conventions."""
-    others = lambda dtype: conventions(q, dtype, orders=True)  # noqa: E731
-    return WrongCast(words, _definition(q), others, is_same_kind)
+    alternatives = lambda dtype: conventions(q, dtype, orders=True)  # noqa: E731
+    return WrongCast(words, _definition(q), alternatives, is_same_kind)
 
 
 def _definition(q: QuantizerSettings) -> Callable[[Floats], Floats]:
@@ -203,11 +203,11 @@ def _other_formats(q: QuantizerSettings) -> Iterator[WrongCast]:
 
 
 def _twice(words: str, first: QuantizerSettings, q: QuantizerSettings) -> WrongCast:
-    def others(dtype: str) -> Iterator[Callable[[Floats], Floats]]:
+    def alternatives(dtype: str) -> Iterator[Callable[[Floats], Floats]]:
         for convention in conventions(q, dtype, orders=True):
             yield lambda x, convention=convention: convention(define(x, first))  # type: ignore[misc]
 
-    return WrongCast(words, lambda x: define(define(x, first), q), others)
+    return WrongCast(words, lambda x: define(define(x, first), q), alternatives)
 
 
 # What values say of themselves --------------------------------------------------------------------

@@ -151,10 +151,10 @@ def _wrong_terms(site: int, a: Tensor, b: Tensor, residual: Tensor) -> Iterator[
     a, b = (side if side.dim() == 3 else side[None] for side in (a, b))
     if residual.numel() != len(a) * a.shape[1] * b.shape[2] or a.shape[2] < 2:
         return
-    held = torch.einsum("bmn,bmk,bkn->k", residual.reshape(len(a), a.shape[1], -1).to(a), a, b)
+    overlaps = torch.einsum("bmn,bmk,bkn->k", residual.reshape(len(a), a.shape[1], -1).to(a), a, b)
     energy = torch.einsum("bmk,bkn->k", a.square(), b.square())
-    shares = torch.where(energy > 0, held / energy, 0.0)
-    term = int((shares * held).argmax())
+    shares = torch.where(energy > 0, overlaps / energy, 0.0)
+    term = int((shares * overlaps).argmax())
     share = float(shares[term])
     if abs(share + 1) < NEAR:
         share = -1.0
@@ -204,8 +204,8 @@ def _of_sum(args: Sequence[Any]) -> Listed:
             def masked(a: Sequence[Any], change: Mask = change) -> Sequence[Any]:
                 hidden = a[1] <= HIDDEN
                 lowest = a[1][hidden].max()
-                shown = torch.where(hidden, torch.zeros_like(a[1]), a[1])
-                return a[0], torch.where(change(hidden), lowest, shown), *a[2:]
+                visible = torch.where(hidden, torch.zeros_like(a[1]), a[1])
+                return a[0], torch.where(change(hidden), lowest, visible), *a[2:]
 
             yield words, masked, None
     if isinstance(other, Tensor) and other.dim() == 0:
@@ -354,14 +354,14 @@ def _transposed(mask: Tensor) -> Tensor:
 
 
 def _rounded_to(name: str) -> Listed:
-    what = "the probabilities of the softmax are" if name == "_softmax" else f"{name} is"
+    named = "the probabilities of the softmax are" if name == "_softmax" else f"{name} is"
     for dtype in COARSE:
         yield (
-            f"{what} rounded to {short_name(dtype)}",
+            f"{named} rounded to {short_name(dtype)}",
             None,
             lambda _, value, dtype=dtype: rounded(value, dtype),  # type: ignore[misc]
         )
-    yield f"{what} rounded to int8 by row", None, lambda _, value: _int8(value)
+    yield f"{named} rounded to int8 by row", None, lambda _, value: _int8(value)
 
 
 def _int8(value: Tensor) -> Tensor:

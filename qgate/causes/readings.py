@@ -195,9 +195,9 @@ def _later_tiles(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         if x.shape[other] < 2:
             continue
         for start in (tile for tile in PAGES if tile < x.shape[dim]):
-            first, rest = x.narrow(dim, 0, start), x.narrow(dim, start, x.shape[dim] - start)
+            first, tail = x.narrow(dim, 0, start), x.narrow(dim, start, x.shape[dim] - start)
             for step, way in ((1, "early"), (-1, "far")):
-                moved = torch.cat([first, rest.roll(step, other)], dim)
+                moved = torch.cat([first, tail.roll(step, other)], dim)
                 if not torch.equal(moved, x):
                     along = f"dimension {other} from entry {start} of dimension {dim} on"
                     yield f"read one entry too {way} along {along}", moved

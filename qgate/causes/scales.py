@@ -28,7 +28,7 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
         )
     for step, words in ((1.0, "high"), (-1.0, "low")):
         yield (
-            f"has codes one too {words}: a zero point is off",
+            f"has every code decoded 1 too {words} (the zero point is off)",
             lambda x, step=step: define(x, q) + step * spread_scales(x, q),  # type: ignore[misc]
         )
     if q.granularity in ("block", "channel"):

@@ -1,4 +1,4 @@
-"""How near a function comes to a kernel in 16 bits, under the roundings that kernels have."""
+"""Functions beside the result of a kernel in 16 bits, under the roundings that kernels have."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def energy_left(actual: Tensor, values: Tensor | None) -> float:
     """Return the energy of what values leave of a result, infinite if they are not like it."""
     if values is None or values.shape != actual.shape:
         return math.inf
-    both = values.isfinite() & actual.isfinite()
-    if float(both.double().mean()) < FINITE * float(actual.isfinite().double().mean()):
+    comparable = values.isfinite() & actual.isfinite()
+    if float(comparable.double().mean()) < FINITE * float(actual.isfinite().double().mean()):
         return math.inf
-    return float(torch.where(both, actual - values, 0.0).square().sum())
+    return float(torch.where(comparable, actual - values, 0.0).square().sum())
 
 
 @dataclass(frozen=True)
-class Closeness:
-    """What a function leaves of a result under each arithmetic that kernels have.
+class FunctionFit:
+    """A function beside a result, under each arithmetic that kernels have.
 
     energies   arithmetic in words → energy that is left
     roundings  energy of the roundings of the coarsest arithmetic, and of the result's last one
@@ -55,7 +55,7 @@ class Closeness:
     actual: Tensor
 
     @classmethod
-    def of(cls, case: Failing, like: Callable[..., Any], ideal: list[Any]) -> Closeness:
+    def of(cls, case: Failing, like: Callable[..., Any], ideal: list[Any]) -> FunctionFit:
         """Compare a result with that of a function under each likely arithmetic."""
         actual = case.actual.double()
         exact = evaluate(like, ideal)
@@ -63,7 +63,7 @@ class Closeness:
         noise = float((FLOAT_NOISE * case.expected.width).square().sum())
         if case.actual.dtype in HALVES:
             eps = torch.finfo(case.actual.dtype).eps
-            noise += eps * eps / 12 * float(exact.nan_to_num(0.0, 0.0, 0.0).square().sum())
+            noise += (eps / 12**0.5) ** 2 * float(exact.nan_to_num(0.0, 0.0, 0.0).square().sum())
         energies = {words: energy_left(actual, result) for words, result in results.items()}
         noise += max(energy_left(exact, result) for result in results.values())
         return cls(energies, noise, results, like, ideal, actual)
@@ -94,7 +94,7 @@ class Closeness:
         directions = RoundingDraws.of(self.like, self.ideal, exact, exact[None]).directions
         return torch.stack([direction.reshape(-1) for direction in directions.values()], 1)
 
-    def is_explained_by(self, fault: Closeness) -> bool:
+    def is_explained_by(self, fault: FunctionFit) -> bool:
         """Tell if this is the reference, and a fault leaves no more than roundings and factors."""
         if fault.least > min(ROUNDINGS * self.roundings, MUCH * self.least):
             return False
@@ -108,8 +108,8 @@ class Closeness:
 def explains_closely(case: Failing, arguments: list[Any]) -> bool:
     """Tell if other arguments leave no more than roundings, and the given ones much more."""
     like = case.subject.like
-    reference = Closeness.of(case, like, case.ideal)
-    return reference.is_explained_by(Closeness.of(case, like, arguments))
+    reference = FunctionFit.of(case, like, case.ideal)
+    return reference.is_explained_by(FunctionFit.of(case, like, arguments))
 
 
 def _rounded_results(

@@ -79,8 +79,8 @@ def describe_declaration(case: Failing) -> str:
 def _declared_words(case: Failing, chosen: dict[int, str]) -> str:
     listed = ", ".join(f"{number}: {chosen[number]}" for number in sorted(chosen))
     are = "arguments are" if len(chosen) > 1 else f"argument {next(iter(chosen))} is"
-    again = case.subject.inputs.keys() & chosen.keys()
-    declared = "not as declared" if again else "and not declared to be"
+    redeclared = case.subject.inputs.keys() & chosen.keys()
+    declared = "not as declared" if redeclared else "and not declared to be"
     return f"{are} quantized, {declared}: declare inputs={{{listed}}}"
 
 

@@ -120,7 +120,7 @@ class FaultyArguments:
     cast: WrongCast
     arguments: list[Any]
 
-    def others(self) -> Iterator[list[Any]]:
+    def alternatives(self) -> Iterator[list[Any]]:
         """List what the same cast makes under other conventions."""
         for position in self.slots:
             source = self.case.arguments[position]
@@ -132,8 +132,8 @@ class FaultyArguments:
                     yield [*self.arguments[:position], values, *self.arguments[position + 1 :]]
 
     def _of(self, position: int, source: Tensor, faulty: Tensor) -> Iterator[Tensor]:
-        if self.cast.others is not None:
-            for cast in self.cast.others(short_name(source.dtype)):
+        if self.cast.alternatives is not None:
+            for cast in self.cast.alternatives(short_name(source.dtype)):
                 values = WrongCast("", cast).apply(to_array(source))
                 if values is not None:
                     yield from_array(values, source)
@@ -223,7 +223,7 @@ def _double_casts(subject: KernelSubject, position: int, argument: Any) -> Itera
             before = first.ideal(from_array(x, argument)).to(argument.dtype)
             return quantization.choices[0](to_array(before))
 
-        def others(
+        def alternatives(
             _dtype: str, first: Quantization = first
         ) -> Iterable[Callable[[Floats], Floats]]:
             for choice in quantization.choices:
@@ -236,7 +236,7 @@ def _double_casts(subject: KernelSubject, position: int, argument: Any) -> Itera
 
         text = declaration_text(name, options)
         words = f"is quantized twice: to {text}, then to {quantization.name}"
-        yield WrongCast(words, values, others)
+        yield WrongCast(words, values, alternatives)
 
 
 def _alike(subject: KernelSubject) -> list[list[Any]]:

@@ -19,8 +19,8 @@ from qgate.kernel_checks.nearest import nearest_fits
 from qgate.kernel_checks.runs import Failing, KernelRun
 from qgate.kernel_checks.subject import Choices
 
-NEARER = 0.95
-"""Share of the distance that another convention may leave to be the nearer one."""
+NEARER, ALIKE = 0.5, 0.95
+"""Share of the distance that a nearer convention leaves, and one that is as near."""
 LARGE, SAMPLE = 2**14, 48
 """Elements of a result above which so many rows and columns of it are explained."""
 MOST_ALIKE = 8
@@ -75,7 +75,7 @@ def settled(case: Failing) -> Failing:
             alike.append((distance, len(alike), changed))
         if nearest == before:
             break
-    near = [entry for entry in alike if NEARER * entry[0] <= nearest and entry[2] != current]
+    near = [entry for entry in alike if ALIKE * entry[0] <= nearest and entry[2] != current]
     current = _of_fewest_wrong(some, [current, *(entry[2] for entry in sorted(near)[:MOST_ALIKE])])
     if current == case.choices:
         return case
@@ -111,8 +111,8 @@ def narrowed(case: Failing) -> Failing:
             continue
         if not are_independent(case.expected.values, evaluate(subject.like, ideal), dim, index):
             continue
-        place = index.to(case.actual.device)
-        actual, wrong = (t.index_select(dim, place) for t in (case.actual, case.wrong))
+        position = index.to(case.actual.device)
+        actual, wrong = (t.index_select(dim, position) for t in (case.actual, case.wrong))
         about = subject, case.choices, case.name, arguments
         case = Failing(*about, actual, case.expected.select(dim, index), wrong)
     return case

@@ -18,13 +18,13 @@ from torch import Tensor
 from qgate.causes.operator_faults import operator_faults
 from qgate.causes.readings import wrong_readings
 from qgate.expected.noise import evaluate
-from qgate.kernel_checks.closeness import Closeness, energy_left
+from qgate.kernel_checks.closeness import FunctionFit, energy_left
 from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
 from qgate.kernel_checks.subject import Function
 
 CLOSELY = 6
-"""Faults that are looked at under the roundings of kernels: those that leave least."""
+"""Faults that are explaining at under the roundings of kernels: those that leave least."""
 ALIKE = 1.05
 """Times the least energy up to which a plainer fault is named."""
 FEWEST = 64
@@ -35,17 +35,17 @@ FEWEST = 64
 class Variation:
     """A fault in words, and the function and the arguments that have it.
 
-    others  lists arguments with the same fault under other conventions
+    alternatives  lists arguments with the same fault under other conventions
     """
 
     words: str
     like: Function
     arguments: list[Any]
-    others: Callable[[], Iterable[list[Any]]] | None = None
+    alternatives: Callable[[], Iterable[list[Any]]] | None = None
 
     def nearest(self, actual: Tensor) -> Variation:
         """Return the fault under the convention that leaves least of a result."""
-        listed = [self.arguments, *(self.others() if self.others else ())]
+        listed = [self.arguments, *(self.alternatives() if self.alternatives else ())]
         if len(listed) == 1:
             return self
         energies = [energy_left(actual, _values(self.like, arguments)) for arguments in listed]
@@ -73,7 +73,7 @@ class _Entry:
         if isinstance(self.fault, Variation):
             return self.fault
         faulty = self.fault.faulty(case)
-        return Variation(self.fault.words, case.subject.like, faulty.arguments, faulty.others)
+        return Variation(self.fault.words, case.subject.like, faulty.arguments, faulty.alternatives)
 
 
 def describe_variation(case: Failing, casts: Sequence[TriedCast]) -> str:
@@ -90,15 +90,15 @@ def describe_variation(case: Failing, casts: Sequence[TriedCast]) -> str:
     if not worth:
         return ""
     plain = Variation("", case.subject.like, case.ideal, lambda: _conventions(case)).nearest(actual)
-    reference = Closeness.of(case, plain.like, plain.arguments)
-    looked = []
+    reference = FunctionFit.of(case, plain.like, plain.arguments)
+    explaining = []
     for entry in worth:
         closest = entry.variation(case).nearest(actual)
-        fault = Closeness.of(case, closest.like, closest.arguments)
+        fault = FunctionFit.of(case, closest.like, closest.arguments)
         if reference.is_explained_by(fault):
-            looked.append((fault.least, entry.number, entry.words))
-    least = min((energy for energy, _, _ in looked), default=0.0)
-    plainest = [(number, words) for energy, number, words in looked if energy <= ALIKE * least]
+            explaining.append((fault.least, entry.number, entry.words))
+    least = min((energy for energy, _, _ in explaining), default=0.0)
+    plainest = [(number, words) for energy, number, words in explaining if energy <= ALIKE * least]
     return min(plainest)[1] if plainest else ""
 
 

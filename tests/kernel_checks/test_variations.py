@@ -184,7 +184,7 @@ def unchanged(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 CASTS: list[tuple[str, Kernel, Any, Kernel]] = [
-    ("argument 1 has codes one too high: a zero point is off", layer(127, 128, lambda c, s: (c + 1, s)), INT8, layer(127, 128, unchanged)),
+    ("argument 1 has every code decoded 1 too high (the zero point is off)", layer(127, 128, lambda c, s: (c + 1, s)), INT8, layer(127, 128, unchanged)),
     ("argument 1 is decoded with every scale moved to the next group", layer(127, 128, lambda c, s: (c, s.roll(1, 0))), INT8, layer(127, 128, unchanged)),
     ("argument 1 has blocks of 64, not of 32", layer(7, 64, unchanged), INT4, layer(7, 32, unchanged)),
     ("argument 1 is decoded with every scale moved to the next group of its row", layer(7, 32, lambda c, s: (c, s.reshape(64, 4).roll(1, 1).reshape(-1, 1))), INT4, layer(7, 32, unchanged)),

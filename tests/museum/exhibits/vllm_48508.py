@@ -53,6 +53,6 @@ EXHIBIT = Exhibit(
     "vllm-project/vllm#48508", "checkpoints",
     "Patterns of layers to leave unquantized never matched, so the layers were quantized.",
     "476 layers differ between two ways to load one model",
-    "argument 2 is quantized to int4, and is not declared to be",
+    "argument 2 is quantized, and not declared to be",
     arguments, patterns, parts_of_names, model, {1: INT4}, options={"relations": ["one"]},
 )  # fmt: skip
