@@ -12,8 +12,9 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
+from qgate.expected.dispatching import DispatchMode
 from qgate.expected.intermediates import rounded
 from qgate.expected.known_attention import AttentionSides
 from qgate.expected.noise import evaluate
@@ -36,6 +37,8 @@ NEAR = 0.05
 """Distance of a term's weight from zero within which it is called lost."""
 TILES = (8, 16, 32, 64, 128)
 """Tiles of keys that may be filled up with zeros."""
+MOST_OPERATORS = 256
+"""Operators of a function up to which one of them may be called the fault: loops have more."""
 LONGEST_LOOP = 2048
 """Numbers that are added one after another in 16 bits."""
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -84,11 +87,11 @@ class _SpelledAttention(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-class _Sites(TorchDispatchMode):
+class _Sites(DispatchMode):
     """Number the operators inside; list the faults that they may have, or give one of them one."""
 
     def __init__(self, fault: OperatorFault | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.fault = fault
         self.count = 0
         self.listed: list[OperatorFault] = []
@@ -138,6 +141,8 @@ def operator_faults(
     sites = _Sites()
     with _SpelledAttention(), sites:
         evaluate(like, arguments)
+    if sites.count > MOST_OPERATORS:
+        return []
     # What becomes of the last result is no matter of one operator.
     coarse = [fault for fault in sites.listed if "rounded to" in fault.words]
     plain = [fault for fault in sites.listed if "rounded to" not in fault.words]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +13,10 @@ from torch._decomp import get_decompositions
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
+from qgate.expected.dispatching import DispatchMode
 from qgate.expected.intermediates import (
     CODES,
     EXPONENTIAL,
@@ -62,7 +62,7 @@ _COMPOSED = frozenset({functional.rms_norm, torch.rms_norm, functional.cross_ent
 """Functions of several operators that real code computes as one."""
 
 
-class Operators(TorchDispatchMode):
+class Operators(DispatchMode):
     """Number the operators inside that compute new values, and compute some of them otherwise.
 
     change      function from a result, its number and the operator's name to another result
@@ -77,7 +77,7 @@ class Operators(TorchDispatchMode):
         noise: Noise | None = None,
         scales: Mapping[int, Tensor] | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.change, self.noise, self.scales = change, noise, scales or {}
         self.attention = arithmetic.attention if arithmetic else None
         self.product = arithmetic.product if arithmetic else None
@@ -90,11 +90,6 @@ class Operators(TorchDispatchMode):
         self.depths: list[tuple[int, tuple[torch.dtype, torch.dtype]]] = []
         self.composite = ""
         self.is_changing = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Keep torch from loading its compiler, which takes seconds, to skip what follows."""
-        return "torch._dynamo" in sys.modules
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
