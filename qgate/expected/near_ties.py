@@ -52,7 +52,7 @@ class NearTies(Noise):
         other = rounded(nearest + 2 * (values - nearest), self.dtype)
         if self.rows is not None and values.dim():
             self._list(values, (nearest + other) / 2, unit, exact | (nearest == other))
-        chosen = [place for call, place in self.flipped if call == self.calls]
+        chosen = [position for call, position in self.flipped if call == self.calls]
         self.calls += 1
         if not chosen:
             return values
@@ -70,8 +70,8 @@ class NearTies(Noise):
         flat = rows.reshape(-1)
         places = (flat < 1).nonzero().flatten()
         self.listed += [
-            (share, (self.calls, place))
-            for share, place in zip(flat[places].tolist(), places.tolist(), strict=True)
+            (share, (self.calls, position))
+            for share, position in zip(flat[places].tolist(), places.tolist(), strict=True)
         ]
 
 
@@ -82,15 +82,15 @@ def settle(evaluate: Evaluate, excess: Excess, dtype: torch.dtype) -> Tensor:
     excess     tells by how much results differ that values do not explain, 0 for others
     """
     values = evaluate(NearTies(dtype))
-    left = excess(values)
-    ties = NearTies(dtype, wrong=left != 0)
+    unexplained = excess(values)
+    ties = NearTies(dtype, wrong=unexplained != 0)
     evaluate(ties)
     chosen: frozenset[Place] = frozenset()
-    for _, place in sorted(ties.listed)[:MOST]:
-        changed = evaluate(NearTies(dtype, chosen | {place}))
-        changed_left = excess(changed)
-        if float(changed_left.norm()) < float(left.norm()):
-            chosen, values, left = chosen | {place}, changed, changed_left
-        if not bool(left.any()):
+    for _, tie in sorted(ties.listed)[:MOST]:
+        changed = evaluate(NearTies(dtype, chosen | {tie}))
+        changed_excess = excess(changed)
+        if float(changed_excess.norm()) < float(unexplained.norm()):
+            chosen, values, unexplained = chosen | {tie}, changed, changed_excess
+        if not bool(unexplained.any()):
             break
     return values

@@ -118,7 +118,7 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
     for _ in range(2):
         before = nearest
         for changed in neighbors(subject, current):
-            if any(changed == seen for _, seen in distances):
+            if any(changed == listed for _, listed in distances):
                 continue
             distance = distance_of(changed)
             distances.append((distance, changed))
@@ -133,8 +133,8 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
     alike: list[Choices] = []
     for _, choices in distances[:MOST_COMPARED]:
         is_last_bit = any(slots[slot].choices[choices[slot]].is_last_bit for slot in slots)
-        others = [start, *listed] if is_last_bit else []
-        same = any(_are_alike(subject, failing, choices, other) for other in others)
+        representatives = [start, *listed] if is_last_bit else []
+        same = any(_are_alike(subject, failing, choices, other) for other in representatives)
         (alike if same else listed).append(choices)
     # Of those that differ in the last bit of a scale, one stands for all.
     ordered = (listed + alike)[: MOST_NEAREST + 1]

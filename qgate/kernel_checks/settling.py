@@ -43,8 +43,7 @@ def unexplained(judgement: Judgement) -> list[Failing]:
     for case in judgement.failing:
         run = KernelRun(case.name, case.arguments, case.actual)
         sample = Case.of(judgement.subject, choices, run)
-        count = len(sample.operators.names)
-        fit = accounted.fits.get(case.name) or ArithmeticFit(sample, accounted.arithmetic, count)
+        fit = accounted.fits.get(case.name) or ArithmeticFit(sample, accounted.arithmetic)
         if fit.is_right:
             continue
         wrong = fit.widened.outside(sample.actual)
