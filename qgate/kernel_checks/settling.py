@@ -51,7 +51,9 @@ def unexplained(judgement: Judgement) -> list[Failing]:
         if wrong.shape == case.wrong.shape and bool(wrong.any()):
             case = replace(case, choices=choices, expected=fit.widened, wrong=wrong)
         remaining.append(case)
-    return remaining or judgement.failing
+    # A fault of the example, too, is seen at most derived inputs.
+    few = 2 * len(remaining) <= len(judgement.failing)
+    return remaining if remaining and few else judgement.failing
 
 
 def settled(case: Failing) -> Failing:
