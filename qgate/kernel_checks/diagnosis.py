@@ -112,10 +112,11 @@ def diagnose(case: Failing) -> str:
     words = words or _term_weights(case) or _lost_entry(case)
     if words:
         return words
+    exact = case
     case, fits = beside_arithmetic(case)
     words = _structure(case) or describe_under_roundings(fits)
     words = words or describe_whole(case.actual, case.expected, case.wrong)
-    words = words or describe_wrong_reading(narrowed(case))
+    words = words or describe_wrong_reading(narrowed(exact))
     words = words or describe_parts(case.actual, case.expected, case.wrong)
     if words:
         return words
