@@ -225,3 +225,15 @@ def smoothed(squares: Tensor) -> Tensor:
     mean = rows.mean()
     explained = by_row * by_column / mean if float(mean) > 0 else torch.zeros_like(rows)
     return (rows + explained).reshape(squares.shape)
+
+
+def entries_before(poisoned: Tensor) -> Tensor:
+    """Return the entries before the poisoned ones, where those reach to the end of a dimension."""
+    before = torch.zeros_like(poisoned)
+    for dim in range(poisoned.dim()):
+        along = poisoned.movedim(dim, 0).reshape(poisoned.shape[dim], -1).any(1)
+        first = int(along.int().argmax())
+        if 0 < first < len(along) - 1 and bool(along[first:].all()):
+            shape = [-1 if other == dim else 1 for other in range(poisoned.dim())]
+            before |= poisoned.any(dim, keepdim=True) & ~along.reshape(shape)
+    return before

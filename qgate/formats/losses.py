@@ -6,6 +6,7 @@ elements; those that are not finite are a figure of their own.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -52,11 +53,11 @@ class Losses:
 
     def times(self, factor: float) -> Losses:
         """Return the counts of so many times the elements, as whole numbers."""
-        counts: dict[str, Any] = {
-            name: None if count is None else round(count * factor)
-            for name, count in vars(self).items()
-        }
-        return Losses(**counts)
+        scaled = copy.copy(self)
+        for name, count in vars(self).items():
+            if count is not None:
+                object.__setattr__(scaled, name, round(count * factor))
+        return scaled
 
     def before_rounding(
         self, posinf: int, neginf: int, vanished: int = 0, *, lost: bool = True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def check_gradients(
     arguments: Sequence[Any],
     result: Tensor,
     outer_format: Any,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     report: CheckReport,
 ) -> None:
     """Check the gradient of each argument, and of each parameter that both modules have.
@@ -123,6 +124,8 @@ def check_gradients(
                 [*arguments, *values, outer],
                 **{**_PLAIN, **options, "like": sides[1], "inputs": inputs},
             )
+        except CheckFailure as failure:
+            raise _advised(failure, count + len(values)) from None
         except ValueError as error:
             report.left_out[f"the gradient of {of}"] = str(error)
 
@@ -138,3 +141,13 @@ def _parameters(kernel: Function, like: Function) -> tuple[list[str], list[Tenso
         if theirs.get(name) == parameter.shape and is_wide_float(parameter)
     }
     return list(shared), list(shared.values())
+
+
+def _advised(failure: CheckFailure, outer: int) -> CheckFailure:
+    """Say how the format of the result's gradient is declared, where that is what is missing."""
+    declared = re.search(rf"declare inputs=\{{{outer}: (.*)\}}$", failure.cause)
+    if declared is None:
+        return failure
+    cause = failure.cause.replace(declared[0], f"declare backward={declared[1]}")
+    words = cause.replace(f"argument {outer}", "the gradient of the result")
+    return CheckFailure(words, failure.report, *str(failure).splitlines()[1:])

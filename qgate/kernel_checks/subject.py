@@ -22,7 +22,7 @@ from qgate.expected.narrow_floats import (
     shares_memory,
     widened,
 )
-from qgate.expected.noise import Expected, evaluate, expect
+from qgate.expected.noise import Expected, entries_before, evaluate, expect
 from qgate.formats import Encoded
 from qgate.kernel_checks.declared import Quantization
 from qgate.kernel_checks.watching import watched
@@ -31,11 +31,8 @@ Function = Callable[..., Any]
 Choices = dict[Any, int]
 """Which convention each quantized argument, or the result, is taken to follow."""
 RESULT = "result"
-MOST_KEPT = 1 << 16
-"""Elements of expected results that are kept for each derived input."""
-
-MOST_DOUBLES = 8
-"""8-bit tensors whose values are kept in float64."""
+MOST_KEPT, MOST_DOUBLES = 1 << 16, 8
+"""Elements of expected results kept for each input; 8-bit tensors that are kept in float64."""
 
 
 class KernelRefusal(Exception):
@@ -322,7 +319,7 @@ class KernelSubject:
         reach = poisoned | ~expected.values.isfinite()
         if not bool(reach.any()):
             return replace(expected, free=free)
-        reach |= _earlier(poisoned)
+        reach |= entries_before(poisoned)
         return replace(expected, free=free, reach=reach | self._dependent(arguments))
 
     def _dependent(self, arguments: Sequence[Any]) -> Tensor:
@@ -395,18 +392,6 @@ class KernelSubject:
                 kind,
             )
         return result.detach()
-
-
-def _earlier(poisoned: Tensor) -> Tensor:
-    """Return the entries before the poisoned ones, where those reach to the end of a dimension."""
-    before = torch.zeros_like(poisoned)
-    for dim in range(poisoned.dim()):
-        along = poisoned.movedim(dim, 0).reshape(poisoned.shape[dim], -1).any(1)
-        first = int(along.int().argmax())
-        if 0 < first < len(along) - 1 and bool(along[first:].all()):
-            shape = [-1 if other == dim else 1 for other in range(poisoned.dim())]
-            before |= poisoned.any(dim, keepdim=True) & ~along.reshape(shape)
-    return before
 
 
 def source_of(argument: Any) -> Any:

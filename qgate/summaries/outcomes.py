@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -127,12 +127,11 @@ class OutcomeSums:
         """Return the sums of so many times the rows; `of` stays what was measured."""
         if factor == 1:
             return self
-        grown: dict[str, Any] = {
-            name: None if value is None else value * factor
-            for name, value in vars(self).items()
-            if name not in ("losses", "of")
-        }
-        return replace(self, losses=self.losses.times(factor), **grown)
+        grown = replace(self, losses=self.losses.times(factor))
+        for name, value in vars(self).items():
+            if value is not None and name not in ("losses", "of"):
+                object.__setattr__(grown, name, value * factor)
+        return grown
 
     def outcome(self) -> FormatOutcome:
         """Return shares and sums; sums of squares that float64 cannot hold are of 0 elements."""

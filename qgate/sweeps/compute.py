@@ -80,11 +80,6 @@ class Sweep(Overviewed):
         return float(self.recommended["exponent"])
 
     @property
-    def power_exponent(self) -> float:
-        """The recommended exponent where scales are powers of two."""
-        return float(self.levels[self.record["advice"]["power"]]["exponent"])
-
-    @property
     def reasons(self) -> list[str]:
         return list(self.record["advice"]["reasons"])
 

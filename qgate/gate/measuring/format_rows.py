@@ -87,7 +87,8 @@ def _sweep(tensor: Tensor, fmt: str, **ends: float) -> tuple[float, dict[float, 
         swept = sweep(tensor.bfloat16(), fmt, granularity="block", **ends)  # type: ignore[arg-type]
     else:
         swept = sweep(counts(tensor.bfloat16()), fmt, **ends)  # type: ignore[arg-type]
-    return swept.power_exponent, {
+    power = swept.levels[swept.record["advice"]["power"]]
+    return float(power["exponent"]), {
         float(level["exponent"]): float(level["metrics"]["relative_mse"]) for level in swept.levels
     }
 
