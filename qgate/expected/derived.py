@@ -39,11 +39,15 @@ RELATIONS = {
     "nan": "one NaN, and one Inf: they do not vanish, and nothing else changes",
     "long": "257 entries of each dimension, one more than whole tiles of 16 to 256",
     "again": "the second and the fifth call with other values in the same memory",
-    "offset": "memory that begins one element later",
+    "offset": "memory that begins 64 bytes, or one element, after its storage",
     "empty": "no rows",
     "fixed point": "values that are in the format already",
 }
 """Relations that a kernel is checked for, and the inputs that each derives."""
+
+
+MISALIGNED = "memory that begins one element later"
+"""An input at which kernels that take aligned memory for granted end their process."""
 
 
 @dataclass(frozen=True)
@@ -288,8 +292,9 @@ def derive(
             ]
             yield DerivedInput(relation, f"{name}{where}", changed)
     if "offset" in relations:
-        shifted = [_offset(v) if isinstance(v, Tensor) else v for v in arguments]
-        yield DerivedInput("offset", "memory that begins one element later", shifted)
+        for name, size in (("memory that begins 64 bytes later", 64), (MISALIGNED, 1)):
+            shifted = [_offset(v, size) if isinstance(v, Tensor) else v for v in arguments]
+            yield DerivedInput("offset", name, shifted)
     # Last: what a kernel divides by a length of nothing may end the process.
     for axis in axes if "empty" in relations else ():
         none = torch.arange(0)
@@ -345,12 +350,12 @@ def _transposed(x: Tensor) -> Tensor:
     return x if x.dim() < 2 else x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def _offset(x: Tensor) -> Tensor:
-    """Return the same numbers in contiguous memory that begins one element after its storage."""
+def _offset(x: Tensor, size: int) -> Tensor:
+    """Return the same numbers in memory that begins bytes, or one element, after its storage."""
     if not x.numel():
         return x
-    wide = x.new_empty(x.numel() + 1)[1:].view(x.shape)
-    return wide.copy_(x)
+    before = max(size // x.dtype.itemsize, 1)
+    return x.new_empty(x.numel() + before)[before:].view(x.shape).copy_(x)
 
 
 def _zeroed(x: Tensor) -> Tensor:

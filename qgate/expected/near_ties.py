@@ -36,7 +36,9 @@ class NearTies(Noise):
     ) -> None:  # fmt: skip
         super().__init__(0)
         self.dtype, self.flipped = dtype, flipped
-        self.rows = None if wrong is None or not wrong.dim() else wrong.flatten(0, -2).any(-1)
+        self.rows = None
+        if wrong is not None and wrong.dim():  # a value of one dimension is one row of a sum
+            self.rows = wrong.flatten(0, -2).any(-1) if wrong.dim() > 1 else wrong
         self.listed: list[tuple[float, Place]] = []
         self.calls = 0
 

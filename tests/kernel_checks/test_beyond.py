@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -183,9 +184,22 @@ def test_arguments_keep_their_values_and_their_memory() -> None:
 
 def test_memory_at_another_place_is_tried() -> None:
     def aligned(x: Tensor, w: Tensor) -> Tensor:
-        shift = x.storage_offset() % 4
-        return right(x, w).roll(shift, 0)
+        return right(x, w).roll(x.storage_offset() % 3, 0)
 
-    assert "memory that begins one element later" in check(right, relations=["offset"]).held
-    with pytest.raises(CheckFailure, match="for memory that begins one element later"):
+    report = check(right, relations=["offset"])
+    assert "memory that begins 64 bytes later" in report.held
+    left_out = report.left_out["memory that begins one element later"]
+    assert left_out == "a kernel may end the process there: give isolate=True"
+    with pytest.raises(CheckFailure, match="for memory that begins 64 bytes later"):
         check(aligned, relations=["offset"])
+
+
+def test_memory_that_is_not_aligned_is_tried_where_the_process_may_end() -> None:
+    def vectorized(x: Tensor, w: Tensor) -> Tensor:
+        if x.data_ptr() % 16:
+            os._exit(9)
+        return right(x, w)
+
+    assert "memory that begins one element later" in check(right, isolate=True).held
+    with pytest.raises(CheckFailure, match="for memory that begins one element later"):
+        check(vectorized, isolate=True, relations=["offset"])
