@@ -20,7 +20,7 @@ from qgate.expected.intermediates import HALVES, SUMS, Arithmetic, Noise
 from qgate.expected.near_ties import settle
 from qgate.expected.noise import Expected, evaluate, smoothed
 from qgate.expected.operators import Operators, evaluate_as, trace
-from qgate.kernel_checks.runs import KernelRun
+from qgate.kernel_checks.runs import EXAMPLE, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
 
 OTHERWISE = 0.01
@@ -205,7 +205,7 @@ class ArithmeticFit:
         """Tell if the arithmetic explains the result."""
         if not bool(self.outside.any()):
             return True
-        if self.share > 0.5 or not self.changes_something:
+        if self.share > 0.5 or (self.case.name == EXAMPLE and not self.changes_something):
             return False
         if self._is_scattered:
             return True
@@ -226,7 +226,7 @@ class ArithmeticFit:
 
     @property
     def changes_something(self) -> bool:
-        """Tell if values differ from exact ones: what changes nothing explains nothing."""
+        """Tell if values differ from exact ones: what changes no example explains nothing."""
         exact = self.case.exact
         return bool(((self.values - exact.values).abs() > exact.width).any())
 
