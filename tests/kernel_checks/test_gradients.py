@@ -107,7 +107,7 @@ def test_the_gradient_of_the_result_may_be_quantized() -> None:
     report = check_kernel(gemm(quantized), X, W, backward="mxfp8", **options)
     assert report.gradients["argument 0"].conventions["argument 2"] == "scale rule floor"
     with pytest.raises(
-        CheckFailure, match="the gradient of the result is quantized.*declare backward='mxfp8'"
+        CheckFailure, match=r"the gradient of the result is quantized.*declare backward='mxfp8'"
     ):
         check_kernel(gemm(quantized), X, W, backward=True, **options)
 
@@ -125,7 +125,7 @@ def test_parameters_of_modules_have_gradients_too() -> None:
     options: dict[str, Any] = {"like": like, "backward": True, "relations": ["one"]}
     report = check_kernel(like, X[:, :32], **options)
     assert list(report.gradients) == ["argument 0", "parameter weight", "parameter bias"]
-    with pytest.raises(CheckFailure, match="the gradient of parameter weight of Scaled is wrong"):
+    with pytest.raises(CheckFailure, match=r"the gradient of parameter weight of Scaled is wrong"):
         check_kernel(wrong, X[:, :32], **options)
 
 
@@ -138,7 +138,7 @@ def test_a_norm_in_16_bits_is_held_by_the_roundings_of_its_result() -> None:
         return x * scale
 
     check_kernel(norm, X.bfloat16(), like=norm, backward=True, relations=["one"])
-    with pytest.raises(CheckFailure, match="the gradient of argument 0 of without_the_mean"):
+    with pytest.raises(CheckFailure, match=r"the gradient of argument 0 of without_the_mean"):
         check_kernel(without_the_mean, X, like=norm, backward=True, relations=["one"])
 
 
