@@ -125,7 +125,7 @@ def account(
                 if fits and nearly is not None:
                     nearly.append(Accounted(arithmetic, fits))
                 break
-            fits[run.name] = fit
+            fits[run.name] = fit.explaining
         else:
             return Accounted(arithmetic, fits)
     return None

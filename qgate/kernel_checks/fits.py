@@ -7,7 +7,8 @@ that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from qgate.expected.derived import are_independent, find_axes
 from qgate.expected.intermediates import HALVES, SUMS, Arithmetic, Noise
-from qgate.expected.near_ties import settle
+from qgate.expected.near_ties import MOST, settle
 from qgate.expected.noise import Expected, evaluate, smoothed
 from qgate.expected.operators import Operators, evaluate_as, trace
 from qgate.kernel_checks.runs import EXAMPLE, KernelRun
@@ -100,6 +101,18 @@ class Case:
             exact = case.exact.select(dim, index)
             case = replace(case, ideal=ideal, scales=scales, actual=actual, exact=exact)
         return case
+
+    def near_codes(self) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield the other codes of values next to a tie: argument, place in it, and value."""
+        arguments = self.arguments or []
+        for position, quantization in self.subject.inputs.items() if arguments else ():
+            if quantization.is_packed:
+                continue
+            about = position, arguments[position], self.choices
+            ideal = self.subject.cast(*about)[0].reshape(-1)
+            for other in self.subject.cast(*about, others=True):
+                for place in (other.reshape(-1) != ideal).nonzero().flatten().tolist():
+                    yield position, place, other.reshape(-1)[place]
 
     @cached_property
     def operators(self) -> Operators:
@@ -195,10 +208,30 @@ class ArithmeticFit:
             unexplained = replace(self, emulated=values).outside
             return difference.where(unexplained, 0.0).nan_to_num(0.0, 0.0, 0.0)
 
-        def moved(noise: Noise) -> Tensor:
-            return self._evaluated(self.case.ideal, noise)
+        ideal, unexplained = self.case.ideal, excess(self.values)
+        for position, place, code in itertools.islice(self.case.near_codes(), MOST):
+            other = ideal[position].clone(memory_format=torch.contiguous_format)
+            other.view(-1)[place] = code
+            changed = _in_place(ideal, position, other)
+            changed_excess = excess(self._evaluated(changed))
+            if float(changed_excess.norm()) < float(unexplained.norm()):
+                ideal, unexplained = changed, changed_excess
+            if not bool(unexplained.any()):
+                break
 
-        return replace(self, emulated=settle(moved, excess, self.arithmetic.dtype))
+        def moved(noise: Noise) -> Tensor:
+            return self._evaluated(ideal, noise)
+
+        fit = replace(self, emulated=settle(moved, excess, self.arithmetic.dtype))
+        vars(fit)["flip_energy"] = self.flip_energy  # noise does what it did before
+        return fit
+
+    @property
+    def explaining(self) -> ArithmeticFit:
+        """Return the fit that explains the result: this one, or with settled values."""
+        if not bool(self.outside.any()) or self._is_scattered:
+            return self
+        return self.settled
 
     @cached_property
     def is_right(self) -> bool:

@@ -126,7 +126,7 @@ class KernelSubject:
                     packed = quantization.pack(values[position])
                     values[position] = packed.decode(torch.float64)
             else:
-                values[position] = self._cast(position, arguments[position], choices)[0]
+                values[position] = self.cast(position, arguments[position], choices)[0]
         return values
 
     def _doubled(self, argument: Any) -> Any:
@@ -139,7 +139,7 @@ class KernelSubject:
             self._doubles[id(argument)] = argument.double(), argument
         return self._doubles[id(argument)][0]
 
-    def _cast(
+    def cast(
         self, position: int, argument: Tensor, choices: Choices, *, others: bool = False
     ) -> tuple[Tensor, ...]:
         """Return the ideal values of an argument, made once per tensor, or their alternatives."""
@@ -193,7 +193,7 @@ class KernelSubject:
         """
         if ties:
             alternatives = [
-                (position, *self._cast(position, arguments[position], choices, others=True))
+                (position, *self.cast(position, arguments[position], choices, others=True))
                 for position, quantization in self.inputs.items()
                 if not quantization.is_packed
             ]

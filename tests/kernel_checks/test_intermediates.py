@@ -314,3 +314,26 @@ def test_an_example_runs_three_times_whatever_is_asked(option: str) -> None:
     options = {option: True} if option else {}
     check_kernel(counted, x, w, like=linear, relations=["one"], **options)
     assert sum(each.shape == x.shape and torch.equal(each, x) for each in counts) == 3 + 2
+
+
+def test_a_code_at_a_tie_may_be_either_under_an_arithmetic_too() -> None:
+    """Codes of q times a constant: ties of q / scale go up or down with that constant."""
+    int8 = qgate.Quantizer("int8", granularity="channel", axis=0)
+    generator = torch.Generator().manual_seed(4)
+    x, w = (torch.randn(24, 64, generator=generator).half() for _ in range(2))
+    x[3, 0], x[3, 1] = 4.0, 4.0 * 63.5 / 127  # half of the largest: a tie
+
+    def product(x: Tensor, w: Tensor, wrong: bool = False) -> Tensor:
+        scale = x.float().abs().amax(-1, keepdim=True) / 127
+        codes = torch.sign(x) * torch.floor(x.float().abs() / scale + 0.5)  # ties away from zero
+        if wrong:
+            codes[5, 0] += 1
+        return torch.tanh((codes.half() @ w.T).float() * scale).half()
+
+    def like(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(x @ w.T)
+
+    options: dict[str, Any] = {"like": like, "inputs": {0: int8}, "relations": ["permuted"]}
+    check_kernel(product, x, w, **options)
+    with pytest.raises(CheckFailure):
+        check_kernel(lambda x, w: product(x, w, wrong=True), x, w, **options)
