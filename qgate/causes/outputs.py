@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from qgate.causes.places import TILES, axis_word, factor_words, place_words
+from qgate.causes.places import TILES, axis_word, factor_words, place_words, range_words
 from qgate.expected.noise import Expected
 
 Pattern = Callable[[Tensor, Expected, Tensor], str]
@@ -244,7 +244,7 @@ def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
             if high - low <= 1e-4 * abs(high):
                 return f"{where} {are} {low:.5g} times the expected: a scale of this part is off"
             return (
-                f"{where} are off by a factor each, {low:.4g} to {high:.4g}: their scales are off"
+                f"{where} are off by a factor each, {range_words(low, high)}: their scales are off"
             )
         if len(bad) == wrong.shape[dim]:
             continue
@@ -279,7 +279,7 @@ def _tile_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
             off = factors[(factors - 1).abs() > 1e-6]
             return (
                 f"{len(off)} of {factors.numel()} tiles of {size}x{size} are off by a factor each, "
-                f"{float(off.min()):.4g} to {float(off.max()):.4g}: their scales are off"
+                f"{range_words(float(off.min()), float(off.max()))}: their scales are off"
             )
     return ""
 

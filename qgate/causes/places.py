@@ -23,6 +23,15 @@ def factor_words(factor: float, noise: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def range_words(low: float, high: float) -> str:
+    """Write two factors with as many digits as tell them from each other and from 1."""
+    for digits in range(4, 8):
+        texts = [f"{factor:.{digits}g}" for factor in (low, high)]
+        if texts[0] != texts[1] and "1" not in texts:
+            break
+    return " to ".join(texts)
+
+
 def axis_word(dims: int, dim: int) -> str:
     if dim == dims - 1:
         return "column"

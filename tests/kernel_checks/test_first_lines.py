@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
-from qgate.causes.places import factor_words
+from qgate.causes.places import factor_words, range_words
 from qgate.testing import CheckFailure, check_kernel
 from tests.kernel_checks.coarse_kernels import tf32
 from tests.kernel_checks.right_kernels import added_in
@@ -99,3 +99,9 @@ def test_one_weight_of_a_norm_is_named_by_its_column() -> None:
 def test_halves_that_are_swapped_are_named_as_ranges() -> None:
     cause = cause_of(lambda x, w: linear(x, w).roll(32, -1), X, W, like=linear)
     assert "columns 0 to 31 of 64 (one tile of 32) hold what columns 32 to 63" in cause
+
+
+def test_a_range_of_factors_has_the_digits_that_tell_them_from_each_other_and_from_one() -> None:
+    assert range_words(0.9992, 1.001) == "0.9992 to 1.001"
+    assert range_words(1.000002, 1.00003) == "1.000002 to 1.00003"
+    assert range_words(2.0, 2.5) == "2 to 2.5"
