@@ -37,6 +37,8 @@ def longer_runs(
     report: CheckReport,
 ) -> list[KernelRun]:
     """Run inputs that are longer than a tile, one dimension at a time, as far as seconds allow."""
+    if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not budget_s >= 0:
+        raise ValueError(f"budget_s {budget_s!r} is not allowed; give seconds (0: no long inputs).")
     step = max((quantization.step for quantization in subject.slots.values()), default=1)
     values = decoded(example)
     seconds_each = min(_seconds_of(subject, values) for _ in range(TIMED))
@@ -88,6 +90,9 @@ def reused_memory(
     What is packed lies in other memory in each call.
     """
     if subject.pack or any(q.is_packed for q in subject.inputs.values()):
+        return None
+    if any(isinstance(value, Tensor) and is_expanded(value) for value in example):
+        report.left_out[AGAIN] = "an argument is expanded: its memory cannot be written"
         return None
     reordered = _others(example, axes, seed)
     if reordered is None:
@@ -162,13 +167,20 @@ def stale_failure(failing: Failing, example: KernelRun, report: CheckReport) -> 
     return None
 
 
+def is_expanded(value: Tensor) -> bool:
+    """Tell if one place in memory is several elements of a tensor."""
+    if value.layout != torch.strided:
+        return False
+    layout = zip(value.stride(), value.shape, strict=True)
+    return any(stride == 0 and size > 1 for stride, size in layout)
+
+
 def own_memory(value: Any) -> Any:
     """Return a tensor with the same layout in memory of its own, which may be written."""
-    if not isinstance(value, Tensor) or value.is_sparse or value.is_quantized:
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_quantized:
         return value
-    layout = zip(value.stride(), value.shape, strict=True)
-    if not value.numel() or any(stride == 0 and size > 1 for stride, size in layout):
-        return value  # expanded: one place in memory has several elements
+    if not value.numel() or is_expanded(value):
+        return value
     own = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return own.copy_(value)
 

@@ -203,3 +203,16 @@ def test_memory_that_is_not_aligned_is_tried_where_the_process_may_end() -> None
     assert "memory that begins one element later" in check(right, isolate=True).held
     with pytest.raises(CheckFailure, match="for memory that begins one element later"):
         check(vectorized, isolate=True, relations=["offset"])
+
+
+def test_expanded_arguments_and_seconds_that_are_none_have_their_words() -> None:
+    bias = torch.randn(1, 20, generator=GENERATOR).expand(24, 20)
+    report = check_kernel(
+        lambda x, w, b: right(x, w) + b, X, W, bias, like=lambda x, w, b: linear(x, w) + b,
+        inputs=MX, relations=["again"],
+    )  # fmt: skip
+    reason = report.left_out["other values in the same memory"]
+    assert reason == "an argument is expanded: its memory cannot be written"
+    for seconds in (-1, True, "2"):
+        with pytest.raises(ValueError, match="give seconds"):
+            check_kernel(right, X, W, like=linear, inputs=MX, budget_s=seconds)  # type: ignore[arg-type]
