@@ -32,7 +32,11 @@ def make_subject(
     """Check what was declared of a kernel; ValueError says what cannot be used."""
     for name, function in (("kernel", kernel), ("like", like)):
         if not callable(function):
-            raise ValueError(f"{name} is {function!r}; give a function of the arguments.")
+            problem = f"{function!r}; give a function of the arguments."
+            if isinstance(function, Tensor):
+                shape = tuple(function.shape)
+                problem = f"a tensor of shape {shape}; give the function, not its result."
+            raise ValueError(f"{name} is {problem}")
     if arithmetic not in ARITHMETICS:
         raise ValueError(f"arithmetic {arithmetic!r} is none of {', '.join(ARITHMETICS)}.")
     declared = by_position(inputs, arguments)

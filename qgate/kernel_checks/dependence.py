@@ -41,6 +41,7 @@ class _Difference:
     kernel   what the first of them depends on; reference: what the reference's depends on
     missed   wrong entries along that dimension that depend on the right ones
     is_one   True if all those lines depend on the same entries too many or too few
+    is_whole  True if this is so of the whole result
     """
 
     argument: int
@@ -51,6 +52,7 @@ class _Difference:
     reference: list[int]
     missed: int
     is_one: bool
+    is_whole: bool
 
     def rank(self) -> tuple[bool, int, int]:
         """Return a key by which the difference that says most comes first."""
@@ -59,23 +61,30 @@ class _Difference:
     def words(self) -> str:
         more = len(self.lines) - 1
         also = f", and so for {more} more" if more else ""
+        where = f"{_place(self.result_word, str(self.lines[0]))} of the result"
+        if self.is_whole:
+            where, also = "the result", ""
         return (
-            f"{self.result_word} {self.lines[0]} of the result depends on "
-            f"{self._entries(self.kernel)} of argument {self.argument}, the reference's on "
-            f"{self._entries(self.reference)}{also}"
+            f"{where} depends on {self._entries(self.kernel)} of argument {self.argument}, the "
+            f"reference's on {self._entries(self.reference)}{also}"
         )
 
     def _entries(self, entries: list[int]) -> str:
         if not entries:
-            return f"no {self.entry_word}"
+            of = (
+                f"entry of {self.entry_word}"
+                if self.entry_word.startswith("dim")
+                else self.entry_word
+            )
+            return f"no {of}"
         first, last = entries[0], entries[-1]
         if len(entries) == 1:
-            return f"{self.entry_word} {first}"
-        many = f"{self.entry_word}s" if not self.entry_word.endswith("entry") else "entries"
+            return _place(self.entry_word, str(first))
         if last - first == len(entries) - 1:
-            return f"{many} {first} to {last}"
+            return _place(self.entry_word, f"{first} to {last}", is_one=False)
         listed = ", ".join(map(str, entries[:4]))
-        return f"{many} {listed}{', …' if len(entries) > 4 else ''}"
+        more = ", …" if len(entries) > 4 else ""
+        return _place(self.entry_word, f"{listed}{more}", is_one=False)
 
 
 def describe_dependence(case: Failing) -> str:
@@ -138,6 +147,7 @@ def _by_line(
     # What float noise hides here and there is no fault of positions: those are few, or one run.
     if not all(len(some) <= FEW or some[-1] - some[0] < len(some) for some in differing):
         return
+    is_one = len({tuple(some) for some in differing}) == 1 and len(lines) > 1
     yield _Difference(
         argument=position,
         entry_word=word,
@@ -146,14 +156,23 @@ def _by_line(
         kernel=entries[0][0],
         reference=entries[0][1],
         missed=missed,
-        is_one=len({tuple(some) for some in differing}) == 1 and len(lines) > 1,
+        is_one=is_one,
+        is_whole=is_one and len(lines) == wrong.shape[output],
     )
 
 
 def _axis_word(dims: int, dim: int) -> str:
     if dims == 1:
         return "entry"
-    return ("row", "column")[dim - dims] if dim >= dims - 2 else f"dimension {dim} entry"
+    return ("row", "column")[dim - dims] if dim >= dims - 2 else f"dimension {dim}"
+
+
+def _place(word: str, numbers: str, *, is_one: bool = True) -> str:
+    """Return words such as `row 3`, `columns 0 to 4`, `entry 0 of dimension 1`."""
+    if word.startswith("dimension") or word == "entry":
+        of = "" if word == "entry" else f" of {word}"
+        return f"{'entry' if is_one else 'entries'} {numbers}{of}"
+    return f"{word}{'' if is_one else 's'} {numbers}"
 
 
 def _changes(

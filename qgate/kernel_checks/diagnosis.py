@@ -37,7 +37,7 @@ from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
 from qgate.kernel_checks.settling import beside_arithmetic, narrowed, settled
 from qgate.kernel_checks.uncounted import describe_uncounted
-from qgate.kernel_checks.variations import describe_variation
+from qgate.kernel_checks.variations import describe_operator_before_cast, describe_variation
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -56,10 +56,11 @@ def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> Chec
         more = f" and {len(also) - 3} more" if len(also) > 3 else ""
         agree = count - len(failing)
         details.append(
-            f"also wrong for {'; '.join(also[:3])}{more}; {agree} input{'s' * (agree != 1)} agree"
+            f"also wrong for {'; '.join(also[:3])}{more}; {agree} "
+            + ("input agrees" if agree == 1 else "inputs agree")
         )
     elif count > 1:
-        details.append(f"{count - 1} other inputs agree")
+        details.append("1 other input agrees" if count == 2 else f"{count - 1} other inputs agree")
     details += [
         f"nearest convention of {position}: {quantization.choices[choice].name}"
         for position, quantization, choice in zip(
@@ -88,6 +89,7 @@ def _worst(case: Failing) -> str:
     actual, value, least, most = (
         float(tensor.reshape(-1)[flat]) for tensor in (case.actual, case.expected.values, low, high)
     )
+    value = min(max(value, least), most)  # as the result's dtype rounds it
     return (
         f"worst at [{position}]: {actual:.6g}, expected {value:.6g} (float noise "
         f"allows {least:.6g} to {most:.6g})"
@@ -135,7 +137,7 @@ def diagnose(case: Failing) -> str:
 def _wrong_values(case: Failing) -> str:
     """Name what arguments or operators are computed otherwise than the reference's."""
     some = narrowed(case)
-    words = describe_declaration(some)
+    words = describe_declaration(some) or describe_operator_before_cast(some)
     if words:
         return words
     words, casts = describe_wrong_cast(some)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from qgate.device_errors import lost_device
+from qgate.errors import first_line
 from qgate.expected.narrow_floats import is_wide_float
 from qgate.kernel_checks.declared import by_position
 from qgate.kernel_checks.record import CheckFailure, CheckReport
@@ -118,6 +120,14 @@ def check_gradients(
             raise CheckFailure(
                 f"{report.name} gives no gradient of {of}: {error}", report
             ) from None
+        except Exception as error:
+            if lost_device(error):
+                raise
+            raise CheckFailure(
+                f"{report.name} raised {type(error).__name__} for the gradient of {of}: "
+                f"{first_line(error)}",
+                report,
+            ) from error
         try:
             report.gradients[of] = check(
                 sides[0],
@@ -128,6 +138,13 @@ def check_gradients(
             raise _advised(failure, count + len(values)) from None
         except ValueError as error:
             report.left_out[f"the gradient of {of}"] = str(error)
+    if not report.gradients:
+        reasons = [why for of, why in report.left_out.items() if of.startswith("the gradient of ")]
+        why = reasons[0] if reasons else "no argument is a floating-point tensor"
+        raise ValueError(
+            f"backward={outer_format!r} checks no gradient here: {why.rstrip('.')}. Give a "
+            "reference that autograd goes through, or leave backward out."
+        )
 
 
 def _parameters(kernel: Function, like: Function) -> tuple[list[str], list[Tensor]]:
@@ -144,10 +161,11 @@ def _parameters(kernel: Function, like: Function) -> tuple[list[str], list[Tenso
 
 
 def _advised(failure: CheckFailure, outer: int) -> CheckFailure:
-    """Say how the format of the result's gradient is declared, where that is what is missing."""
-    declared = re.search(rf"declare inputs=\{{{outer}: (.*)\}}$", failure.cause)
-    if declared is None:
-        return failure
-    cause = failure.cause.replace(declared[0], f"declare backward={declared[1]}")
-    words = cause.replace(f"argument {outer}", "the gradient of the result")
-    return CheckFailure(words, failure.report, *str(failure).splitlines()[1:])
+    """Call the last argument the gradient of the result, and say how its format is declared."""
+    cause = re.sub(rf"declare inputs=\{{{outer}: (.*)\}}$", r"declare backward=\1", failure.cause)
+    details = (line.strip() for line in str(failure).splitlines()[1:])
+    words = [
+        re.sub(rf"\bargument {outer}\b", "the gradient of the result", line)
+        for line in (cause, *details)
+    ]
+    return CheckFailure(words[0], failure.report, *words[1:])

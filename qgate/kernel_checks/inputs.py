@@ -92,6 +92,11 @@ def other_shapes(
     generator = torch.Generator().manual_seed(seed)
     tensors = [position for position, value in enumerate(example) if isinstance(value, Tensor)]
     for listed in shapes:
+        if not isinstance(listed, Sequence) or not all(isinstance(s, Sequence) for s in listed):
+            raise ValueError(
+                f"shapes has {listed!r}; give for each further input one shape per tensor, such as "
+                "shapes=[((7, 256), (9, 256))]."
+            )
         if len(listed) != len(tensors):
             raise ValueError(
                 f"shapes has {tuple(listed)!r}; give one shape for each of the {len(tensors)} "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.errors import unknown
+from qgate.errors import first_line, unknown
 from qgate.expected.conventions import MSE
 from qgate.expected.derived import RELATIONS, DerivedInput
 from qgate.expected.distances import relative_error
@@ -27,7 +27,7 @@ from qgate.kernel_checks.beyond import (
     stale_failure,
 )
 from qgate.kernel_checks.casts import WORTH_A_SEARCH
-from qgate.kernel_checks.declared import by_position, to_array
+from qgate.kernel_checks.declared import by_position, declare, to_array
 from qgate.kernel_checks.declaring import make_subject
 from qgate.kernel_checks.diagnosis import explain
 from qgate.kernel_checks.fitting import Judgement, judge
@@ -82,6 +82,11 @@ def check_kernel(
 ) -> CheckReport:
     """Hold a kernel at what ideally quantized arguments give; CheckFailure says the cause."""
     coarse, request = request_of(arithmetic, intermediates)
+    _check_place(dtype, device)
+    if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not budget_s >= 0:
+        raise ValueError(f"budget_s {budget_s!r} is not allowed; give seconds, 0 or more.")
+    if not isinstance(backward, bool):
+        declare(nearest_twin(backward), "backward", torch.float32)
     example = [own_memory(_moved(argument, dtype, device)) for argument in arguments]
     declared: dict[Any, Any] = {**by_position(inputs, example)}
     declared |= {} if output is None else {RESULT: output}
@@ -177,6 +182,20 @@ def _checked_relations(relations: Sequence[str] | None) -> tuple[str, ...]:
         if relation not in RELATIONS:
             raise ValueError(str(unknown("relation", relation, RELATIONS)))
     return tuple(relations)
+
+
+def _check_place(dtype: Any, device: Any) -> None:
+    """Refuse a dtype or a device that no argument can be moved to."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise ValueError(f"dtype is {dtype!r}; give a torch.dtype, such as torch.bfloat16.")
+    if device is None:
+        return
+    try:
+        kind = torch.empty(0, device=device).device.type
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise ValueError(f"device {device!r} cannot be used: {first_line(error)}") from None
+    if kind == "meta":
+        raise ValueError("device 'meta' has no values to check; give 'cpu' or a GPU.")
 
 
 def _check_example(exact: Tensor, subject: KernelSubject) -> None:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from qgate.causes.operator_faults import operator_faults
 from qgate.causes.readings import wrong_readings
-from qgate.expected.noise import evaluate
+from qgate.expected.noise import Expected, evaluate
 from qgate.kernel_checks.closeness import FunctionFit, energy_left
 from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
-from qgate.kernel_checks.subject import Function
+from qgate.kernel_checks.subject import RESULT, Function
 
 CLOSELY = 6
 """Faults that are explaining at under the roundings of kernels: those that leave least."""
@@ -74,6 +74,27 @@ class _Entry:
             return self.fault
         faulty = self.fault.faulty(case)
         return Variation(self.fault.words, case.subject.like, faulty.arguments, faulty.alternatives)
+
+
+def describe_operator_before_cast(case: Failing) -> str:
+    """Name the faulty operator that explains a result which is quantized; empty if none does."""
+    subject, output = case.subject, case.subject.output
+    if output is None or not bool(case.actual.isfinite().any()):
+        return ""
+    choice, actual = case.choices[RESULT], case.actual.double()
+    before = energy_left(actual, case.expected.values)
+    width = subject.before_output(case.arguments, case.choices, subject.arithmetic).width
+    affordable = max(MOST_WORK // max(work_of(case), 1), FEWEST)
+    faults = operator_faults(subject.like, case.ideal, case.residual)
+    for fault in itertools.islice(faults, affordable):
+        values = _values(fault.within(subject.like), case.ideal)
+        if values is None or values.shape != width.shape:
+            continue
+        if not energy_left(actual, output.ideal(values, choice)) < before:
+            continue
+        if output.expected(Expected.around(values, width), choice).explains(case.actual):
+            return fault.words
+    return ""
 
 
 def describe_variation(case: Failing, casts: Sequence[TriedCast]) -> str:

@@ -78,7 +78,7 @@ def test_right_gradients_are_green_and_each_has_its_record() -> None:
         (
             lambda s: (s.g @ s.wq, s.g[:128].T @ s.xq[:128]),
             "160 terms, 128 to 287, of the sum over 288 (dimension 0 of argument 0, dimension 0 of "
-            "argument 2) are lost",
+            "the gradient of the result) are lost",
         ),
         (
             lambda s: (s.g @ s.wq, None),
@@ -155,3 +155,25 @@ def test_what_has_no_gradient_is_left_out_or_refused() -> None:
             linear, X, qgate.encode(W, "mxfp8"), like=linear, backward=True,
             pack={1: lambda encoded: encoded.decode(torch.float32)},
         )  # fmt: skip
+
+
+def test_a_backward_that_raises_is_red_and_one_of_no_format_is_refused() -> None:
+    class Forward(torch.autograd.Function):
+        @staticmethod
+        def forward(_ctx: Any, x: Tensor, w: Tensor) -> Tensor:
+            return linear(x, w)
+
+    options: dict[str, Any] = {"like": linear, "relations": ["one"]}
+    cause = "apply raised NotImplementedError for the gradient of argument 0: You must implement"
+    with pytest.raises(CheckFailure, match=cause):
+        check_kernel(Forward.apply, X, W, backward=True, **options)
+    with pytest.raises(ValueError, match=r"backward: unknown format 'yes'"):
+        check_kernel(linear, X, W, backward="yes", **options)
+
+
+def test_a_reference_without_gradients_checks_none() -> None:
+    def detached(x: Tensor, w: Tensor) -> Tensor:
+        return linear(x, w).detach()
+
+    with pytest.raises(ValueError, match="checks no gradient here: the reference has none"):
+        check_kernel(linear, X, W, like=detached, backward=True, relations=["one"])

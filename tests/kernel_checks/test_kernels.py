@@ -409,6 +409,11 @@ def test_accepted_values_are_kept_beside_the_test(pytester: pytest.Pytester) -> 
     ("arguments", "options", "words"),
     [
         ((X, W), {"like": 5}, "like is 5; give a function"),
+        ((X, W), {"dtype": "bfloat16"}, "dtype is 'bfloat16'; give a torch.dtype"),
+        ((X, W), {"device": "gpu"}, "device 'gpu' cannot be used: "),
+        ((X, W), {"device": "meta"}, "device 'meta' has no values to check"),
+        ((X, W), {"budget_s": -1}, "budget_s -1 is not allowed"),
+        ((X, W), {"shapes": [(7, 64)]}, "shapes has (7, 64); give for each further input"),
         ((X, W), {"inputs": {2: "mxfp8"}}, "inputs names argument 2; floating-point tensors stand at: 0, 1"),
         ((X, W), {"inputs": {0: "mxfp9"}}, "argument 0: unknown format 'mxfp9'"),
         ((X, W), {"inputs": {0: 8}}, "argument 0 is declared as 8; allowed are"),

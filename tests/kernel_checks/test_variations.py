@@ -139,6 +139,21 @@ def test_a_factor_is_no_eps_and_no_mean_of_one_value_less(factor: float) -> None
     assert f"the result is {factor:g}"[:-1] in line
 
 
+@pytest.mark.parametrize(
+    "output", ["mxfp8", qgate.Quantizer("fp8_e4m3", granularity="channel", axis=0)]
+)
+def test_a_wrong_eps_is_named_where_the_result_is_quantized(output: Any) -> None:
+    quantizer = qgate.Quantizer(output) if isinstance(output, str) else output
+
+    def kernel(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
+        return quantizer(norm(x, w, eps))
+
+    arguments = normal(3, (16, 96), (96,), dtype=torch.float32)
+    check(kernel, arguments, norm, output=output)
+    words = first_line(lambda x, w: kernel(x, w, 1e-3), arguments, norm, output=output)
+    assert words == "eps is 0.001, not 1e-06"
+
+
 def test_a_fault_that_none_of_these_is_gets_none_of_their_names() -> None:
     noise = normal(4, (3, 40, 32))[0].float()
     line = first_line(in_bf16(lambda *a: attention(*a) + 0.05 * noise), HEADS, attention)
