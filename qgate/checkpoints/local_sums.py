@@ -9,7 +9,8 @@ Measured over seeds and distributions of weights, beside what is broken (in dB o
 
     right exporters   rows up to 10.6, groups up to 11.3 (the nearest scales of MXFP4, amax / 8 of
                       INT4, powers of two of FP8; half of the values zero, or single large ones);
-                      GPTQ: rows up to 8.3, groups up to 31; clips of AWQ: rows 11.9, groups 13.6
+                      GPTQ: rows up to 8.3 (12.7 in one export), groups up to 33; clips of
+                      AWQ: rows 13.8, groups 13.6
     scales doubled    groups of INT4 and MXFP4: 99 of 100 from 11 on, 15 to 20 at the median; of
                       NVFP4 from 14.6 on, of FP8 from 26 on, of INT8 from 27 (per tensor 20)
     foreign codes     rows of INT4 and MXFP4: 99 of 100 from 13.6 on, 20 to 22 at the median, as
