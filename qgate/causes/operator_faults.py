@@ -153,7 +153,7 @@ def operator_faults(
 
 def _wrong_terms(site: int, a: Tensor, b: Tensor, residual: Tensor) -> Iterator[OperatorFault]:
     """Yield the term of the last product that a residual holds most of, with its weight."""
-    a, b = (side if side.dim() == 3 else side[None] for side in (a, b))
+    a, b = (side.detach() if side.dim() == 3 else side.detach()[None] for side in (a, b))
     if residual.numel() != len(a) * a.shape[1] * b.shape[2] or a.shape[2] < 2:
         return
     overlaps = torch.einsum("bmn,bmk,bkn->k", residual.reshape(len(a), a.shape[1], -1).to(a), a, b)
