@@ -37,6 +37,8 @@ FUNCTION_ROUNDINGS = 16.0
 """Rounding errors that elementary functions (exp, rsqrt, tanh) may add to a result."""
 
 Function = Callable[..., Any]
+Inside = Callable[[Sequence[Any], float, torch.Generator], Tensor]
+"""Evaluates a function with the result of every operator moved by one rounding error."""
 
 
 @dataclass(frozen=True)
@@ -158,16 +160,22 @@ def expect(
     """
     values = evaluate(like, arguments) if values is None else values
     unit = ARITHMETICS[arithmetic]
+    inside: Inside | None = getattr(like, "inside", None)
     generator = torch.Generator().manual_seed(seed)
     squares = torch.zeros_like(values)
     for _ in range(RUNS):
         near = [moved(argument, unit, generator) for argument in arguments]
         squares += (evaluate(like, near) - values).nan_to_num_(0.0, 0.0, 0.0).square_()
+        if inside is not None:
+            difference = inside(arguments, unit, generator) - values
+            squares += difference.nan_to_num_(0.0, 0.0, 0.0).square_()
     sigma = smoothed(squares / RUNS).sqrt_()
     noise = sigma * (MARGIN * max(1.0, math.sqrt(longest_dimension(arguments)) / 2))
     # Functions lose digits where they cancel: gelu of -3 is as exact as gelu of 3.
     finite = values.nan_to_num(0.0, 0.0, 0.0)
     typical = finite.square().mean(-1, keepdim=True).sqrt_() if values.dim() else finite.abs()
+    if values.dim():  # a row that cancels to zero has the noise of what cancelled
+        typical = torch.where(typical == 0, finite.square().mean().sqrt(), typical)
     noise += (values.abs() + typical) * (unit * FUNCTION_ROUNDINGS)
     for position, *codes in (entry for entry in alternatives if len(entry) > 1):
         noise += CODE_MARGIN * _code_noise(like, arguments, values, position, codes, generator)

@@ -13,6 +13,8 @@ from torch.func import functional_call
 from qgate.device_errors import lost_device
 from qgate.errors import first_line
 from qgate.expected.narrow_floats import is_wide_float
+from qgate.expected.noise import moved
+from qgate.expected.operators import evaluate_changed
 from qgate.kernel_checks.declared import by_position
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.subject import KernelSubject
@@ -34,12 +36,21 @@ class Gradient:
     def __init__(self, function: Function, position: int, names: Sequence[str], of: str) -> None:
         self.function, self.position, self.names = function, position, names
         self.__name__ = of
+        # Operators of gradients may give much larger values, which cancel.
+        self.inside = self._moved_inside
 
     def __call__(self, *values: Any) -> Tensor:
         try:
             return self.found(values)
         except NoGradientError:
             return torch.zeros_like(values[self.position])
+
+    def _moved_inside(
+        self, arguments: Sequence[Any], unit: float, generator: torch.Generator
+    ) -> Tensor:
+        return evaluate_changed(
+            self, arguments, lambda value, _site, _name: moved(value, unit, generator)
+        )
 
     def found(self, values: Sequence[Any]) -> Tensor:
         """Return the gradient; NoGradientError where none goes through the function."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
@@ -177,3 +177,23 @@ def test_a_reference_without_gradients_checks_none() -> None:
 
     with pytest.raises(ValueError, match="checks no gradient here: the reference has none"):
         check_kernel(linear, X, W, like=detached, backward=True, relations=["one"])
+
+
+@pytest.mark.parametrize("is_causal", [False, True], ids=["all keys", "causal"])
+def test_gradients_that_cancel_have_the_noise_of_what_cancels(is_causal: bool) -> None:
+    """With one key the gradient of a query is zero: two numbers of the size of the values cancel."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+    def wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # The gradient of the first two queries alone is 1 % of what it adds up too large.
+        late = q + 0.01 * (q - q.detach()) * (torch.arange(q.shape[2]) < 2)[:, None]
+        return attention(late, k, v)
+
+    q, k, v = (torch.randn(2, 3, 12, 16, generator=GENERATOR) for _ in range(3))
+    options: dict[str, Any] = {"like": attention, "backward": True, "relations": ["one", "prefix"]}
+    report = check_kernel(attention, q, k, v, **options)
+    assert list(report.gradients) == ["argument 0", "argument 1", "argument 2"]
+    with pytest.raises(CheckFailure, match="the gradient of argument 0 of wrong is wrong"):
+        check_kernel(wrong, q, k, v, **options)
