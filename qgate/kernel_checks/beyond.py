@@ -216,7 +216,7 @@ def note_spread(subject: KernelSubject, runs: Sequence[KernelRun], report: Check
     """Say that a NaN or Inf spreads further than in the reference, to what may depend on it."""
     for run in runs:
         if run.source is not None and run.source.relation == "nan":
-            spread = ~run.actual.isfinite() & subject.unquantized(run.arguments).isfinite()
+            spread = ~run.actual.double().isfinite() & subject.unquantized(run.arguments).isfinite()
             count = int(spread.sum())
             if count and not subject.slots:
                 report.notes.append(

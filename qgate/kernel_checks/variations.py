@@ -164,6 +164,10 @@ def _variations(case: Failing) -> Iterator[Variation]:
     for fault in operator_faults(like, ideal, case.residual):
         yield Variation(fault.words, fault.within(like), ideal)
     for reading in wrong_readings(ideal, list(case.subject.inputs)):
+        try:
+            case.subject.try_on_host(reading.arguments)
+        except LENGTH_REFUSALS:  # of a position out of range, which would end a device
+            continue
         yield Variation(reading.words, like, reading.arguments)
 
 

@@ -188,8 +188,7 @@ def test_memory_at_another_place_is_tried() -> None:
 
     report = check(right, relations=["offset"])
     assert "memory that begins 64 bytes later" in report.held
-    left_out = report.left_out["memory that begins one element later"]
-    assert left_out == "a kernel may end the process there: give isolate=True"
+    assert not any("one element" in name for name in (*report.held, *report.left_out))
     with pytest.raises(CheckFailure, match="for memory that begins 64 bytes later"):
         check(aligned, relations=["offset"])
 

@@ -270,8 +270,9 @@ def test_amax_over_max_is_advised_where_powers_of_two_lose(fmt: str) -> None:
     lost = ": not exact." if gap == math.inf else f"{gap:.2f} dB lower."
     assert swept.reasons[-1].startswith("Of powers of two, which scales in E8M0 are, use 2^")
     assert swept.reasons[-1].endswith(lost)
-    assert swept.power_exponent == int(swept.power_exponent), "gates hold powers of two"
-    assert f"use 2^{swept.power_exponent:g}: " in swept.reasons[-1]
+    power = swept.levels[swept.record["advice"]["power"]]["exponent"]
+    assert power == int(power), "gates hold powers of two"
+    assert f"use 2^{power:g}: " in swept.reasons[-1]
     text = "\n".join(lines(swept.to_dict()))
     assert "amax / max, not an E8M0 scale" in text
     assert "No level of this sweep" not in text
