@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qgate.device_errors import LostDeviceError, lost_device
-from qgate.expected.derived import MISALIGNED, DerivedInput
+from qgate.expected.derived import DerivedInput
 from qgate.expected.noise import Expected
 from qgate.kernel_checks.declared import Quantization
 from qgate.kernel_checks.record import CheckFailure, CheckReport
@@ -22,7 +22,7 @@ from qgate.kernel_checks.subject import (
     KernelSubject,
     UnusableResult,
 )
-from qgate.kernel_checks.watching import HUNG, TELLING
+from qgate.kernel_checks.watching import HUNG
 
 EXAMPLE = "the example"
 NOISE = 2.0**-16
@@ -89,8 +89,6 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
             reason = f"{quantization.name} has no scale made from the values"
             report.left_out[variant.name] = reason
             return None
-    if variant.name == MISALIGNED and TELLING.get() is None:  # it may end this process
-        return None
     if variant.name in HUNG.get():
         report.left_out[variant.name] = HUNG.get()[variant.name]
         return None

@@ -79,7 +79,7 @@ class _Entry:
 def describe_operator_before_cast(case: Failing) -> str:
     """Name the faulty operator that explains a result which is quantized; empty if none does."""
     subject, output = case.subject, case.subject.output
-    if output is None or not bool(case.actual.isfinite().any()):
+    if output is None or not bool(case.actual.double().isfinite().any()):
         return ""
     choice, actual = case.choices[RESULT], case.actual.double()
     before = energy_left(actual, case.expected.values)
