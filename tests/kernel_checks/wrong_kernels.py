@@ -339,7 +339,7 @@ WRONG = (
                 (X, SQUARE)),
     WrongKernel("bias dropped", "argument 2 is not used: read as zeros",
                 lambda x, w, _b: product(x, w), (X, W, BIAS), linear),
-    WrongKernel("bias twice", "argument 2 is counted twice",
+    WrongKernel("bias twice", "argument 2 is counted twice|a bias is dropped or added twice",
                 lambda x, w, b: product(x, w) + 2 * b, (X, W, BIAS), linear),
     WrongKernel("overflow", "for values times 2\\^12.*Inf where finite",
                 after(lambda y: (y * 16).half().float() / 16 if y.numel() and y.abs().amax() > 4e3 else y)),

@@ -150,7 +150,7 @@ WRONG_SCALES = (
     WrongKernel("no scale", "argument 0 is cast to fp8_e4m3 without a scale",
                 lambda x, w: linear(cast(x, "fp8_e4m3"), cast(w, FP8_TENSOR)), (X / 50, W),
                 inputs={0: FP8_TENSOR, 1: FP8_TENSOR}, options=EXAMPLE),
-    WrongKernel("not declared", "argument 0 is quantized to nvfp4, and is not declared to be",
+    WrongKernel("not declared", "argument 0 is quantized, and not declared to be: declare",
                 lambda x, w: linear(cast(x, "nvfp4"), cast(w, "nvfp4")), inputs={1: "nvfp4"},
                 options=EXAMPLE),
     WrongKernel("half of the columns", "columns 20 to 39 of 40 \\(to the end\\) are 1.3 times the expected",

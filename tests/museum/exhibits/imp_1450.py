@@ -55,6 +55,6 @@ EXHIBIT = CheckpointExhibit(
     "kekzl/imp#1450", "checkpoints",
     "An FP8 weight that should have stayed as it is was copied without its scales.",
     "455 MiB of raw E4M3 codes in the file, and no message",
-    "mtp.fc.weight: it is F8_E4M3 without scales",
+    "mtp.fc.weight: its weight_scale is missing",
     arguments, widened, without_scales, joined, {0: "int8"},
 )  # fmt: skip

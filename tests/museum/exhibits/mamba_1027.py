@@ -45,7 +45,7 @@ EXHIBIT = Exhibit(
     "caches",
     "Prefill stored outputs of a convolution as its state, where decoding reads inputs.",
     "the first decoded tokens see the wrong history",
-    "row 0 of the result depends on rows 6 to 11 of argument 0, the reference.s on rows 9 to 11",
+    "the result depends on rows 6 to 11 of argument 0, the reference.s on rows 9 to 11",
     arguments, keeping_inputs, keeping_outputs, convolved,
     options={"relations": ["permuted"]},
 )  # fmt: skip
