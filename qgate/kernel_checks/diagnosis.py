@@ -47,14 +47,8 @@ WEAKEST_NOISE = 0.1
 
 def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> CheckFailure:
     """Return the failure of a kernel, with its cause in the first line."""
-    plainest = _plainest(failing)
-    case = settled(plainest)
-    cause = describe_uncounted(failing)
-    if not cause and case.choices != plainest.choices:
-        # A fault that explains all under the definition needs no other convention.
-        cause = describe_wrong_cast(narrowed(plainest))[0]
-        case = plainest if cause else case
-    cause = cause or diagnose(case)
+    case = settled(_plainest(failing))
+    cause = describe_uncounted(failing) or diagnose(case)
     where = "" if case.name == EXAMPLE else f" for {case.name}"
     details = [_worst(case), _size(case)]
     if len(failing) > 1:
