@@ -63,7 +63,7 @@ class CheckpointExhibit(Exhibit):
                 stored = next(iter(weight.parts.values()))
                 values = (
                     checkpoint.read(stored.name)
-                    if weight.packing is None
+                    if weight.packing is None or weight.missing  # codes are taken for values
                     else decode(checkpoint, weight, recipe).values()
                 )
                 tensors[weight.name] = values.float().reshape(parent[weight.name].shape)
