@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -128,6 +128,9 @@ def diagnose(case: Failing) -> str:
     words = describe_cut(case.actual, case.expected, case.wrong)
     if words:
         return words
+    words = _cast_under_definition(exact)
+    if words:
+        return words
     # Coarse sums would show at the example, too.
     words = "" if places or case.name != EXAMPLE else _coarse_arithmetic(case)
     words = words or describe_dependence(case)
@@ -143,6 +146,17 @@ def _wrong_values(case: Failing) -> str:
     words, casts = describe_wrong_cast(some)
     words = words or describe_moved(case.actual, case.expected, case.wrong)
     return words or describe_variation(some, casts) or _wrong_codes(some)
+
+
+def _cast_under_definition(case: Failing) -> str:
+    """Name a faulty cast beside the definition, where the fault makes other conventions nearer."""
+    definition = dict.fromkeys(case.subject.slots, 0)
+    if case.choices == definition:
+        return ""
+    expected = case.subject.expected(case.arguments, definition)
+    wrong = expected.outside(case.actual)
+    plain = replace(case, choices=definition, expected=expected, wrong=wrong)
+    return describe_wrong_cast(narrowed(plain))[0]
 
 
 def _structure(case: Failing, arithmetic: str | None = None) -> str:
