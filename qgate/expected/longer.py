@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qgate.expected.derived import CutAxis, DerivedInput
 from qgate.expected.indices import accepts
-from qgate.expected.narrow_floats import is_wide_float, widened
+from qgate.expected.narrow_floats import is_wide_float, size_of, widened
 
 Function = Callable[..., Any]
 LENGTHS = (257, 129, 65, 33, 17)
@@ -132,8 +132,3 @@ def _spread(value: Any, dim: int, generator: torch.Generator) -> Any:
     shape[dim] = value.shape[dim]
     factors = torch.rand(shape, generator=generator) + 0.5
     return (value.double() * factors.to(value.device)).to(value.dtype)
-
-
-def size_of(arguments: Sequence[Any]) -> int:
-    """Return the number of values among arguments."""
-    return sum(value.numel() for value in arguments if isinstance(value, Tensor))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,3 +82,8 @@ def shares_memory(result: Any, argument: Tensor) -> bool:
                 if places[0] == places[1] != 0:
                     return True
     return False
+
+
+def size_of(arguments: Sequence[Any]) -> int:
+    """Return the number of values among arguments."""
+    return sum(value.numel() for value in arguments if isinstance(value, Tensor))

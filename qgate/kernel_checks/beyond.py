@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from qgate.expected.derived import CutAxis, DerivedInput
-from qgate.expected.longer import LongInput, long_inputs, size_of
-from qgate.expected.narrow_floats import same_bits
+from qgate.expected.longer import LongInput, long_inputs
+from qgate.expected.narrow_floats import same_bits, size_of
 from qgate.expected.noise import evaluate
 from qgate.kernel_checks.fitting import Judgement
-from qgate.kernel_checks.inputs import decoded
+from qgate.kernel_checks.inputs import decoded, step_of
 from qgate.kernel_checks.record import OVER_BUDGET, CheckFailure, CheckReport
-from qgate.kernel_checks.runs import REFUSED, Failing, KernelRun, first_line, try_input
+from qgate.kernel_checks.runs import REFUSED, Failing, KernelRun, error_words, tried_run
 from qgate.kernel_checks.subject import KernelRefusal, KernelSubject
 from qgate.text import counted
 
@@ -37,22 +37,19 @@ def longer_runs(
     report: CheckReport,
 ) -> list[KernelRun]:
     """Run inputs that are longer than a tile, one dimension at a time, as far as seconds allow."""
-    step = max((quantization.step for quantization in subject.slots.values()), default=1)
     values = decoded(example)
     seconds_each = min(_seconds_of(subject, values) for _ in range(TIMED))
     pace = min(subject.paces) + EVALUATIONS * seconds_each / max(size_of(values), 1)
     seconds, runs = budget_s, []
-    listed = long_inputs(subject.like, values, axes, step)
+    listed = long_inputs(subject.like, values, axes, step_of(subject))
     for number, long in enumerate(listed):
         share = seconds / (len(listed) - number)
         variant = _affordable(long, values, pace, share, seed, report)
         if variant is None:
             continue
         seconds -= pace * size_of(variant.arguments)
-        actual = try_input(subject, variant, report)
-        if actual is not None:
-            runs.append(KernelRun(variant.name, variant.arguments, actual, variant))
-            subject.derive_from(example, variant, actual)
+        if run := tried_run(subject, example, variant, report):
+            runs.append(run)
     return runs
 
 
@@ -98,7 +95,7 @@ def reused_memory(
     try:
         actual = call_with(subject, example, reordered)
     except KernelRefusal as refusal:
-        report.left_out[AGAIN] = f"{REFUSED}: {first_line(refusal.__cause__ or refusal)}"
+        report.left_out[AGAIN] = f"{REFUSED}: {error_words(refusal.__cause__ or refusal)}"
         return None
     return KernelRun(AGAIN, reordered, actual)
 
@@ -124,8 +121,8 @@ def check_fifth_call(
         actual = call_with(judgement.subject, example.arguments, again.arguments)
     except KernelRefusal as refusal:
         raise CheckFailure(
-            f"{report.name} raised {first_line(refusal.__cause__ or refusal)} in a later call with "
-            f"{AGAIN}",
+            f"{report.name} raised {error_words(refusal.__cause__ or refusal)} in a later call "
+            f"with {AGAIN}",
             report,
         ) from refusal.__cause__
     later = replace(again, actual=actual)
@@ -214,11 +211,11 @@ def note_sizes(runs: Sequence[KernelRun], report: CheckReport) -> None:
 
 def note_spread(subject: KernelSubject, runs: Sequence[KernelRun], report: CheckReport) -> None:
     """Say that a NaN or Inf spreads further than in the reference, to what may depend on it."""
-    for run in runs:
+    for run in runs if not subject.slots else ():
         if run.source is not None and run.source.relation == "nan":
             spread = ~run.actual.double().isfinite() & subject.unquantized(run.arguments).isfinite()
             count = int(spread.sum())
-            if count and not subject.slots:
+            if count:
                 report.notes.append(
                     f"{run.name} makes {counted(count, 'value')} NaN or Inf that the reference "
                     "keeps finite: what is masked is multiplied by 0"

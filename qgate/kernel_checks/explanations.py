@@ -16,6 +16,7 @@ from qgate.causes.places import factor_words
 from qgate.causes.readings import wrong_readings
 from qgate.expected.conventions import NUDGE, Convention
 from qgate.expected.intermediates import HALVES
+from qgate.expected.narrow_floats import size_of
 from qgate.expected.noise import Expected, evaluate
 from qgate.formats import Quantizer
 from qgate.formats.options import Floats
@@ -87,8 +88,7 @@ def _wrong_cast_of_result(case: Failing) -> str:
 
 def work_of(case: Failing) -> int:
     """Return the elements of arguments and result that are computed for each fault."""
-    tensors = [x for x in (*case.ideal, case.actual) if isinstance(x, Tensor)]
-    return sum(tensor.numel() for tensor in tensors)
+    return size_of([*case.ideal, case.actual])
 
 
 @dataclass(frozen=True)

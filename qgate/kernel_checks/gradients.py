@@ -22,10 +22,6 @@ from qgate.kernel_checks.subject import KernelSubject
 Function = Callable[..., Any]
 
 
-# What a check of the result may ask for, and that of a gradient has nothing of.
-_PLAIN = dict.fromkeys(("output", "pack", "unpack", "limit", "accept")) | {"backward": False}
-
-
 class Gradient:
     """A function that returns the gradient of one argument or parameter of another function.
 
@@ -143,7 +139,7 @@ def check_gradients(
             report.gradients[of] = check(
                 sides[0],
                 [*arguments, *values, outer],
-                **{**_PLAIN, **options, "like": sides[1], "inputs": inputs},
+                **{**options, "like": sides[1], "inputs": inputs},
             )
         except CheckFailure as failure:
             raise _advised(failure, count + len(values)) from None

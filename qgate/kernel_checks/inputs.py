@@ -28,6 +28,11 @@ def decoded(example: Sequence[Any]) -> list[Any]:
     ]
 
 
+def step_of(subject: KernelSubject) -> int:
+    """Return the elements that share a scale, the most of all formats."""
+    return max((quantization.step for quantization in subject.slots.values()), default=1)
+
+
 def axes_of(subject: KernelSubject, example: list[Any], report: CheckReport) -> list[CutAxis]:
     """Find the dimensions that may have other lengths, and list why others must not."""
     axes, fixed = search_axes(subject.like, decoded(example))
@@ -66,8 +71,7 @@ def _from_example(
         position for position, quantization in subject.inputs.items() if quantization.is_packed
     }
     values = decoded(example)
-    step = max((quantization.step for quantization in subject.slots.values()), default=1)
-    for variant in derive(values, axes, step, relations, seed):
+    for variant in derive(values, axes, step_of(subject), relations, seed):
         if variant.name == MISALIGNED and TELLING.get() is None:  # it may end this process
             continue
         if not (packed and variant.relation in ("strided", "transposed", "offset", "nan")):

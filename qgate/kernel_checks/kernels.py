@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from qgate.errors import first_line, unknown
 from qgate.expected.conventions import MSE
-from qgate.expected.derived import RELATIONS, DerivedInput
+from qgate.expected.derived import RELATIONS
 from qgate.expected.distances import relative_error
 from qgate.expected.narrow_floats import is_wide_float
 from qgate.expected.searched_scales import searched_error
@@ -44,7 +45,7 @@ from qgate.kernel_checks.runs import (
     comparable,
     note_refusals,
     run_kernel,
-    try_input,
+    tried_run,
 )
 from qgate.kernel_checks.settling import unexplained
 from qgate.kernel_checks.stochastic import check_stochastic, is_stochastic, nearest_twin
@@ -127,12 +128,14 @@ def check_kernel(
     else:
         axes = axes_of(subject, example, report)
         derived = derived_inputs(subject, example, axes, chosen, shapes, seed)
-        runs = [run, *_tried(subject, run, [v for v in derived if v.relation not in RISKY], report)]
+        tried = functools.partial(tried_run, subject, example, report=report)
+        usual = (tried(variant) for variant in derived if variant.relation not in RISKY)
+        runs = [run, *filter(None, usual)]
         if "again" in chosen and (later := reused_memory(subject, example, axes, seed, report)):
             runs.append(later)
         if "long" in chosen:
             runs += longer_runs(subject, example, axes, budget_s, seed, report)
-        runs += _tried(subject, run, [v for v in derived if v.relation in RISKY], report)
+        runs += filter(None, (tried(variant) for variant in derived if variant.relation in RISKY))
         same_bits = repeatable or invariant
         runs = _check_exactly(subject, runs, request, inconclusive, report, same_bits)
         if invariant:
@@ -141,9 +144,10 @@ def check_kernel(
     hold_reference(subject, example)
     if backward is not False:
         options = {
-            "inputs": inputs, "convention": convention, "shapes": (), "relations": relations,
-            "dtype": None, "device": None, "arithmetic": arithmetic, "intermediates": intermediates,
-            "invariant": False, "repeatable": repeatable, "inconclusive": inconclusive,
+            "inputs": inputs, "output": None, "convention": convention, "pack": None,
+            "unpack": None, "shapes": (), "relations": relations, "limit": None, "accept": None,
+            "backward": False, "dtype": None, "device": None, "arithmetic": arithmetic,
+            "intermediates": intermediates, "invariant": False, "repeatable": repeatable, "inconclusive": inconclusive,
             "budget_s": budget_s, "seed": seed,
         }  # fmt: skip
         check_gradients(check_kernel, subject, example, run.actual, backward, options, report)
@@ -268,19 +272,6 @@ def _check_exactly(
     report.held = [each.name for each in runs]
     note_spread(subject, runs, report)
     note_sizes(runs, report)
-    return runs
-
-
-def _tried(
-    subject: KernelSubject, run: KernelRun, derived: Sequence[DerivedInput], report: CheckReport
-) -> list[KernelRun]:
-    """Run derived inputs, those that the kernel does not refuse."""
-    runs = []
-    for variant in derived:
-        actual = try_input(subject, variant, report)
-        if actual is not None:
-            runs.append(KernelRun(variant.name, variant.arguments, actual, variant))
-            subject.derive_from(run.arguments, variant, actual)
     return runs
 
 

@@ -65,6 +65,14 @@ def settle_reference(
     return subject, exact
 
 
+def with_seed(run: Callable[[], Tensor], arguments: Sequence[Any], seed: int = 0) -> Tensor:
+    """Run something from one state of the generators, those of the arguments' devices too."""
+    devices = {v.device for v in arguments if isinstance(v, Tensor) and v.device.type == "cuda"}
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        return run()
+
+
 def hold_reference(
     subject: KernelSubject, example: Sequence[Any], when: str = "after the kernel was called"
 ) -> None:
@@ -74,13 +82,8 @@ def hold_reference(
     if _agree(subject.exact, repeated):
         return
     name = getattr(subject.like, "__name__", type(subject.like).__name__)
-    devices = {v.device for v in example if isinstance(v, Tensor) and v.device.type == "cuda"}
     is_steady = _agree(repeated, subject.unquantized(example))
-    sides = []
-    with torch.random.fork_rng(devices=devices):
-        for _ in range(2):
-            torch.manual_seed(0)
-            sides.append(subject.unquantized(example))
+    sides = [with_seed(lambda: subject.unquantized(example), example) for _ in range(2)]
     if not is_steady and _agree(*sides):
         raise ValueError(
             f"like={name} gives other values {when}: it draws random numbers (with the same seed "

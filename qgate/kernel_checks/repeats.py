@@ -14,7 +14,8 @@ from qgate.expected.derived import are_independent
 from qgate.expected.intermediates import HALVES
 from qgate.expected.narrow_floats import same_bits
 from qgate.kernel_checks.record import CheckFailure, CheckReport
-from qgate.kernel_checks.runs import REPETITIONS, Failing, KernelRun, first_line, shape_words
+from qgate.kernel_checks.references import with_seed
+from qgate.kernel_checks.runs import REPETITIONS, Failing, KernelRun, error_words, shape_words
 from qgate.kernel_checks.subject import KernelRefusal, KernelSubject
 
 STEADY = 2.0
@@ -39,7 +40,7 @@ def check_repeats(
             raise CheckFailure(
                 f"{subject.name} raised {type(error).__name__} in run {number} of the same input",
                 report,
-                first_line(error),
+                error_words(error),
             ) from error
         if repeated.shape != run.actual.shape:
             raise CheckFailure(
@@ -84,15 +85,12 @@ def _flip(failing: Failing) -> Tensor | float:
 def _not_repeatable(
     subject: KernelSubject, arguments: list[Any], different: Tensor, run: int, report: CheckReport
 ) -> CheckFailure:
-    devices = {v.device for v in arguments if isinstance(v, Tensor) and v.device.type == "cuda"}
     seeded: list[Tensor] = []
     steady: list[Tensor] = []
     with contextlib.suppress(KernelRefusal):
         steady = [subject.run(arguments) for _ in range(2)]
-    with torch.random.fork_rng(devices=devices), contextlib.suppress(KernelRefusal):
-        for _ in range(2):
-            torch.manual_seed(0)
-            seeded.append(subject.run(arguments))
+    with contextlib.suppress(KernelRefusal):
+        seeded = [with_seed(lambda: subject.run(arguments), arguments) for _ in range(2)]
     if len(steady) == 2 and same_bits(*steady):
         why = ": it depends on the calls before (a counter? a cache by address?)"
     elif len(seeded) == 2 and same_bits(*seeded):

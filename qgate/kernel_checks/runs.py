@@ -97,7 +97,7 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
     except Exception as error:
         if lost_device(error):
             raise
-        report.left_out[variant.name] = f"the reference refused: {first_line(error)}"
+        report.left_out[variant.name] = f"the reference refused: {error_words(error)}"
         return None
     try:
         return run_kernel(subject, variant.arguments, shape, variant.name, report)
@@ -105,8 +105,19 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
         raise
     except Exception as error:
         cause = error.__cause__ if isinstance(error, KernelRefusal) else None
-        report.left_out[variant.name] = f"{REFUSED}: {first_line(cause or error)}"
+        report.left_out[variant.name] = f"{REFUSED}: {error_words(cause or error)}"
         return None
+
+
+def tried_run(
+    subject: KernelSubject, example: list[Any], variant: DerivedInput, report: CheckReport
+) -> KernelRun | None:
+    """Run a derived input of an example; None where it is refused, which is listed."""
+    actual = try_input(subject, variant, report)
+    if actual is None:
+        return None
+    subject.derive_from(example, variant, actual)
+    return KernelRun(variant.name, variant.arguments, actual, variant)
 
 
 def _of_magnitude(subject: KernelSubject, variant: DerivedInput) -> Iterator[Quantization]:
@@ -133,7 +144,7 @@ def _shape_of_reference(subject: KernelSubject, arguments: list[Any]) -> torch.S
     return subject.unquantized(arguments).shape
 
 
-def first_line(error: BaseException) -> str:
+def error_words(error: BaseException) -> str:
     """Return an exception as its type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:100]}" if lines else type(error).__name__
@@ -156,7 +167,7 @@ def run_kernel(
         error = refusal.__cause__
         if name != EXAMPLE or error is None:
             raise
-        words = first_line(error)
+        words = error_words(error)
         raise CheckFailure(
             f"{subject.name} raised {type(error).__name__} for {name}"
             + words.removeprefix(type(error).__name__),

@@ -27,6 +27,7 @@ from qgate.formats.encoded import encode_tensor
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.references import with_seed
 from qgate.kernel_checks.subject import RESULT, KernelSubject
 
 DRAWS = 64
@@ -88,6 +89,11 @@ class Neighbors:
     @property
     def variance(self) -> Tensor:
         return (self.above - self.below).square() * self.share * (1 - self.share)
+
+    def drawn(self, generator: torch.Generator) -> Tensor:
+        """Return one of both neighbors of each value, above as often as its share says."""
+        chances = torch.rand(self.share.shape, generator=generator).to(self.share.device)
+        return torch.where(chances < self.share, self.above, self.below)
 
     def wrong(self, values: Tensor, noise: Tensor) -> Tensor:
         """Return where a value is neither of the two neighbors."""
@@ -201,10 +207,7 @@ def check_stochastic(
 
 
 def _drawn(subject: KernelSubject, example: list[Any], seed: int) -> Tensor:
-    devices = {v.device for v in example if isinstance(v, Tensor) and v.device.type == "cuda"}
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        return subject.run(example, f"seed {seed}")
+    return with_seed(lambda: subject.run(example, f"seed {seed}"), example, seed)
 
 
 def _drawn_reference(
@@ -228,13 +231,10 @@ def _drawn_reference(
     results = []
     for _ in range(4 * DRAWS):
         for position, beside in neighbors.items():
-            chances = torch.rand(beside.exact.shape, generator=generator).to(beside.exact.device)
-            ideal[position] = torch.where(chances < beside.share, beside.above, beside.below)
+            ideal[position] = beside.drawn(generator)
         result = subject.unquantized(ideal)
         if RESULT in declared:
-            beside = Neighbors.of(result, declared[RESULT])
-            chances = torch.rand(result.shape, generator=generator).to(result.device)
-            result = torch.where(chances < beside.share, beside.above, beside.below)
+            result = Neighbors.of(result, declared[RESULT]).drawn(generator)
         results.append(result)
     stacked = torch.stack(results)
     # The mean of the reference is drawn too, from four times as many results.

@@ -20,6 +20,7 @@ from qgate.expected.narrow_floats import (
     is_wide_float,
     same_bits,
     shares_memory,
+    size_of,
     widened,
 )
 from qgate.expected.noise import Expected, entries_before, evaluate, expect
@@ -373,8 +374,7 @@ class KernelSubject:
             if lost_device(error):  # no refusal of this input
                 raise (device_error(error, self.name) or error) from None
             raise KernelRefusal(str(error)) from error
-        size = sum(value.numel() for value in arguments if isinstance(value, Tensor))
-        self.paces.append((time.perf_counter() - began) / max(size, 1))
+        self.paces.append((time.perf_counter() - began) / max(size_of(arguments), 1))
         self.in_place.clear()
         for position, argument in enumerate(arguments):
             if any(argument is tensor for tensor in changed):
