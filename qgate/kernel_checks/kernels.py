@@ -48,7 +48,12 @@ from qgate.kernel_checks.runs import (
     tried_run,
 )
 from qgate.kernel_checks.settling import unexplained
-from qgate.kernel_checks.stochastic import check_stochastic, is_stochastic, nearest_twin
+from qgate.kernel_checks.stochastic import (
+    check_stochastic,
+    is_stochastic,
+    nearest_twin,
+    of_effect,
+)
 from qgate.kernel_checks.subject import (
     RESULT,
     Choices,
@@ -113,17 +118,17 @@ def check_kernel(
     ideal = subject.values(example, choices)
     report.format_error = relative_error(ideal, exact)
     _check_limit(limit, report.format_error)
-    if at_random:
-        check_stochastic(subject, example, exact, at_random, seed, report)
-        return report
     run = KernelRun(EXAMPLE, example, run_kernel(subject, example, exact.shape, EXAMPLE, report))
     report.error = relative_error(run.actual, exact)
-    if convention == MSE:
-        if invariant:
-            raise ValueError(
-                "invariant=True needs derived inputs, which convention 'mse' has none of; check "
-                "the kernel at fixed scales, or leave one of the two out."
-            )
+    if invariant and (at_random or convention == MSE):
+        of = "rounding at random" if at_random else "convention 'mse'"
+        raise ValueError(
+            f"invariant=True needs derived inputs, which {of} has none of; check the kernel at "
+            "fixed scales with rounding to the nearest, or leave one of the two out."
+        )
+    if at_random := of_effect(subject, example, at_random):
+        check_stochastic(subject, example, at_random, seed, report)
+    elif convention == MSE:
         _check_searched(subject, run, report)
     else:
         axes = axes_of(subject, example, report)
@@ -147,8 +152,8 @@ def check_kernel(
             "inputs": inputs, "output": None, "convention": convention, "pack": None,
             "unpack": None, "shapes": (), "relations": relations, "limit": None, "accept": None,
             "backward": False, "dtype": None, "device": None, "arithmetic": arithmetic,
-            "intermediates": intermediates, "invariant": False, "repeatable": repeatable, "inconclusive": inconclusive,
-            "budget_s": budget_s, "seed": seed,
+            "intermediates": intermediates, "invariant": False, "repeatable": repeatable,
+            "inconclusive": inconclusive, "budget_s": budget_s, "seed": seed,
         }  # fmt: skip
         check_gradients(check_kernel, subject, example, run.actual, backward, options, report)
     if limit is not None and not report.error <= limit:

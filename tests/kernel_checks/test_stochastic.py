@@ -153,3 +153,35 @@ def test_a_norm_may_round_its_result_at_random() -> None:
 def test_one_tensor_alone_cannot_be_checked_and_the_message_says_what_can() -> None:
     with pytest.raises(ValueError, match=r"check_kernel\(cast, x, like=lambda x: x, output=…\)"):
         check(CAST(X), X, format=CAST)
+
+
+def test_what_else_was_asked_for_is_held_too() -> None:
+    options: dict[str, Any] = {"like": same, "output": CAST}
+    report = check_kernel(CAST, X, **options)
+    single = float((CAST(X) - X).square().sum() / X.square().sum())
+    assert report.error == pytest.approx(single, rel=0.2)
+    with pytest.raises(CheckFailure, match="unquantized values, limit"):
+        check_kernel(CAST, X, limit=1.01 * report.format_error, **options)
+    with pytest.raises(ValueError, match="rounding at random has none of"):
+        check_kernel(CAST, X, invariant=True, **options)
+
+
+def test_gradients_beside_arguments_rounded_at_random_are_checked() -> None:
+    class Gemm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor, factor: float) -> Tensor:
+            ctx.factor = factor
+            ctx.save_for_backward(x, w)
+            return linear(CAST(x), w)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Any:
+            x, w = ctx.saved_tensors
+            return g @ w, g.T @ CAST(x) * ctx.factor, None
+
+    options: dict[str, Any] = {"like": linear, "inputs": {0: CAST}, "backward": True}
+    report = check_kernel(lambda x, w: Gemm.apply(x, w, 1.0), X, W, **options)
+    conventions = report.gradients["argument 1"].conventions
+    assert conventions == {"argument 0": "rounded at random, right on average"}
+    with pytest.raises(CheckFailure, match="the gradient of argument 1 of the kernel "):
+        check_kernel(lambda x, w: Gemm.apply(x, w, 1.05), X, W, **options)
