@@ -21,7 +21,7 @@ SAME_INPUT = 2.0
 OUTLIER = 300.0
 """Ratio to the scales of all other layers at which a scale is a finding.
 
-Massive activations of some layers are up to about 100 times those of the largest_of_others.
+Massive activations of some layers are up to about 100 times those of the others.
 """
 FEWEST_LAYERS = 3
 ROOM = 4.0
@@ -96,15 +96,15 @@ def _unlike_siblings(largest: Mapping[str, float]) -> Iterator[tuple[str, str]]:
 
 def _outlier(name: str, value: float, largest: Mapping[str, float]) -> str:
     """Say that a scale is far from those of the same module in all other layers."""
-    largest_of_others = [
+    other_sizes = [
         v for other, v in largest.items() if other != name and _kind(other) == _kind(name)
     ]
-    if len(largest_of_others) < FEWEST_LAYERS:
+    if len(other_sizes) < FEWEST_LAYERS:
         return ""
-    if value > OUTLIER * max(largest_of_others) or value < min(largest_of_others) / OUTLIER:
+    if value > OUTLIER * max(other_sizes) or value < min(other_sizes) / OUTLIER:
         return (
             f"it is for inputs up to {value:.3g}, those of other layers are for "
-            f"{min(largest_of_others):.3g} to {max(largest_of_others):.3g}"
+            f"{min(other_sizes):.3g} to {max(other_sizes):.3g}"
         )
     return ""
 
