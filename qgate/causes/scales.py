@@ -24,7 +24,7 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
     for factor, words in ((2.0, "twice"), (0.5, "half")):
         yield (
             f"is quantized with {words} the scale of the definition",
-            lambda x, factor=factor: _with_scales(x, q, lambda s: s * factor),  # type: ignore[misc]
+            lambda x, factor=factor: quantize_with_scales(x, q, lambda s: s * factor),  # type: ignore[misc]
         )
     for step, words in ((1.0, "high"), (-1.0, "low")):
         yield (
@@ -34,7 +34,7 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
     if q.granularity in ("block", "channel"):
         yield (
             "is quantized with one scale, that of the first group",
-            lambda x: _with_scales(x, q, lambda s: np.broadcast_to(s[:1], s.shape)),
+            lambda x: quantize_with_scales(x, q, lambda s: np.broadcast_to(s[:1], s.shape)),
         )
 
 
@@ -51,7 +51,7 @@ def rounding_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
     if mx is not None:
         yield (
             "has scales made from magnitudes that were rounded to bfloat16",
-            lambda x: _with_scales(x, q, lambda s: s, rounded=_to_bfloat16),
+            lambda x: quantize_with_scales(x, q, lambda s: s, rounded=_to_bfloat16),
         )
         yield (
             "has scales rounded to the nearest power of two: its largest values saturate",
@@ -69,7 +69,7 @@ def rounding_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
         yield "is quantized without the scale of the tensor", lambda x: _nvfp4(x, q, state=1.0)
 
 
-def _with_scales(
+def quantize_with_scales(
     x: Floats, q: QuantizerSettings, change: Change, rounded: Change = np.asarray
 ) -> Floats:
     """Quantize with scales changed, or made from rounded values, before elements are rounded."""

@@ -35,6 +35,7 @@ from qgate.kernel_checks.nearest import describe_under_roundings
 from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
+from qgate.kernel_checks.scale_factors import describe_scale_factor
 from qgate.kernel_checks.settling import beside_arithmetic, narrowed, settled
 from qgate.kernel_checks.uncounted import describe_uncounted
 from qgate.kernel_checks.variations import describe_operator_before_cast, describe_variation
@@ -145,6 +146,7 @@ def _wrong_values(case: Failing) -> str:
         return words
     words, casts = describe_wrong_cast(some)
     words = words or describe_moved(case.actual, case.expected, case.wrong)
+    words = words or describe_scale_factor(some)
     return words or describe_variation(some, casts) or _wrong_codes(some)
 
 

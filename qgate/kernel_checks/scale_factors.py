@@ -1,0 +1,137 @@
+"""Scales that are too large or too small by a factor, found from the error that they make.
+
+The quantization error of a tensor grows with its scale. So the energy by which a result differs
+from that of unquantized arguments says about how large the scales were, and only factors near that
+are tried.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from qgate.causes.scales import quantize_with_scales
+from qgate.formats.settings import QuantizerSettings
+from qgate.kernel_checks.declared import from_array, to_array
+from qgate.kernel_checks.runs import Failing
+
+NEAR, STEP = 0.12, 0.002
+"""How far from the factor that the energy says others are tried, and by which steps."""
+BELOW = 1.04
+"""A factor up to which the energy says nothing: smaller scales saturate, and are all tried."""
+SMALLEST, COARSE = 0.4, 0.01
+LARGEST = 64.0
+EXPLAINED = 0.05
+"""Share of the energy of differences that a factor may leave."""
+MOST_SETTLED = 3
+"""Factors of those tried that are looked at more closely, the nearest ones."""
+ITSELF = 1e-3
+"""Distance from 1 up to which a factor is none."""
+
+
+def describe_scale_factor(case: Failing) -> str:
+    """Name the factor by which scales of arguments are off, codes included; empty if none is."""
+    subject = case.subject
+    if subject.output or not bool(case.actual.isfinite().all()):
+        return ""
+    scaled = [
+        position
+        for position, quantization in subject.inputs.items()
+        if (q := quantization.quantizer) is not None
+        and (q.format.kind == "element" and q.granularity is not None)
+        and q.zero_point is None
+        and q.rotation is None
+        and not quantization.is_packed
+    ]
+    for group in [[position] for position in scaled] + ([scaled] if len(scaled) > 1 else []):
+        if words := _of_group(case, group):
+            return words
+    return ""
+
+
+def _of_group(case: Failing, group: Sequence[int]) -> str:
+    def left(factor: float) -> float:
+        return _energy(case, _result(case, group, factor))
+
+    tried = sorted((left(factor), factor) for factor in _factors(case, group))
+    nearest = [factor for _, factor in tried[:MOST_SETTLED]]
+    least, factor = min((_settled(left, factor) for factor in nearest), default=(math.inf, 1.0))
+    before = _energy(case, case.expected.values)
+    if least > EXPLAINED * before or abs(factor - 1) < ITSELF:
+        return ""
+    which = f"argument {group[0]} is" if len(group) == 1 else f"arguments {_listed(group)} are"
+    words = f"{which} quantized with scales {factor:.3g} times too large"
+    if factor < 1:
+        words = f"{which} quantized with {factor:.3g} times the right scales"
+    return words + _codes_words(case.subject.inputs[group[0]].quantizer, factor)
+
+
+def _listed(group: Sequence[int]) -> str:
+    return f"{', '.join(map(str, group[:-1]))} and {group[-1]}"
+
+
+def _codes_words(q: QuantizerSettings | None, factor: float) -> str:
+    if q is None or q.format.name.startswith("fp"):
+        return "" if factor > 1 else ": large values saturate"
+    if factor < 1:
+        return ": large values saturate"
+    most = q.format.max
+    return f": {max(1, round(most / factor))} of {most:g} codes are used"
+
+
+def _factors(case: Failing, group: Sequence[int]) -> Iterator[float]:
+    """List the factors that the energy of the quantization error leaves possible."""
+    exact = case.subject.unquantized(case.arguments)
+    whole = _energy(case, exact)
+    sides = {}
+    for position in case.subject.inputs:
+        changed = list(case.arguments)
+        changed[position] = case.ideal[position]
+        values = case.subject.values_of([_doubled(value) for value in changed], case.choices)
+        sides[position] = float((values - exact).square().sum())
+    own = sum(sides[position] for position in group)
+    rest = sum(energy for position, energy in sides.items() if position not in group)
+    ratio = math.sqrt(max(whole - rest, 0.0) / own) if own else 0.0
+    if ratio > LARGEST:
+        return
+    if ratio > BELOW:
+        steps = math.ceil(math.log((1 + NEAR) / (1 - NEAR)) / STEP)
+        for number in range(steps + 1):
+            yield ratio * (1 - NEAR) * math.exp(STEP * number)
+    yield from itertools.takewhile(
+        lambda factor: factor < BELOW + NEAR,
+        (SMALLEST * math.exp(COARSE * number) for number in itertools.count()),
+    )
+
+
+def _doubled(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _settled(left: Callable[[float], float], factor: float) -> tuple[float, float]:
+    """Return the least energy that factors near one leave, and the factor."""
+    best = left(factor), factor
+    for step in (STEP / 3, STEP / 9, STEP / 27, STEP / 81):
+        near = (best[1] * math.exp(step * number) for number in (-2, -1, 1, 2))
+        best = min([best, *((left(each), each) for each in near)])
+    return best
+
+
+def _result(case: Failing, group: Sequence[int], factor: float) -> Tensor:
+    changed = list(case.ideal)
+    for position in group:
+        q = case.subject.inputs[position].quantizer
+        assert q is not None
+        source = case.arguments[position]
+        values = quantize_with_scales(to_array(source), q, lambda scales: scales * np.float64(factor))
+        changed[position] = from_array(values, source)
+    return case.result_of(changed)
+
+
+def _energy(case: Failing, values: Tensor) -> float:
+    return float((case.actual.double() - values).nan_to_num(0.0, 0.0, 0.0).square().sum())
