@@ -31,11 +31,24 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
             f"has every code decoded 1 too {words} (the zero point is off)",
             lambda x, step=step: define(x, q) + step * spread_scales(x, q),  # type: ignore[misc]
         )
+    if q.format.kind == "element" and q.format.name.startswith("int"):
+        bits = q.format.element.bits
+        for kept in range(bits - 1, 1, -1):
+            yield (
+                f"keeps the upper {kept} of {bits} bits of its codes",
+                lambda x, kept=kept: _coarser(x, q, 2.0 ** (bits - kept)),  # type: ignore[misc]
+            )
     if q.granularity in ("block", "channel"):
         yield (
             "is quantized with one scale, that of the first group",
             lambda x: quantize_with_scales(x, q, lambda s: np.broadcast_to(s[:1], s.shape)),
         )
+
+
+def _coarser(x: Floats, q: QuantizerSettings, step: float) -> Floats:
+    """Round ideal codes to multiples of a step."""
+    scales = spread_scales(x, q)
+    return np.asarray(np.rint(define(x, q) / scales / step) * step * scales)
 
 
 def rounding_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernel_checks.declaring import make_subject
@@ -17,22 +19,26 @@ from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import EXAMPLE, KernelRun
 from qgate.kernel_checks.settling import settled, unexplained
 
+FEW_ROWS = 16
+"""Rows that a fault is looked for in first: most are in every row, and the search is quick there."""
+
 
 @dataclass(frozen=True)
-class CallOfCode:
-    """One call: its arguments with a name for each, what code gives for them, and should give.
+class CodeCall:
+    """One call of code: its arguments with a name for each, and what it should give.
 
     code    the function under test, which takes the arguments
     like    the reference function
     inputs  quantizers of arguments by position
+    output  quantizer of the result
     """
 
     arguments: Sequence[Tensor]
     names: Sequence[str]
-    actual: Tensor
     code: Callable[..., Tensor]
     like: Callable[..., Any]
     inputs: Mapping[int, QuantizerSettings]
+    output: QuantizerSettings | None = None
 
     def fault(self) -> str:
         """Say what is wrong with the result in words; empty if correct code may give it."""
@@ -41,13 +47,14 @@ class CallOfCode:
             self.arguments,
             like=self.like,
             inputs=dict(self.inputs),
-            output=None,
+            output=self.output,
             pack=None,
             unpack=None,
             arithmetic="float32",
             convention=None,
         )
-        run = KernelRun(EXAMPLE, list(self.arguments), self.actual)
+        actual = self.code(*self.arguments).detach()
+        run = KernelRun(EXAMPLE, list(self.arguments), actual)
         judgement = judge(subject, [run], KernelRequest())
         if not judgement.failing:
             return ""
@@ -56,13 +63,55 @@ class CallOfCode:
     def _named(self, words: str) -> str:
         """Return words with the names of arguments in the place of their positions."""
 
-        def name(match: re.Match[str]) -> str:
-            return self.names[int(match[1])] if int(match[1]) < len(self.names) else match[0]
+        def all_named(match: re.Match[str]) -> str:
+            listed = [self.names[int(number)] for number in re.findall(r"\d+", match[0])]
+            return f"{', '.join(listed[:-1])} and {listed[-1]}"
 
-        def all_names(match: re.Match[str]) -> str:
-            positions = [int(number) for number in re.findall(r"\d+", match[1])]
-            listed = [self.names[position] for position in positions]
-            return f"each of {', '.join(listed[:-1])} and {listed[-1]}"
+        words = re.sub(r"arguments \d+(?:, \d+)*(?: and \d+)?", all_named, words)
+        return re.sub(r"argument (\d+)", lambda match: self.names[int(match[1])], words)
 
-        words = re.sub(r"each of arguments (\d+(?:, \d+)*)", all_names, words)
-        return re.sub(r"argument (\d+)", name, words)
+
+@torch.no_grad()
+def module_fault(
+    reference: nn.Module,
+    actual: nn.Module,
+    x: Tensor,
+    quantizers: Mapping[str, QuantizerSettings],
+) -> str:
+    """Say what a module does wrong beside another one whose input, weight, output are quantized.
+
+    The module under test has its own parameters: a function that changes them refuses.
+    """
+    named = dict(reference.named_parameters())
+    named |= {name: buffer for name, buffer in reference.named_buffers() if buffer.dtype.is_floating_point}
+    values = [parameter.detach() for parameter in named.values()]
+
+    def like(x: Tensor, *parameters: Tensor) -> Any:
+        return functional_call(reference, dict(zip(named, parameters, strict=True)), (x,))
+
+    def code(x: Tensor, *parameters: Tensor) -> Tensor:
+        if not all(map(torch.equal, parameters, values)):
+            raise ValueError("the module under test has parameters of its own")
+        result: Tensor = actual(x)
+        return result
+
+    inputs = {0: quantizers["input"]} if "input" in quantizers else {}
+    inputs |= {
+        number: quantizers[name] for number, name in enumerate(named, 1) if name in quantizers
+    }
+    names = ["its input", *(f"its {name}" for name in named)]
+    for few in _few_rows(x):
+        call = CodeCall([few, *values], names, code, like, inputs, quantizers.get("output"))
+        if words := call.fault():
+            return words
+    return ""
+
+
+def _few_rows(x: Tensor) -> Iterator[Tensor]:
+    """Yield the first rows of a tensor, and then the whole of it."""
+    few = x
+    for dim in range(x.dim() - 1):
+        few = few.narrow(dim, 0, min(FEW_ROWS if dim == x.dim() - 2 else 1, x.shape[dim]))
+    if few.shape != x.shape:
+        yield few.contiguous()
+    yield x

@@ -102,7 +102,7 @@ class Bench(LoadedModel):
         reference = self.reference(quantized.model.basis)
         inputs, together = self.model.inputs, self.runs_together(mode)
         segments = self.segments(quantized)
-        meant = self._meant(quantized)
+        meant = self.meant_of(quantized)
         holding = Holding(quantized, self.model, meant)
         caches, states = RunTraces(quantized), StateRunTraces(quantized)
         with holding.watch(), caches.watch(), states.watch():
@@ -208,7 +208,7 @@ class Bench(LoadedModel):
         """Return what holds a mode's code between quantizers, after short inputs of odd lengths."""
         if quantized.mode.name not in self._segments:
             base = self.model.in_basis(quantized.model.basis)
-            view = view_of(quantized, base, self._meant(quantized))
+            view = view_of(quantized, base, self.meant_of(quantized))
             segments = Segments(quantized.model, base, view, is_own=quantized.mode.own)
             self._segments[quantized.mode.name] = segments
             if not segments.is_own:
@@ -305,7 +305,7 @@ class Bench(LoadedModel):
         actual = fed(quantized, sites, sample, flowing, alone, whole)
         ideal = IdealErrors(quantizers={e.site: e.does for e in quantized.plan.entries})
         if by_fp32:
-            meant = declared or self._meant(quantized)
+            meant = declared or self.meant_of(quantized)
             # The healthy and the broken canary declare the same.
             if declared is not None and declared.mode in self._declared_ideals:
                 ideal.errors = self._declared_ideals[declared.mode]
@@ -338,7 +338,7 @@ class Bench(LoadedModel):
         rows = self.site_errors(healthy, healthy), self.site_errors(broken, healthy, pictures=False)
         return [replace(row, gated=()) for row in rows[0]], [replace(r, gated=()) for r in rows[1]]
 
-    def _meant(self, quantized: Quantized) -> Quantized:
+    def meant_of(self, quantized: Quantized) -> Quantized:
         """Return the mode's own rules, or the mode that its kernel stands for."""
         mode = quantized.mode
         if mode.meant is not None:

@@ -27,7 +27,9 @@ from qgate.gate.measuring.passes import fed, float64_array, flow, outer_tensors,
 from qgate.gate.measuring.reproductions import Reproduction, of_cast, of_product, of_tensors
 from qgate.gate.verdict import Verdict
 from qgate.kernel_checks.casts import check_cast
+from qgate.kernel_checks.explained import module_fault
 from qgate.kernel_checks.record import CheckFailure
+from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.models import Model, Site
 from qgate.models.rows import is_text
 from qgate.modes import Mode, Quantized
@@ -81,9 +83,11 @@ class SiteDiagnoses:
                 return self._block(quantized, site, keep)
             if mode.choices is not None:
                 return self._mixer_site(quantized, base, site)
-            return "" if mode.own else self._site(quantized, base, site)
+            if mode.own:
+                return self._own_product(quantized, base, site)
+            return self._site(quantized, base, site)
         # A broken model may raise anything when it runs again; its verdict stands without words.
-        except (QgateError, RuntimeError, ValueError):
+        except (QgateError, *LENGTH_REFUSALS):
             return ""
 
     def _fault(self, mode: Mode, check: Check) -> str:
@@ -142,6 +146,23 @@ class SiteDiagnoses:
         source = next((flowing[other.name] for other in inputs if other.name in flowing), None)
         self._keep(of_tensors(*names, result, flowing[site.name], source))
         return tensor_fault(result, flowing[site.name])
+
+    def _own_product(self, quantized: Quantized, base: Model, site: Site) -> str:
+        """Diagnose a product of a kernel of the model's own beside what it stands for."""
+        meant = self._bench.meant_of(quantized)
+        source, inside = f"{site.module}:input", quantized.model.module
+        if meant is quantized or quantized.mode.convention or not site.is_product:
+            return ""
+        sample = shortened(self._bench.model.inputs[0])
+        x = flow(base, [s for s in base.sites() if s.name == source], sample)[source]
+        reference, own = (of.get_submodule(site.module) for of in (base.module, inside))
+        ports = meant.plan.quantizers()
+        quantizers = {
+            port: ports[name]
+            for port in ("input", "weight", "output")
+            if (name := f"{site.module}:{port}") in ports
+        }
+        return _predicate(module_fault(reference, own, x, quantizers))
 
     def _mixer_site(self, quantized: Quantized, base: Model, site: Site) -> str:
         """Say if the calibrated scale of a tensor in a mixer is not what the reference's needs."""
@@ -247,6 +268,8 @@ def tensor_fault(actual: Tensor, expected: Tensor, unquantized: Tensor | None = 
 
 def _predicate(words: str) -> str:
     """Return words that go on after the name of a site."""
+    if not words:
+        return ""
     words = words.removeprefix("the result ")
     return words if re.match(r"(is|has|rounds|flushes|adds) ", words) else f"is wrong: {words}"
 
