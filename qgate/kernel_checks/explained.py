@@ -20,7 +20,7 @@ from qgate.kernel_checks.runs import EXAMPLE, KernelRun
 from qgate.kernel_checks.settling import settled, unexplained
 
 FEW_ROWS = 16
-"""Rows that a fault is looked for in first: most are in every row, and the search is quick there."""
+"""Rows that a fault is looked for in first: most faults are in every row."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,8 @@ def module_fault(
 
     The module under test has its own parameters: a function that changes them refuses.
     """
-    named = dict(reference.named_parameters())
-    named |= {name: buffer for name, buffer in reference.named_buffers() if buffer.dtype.is_floating_point}
-    values = [parameter.detach() for parameter in named.values()]
+    named = floating_state(reference)
+    values = list(named.values())
 
     def like(x: Tensor, *parameters: Tensor) -> Any:
         return functional_call(reference, dict(zip(named, parameters, strict=True)), (x,))
@@ -115,3 +114,9 @@ def _few_rows(x: Tensor) -> Iterator[Tensor]:
     if few.shape != x.shape:
         yield few.contiguous()
     yield x
+
+
+def floating_state(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module that are floating-point numbers, by name."""
+    state = (*module.named_parameters(), *module.named_buffers())
+    return {name: value.detach() for name, value in state if value.is_floating_point()}

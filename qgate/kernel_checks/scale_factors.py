@@ -128,7 +128,9 @@ def _result(case: Failing, group: Sequence[int], factor: float) -> Tensor:
         q = case.subject.inputs[position].quantizer
         assert q is not None
         source = case.arguments[position]
-        values = quantize_with_scales(to_array(source), q, lambda scales: scales * np.float64(factor))
+        values = quantize_with_scales(
+            to_array(source), q, lambda scales: scales * np.float64(factor)
+        )
         changed[position] = from_array(values, source)
     return case.result_of(changed)
 

@@ -23,6 +23,7 @@ from qgate.expected.searched_scales import scales_of
 from qgate.formats import Quantizer
 from qgate.gate.checks import Check
 from qgate.gate.measuring.bench import Bench
+from qgate.gate.measuring.code_faults import SAYS_NOTHING, code_fault
 from qgate.gate.measuring.passes import fed, float64_array, flow, outer_tensors, shortened
 from qgate.gate.measuring.reproductions import Reproduction, of_cast, of_product, of_tensors
 from qgate.gate.verdict import Verdict
@@ -30,6 +31,7 @@ from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.explained import module_fault
 from qgate.kernel_checks.record import CheckFailure
 from qgate.kernel_checks.runs import LENGTH_REFUSALS
+from qgate.kernel_checks.subject import KernelRefusal
 from qgate.models import Model, Site
 from qgate.models.rows import is_text
 from qgate.modes import Mode, Quantized
@@ -94,11 +96,26 @@ class SiteDiagnoses:
         """Diagnose a failure; an isolated error inside a block has words of its own."""
         if check.scope == "backward":
             return self._gradient(mode, check.site)
+        if check.scope == "isolated" and (words := self._code_fault(mode, check)):
+            return words
         words = self._diagnose(mode, check.site)
         is_block = check.site.rpartition(":")[0] in self._bench.model.layers
         if check.scope == "isolated" and not is_block:
             return self._mask_fault(mode, check.layer)
         return words
+
+    def _code_fault(self, mode: Mode, check: Check) -> str:
+        """Name what the code before a site does wrong, where its fault has no name yet."""
+        if "the product of" in check.reason and not re.search(SAYS_NOTHING, check.reason):
+            return ""
+        quantized = self._bench.quantized(mode)
+        base = self._bench.model.in_basis(quantized.model.basis)
+        view = self._bench.segments(quantized).view
+        try:
+            words = code_fault(quantized.model, base, view, check.site)
+        except (QgateError, *LENGTH_REFUSALS, KernelRefusal):
+            return ""
+        return f"is not what FP32 code makes of the tensors before it: {words}" if words else ""
 
     def _gradient(self, mode: Mode, name: str) -> str:
         """Diagnose a gradient; those of the latest mode are kept, for its other sites."""

@@ -1,0 +1,149 @@
+"""Faults of the code between two places of a block, which is a function of what it begins at."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from qgate.gate.measuring.call_arguments import CallArguments, arguments_of
+from qgate.gate.measuring.segment_views import SegmentView
+from qgate.gate.measuring.segments import TakenTensors
+from qgate.hooks.tapping import tap_sites
+from qgate.kernel_checks.explained import CodeCall, floating_state
+from qgate.models import Model, Site
+from qgate.models.rows import cut_sample, fullest_row, map_tensors
+
+Parameters = Mapping[str, Tensor]
+FEW_TOKENS = 24
+"""Tokens of the sample that code is run with."""
+SAYS_NOTHING = r"elements are wrong, the first at|errors look like rounding|a small error in all"
+"""Words of a fault that has no name."""
+
+
+class _Reached(Exception):
+    """The place at which the code ends was passed."""
+
+
+@dataclass(frozen=True)
+class CodeBetween:
+    """A block of a model, run from given tensors at some sites up to one site.
+
+    root     the whole model, whose sites these are
+    block    name of the block
+    call     the arguments of the block in one pass
+    sources  sites whose tensors are given
+    end      the site whose tensor is returned
+    """
+
+    root: nn.Module
+    block: str
+    call: CallArguments
+    sources: Sequence[Site]
+    end: Site
+
+    def __call__(self, tensors: Sequence[Tensor], parameters: Parameters) -> Tensor:
+        """Return the tensor that code makes at the end, before anything else changes it there."""
+        waiting = {site.name: tensor for site, tensor in zip(self.sources, tensors, strict=True)}
+        reached: list[Tensor] = []
+
+        def give(site: Site, tensor: Tensor) -> Tensor | None:
+            given = waiting.pop(site.name, None)
+            return None if given is None else given.reshape(tensor.shape)
+
+        def take(_site: Site, tensor: Tensor) -> None:
+            reached.append(tensor)
+            raise _Reached
+
+        dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+        args, kwargs = map_tensors((self.call.args, self.call.kwargs), _cast_to(dtype))
+        module = self.root.get_submodule(self.block)
+        with (
+            tap_sites(self.root, [self.end], take, first=True),
+            tap_sites(self.root, self.sources, give),
+        ):
+            try:
+                functional_call(module, dict(parameters), args, kwargs)
+            except _Reached:
+                return reached[0]
+        raise ValueError(f"{self.end} is not passed")
+
+    def needs(
+        self, tensors: Sequence[Tensor], parameters: Parameters
+    ) -> tuple[list[Site], list[str]]:
+        """Return the sources and the parameters that the result depends on."""
+        leaves = [t.detach().double().requires_grad_() for t in (*tensors, *parameters.values())]
+        given, of_block = leaves[: len(tensors)], leaves[len(tensors) :]
+        with torch.enable_grad():
+            result = self(given, dict(zip(parameters, of_block, strict=True)))
+            gradients = torch.autograd.grad(result.square().sum(), leaves, allow_unused=True)
+        are_read = [gradient is not None for gradient in gradients]
+        return (
+            [site for site, is_read in zip(self.sources, are_read, strict=False) if is_read],
+            [
+                name
+                for name, is_read in zip(parameters, are_read[len(tensors) :], strict=True)
+                if is_read
+            ],
+        )
+
+
+def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
+    """Say what code between two sites does wrong, beside the reference's code; empty if unknown.
+
+    actual  the model under test, whose tensors are taken
+    """
+    end = next((site for site in view.sites if site.name == name), None)
+    block = base.layer_of(end.module) if end is not None else ""
+    if end is None or not block:
+        return ""
+    sample = cut_sample(fullest_row(base.inputs[0]), slice(0, 1), FEW_TOKENS)
+    taken = TakenTensors(copies=True)
+    with torch.no_grad(), taken.watch(actual.module, view.ports):
+        actual.outputs(sample)
+    forwarded = view.read(taken.tensors).forwarded
+    sources = [
+        site
+        for site in view.sites
+        if base.layer_of(site.module) == block and site.name in forwarded and site is not end
+    ]
+    call = arguments_of(base, [block], sample)[block]
+    parameters = floating_state(base.module.get_submodule(block))
+    whole = CodeBetween(base.module, block, call, sources, end)
+    sites, names = whole.needs([forwarded[site.name][0] for site in sources], parameters)
+    right = replace(whole, sources=sites)
+    own = replace(right, root=actual.module)
+    values = [forwarded[site.name][0].float() for site in sites]
+    values += [parameters[name] for name in names]
+
+    def split(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Parameters]:
+        tensors, of_block = given[: len(sites)], given[len(sites) :]
+        dtype = tensors[0].dtype if tensors else torch.float32
+        rest = {name: value.to(dtype) for name, value in parameters.items()}
+        return tensors, rest | dict(zip(names, of_block, strict=True))
+
+    def like(*given: Tensor) -> Tensor:
+        return right(*split(given))
+
+    def code(*given: Tensor) -> Tensor:
+        if not all(map(torch.equal, given[len(sites) :], values[len(sites) :])):
+            raise ValueError("the block under test has parameters of its own")
+        return own(given[: len(sites)], {})
+
+    short = [
+        "the block's input" if site.is_block else site.name.removeprefix(f"{block}.")
+        for site in sites
+    ]
+    call_of_code = CodeCall(values, [*short, *names], code, like, {})
+    with torch.no_grad():
+        words = call_of_code.fault()
+    return "" if re.search(SAYS_NOTHING, words) else words
+
+
+def _cast_to(dtype: torch.dtype) -> Callable[[Tensor], Any]:
+    return lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
