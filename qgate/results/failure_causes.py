@@ -6,6 +6,7 @@ error that is carried along comes from the first place before it, in the order o
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ LOCAL = ("local", "isolated")
 ) = range(8)  # fmt: skip
 _QUANTIZED_PORTS = ("input", "weight")
 Relation = Literal["same", "follows", ""]
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+_OF_ONE_TENSOR = re.compile(r" \([^()]* differ\)|\d+ of \d+ (?=\(the last one\))")
+_ALIKE = 0.05
+"""Distance of two figures that may be one, as a share of the larger."""
 _MODES, _LONGEST_NAME, _LONGEST_WORDS = 3, 120, 400
 
 
@@ -132,7 +137,7 @@ class FailureCause:
             return "same" if other.tier == first.tier else ""
         if other.is_local and first.is_local:
             if other.is_diagnosed:
-                is_same = _without_counts(other.fault) == _without_counts(first.fault)
+                is_same = _is_one_fault(other.fault, first.fault)
             else:
                 is_same = bool(other.cast) and other.cast == first.cast
             below: Relation = "follows" if self._is_below(other) else ""
@@ -163,9 +168,17 @@ class FailureCause:
         return f"{listed(models, _MODES)}, {word} {listed(modes, _MODES)}"
 
 
-def _without_counts(fault: str) -> str:
-    """Return the words of a fault without how many values differ, which is of one tensor."""
-    return re.sub(r" \([^()]* differ\)", "", fault)
+def _is_one_fault(one: str, other: str) -> bool:
+    """Tell if two faults have the same words, and figures that may be of one fault.
+
+    How many values differ is of one tensor, and a figure that was measured has noise.
+    """
+    sides = [_OF_ONE_TENSOR.sub("", words) for words in (one, other)]
+    texts = [_NUMBER.sub("#", words) for words in sides]
+    numbers = [[float(number) for number in _NUMBER.findall(words)] for words in sides]
+    return texts[0] == texts[1] and all(
+        math.isclose(a, b, rel_tol=_ALIKE) for a, b in zip(*numbers, strict=True)
+    )
 
 
 def suspect_of(record: Mapping[str, Any]) -> Suspect | None:

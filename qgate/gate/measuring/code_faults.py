@@ -23,6 +23,7 @@ Parameters = Mapping[str, Tensor]
 FEW_TOKENS = 24
 """Tokens of the sample that code is run with."""
 SAYS_NOTHING = r"elements are wrong, the first at|errors look like rounding|a small error in all"
+IS_PLACE = r"(?:is|are) (?:wrong|zero)$"
 """Words of a fault that has no name."""
 
 
@@ -142,7 +143,7 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     call_of_code = CodeCall(values, [*short, *names], code, like, {})
     with torch.no_grad():
         words = call_of_code.fault()
-    return "" if re.search(SAYS_NOTHING, words) else words
+    return "" if re.search(f"{SAYS_NOTHING}|{IS_PLACE}", words) else words
 
 
 def _cast_to(dtype: torch.dtype) -> Callable[[Tensor], Any]:

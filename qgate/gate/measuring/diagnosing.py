@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qgate.capture import Capture
 from qgate.causes.outputs import describe, describe_ruin, scattered
@@ -25,7 +25,13 @@ from qgate.gate.checks import Check
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.code_faults import SAYS_NOTHING, code_fault
 from qgate.gate.measuring.passes import fed, float64_array, flow, outer_tensors, shortened
-from qgate.gate.measuring.reproductions import Reproduction, of_cast, of_product, of_tensors
+from qgate.gate.measuring.reproductions import (
+    Reproduction,
+    of_cast,
+    of_kernel,
+    of_product,
+    of_tensors,
+)
 from qgate.gate.verdict import Verdict
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.explained import module_fault
@@ -155,7 +161,7 @@ class SiteDiagnoses:
             expected = exact_product(module, x, weight)
             assert expected is not None
             if site.kind == "linear":
-                self._keep(of_product(*names, result, _factors(base, site, actual)))
+                self._keep(of_product(*names, result, _factors(module, site, x, weight)))
             else:
                 self._keep(of_tensors(*names, result, expected, x))
             sides = (result, expected, flowing[site.name])
@@ -168,10 +174,12 @@ class SiteDiagnoses:
         """Diagnose a product of a kernel of the model's own beside what it stands for."""
         meant = self._bench.meant_of(quantized)
         source, inside = f"{site.module}:input", quantized.model.module
+        weight = f"{site.module}:weight"
         if meant is quantized or quantized.mode.convention or not site.is_product:
             return ""
         sample = shortened(self._bench.model.inputs[0])
-        x = flow(base, [s for s in base.sites() if s.name == source], sample)[source]
+        flowing = flow(base, [s for s in base.sites() if s.name in (source, weight)], sample)
+        x = flowing[source]
         reference, own = (of.get_submodule(site.module) for of in (base.module, inside))
         ports = meant.plan.quantizers()
         quantizers = {
@@ -179,7 +187,13 @@ class SiteDiagnoses:
             for port in ("input", "weight", "output")
             if (name := f"{site.module}:{port}") in ports
         }
-        return _predicate(module_fault(reference, own, x, quantizers))
+        words = module_fault(reference, own, x, quantizers)
+        if words and site.kind == "linear":
+            factors = _factors(reference, site, x, flowing[weight])
+            with torch.no_grad():
+                result = own(x)
+            self._keep(of_kernel(site.name, quantized.mode.name, result, factors, quantizers))
+        return _predicate(words)
 
     def _mixer_site(self, quantized: Quantized, base: Model, site: Site) -> str:
         """Say if the calibrated scale of a tensor in a mixer is not what the reference's needs."""
@@ -292,10 +306,9 @@ def _predicate(words: str) -> str:
 
 
 def _factors(
-    base: Model, site: Site, actual: Mapping[str, Tensor]
+    module: nn.Module, site: Site, x: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return a linear layer's own input and weight, and the reference's bias in float64."""
-    x, weight = (actual[f"{site.module}:{port}"] for port in ("input", "weight"))
-    bias = getattr(base.module.get_submodule(site.module), "bias", None)
+    """Return the input of a linear layer, its weight as (outputs, inputs), and its own bias."""
+    bias = getattr(module, "bias", None)
     turned = weight.T if site.transposed else weight
-    return x, turned, None if bias is None else bias.detach().double()
+    return x, turned, None if bias is None else bias.detach()

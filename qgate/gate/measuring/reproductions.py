@@ -37,11 +37,26 @@ expected = torch.from_numpy(quantize(tensors["source"].double().numpy(), quantiz
 actual = quantizer(tensors["source"])
 """
 _PRODUCT = """x, weight, bias = (tensors.get(name) for name in ("input", "weight", "bias"))
-expected = torch.nn.functional.linear(x.double(), weight.double(), bias)
-actual = torch.nn.functional.linear(x, weight, None if bias is None else bias.float())
+bias64 = None if bias is None else bias.double()
+expected = torch.nn.functional.linear(x.double(), weight.double(), bias64)
+actual = torch.nn.functional.linear(x, weight, bias)
 """
 _TENSORS = """expected = tensors["expected"]
 actual = tensors["actual"]
+"""
+_KERNEL = """quantizers = {{{quantizers}}}
+
+
+def kernel(x, weight, bias=None):
+    return tensors["actual"]  # as the run gave it: call the kernel here to try a change
+
+
+arguments = [tensors[name] for name in ("input", "weight", "bias") if name in tensors]
+try:
+    check_kernel(kernel, *arguments, like=linear, inputs=quantizers, relations=[])
+    print("the result is what a correct kernel may give")
+except CheckFailure as failure:
+    print(failure)
 """
 _TAIL = """expected = expected.double()
 room = {noise} * float(expected.square().mean().sqrt())
@@ -49,6 +64,10 @@ for name, values in (("the run", tensors["actual"]), ("computed now", actual)):
     wrong = ~torch.isclose(values.double(), expected, rtol=1e-6, atol=room)
     print(f"{{name}}: {{int(wrong.sum())}} of {{wrong.numel()}} values differ from the expected")
 """
+_CHECKING = (
+    "from qgate import Quantizer\nfrom qgate.testing import CheckFailure, check_kernel\n"
+    "from torch.nn.functional import linear"
+)
 _QUANTIZING = (
     "import torch\nfrom qgate import Quantizer\nfrom qgate.formats.definition import quantize"
 )
@@ -58,7 +77,8 @@ _QUANTIZING = (
 class Reproduction:
     """Tensors of one failing site, and the body of a script that compares them.
 
-    noise   share of the RMS of the expected values that float arithmetic may be off
+    noise   share of the RMS of the expected values that float arithmetic may be off; None where
+            the body compares by itself
     """
 
     site: str
@@ -66,7 +86,7 @@ class Reproduction:
     tensors: Mapping[str, Tensor]
     imports: str
     body: str
-    noise: float
+    noise: float | None
 
     def folder_name(self) -> str:
         """Return a name for files, with the site first."""
@@ -87,7 +107,8 @@ class Reproduction:
         head = _HEAD.format(title=safe, imports=self.imports, file=INPUTS)
         with naming(target), neighbor(target, folder=True) as part:
             (part / INPUTS).write_bytes(save(tensors))
-            text = f"{head}{self.body}{_TAIL.format(noise=self.noise)}"
+            tail = "" if self.noise is None else _TAIL.format(noise=self.noise)
+            text = f"{head}{self.body}{tail}"
             (part / SCRIPT).write_text(text, encoding="utf-8", newline="\n")
             target.mkdir(exist_ok=True)
             for name in REPRODUCTION_FILES:
@@ -99,23 +120,50 @@ def of_cast(
     site: str, mode: str, actual: Tensor, source: Tensor, quantizer: Quantizer
 ) -> Reproduction | None:
     """Return a tensor that a quantizer made, with its source; None for scales of other tensors."""
-    options = dict(quantizer.options)
-    if any(isinstance(value, Tensor) for value in options.values()):
+    words = _quantizer_words(quantizer)
+    if words is None:
         return None
-    words = [repr(quantizer.format.name), *(f"{name}={value!r}" for name, value in options.items())]
-    body = _CAST.format(quantizer=", ".join(words))
+    body = _CAST.format(quantizer=words)
     tensors = {"source": source, "actual": actual}
     return Reproduction(site, mode, tensors, _QUANTIZING, body, 1e-6)
+
+
+def _quantizer_words(quantizer: Quantizer) -> str | None:
+    """Write the arguments that make a quantizer; None where a tensor is among them."""
+    if any(isinstance(value, Tensor) for value in quantizer.options.values()):
+        return None
+    options = (f"{name}={value!r}" for name, value in quantizer.options.items())
+    return ", ".join([repr(quantizer.format.name), *options])
+
+
+def of_kernel(
+    site: str,
+    mode: str,
+    actual: Tensor,
+    factors: tuple[Tensor, Tensor, Tensor | None],
+    quantizers: Mapping[str, Quantizer],
+) -> Reproduction | None:
+    """Return what a kernel made of an unquantized input and weight, to be checked by itself."""
+    names = ("input", "weight", "bias")
+    tensors = {name: value for name, value in zip(names, factors, strict=True) if value is not None}
+    listed = []
+    for port, quantizer in quantizers.items():
+        words = _quantizer_words(quantizer)
+        if words is None or port not in tensors:
+            return None
+        listed.append(f"{names.index(port)}: Quantizer({words})")
+    body = _KERNEL.format(quantizers=", ".join(listed))
+    return Reproduction(site, mode, {**tensors, "actual": actual}, _CHECKING, body, None)
 
 
 def of_product(
     site: str, mode: str, actual: Tensor, factors: tuple[Tensor, Tensor, Tensor | None]
 ) -> Reproduction:
-    """Return the output of a linear layer, with its input, its weight and its bias in float64."""
+    """Return the output of a linear layer, with its input, its weight and its bias."""
     x, weight, bias = factors
     tensors = {"input": x, "weight": weight, "actual": actual}
     if bias is not None:
-        tensors["bias"] = bias.double()
+        tensors["bias"] = bias
     return Reproduction(site, mode, tensors, "import torch", _PRODUCT, 1e-4)
 
 
