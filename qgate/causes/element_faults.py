@@ -56,12 +56,6 @@ def element_faults(call: Call) -> Iterator[Fault]:
                 "the gradient of silu is sigmoid(x) alone: the slope of the sigmoid is left out",
                 result=lambda a, _: a[0] * torch.sigmoid(a[1]),
             )
-    elif name == "arange" and isinstance(call.result, Tensor) and call.result.numel() > 1:
-        for step in (1, -1):
-            yield Fault(
-                f"positions begin at {step}, not at 0",
-                result=lambda _, value, step=step: value + step,  # type: ignore[misc]
-            )
     elif name == "topk":
         yield from _of_topk(call)
     elif (
@@ -135,6 +129,12 @@ def general_faults(call: Call) -> Iterator[Fault]:
         )
     elif name in _DONE and call.is_float and len(args) > 1:
         yield from _of_two(call)
+    elif name == "arange" and call.result.numel() > 1:
+        for step in (1, -1):
+            yield Fault(
+                f"positions begin at {step}, not at 0",
+                result=lambda _, value, step=step: value + step,  # type: ignore[misc]
+            )
     if name in _MOVED_PAST and call.is_float:
         yield from _moved_past(call)
 

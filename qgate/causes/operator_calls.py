@@ -50,31 +50,33 @@ class Makers:
         self._made: dict[int, Maker] = {}
         for position, argument in enumerate(arguments):
             if isinstance(argument, Tensor):
-                address = argument.untyped_storage().data_ptr()
                 maker = Maker("argument", (), argument, f"argument {position}")
-                self._made.setdefault(address, maker)
+                self._made.setdefault(_address(argument), maker)
 
     def note(self, function: Any, name: str, args: Sequence[Any], result: Any) -> None:
         """Keep what made a result; views are made by what made the whole."""
         if function.is_view:
             return
+        own = function._schema.is_mutable  # whose first argument is no longer what it was
+        before = set() if own else {_address(x) for x in args if isinstance(x, Tensor)}
         for value in result if isinstance(result, tuple | list) else (result,):
             if not isinstance(value, Tensor) or not 0 < value.numel() <= LARGEST:
                 continue
-            address = value.untyped_storage().data_ptr()
+            address = _address(value)
+            if address in before:
+                continue
             copied = self.of(args[0]) if name in _COPIES and args else None
             if copied is not None:
                 self._made[address] = Maker(copied.name, copied.args, value, copied.words)
                 continue
-            is_own = function._schema.is_mutable  # whose first argument is no longer what it was
             words = _NAMES.get(name, name)
-            self._made[address] = Maker(name, () if is_own else tuple(args), value, words)
+            self._made[address] = Maker(name, () if own else tuple(args), value, words)
 
     def of(self, value: Any) -> Maker | None:
         """Return what made a tensor, if it is known."""
         if not isinstance(value, Tensor):
             return None
-        return self._made.get(value.untyped_storage().data_ptr())
+        return self._made.get(_address(value))
 
     def words(self, value: Any) -> str:
         """Name an operand: an argument, a number, or what an operator gave."""
@@ -84,6 +86,10 @@ class Makers:
         if maker is None:
             return "a constant"
         return maker.words
+
+
+def _address(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()
 
 
 @dataclass(frozen=True)

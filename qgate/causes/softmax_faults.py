@@ -210,16 +210,19 @@ def _early(mask: Tensor) -> Tensor:
 
 
 def _wider(mask: Tensor) -> Tensor:
+    """Show what the row before shows: the edge of a window moves by one key for each row."""
     early = _early(mask)
-    shown = early.clone()
-    shown[..., :-1] &= ~early[..., 1:]
-    return mask & ~shown
+    kept = torch.zeros_like(early)
+    kept[..., 1:, :] = early[..., :-1, :]
+    return mask & ~(early & ~kept)
 
 
 def _narrower(mask: Tensor) -> Tensor:
+    """Hide what the next row hides."""
     early = _early(mask)
     hidden = mask.clone()
-    hidden[..., 1:] |= early[..., :-1]
+    hidden[..., :-1, :] |= early[..., 1:, :]
+    hidden[..., -1, 1:] |= early[..., -1, :-1]
     return hidden
 
 

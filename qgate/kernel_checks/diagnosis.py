@@ -31,9 +31,11 @@ from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.dependence import describe_dependence
 from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading
 from qgate.kernel_checks.grouped import describe_groups, grouped_product
+from qgate.kernel_checks.integer_sums import describe_integer_sums
 from qgate.kernel_checks.nearest import describe_under_roundings
 from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.restarts import describe_restart
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
 from qgate.kernel_checks.settling import beside_arithmetic, narrowed, settled
 from qgate.kernel_checks.uncounted import describe_uncounted
@@ -109,7 +111,8 @@ def diagnose(case: Failing) -> str:
     """Say what is wrong with one result in a few words."""
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
-        return words
+        is_partly = bool(case.actual.isfinite().any()) and not bool(case.actual.isfinite().all())
+        return (is_partly and describe_variation(narrowed(case), [])) or words
     words = _wrong_groups(case) or _lost_term(case) or _wrong_values(case)
     words = words or _term_weights(case) or _lost_entry(case)
     if words:
@@ -144,8 +147,10 @@ def _wrong_values(case: Failing) -> str:
     if words:
         return words
     words, casts = describe_wrong_cast(some)
+    words = words or describe_integer_sums(some)
     words = words or describe_moved(case.actual, case.expected, case.wrong)
-    return words or describe_variation(some, casts) or _wrong_codes(some)
+    words = words or describe_variation(some, casts) or _wrong_codes(some)
+    return words or describe_restart(case)
 
 
 def _cast_under_definition(case: Failing) -> str:

@@ -23,6 +23,7 @@ from qgate.kernel_checks.closeness import FunctionFit, energy_left
 from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
 from qgate.kernel_checks.subject import RESULT, Function
+from qgate.kernel_checks.wrong_scales import swapped_scales
 
 CLOSELY = 6
 """Faults that are explaining at under the roundings of kernels: those that leave least."""
@@ -115,12 +116,17 @@ def describe_variation(case: Failing, casts: Sequence[TriedCast]) -> str:
         return ""
     plain = Variation("", case.subject.like, case.ideal, lambda: _conventions(case)).nearest(actual)
     reference = FunctionFit.of(case, plain.like, plain.arguments)
-    explaining = []
+    explaining, exact = [], []
     for entry in worth:
         closest = entry.variation(case).nearest(actual)
+        if _explains_exactly(case, closest):
+            exact.append((entry.number, entry.words))
+            continue
         fault = FunctionFit.of(case, closest.like, closest.arguments)
-        if _explains_exactly(case, closest) or reference.is_explained_by(fault):
+        if not exact and reference.is_explained_by(fault):
             explaining.append((fault.least, entry.number, entry.words))
+    if exact:
+        return min(exact)[1]
     least = min((energy for energy, _, _ in explaining), default=0.0)
     plainest = [(number, words) for energy, number, words in explaining if energy <= ALIKE * least]
     return min(plainest)[1] if plainest else ""
@@ -179,6 +185,8 @@ def _variations(case: Failing) -> Iterator[Variation]:
     like, ideal = case.subject.like, case.ideal
     for fault in operator_faults(like, ideal, case.residual):
         yield Variation(fault.words, fault.within(like), ideal)
+    for words, arguments in swapped_scales(case):
+        yield Variation(words, like, arguments)
     for regrouping in regroupings(like, ideal, case.actual):
         yield Variation(regrouping.words, regrouping.like, regrouping.arguments)
     for reading in wrong_readings(ideal, list(case.subject.inputs)):
