@@ -14,9 +14,10 @@ LARGEST = 2**22
 """Elements of tensors up to which it is known what made them, which keeps them in memory."""
 _COPIES = frozenset({"clone", "_to_copy", "lift_fresh", "detach", "alias"})
 _NAMES = {
-    "_softmax": "the softmax", "mm": "a product", "bmm": "a product", "addmm": "a product",
-    "mul": "a multiplication", "add": "an addition", "sub": "a subtraction", "div": "a division",
-    "pow": "a power", "sum": "a sum", "mean": "a mean", "rsqrt": "a root", "sqrt": "a root",
+    "_softmax": "softmax", "mm": "a matrix product", "bmm": "a matrix product",
+    "addmm": "a matrix product", "mul": "a multiplication", "add": "an addition",
+    "sub": "a subtraction", "div": "a division", "pow": "a power", "sum": "a sum",
+    "mean": "a mean", "rsqrt": "a root", "sqrt": "a root",
 }  # fmt: skip
 
 
@@ -69,7 +70,7 @@ class Makers:
             if copied is not None:
                 self._made[address] = Maker(copied.name, copied.args, value, copied.words)
                 continue
-            words = _NAMES.get(name, name)
+            words = f"the result of {_NAMES.get(name, name)}"
             self._made[address] = Maker(name, () if own else tuple(args), value, words)
 
     def of(self, value: Any) -> Maker | None:

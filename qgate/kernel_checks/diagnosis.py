@@ -23,7 +23,7 @@ from qgate.causes.outputs import (
 )
 from qgate.causes.terms import find_range_fault, find_term_fault, find_term_weights
 from qgate.expected.derived import find_axes
-from qgate.expected.noise import Expected, evaluate, longest_dimension
+from qgate.expected.noise import ARITHMETICS, Expected, evaluate, longest_dimension
 from qgate.expected.products import Product, find_product
 from qgate.formats import Encoded
 from qgate.kernel_checks.declarations import describe_declaration
@@ -43,6 +43,10 @@ from qgate.kernel_checks.variations import describe_operator_before_cast, descri
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
+NO_WEIGHT = 1e-4
+"""Share of the largest weight of a term below which a term is called lost."""
+STEEPER = 2.0
+"""Times that noise may grow more than the roundings that make it, as of a smooth function."""
 WEAKEST_NOISE = 0.1
 """RMS error of a coarser arithmetic, in units of the effect of one rounding of every input."""
 
@@ -228,6 +232,7 @@ def _term_weights(case: Failing) -> str:
         return ""
     if float(weights.max() - weights.min()) < UNEXPLAINED * float(weights.abs().max()):
         return ""
+    weights[weights.abs() < NO_WEIGHT * weights.abs().max()] = 0.0
     return (
         f"the terms of the sum over {len(weights):,} ({sums.product.axis}) have weights of their "
         f"own, {float(weights.min()):.3g} to {float(weights.max()):.3g}: a scale per channel is off"
@@ -273,6 +278,17 @@ def _lost_entry(case: Failing) -> str:
     return ""
 
 
+def _is_smooth(case: Failing, sigma: Tensor, arithmetic: str) -> bool:
+    """Tell if noise grows like the roundings that make it: under codes inside it does not."""
+    subject = case.subject
+    exact = subject.before_output(case.arguments, case.choices, subject.arithmetic).sigma
+    if exact is None:
+        return True
+    fine, coarse = (float(side.median()) for side in (exact, sigma))
+    growth = ARITHMETICS[arithmetic] / ARITHMETICS[subject.arithmetic]
+    return coarse < STEEPER * growth * fine
+
+
 def _coarse_arithmetic(case: Failing) -> str:
     """Name the coarser arithmetic that an error which looks like rounding comes from."""
     subject = case.subject
@@ -284,6 +300,8 @@ def _coarse_arithmetic(case: Failing) -> str:
     for arithmetic in ("tf32", "bfloat16"):
         coarse = subject.expected(case.arguments, case.choices, arithmetic)
         if coarse.sigma is None or bool(coarse.outside(case.actual).any()):
+            continue
+        if not _is_smooth(case, coarse.sigma, arithmetic):
             continue
         ratio = size / float(coarse.sigma.square().mean().sqrt())
         if WEAKEST_NOISE < ratio < 2 * max(1.0, longest**0.5 / 4):

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 
 from qgate.causes.places import axis_word, place_words
-from qgate.expected.derived import find_axes
+from qgate.expected.derived import CutAxis, find_axes
 from qgate.expected.noise import Expected
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
 
-FEWEST, SHARE = 3, 0.5
-"""Rows in a row that must be explained, or all that remain, and the share of them that was wrong."""
+FEWEST = 3
+"""Wrong rows that must be explained, or all of them."""
 
 
 def describe_restart(case: Failing) -> str:
     """Name the row from which on a result is that of a sequence which begins there."""
-    if case.subject.output or not bool(case.actual.isfinite().all()):
+    if case.subject.output or not bool(case.actual.isfinite().all()) or case.wrong.dim() < 2:
         return ""
-    for axis in find_axes(case.subject.like, case.ideal):
+    for axis in _sequences(case):
         dim = axis.output
-        if dim is None or case.wrong.dim() < 2 or case.wrong.shape[dim] != axis.length:
-            continue
+        assert dim is not None
         bad = case.wrong.movedim(dim, 0).flatten(1).any(1)
         places = bad.nonzero().reshape(-1).tolist()
         first = places[0] if places else 0
@@ -38,7 +40,7 @@ def describe_restart(case: Failing) -> str:
         outside = Expected.around(result, width).outside(actual)
         explained = (~outside.movedim(dim, 0).flatten(1).any(1)).long().cumprod(0)
         count = int(explained.sum())
-        if count < min(FEWEST, len(rest)) or float(bad[first : first + count].double().mean()) < SHARE:  # fmt: skip
+        if int(bad[first : first + count].sum()) < min(FEWEST, len(places)):
             continue
         axis_name = axis_word(case.wrong.dim(), dim)
         where = place_words(places, axis.length, axis_name)
@@ -47,3 +49,17 @@ def describe_restart(case: Failing) -> str:
             "sequence gives that begins with it, so what comes before is not carried over"
         )
     return ""
+
+
+def _sequences(case: Failing) -> Iterator[CutAxis]:
+    """List dimensions of the result with all those of arguments that are as long."""
+    axes = find_axes(case.subject.like, case.ideal)
+    for axis in axes:
+        if axis.output is None or case.wrong.shape[axis.output] != axis.length:
+            continue
+        alike = [other.dimensions for other in axes if other.length == axis.length]
+        together = tuple(sorted({dimension for listed in alike for dimension in listed}))
+        positions = [position for position, _ in together]
+        yield axis
+        if together != axis.dimensions and len(positions) == len(set(positions)):
+            yield replace(axis, dimensions=together)

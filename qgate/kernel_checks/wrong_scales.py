@@ -23,8 +23,10 @@ def swapped_scales(case: Failing) -> Iterator[tuple[str, list[Any]]]:
         yield f"argument {first} is decoded with the scale of argument {second}", changed
         if first < second:
             both = list(changed)
-            both[second] = case.ideal[second] / ratio
-            yield f"the scales of arguments {first} and {second} are swapped", both
+            back = _ratio(scales[second], scales[first])
+            if back is not None:
+                both[second] = case.ideal[second] * back
+                yield f"the scales of arguments {first} and {second} are swapped", both
 
 
 def _ratio(own: Tensor, other: Tensor) -> Tensor | None:

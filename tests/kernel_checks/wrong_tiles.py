@@ -235,7 +235,7 @@ PAIRS = (
          {0: "mxfp8", 1: "mxfp8"}),
     Pair("a tile of terms twice", "terms.*(twice|lost|weights of their own)",
          fp8_product, _overlapping_tiles, (X, W), linear, FP8_BOTH),
-    Pair("scales swapped", "(scale|scales) of arguments? .*(swapped|argument)",
+    Pair("scales swapped", "argument 0 is decoded with the scale of argument 1",
          lambda x, w: linear(cast(x, FP8_TENSOR), cast(w, FP8_TENSOR)).half(),
          lambda x, w: (linear(cast(x, FP8_TENSOR), cast(w, FP8_TENSOR))
                        * (w.abs().max() / x.abs().max())).to(FP16) if x.numel() else linear(x, w).half(),
