@@ -35,23 +35,11 @@ LEAST = (
     1e-12,
 )
 """Least scales that kernels have, so that none is zero."""
-DIVISORS = (
-    3.0,
-    6.0,
-    7.0,
-    15.0,
-    63.0,
-    64.0,
-    100.0,
-    127.0,
-    240.0,
-    255.0,
-    256.0,
-    448.0,
-    480.0,
-    57344.0,
-)
-"""Largest numbers of formats, and of those that are taken for them."""
+DIVISORS: dict[int, tuple[float, ...]] = {
+    4: (15.0, 16.0),
+    8: (63.0, 64.0, 127.0, 240.0, 255.0, 256.0, 448.0, 480.0, 57344.0),
+}
+"""Largest numbers of formats of so many bits, and numbers that are taken for them."""
 
 
 def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
@@ -85,7 +73,7 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
 def _divisors(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
     """List scales that are the largest magnitude over the largest number of another format."""
     largest = float(q.format.max)
-    for other in DIVISORS:
+    for other in DIVISORS.get(q.format.element.bits, ()):
         if other not in (largest, largest + 1):
             yield (
                 f"is quantized with a scale of amax/{other:g}, not of amax/{largest:g}",
