@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qgate.causes.integers import code_faults
 from qgate.causes.layouts import layout_faults, spread_scales, tensor_state
 from qgate.causes.scales import rounding_faults, size_faults
 from qgate.errors import QgateError
@@ -74,6 +75,8 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
             _definition(with_options(q, rounding="away")),
         )
     yield WrongCast("is rounded up at every step", _rounded_up(q))
+    for words, values in code_faults(q):
+        yield WrongCast(words, values)
     yield from _groups(q)
     yield from _parts(q)
     for words, values in layout_faults(q, ideal):

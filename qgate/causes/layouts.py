@@ -22,6 +22,11 @@ Move = Callable[[Floats], Floats]
 def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[tuple[str, Cast]]:
     """List wrong orders of codes and scales: words, and the values that each makes of a source."""
     yield "is transposed", lambda x: _square(ideal(x)).swapaxes(-1, -2)
+    for tile in (8, 16, 32, 64, 128):
+        yield (
+            f"has its tiles of {tile}x{tile} transposed",
+            lambda x, tile=tile: _tiles_transposed(ideal(x), tile),  # type: ignore[misc]
+        )
     yield (
         "has neighboring codes swapped (the order of nibbles)",
         lambda x: by_groups(ideal(x), grouped(q), lambda codes: _swapped(codes, 1)),
@@ -50,11 +55,18 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[tuple[str, Cast
                 f"is decoded with {words}",
                 lambda x, move=move: _moved_scales(x, q, ideal, move),  # type: ignore[misc]
             )
+    if q.granularity == "block" and q.tile is None:
+        for step, which, way in ((-1, "last", "next"), (1, "first", "previous")):
+            yield (
+                f"is decoded with the scale of the {way} group for the {which} element of each",
+                lambda x, step=step: _late_element(x, q, ideal, step),  # type: ignore[misc]
+            )
 
 
 def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
     yield "the scales of neighboring groups swapped", _flat(lambda s: _swapped(s, 0))
     yield "every scale moved to the next group", _flat(lambda s: np.roll(s, 1))
+    yield "every scale moved to the previous group", _flat(lambda s: np.roll(s, -1))
     yield (
         "one scale, that of the first group, for all groups",
         _flat(lambda s: np.broadcast_to(s[:1], s.shape)),
@@ -63,7 +75,17 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
     if q.granularity != "block":
         return
     yield "every scale moved to the next group of its row", lambda s: np.roll(s, 1, 1)
+    yield "every scale moved to the previous group of its row", lambda s: np.roll(s, -1, 1)
+    yield (
+        "every scale moved to the previous group of its row, the last one for two",
+        lambda s: np.concatenate([s[:, 1:], s[:, -1:]], 1),
+    )
+    yield (
+        "every scale moved to the next group of its row, the first one for two",
+        lambda s: np.concatenate([s[:, :1], s[:, :-1]], 1),
+    )
     yield "every scale moved to the next row", lambda s: np.roll(s, 1, 0)
+    yield "every scale moved to the previous row", lambda s: np.roll(s, -1, 0)
     yield (
         f"scales of groups of {2 * q.block}, not of {q.block}",
         lambda s: s[:, np.arange(s.shape[1]) // 2],
@@ -119,6 +141,22 @@ def _square(values: Floats) -> Floats:
     if values.ndim < 2 or values.shape[-1] != values.shape[-2]:
         raise QgateError("not square")
     return values
+
+
+def _tiles_transposed(values: Floats, tile: int) -> Floats:
+    if values.ndim < 2 or any(length % tile for length in values.shape[-2:]):
+        raise QgateError(f"no whole tiles of {tile}x{tile}")
+    rows, columns = (length // tile for length in values.shape[-2:])
+    tiles = values.reshape(*values.shape[:-2], rows, tile, columns, tile)
+    return tiles.swapaxes(-1, -3).reshape(values.shape)
+
+
+def _late_element(x: Floats, q: QuantizerSettings, ideal: Cast, step: int) -> Floats:
+    """Decode one element of each group with the scale of the group beside it."""
+    scales = spread_scales(x, q)
+    axis = q.axis_of(x.ndim)
+    index = np.clip(np.arange(x.shape[axis]) - step, 0, x.shape[axis] - 1)
+    return ideal(x) * (np.take(scales, index, axis=axis) / scales)
 
 
 def _swapped(values: Floats, axis: int) -> Floats:

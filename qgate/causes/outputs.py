@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qgate.causes.places import TILES, axis_word, factor_words, place_words, range_words
+from qgate.causes.readings import tiles_transposed
 from qgate.expected.noise import Expected
 
 Pattern = Callable[[Tensor, Expected, Tensor], str]
@@ -313,6 +314,21 @@ def _transposed(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     return "the result is transposed" if near < 1e-6 * far else ""
 
 
+def _transposed_tiles(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name a size of tiles each of which is transposed."""
+    if actual.dim() < 2 or not bool(wrong.any()):
+        return ""
+    half, shape = _half_width(expected), actual.shape[-2:]
+    for size in TILES:
+        if any(length % size for length in shape) or max(shape) == size:
+            continue
+        right = tiles_transposed(expected.values, size)
+        room = tiles_transposed(half, size) + right.abs() * _resolution(actual)
+        if bool(((actual - right).abs() <= room).all()):
+            return f"tiles of {size}x{size} are transposed"
+    return ""
+
+
 def _magnitude(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     far = float((actual - expected.values).square().sum())
     near = float((actual - expected.values.abs()).square().sum())
@@ -382,7 +398,7 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
     )
 
 
-_MOVED: tuple[Pattern, ...] = (_transposed, _magnitude, _logarithm, _misplaced)
+_MOVED: tuple[Pattern, ...] = (_transposed, _transposed_tiles, _magnitude, _logarithm, _misplaced)
 _RUINS: tuple[Pattern, ...] = (_non_finite, _constant)
 _WHOLE: tuple[Pattern, ...] = (_factor, _offset, *_MOVED)
 _PARTS: tuple[Pattern, ...] = (_part_factors, _tile_factors, _tiles, _part_offsets)

@@ -16,6 +16,8 @@ _HALF_POWERS = [power for power in range(-10, 11) if power]
 """Factors that come from a dimension or its root: in units of a half power of two."""
 PAGES = (16, 32, 64)
 """Entries of a first tile or page."""
+TRANSPOSED = (8, 16, 32, 64, 128)
+"""Tiles that may each be transposed."""
 FEW_ENTRIES = 16
 """Integers of which each is tried one higher and one lower."""
 LARGEST_ARGUMENT = 2**20
@@ -40,6 +42,7 @@ def wrong_readings(arguments: Sequence[Any], declared: Sequence[int]) -> Iterato
             changed[position] = value
             yield WrongReading(f"argument {position} is {words}", changed)
     yield from _all_rounded(arguments, declared)
+    yield from _moved_together(arguments)
     for first, second in itertools.combinations(range(len(arguments)), 2):
         if _are_alike(arguments[first], arguments[second]):
             changed = list(arguments)
@@ -61,6 +64,23 @@ def _all_rounded(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[
         to = _rounding_words(name, [(arguments[position], changed[position]) for position in free])
         words = f"each of arguments {', '.join(map(str, free))} is rounded to {to}"
         yield WrongReading(words, changed)
+
+
+def _moved_together(arguments: Sequence[Any]) -> Iterator[WrongReading]:
+    """List two arguments of one length that are both read in another order, as tables are."""
+    places = [p for p, x in enumerate(arguments) if isinstance(x, Tensor) and x.dim()]
+    for first, second in itertools.combinations(places, 2):
+        sides = arguments[first], arguments[second]
+        if max(side.numel() for side in sides) > LARGEST_ARGUMENT or sides[0].shape[0] < 2:
+            continue
+        if sides[0].shape[0] != sides[1].shape[0] or sides[0].dim() != sides[1].dim():
+            continue
+        listed = zip(*(_orders(side, 0) for side in sides), strict=False)
+        for (words, one), (same, other) in listed:
+            if words == same:
+                changed = list(arguments)
+                changed[first], changed[second] = one, other
+                yield WrongReading(f"arguments {first}, {second} are {words}", changed)
 
 
 def _rounding_words(name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:
@@ -121,9 +141,14 @@ def _floats(x: Tensor, is_declared: bool) -> Iterator[tuple[str, Tensor]]:
     yield "not used: read as ones", torch.ones_like(x)
     if bool((x != 0).all()):
         yield "taken as its reciprocal", 1 / x
+    yield "not used: read as minus infinity", torch.full_like(x, -torch.inf)
     yield "taken twice: as its square", x * x
     yield "read without the one that is added to it", x - 1
     yield "read with one added", x + 1
+    if x.dim() > 1 and x.shape[-1] == x.shape[-2]:
+        yield "read transposed", x.mT
+        for tile in (tile for tile in TRANSPOSED if x.shape[-1] % tile == 0 < x.shape[-1] - tile):
+            yield f"read with its tiles of {tile}x{tile} transposed", tiles_transposed(x, tile)
     if x.dim() and x.shape[-1] > 1:
         yield "taken without its mean", x - x.mean(-1, keepdim=True)
     for half_power in _HALF_POWERS:
@@ -134,6 +159,13 @@ def _floats(x: Tensor, is_declared: bool) -> Iterator[tuple[str, Tensor]]:
             rounded = change(x)
             if not torch.equal(rounded, x):
                 yield f"rounded to {_rounding_words(name, [(x, rounded)])}", rounded
+
+
+def tiles_transposed(x: Tensor, tile: int) -> Tensor:
+    """Return a matrix of whole tiles with each of them transposed."""
+    rows, columns = x.shape[-2] // tile, x.shape[-1] // tile
+    parts = x.reshape(*x.shape[:-2], rows, tile, columns, tile)
+    return parts.transpose(-1, -3).reshape(x.shape)
 
 
 def _tf32(x: Tensor) -> Tensor:

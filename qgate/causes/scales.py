@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from qgate.causes.layouts import Cast, grouped, spread_scales, tensor_state
+from qgate.errors import QgateError
 from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
 from qgate.formats import get
@@ -17,6 +18,28 @@ from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
 Change = Callable[[Floats], Floats]
+LEAST = (
+    1.0,
+    1e-1,
+    1e-2,
+    2.0**-8,
+    1e-3,
+    2.0**-11,
+    1e-4,
+    1e-5,
+    1e-6,
+    2.0**-23,
+    1e-7,
+    1e-8,
+    1e-10,
+    1e-12,
+)
+"""Least scales that kernels have, so that none is zero."""
+DIVISORS: dict[int, tuple[float, ...]] = {
+    4: (15.0, 16.0),
+    8: (63.0, 64.0, 127.0, 240.0, 255.0, 256.0, 448.0, 480.0, 57344.0),
+}
+"""Largest numbers of formats of so many bits, and numbers that are taken for them."""
 
 
 def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
@@ -38,6 +61,15 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
                 f"keeps the upper {kept} of {bits} bits of its codes",
                 lambda x, kept=kept: _coarser(x, q, 2.0 ** (bits - kept)),  # type: ignore[misc]
             )
+    if q.format.kind == "element" and q.granularity is not None and q.zero_point is None:
+        yield from _divisors(q)
+        for least in LEAST:
+            yield (
+                f"has scales no smaller than {least:.3g}",
+                lambda x, least=least: quantize_with_scales(  # type: ignore[misc]
+                    x, q, lambda s: _at_least(s, least)
+                ),
+            )
     if q.granularity in ("block", "channel"):
         yield (
             "is quantized with one scale, that of the first group",
@@ -49,6 +81,25 @@ def _coarser(x: Floats, q: QuantizerSettings, step: float) -> Floats:
     """Round ideal codes to multiples of a step."""
     scales = spread_scales(x, q)
     return np.asarray(np.rint(define(x, q) / scales / step) * step * scales)
+
+
+def _divisors(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
+    """List scales that are the largest magnitude over the largest number of another format."""
+    largest = float(q.format.max)
+    for other in DIVISORS.get(q.format.element.bits, ()):
+        if other not in (largest, largest + 1):
+            yield (
+                f"is quantized with a scale of amax/{other:g}, not of amax/{largest:g}",
+                lambda x, other=other: quantize_with_scales(  # type: ignore[misc]
+                    x, q, lambda s: s * (largest / other)
+                ),
+            )
+
+
+def _at_least(scales: Floats, least: float) -> Floats:
+    if not bool((scales < least).any()):
+        raise QgateError(f"no scale is below {least}")
+    return np.maximum(scales, least)
 
 
 def rounding_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
@@ -80,6 +131,11 @@ def rounding_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
             lambda x: _nvfp4(x, q, is_inverse=True),
         )
         yield "is quantized without the scale of the tensor", lambda x: _nvfp4(x, q, state=1.0)
+        for words, power in (("without", 1), ("with the reciprocal of", 2)):
+            yield (
+                f"is decoded {words} the scale of the tensor",
+                lambda x, power=power: define(x, q) * _state(x, q) ** power,  # type: ignore[misc]
+            )
 
 
 def quantize_with_scales(
@@ -136,6 +192,12 @@ def _nvfp4(
         return np.asarray(codes * stored[:, None] / right)
 
     return by_groups(x, q, rows)
+
+
+def _state(x: Floats, q: QuantizerSettings) -> float:
+    state = tensor_state(x, q)
+    assert state is not None
+    return state
 
 
 def _to_bfloat16(values: Floats) -> Floats:

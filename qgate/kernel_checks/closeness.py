@@ -96,7 +96,8 @@ class FunctionFit:
 
     def is_explained_by(self, fault: FunctionFit) -> bool:
         """Tell if this is the reference, and a fault leaves no more than roundings and factors."""
-        if fault.least > min(ROUNDINGS * self.roundings, MUCH * self.least):
+        roundings = min(self.roundings, fault.roundings)
+        if fault.least > min(ROUNDINGS * roundings, MUCH * self.least):
             return False
         common = [words for words in fault.energies if words in self.energies]
         if not common:

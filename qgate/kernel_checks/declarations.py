@@ -23,6 +23,7 @@ COMMON: tuple[tuple[str, Options], ...] = (
     ("fp8_e4m3", {"granularity": "tensor"}),
     ("fp8_e4m3", {}),
     ("fp8_e5m2", {}),
+    ("fp8_e5m2", {"granularity": "tensor"}),
     ("mxfp8", {}),
     ("mxfp4", {}),
     ("nvfp4", {}),

@@ -23,7 +23,7 @@ from qgate.causes.outputs import (
 )
 from qgate.causes.terms import find_range_fault, find_term_fault, find_term_weights
 from qgate.expected.derived import find_axes
-from qgate.expected.noise import Expected, evaluate, longest_dimension
+from qgate.expected.noise import ARITHMETICS, Expected, evaluate, longest_dimension
 from qgate.expected.products import Product, find_product
 from qgate.formats import Encoded
 from qgate.kernel_checks.declarations import describe_declaration
@@ -31,9 +31,11 @@ from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.dependence import describe_dependence
 from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading
 from qgate.kernel_checks.grouped import describe_groups, grouped_product
+from qgate.kernel_checks.integer_sums import describe_integer_sums
 from qgate.kernel_checks.nearest import describe_under_roundings
 from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.restarts import describe_restart
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
 from qgate.kernel_checks.scale_factors import describe_scale_factor
 from qgate.kernel_checks.settling import beside_arithmetic, narrowed, settled
@@ -42,6 +44,10 @@ from qgate.kernel_checks.variations import describe_operator_before_cast, descri
 
 UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
+NO_WEIGHT = 1e-4
+"""Share of the largest weight of a term below which a term is called lost."""
+STEEPER = 2.0
+"""Times that noise may grow more than the roundings that make it, as of a smooth function."""
 WEAKEST_NOISE = 0.1
 """RMS error of a coarser arithmetic, in units of the effect of one rounding of every input."""
 
@@ -110,7 +116,8 @@ def diagnose(case: Failing) -> str:
     """Say what is wrong with one result in a few words."""
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
-        return words
+        is_partly = bool(case.actual.isfinite().any()) and not bool(case.actual.isfinite().all())
+        return (is_partly and describe_variation(narrowed(case), [])) or words
     words = _wrong_groups(case) or _lost_term(case) or _wrong_values(case)
     words = words or _term_weights(case) or _lost_entry(case)
     if words:
@@ -145,9 +152,11 @@ def _wrong_values(case: Failing) -> str:
     if words:
         return words
     words, casts = describe_wrong_cast(some)
+    words = words or describe_integer_sums(some)
     words = words or describe_moved(case.actual, case.expected, case.wrong)
     words = words or describe_scale_factor(some)
-    return words or describe_variation(some, casts) or _wrong_codes(some)
+    words = words or describe_variation(some, casts) or _wrong_codes(some)
+    return words or describe_restart(case)
 
 
 def _cast_under_definition(case: Failing) -> str:
@@ -225,6 +234,7 @@ def _term_weights(case: Failing) -> str:
         return ""
     if float(weights.max() - weights.min()) < UNEXPLAINED * float(weights.abs().max()):
         return ""
+    weights[weights.abs() < NO_WEIGHT * weights.abs().max()] = 0.0
     return (
         f"the terms of the sum over {len(weights):,} ({sums.product.axis}) have weights of their "
         f"own, {float(weights.min()):.3g} to {float(weights.max()):.3g}: a scale per channel is off"
@@ -270,6 +280,17 @@ def _lost_entry(case: Failing) -> str:
     return ""
 
 
+def _is_smooth(case: Failing, sigma: Tensor, arithmetic: str) -> bool:
+    """Tell if noise grows like the roundings that make it: under codes inside it does not."""
+    subject = case.subject
+    exact = subject.before_output(case.arguments, case.choices, subject.arithmetic).sigma
+    if exact is None:
+        return True
+    fine, coarse = (float(side.median()) for side in (exact, sigma))
+    growth = ARITHMETICS[arithmetic] / ARITHMETICS[subject.arithmetic]
+    return coarse < STEEPER * growth * fine
+
+
 def _coarse_arithmetic(case: Failing) -> str:
     """Name the coarser arithmetic that an error which looks like rounding comes from."""
     subject = case.subject
@@ -281,6 +302,8 @@ def _coarse_arithmetic(case: Failing) -> str:
     for arithmetic in ("tf32", "bfloat16"):
         coarse = subject.expected(case.arguments, case.choices, arithmetic)
         if coarse.sigma is None or bool(coarse.outside(case.actual).any()):
+            continue
+        if not _is_smooth(case, coarse.sigma, arithmetic):
             continue
         ratio = size / float(coarse.sigma.square().mean().sqrt())
         if WEAKEST_NOISE < ratio < 2 * max(1.0, longest**0.5 / 4):

@@ -19,6 +19,8 @@ from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
 
 MOST_NEAREST, MOST_COMPARED = 5, 24
 """Conventions that are tried beside the definition, and those that they are chosen from."""
+ALIKE = 1.1
+"""Times the least distance up to which conventions are as near as the nearest."""
 MOST_ACCOUNTED = 2
 """Conventions beside the definition for which an arithmetic is looked for, the nearest ones."""
 
@@ -127,7 +129,9 @@ def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[C
         if nearest == before:
             break
     distances[0] = (distances[0][0] / 2, start)
-    distances.sort(key=lambda entry: entry[0])
+    # Roundings of a result in 16 bits decide between those that are as near: plainer ones go first.
+    least = ALIKE * min(distance for distance, _ in distances)
+    distances.sort(key=lambda entry: (max(entry[0], least), sum(entry[1].values())))
     slots = subject.slots
     listed: list[Choices] = []
     alike: list[Choices] = []

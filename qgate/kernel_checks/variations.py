@@ -15,18 +15,22 @@ from typing import Any
 
 from torch import Tensor
 
-from qgate.causes.operator_faults import operator_faults
+from qgate.causes.operator_faults import general_operator_faults, operator_faults
 from qgate.causes.readings import wrong_readings
-from qgate.expected.noise import Expected, evaluate
+from qgate.causes.regroupings import late_arguments, regroupings
+from qgate.expected.noise import Expected, evaluate, expect
 from qgate.kernel_checks.closeness import FunctionFit, energy_left
 from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
 from qgate.kernel_checks.subject import RESULT, Function
+from qgate.kernel_checks.wrong_scales import swapped_scales
 
 CLOSELY = 6
 """Faults that are explaining at under the roundings of kernels: those that leave least."""
 ALIKE = 1.05
 """Times the least energy up to which a plainer fault is named."""
+CLOSE = 0.02
+"""Relative RMS distance from which on a fault is held at float noise of its own."""
 FEWEST = 64
 """Faults that are tried whatever they cost, the plainest ones."""
 
@@ -112,15 +116,33 @@ def describe_variation(case: Failing, casts: Sequence[TriedCast]) -> str:
         return ""
     plain = Variation("", case.subject.like, case.ideal, lambda: _conventions(case)).nearest(actual)
     reference = FunctionFit.of(case, plain.like, plain.arguments)
-    explaining = []
+    explaining, exact = [], []
     for entry in worth:
         closest = entry.variation(case).nearest(actual)
+        if _explains_exactly(case, closest):
+            exact.append((entry.number, entry.words))
+            continue
         fault = FunctionFit.of(case, closest.like, closest.arguments)
-        if reference.is_explained_by(fault):
+        if not exact and reference.is_explained_by(fault):
             explaining.append((fault.least, entry.number, entry.words))
+    if exact:
+        return min(exact)[1]
     least = min((energy for energy, _, _ in explaining), default=0.0)
     plainest = [(number, words) for energy, number, words in explaining if energy <= ALIKE * least]
     return min(plainest)[1] if plainest else ""
+
+
+def _explains_exactly(case: Failing, fault: Variation) -> bool:
+    """Tell if a fault leaves float noise alone, that of the reference or its own."""
+    values = _values(fault.like, fault.arguments)
+    if values is None or values.shape != case.expected.width.shape:
+        return False
+    if Expected.around(values, case.expected.width).explains(case.actual):
+        return True
+    if not energy_left(case.actual.double(), values) < CLOSE**2 * float(values.square().sum()):
+        return False
+    arithmetic = case.subject.arithmetic
+    return expect(fault.like, fault.arguments, arithmetic=arithmetic).explains(case.actual)
 
 
 def _tried(case: Failing, casts: Sequence[TriedCast], actual: Tensor) -> list[_Entry]:
@@ -163,12 +185,20 @@ def _variations(case: Failing) -> Iterator[Variation]:
     like, ideal = case.subject.like, case.ideal
     for fault in operator_faults(like, ideal, case.residual):
         yield Variation(fault.words, fault.within(like), ideal)
+    for words, arguments in swapped_scales(case):
+        yield Variation(words, like, arguments)
+    for regrouping in regroupings(like, ideal, case.actual):
+        yield Variation(regrouping.words, regrouping.like, regrouping.arguments)
     for reading in wrong_readings(ideal, list(case.subject.inputs)):
         try:
             case.subject.try_on_host(reading.arguments)
         except LENGTH_REFUSALS:  # of a position out of range, which would end a device
             continue
         yield Variation(reading.words, like, reading.arguments)
+    for fault in general_operator_faults(like, ideal):
+        yield Variation(fault.words, fault.within(like), ideal)
+    for late in late_arguments(like, ideal, case.actual):
+        yield Variation(late.words, late.like, late.arguments)
 
 
 def _values(like: Function, arguments: list[Any]) -> Tensor | None:

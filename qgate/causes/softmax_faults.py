@@ -1,0 +1,237 @@
+"""Wrong softmaxes and masks: keys left out, other factors, tiles that are not rescaled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from qgate.causes.operator_calls import Arguments, Call, Fault, Makers
+
+HIDDEN = -1e3
+"""Scores up to which an entry is taken to be masked."""
+TILES = (8, 16, 32, 64, 128)
+"""Tiles of keys that may be filled up with zeros, or after which a loop may end."""
+ONLINE = (8, 16, 32, 64, 128, 256)
+"""Tiles of keys between which an online softmax rescales."""
+WIDTHS = (16, 32, 64, 96, 128, 160, 192, 256)
+"""Widths that heads are filled up to."""
+DEEP = 6
+"""Operators between a product and the softmax of what it gave."""
+Mask = Callable[[Tensor], Tensor]
+Scores = Callable[[Tensor], Tensor]
+
+
+def softmax_faults(call: Call) -> Iterator[Fault]:
+    """List the faults of a softmax over the last dimension."""
+    if call.name not in ("_softmax", "_log_softmax"):
+        return
+    scores = call.args[0]
+    if call.args[1] not in (-1, scores.dim() - 1) or scores.shape[-1] < 2:
+        return
+    for words, change in _hidden_keys(scores):
+        yield Fault(f"{words} left out of the softmax", _on_scores(change))
+    if scores.dim() > 2 and scores.shape[-2] > 1 and not bool((scores <= HIDDEN).any()):
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        yield Fault(
+            "later keys are masked (causal), and should not be",
+            _on_scores(lambda s: s.masked_fill(causal, -math.inf)),
+        )
+    for words, factor in _factors(_width(scores, call.makers)):
+        yield Fault(
+            f"the scores of the softmax are {words} times as large as they should be",
+            _on_scores(lambda s, factor=factor: s * factor),  # type: ignore[misc]
+        )
+    if call.name == "_softmax":
+        yield from _of_probabilities(scores)
+
+
+def _of_probabilities(scores: Tensor) -> Iterator[Fault]:
+    keys = scores.shape[-1]
+    for more in sorted({1, *(-keys % tile for tile in TILES)} - {0}):
+        zeros = f"{more} more keys" if more > 1 else "one more key"
+        yield Fault(
+            f"padding is counted in the softmax, as {zeros} of zeros would be",
+            result=lambda a, p, more=more: _padded(a[0], p, more),  # type: ignore[misc]
+        )
+    yield Fault(
+        "the softmax is not divided by its sum",
+        result=lambda a, _: torch.exp(a[0] - a[0].amax(-1, keepdim=True)),
+    )
+    for tile in (tile for tile in ONLINE if tile < keys):
+        for part, sums, rows in (
+            ("values", True, False), ("its sum", False, True), ("values and sum", False, False),
+        ):  # fmt: skip
+            yield Fault(
+                f"{part} of the tiles of {tile} keys before are not rescaled when the maximum of "
+                "the softmax grows",
+                result=lambda a, _, tile=tile, sums=sums, rows=rows: _not_rescaled(  # type: ignore[misc]
+                    a[0], tile, sums, rows
+                ),
+            )
+
+
+def _not_rescaled(scores: Tensor, tile: int, sums: bool, rows: bool) -> Tensor:
+    """Return probabilities of an online softmax that rescales its sum alone, its rows or none."""
+    keys = scores.shape[-1]
+    last = (torch.arange(keys, device=scores.device) // tile + 1) * tile - 1
+    running = scores.cummax(-1).values[..., last.clamp(max=keys - 1)]
+    running = running.clamp_min(torch.finfo(scores.dtype).min / 2)
+    top = running[..., -1:]
+    total = torch.exp(scores - (top if sums else running)).sum(-1, keepdim=True)
+    return torch.exp(scores - (top if rows else running)) / total
+
+
+def _on_scores(change: Scores) -> Arguments:
+    return lambda a: (change(a[0]), *a[1:])
+
+
+def _hidden_keys(scores: Tensor) -> Iterator[tuple[str, Scores]]:
+    keys = scores.shape[-1]
+    last = f"entry {keys - 1} of {keys} (the last one)"
+    yield f"{last} is", lambda s: _hide(s, slice(None), slice(-1, None))
+    yield f"entry 0 of {keys} is", lambda s: _hide(s, slice(None), slice(0, 1))
+    if scores.dim() > 1 and scores.shape[-2] > 1:
+        yield f"{last} of the last row is", lambda s: _hide(s, slice(-1, None), slice(-1, None))
+        yield f"{last} of the first row is", lambda s: _hide(s, slice(0, 1), slice(-1, None))
+    firsts = {keys // tile * tile for tile in TILES} | {*TILES, 256}
+    for first in sorted(first for first in firsts if 0 < first < keys - 1):
+        yield (
+            f"{keys - first} entries, {first} to {keys - 1} of {keys}, are",
+            lambda s, first=first: _hide(s, slice(None), slice(first, None)),  # type: ignore[misc]
+        )
+
+
+def _hide(scores: Tensor, rows: slice, keys: slice) -> Tensor:
+    changed = scores.clone()
+    if scores.dim() > 1:
+        changed[..., rows, keys] = -math.inf
+    else:
+        changed[keys] = -math.inf
+    return changed
+
+
+def _width(scores: Tensor, makers: Makers) -> int:
+    """Return the terms of the product that scores were made by; 0 where it is not found."""
+    value = scores
+    for _ in range(DEEP):
+        maker = makers.of(value)
+        if maker is None or not maker.args or not isinstance(maker.args[0], Tensor):
+            return 0
+        if maker.name in ("mm", "bmm"):
+            return int(maker.args[0].shape[-1])
+        value = maker.args[0]
+    return 0
+
+
+def _factors(width: int) -> Iterator[tuple[str, float]]:
+    yield "log2(e)", math.log2(math.e)
+    yield "ln(2)", math.log(2)
+    for size in (2, 4, 8, 16, 32, 64, 128, 256):
+        yield f"sqrt({size})", math.sqrt(size)
+        yield f"1/sqrt({size})", 1 / math.sqrt(size)
+    if width < 2:
+        return
+    for padded in (padded for padded in WIDTHS if padded > width):
+        yield f"sqrt({width}/{padded})", math.sqrt(width / padded)
+    if width & (width - 1):
+        yield f"sqrt({width})", math.sqrt(width)
+        yield f"1/sqrt({width})", 1 / math.sqrt(width)
+
+
+def _padded(scores: Tensor, p: Tensor, more: int) -> Tensor:
+    """Return probabilities where so many more scores of zero are counted."""
+    total = torch.logaddexp(
+        scores.logsumexp(-1, keepdim=True), torch.tensor(math.log(more), dtype=scores.dtype)
+    )
+    return torch.exp(scores - total).to(p)
+
+
+# Masks --------------------------------------------------------------------------------------------
+
+
+def mask_faults(call: Call) -> Iterator[Fault]:
+    """List other masks that fill scores, are added to them, or multiply them."""
+    args = call.args
+    if call.name == "masked_fill" and float(args[2]) <= HIDDEN:
+        for words, change in _masks(args[1]):
+            yield Fault(words, lambda a, change=change: (a[0], change(a[1]), *a[2:]))  # type: ignore[misc]
+    elif call.name == "tril" and call.is_float:
+        for step, words in ((1, "more"), (-1, "less")):
+            diagonal = args[1] if len(args) > 1 else 0
+            yield Fault(
+                f"the mask shows one key {words}",
+                lambda a, diagonal=diagonal + step: (a[0], diagonal),  # type: ignore[misc]
+            )
+    elif call.name == "add" and len(args) > 1:
+        other = args[1]
+        if not isinstance(other, Tensor) or other.dim() < 2 or not bool((other <= HIDDEN).any()):
+            return
+        for words, change in _masks(other <= HIDDEN):
+            yield Fault(words, lambda a, change=change: (a[0], _masked(a[1], change), *a[2:]))  # type: ignore[misc]
+
+
+def _masked(added: Tensor, change: Mask) -> Tensor:
+    hidden = added <= HIDDEN
+    visible = torch.where(hidden, torch.zeros_like(added), added)
+    return torch.where(change(hidden), added[hidden].max(), visible)
+
+
+def _masks(hidden: Tensor) -> Iterator[tuple[str, Mask]]:
+    """List other masks of rows and keys; True hides."""
+    if hidden.dim() < 2 or min(hidden.shape[-2:]) < 2 or not bool(hidden.any()):
+        if hidden.dim() and hidden.shape[-1] > 1 and bool(hidden.any()):
+            yield "the mask is not applied", torch.zeros_like
+        return
+    yield "the mask is not applied", torch.zeros_like
+    yield "the mask shows one key more", lambda mask: _moved(mask, 1, fill=False)
+    yield "the mask shows one key less", lambda mask: _moved(mask, -1, fill=True)
+    yield "the mask is transposed", _transposed
+    yield "the mask hides what it should show", lambda mask: ~mask
+    rows, keys = hidden.shape[-2:]
+    if rows != keys:
+        for by, words in ((rows - keys, "first"), (keys - rows, "last")):
+            yield (
+                f"the mask is aligned at the {words} rows and keys",
+                lambda mask, by=by: _moved(mask, by, fill=by < 0),  # type: ignore[misc]
+            )
+    early = _early(hidden)
+    if bool(early.any()):
+        yield "the window is not applied: all earlier keys are shown", lambda m: m & ~_early(m)
+        yield "the window shows one earlier key more", _wider
+        yield "the window shows one earlier key less", _narrower
+
+
+def _early(mask: Tensor) -> Tensor:
+    """Return what is hidden before the first key that a row shows."""
+    return mask.long().cumprod(-1).bool() & ~mask.all(-1, keepdim=True)
+
+
+def _wider(mask: Tensor) -> Tensor:
+    """Show what the row before shows: the edge of a window moves by one key for each row."""
+    early = _early(mask)
+    kept = torch.zeros_like(early)
+    kept[..., 1:, :] = early[..., :-1, :]
+    return mask & ~(early & ~kept)
+
+
+def _narrower(mask: Tensor) -> Tensor:
+    """Hide what the next row hides."""
+    early = _early(mask)
+    hidden = mask.clone()
+    hidden[..., :-1, :] |= early[..., 1:, :]
+    hidden[..., -1, 1:] |= early[..., -1, :-1]
+    return hidden
+
+
+def _moved(mask: Tensor, by: int, *, fill: bool) -> Tensor:
+    """Move a mask along the keys; what is moved in hides, or not."""
+    moved = mask.roll(by, -1)
+    moved[..., slice(0, by) if by > 0 else slice(by, None)] = fill
+    return moved
+
+
+def _transposed(mask: Tensor) -> Tensor:
+    return mask.mT if mask.shape[-1] == mask.shape[-2] else mask
