@@ -30,6 +30,8 @@ _GATED: Mapping[Scope, tuple[str, ...]] = {
 }
 
 
+OTHER_VALUES = "gives other values"
+"""How the fault of a module begins that does not agree with itself; its cause says more."""
 UNNAMED_FAULT = "is not what the definition gives"
 """Words for other values than those of the definition, where nothing says why they differ."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from qgate.errors import QgateError
 from qgate.gate.checks import ACCEPTABLE, NO_ACCEPTED, Check
-from qgate.gate.measured import UNNAMED_FAULT
+from qgate.gate.measured import OTHER_VALUES, UNNAMED_FAULT
 from qgate.gate.updating import hint
 from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS
@@ -107,6 +107,8 @@ def finding(check: Check, diagnosis: str = "") -> FindingWords:
     """Return what is wrong in words, and by how much against what, as records keep it."""
     if check.kind == "conformance":
         fault, _, first = check.reason.partition("; ")
+        if diagnosis and fault.startswith(OTHER_VALUES):
+            return FindingWords(fault=diagnosis, figures=fault, diagnosed=True)
         is_named = fault != UNNAMED_FAULT
         words = fault if is_named else diagnosis or fault
         is_diagnosed = is_named or bool(diagnosis)

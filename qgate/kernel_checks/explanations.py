@@ -35,6 +35,8 @@ MOST_WORK = 2**27
 """Elements of arguments and results that are computed for all faulty casts together."""
 FEWEST_CASTS = 16
 """Faulty casts that are tried whatever they cost, the plainest ones."""
+ALMOST = 0.02
+"""Share of the energy of a difference that a faulty cast may leave: a few codes."""
 NEAR = 0.02
 """Relative RMS distance from which on another explanation is held at float noise of its own."""
 
@@ -66,6 +68,10 @@ def describe_wrong_cast(case: Failing) -> tuple[str, list[TriedCast]]:
         ):
             return f"{_arguments_words(slots)} {cast.words}", tried
         tried.append(TriedCast(energy_left(actual, result), slots, cast))
+    # Codes within float noise of where a faulty cast cuts off may be either.
+    best = min(tried, key=lambda each: each.energy, default=None)
+    if best and best.energy < ALMOST * float(case.residual.square().sum()):
+        return best.words, tried
     return "", tried
 
 

@@ -24,7 +24,7 @@ NEAR, STEP = 0.12, 0.002
 """How far from the factor that the energy says others are tried, and by which steps."""
 BELOW = 1.04
 """A factor up to which the energy says nothing: smaller scales saturate, and are all tried."""
-SMALLEST, COARSE = 0.4, 0.01
+SMALLEST, COARSE = 0.4, 0.003
 LARGEST = 64.0
 EXPLAINED = 0.05
 """Share of the energy of differences that a factor may leave."""

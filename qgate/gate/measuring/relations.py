@@ -21,7 +21,7 @@ from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, Expect
 from qgate.expected.repeats import has_a_factor
 from qgate.expected.shared_scales import mixes
 from qgate.formats import Quantizer
-from qgate.gate.measured import Conformance
+from qgate.gate.measured import OTHER_VALUES, Conformance
 from qgate.hooks import ModuleHooks
 from qgate.kernel_checks.runs import REFUSALS, REPETITIONS
 from qgate.models import Model
@@ -123,7 +123,7 @@ def relate(related: RelatedModule, call: RelatedCall, samples: int) -> Conforman
             if has_a_factor(change, call.result):
                 wrong = differ
             if bool(wrong.any()):
-                about = f"gives other values in call {number} of the same input: {scattered(wrong)}"
+                about = f"{OTHER_VALUES} in call {number} of the same input: {scattered(wrong)}"
                 return Conformance(METRIC, values, int(wrong.sum()), about)
             words = f"; other bits, within float noise, in call {number} of the same input"
             unsteady = unsteady or words
@@ -161,7 +161,7 @@ def _disagreement(
     words = describe(actual, Expected.around(exact, width), wrong) or scattered(wrong)
     first = tuple(int(index) for index in wrong.nonzero()[0])
     return int(wrong.sum()), (
-        f"gives other values {relation}: {words}; first {float(actual[first]):.9g} where it gave "
+        f"{OTHER_VALUES} {relation}: {words}; first {float(actual[first]):.9g} where it gave "
         f"{float(expected[first]):.9g}"
     )
 
