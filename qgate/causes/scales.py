@@ -54,6 +54,11 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
             f"has every code decoded 1 too {words} (the zero point is off)",
             lambda x, step=step: define(x, q) + step * spread_scales(x, q),  # type: ignore[misc]
         )
+    if q.format.kind == "element" and q.granularity is not None and q.zero_point is None:
+        yield (
+            "has scales of its largest values, not of its largest magnitudes",
+            lambda x: by_groups(x, grouped(q), lambda rows: _of_largest_values(rows, q)),
+        )
     if q.format.kind == "element" and q.format.name.startswith("int"):
         bits = q.format.element.bits
         for kept in range(bits - 1, 1, -1):
@@ -75,6 +80,13 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
             "is quantized with one scale, that of the first group",
             lambda x: quantize_with_scales(x, q, lambda s: np.broadcast_to(s[:1], s.shape)),
         )
+
+
+def _of_largest_values(rows: Floats, q: QuantizerSettings) -> Floats:
+    largest = rows.max(1)
+    if not bool((largest > 0).all()):
+        raise QgateError("no value is above zero")
+    return _cast(rows, largest / q.format.max, q)
 
 
 def _coarser(x: Floats, q: QuantizerSettings, step: float) -> Floats:

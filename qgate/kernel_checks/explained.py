@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,13 @@ from torch.func import functional_call
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernel_checks.declaring import make_subject
 from qgate.kernel_checks.diagnosis import diagnose
+from qgate.kernel_checks.explanations import describe_wrong_cast
 from qgate.kernel_checks.fitting import judge
 from qgate.kernel_checks.requests import KernelRequest
-from qgate.kernel_checks.runs import EXAMPLE, KernelRun
+from qgate.kernel_checks.runs import EXAMPLE, LENGTH_REFUSALS, Failing, KernelRun
+from qgate.kernel_checks.scale_factors import FACTOR, describe_scale_factor
 from qgate.kernel_checks.settling import settled, unexplained
+from qgate.kernel_checks.subject import KernelSubject
 
 FEW_ROWS = 16
 """Rows that a fault is looked for in first: most faults are in every row."""
@@ -40,8 +43,11 @@ class CodeCall:
     inputs: Mapping[int, QuantizerSettings]
     output: QuantizerSettings | None = None
 
-    def fault(self) -> str:
-        """Say what is wrong with the result in words; empty if correct code may give it."""
+    def fault(self, known: Collection[str] = ()) -> str:
+        """Say what is wrong with the result in words; empty if correct code may give it.
+
+        known  faults of other calls of the code, which are tried first
+        """
         subject = make_subject(
             self.code,
             self.arguments,
@@ -55,10 +61,24 @@ class CodeCall:
         )
         actual = self.code(*self.arguments).detach()
         run = KernelRun(EXAMPLE, list(self.arguments), actual)
+        if known and (words := self._known_fault(subject, run, known)):
+            return words
         judgement = judge(subject, [run], KernelRequest())
         if not judgement.failing:
             return ""
         return self._named(diagnose(settled(unexplained(judgement)[0])))
+
+    def _known_fault(self, subject: KernelSubject, run: KernelRun, known: Collection[str]) -> str:
+        choices = dict.fromkeys(subject.slots, 0)
+        expected = subject.expected(run.arguments, choices)
+        wrong = expected.outside(run.actual)
+        if not bool(wrong.any()):
+            return ""
+        case = Failing(subject, choices, run.name, run.arguments, run.actual, expected, wrong)
+        words = describe_wrong_cast(case, lambda words: self._named(words) in known)[0]
+        if not words and any(FACTOR in each for each in known):
+            words = describe_scale_factor(case)
+        return self._named(words)
 
     def _named(self, words: str) -> str:
         """Return words with the names of arguments in the place of their positions."""
@@ -77,10 +97,12 @@ def module_fault(
     actual: nn.Module,
     x: Tensor,
     quantizers: Mapping[str, QuantizerSettings],
+    known: Collection[str] = (),
 ) -> str:
     """Say what a module does wrong beside another one whose input, weight, output are quantized.
 
-    The module under test has its own parameters: a function that changes them refuses.
+    `known` are faults of other modules, which are tried first. The module under test has its own
+    parameters: a function that changes them refuses.
     """
     named = floating_state(reference)
     values = list(named.values())
@@ -99,18 +121,22 @@ def module_fault(
         number: quantizers[name] for number, name in enumerate(named, 1) if name in quantizers
     }
     names = ["its input", *(f"its {name}" for name in named)]
-    for few in _few_rows(x):
-        call = CodeCall([few, *values], names, code, like, inputs, quantizers.get("output"))
-        if words := call.fault():
-            return words
+    for some in _inputs(x, isinstance(reference, nn.Linear)):
+        call = CodeCall([some, *values], names, code, like, inputs, quantizers.get("output"))
+        try:
+            if words := call.fault(known):
+                return words
+        except LENGTH_REFUSALS:
+            if some is x:
+                raise
     return ""
 
 
-def _few_rows(x: Tensor) -> Iterator[Tensor]:
-    """Yield the first rows of a tensor, and then the whole of it."""
-    few = x
-    for dim in range(x.dim() - 1):
-        few = few.narrow(dim, 0, min(FEW_ROWS if dim == x.dim() - 2 else 1, x.shape[dim]))
+def _inputs(x: Tensor, are_rows: bool) -> Iterator[Tensor]:
+    """Yield the first rows of an input, as a matrix if it is made of rows, and then the whole."""
+    few = x.reshape(-1, x.shape[-1]) if are_rows else x
+    for dim in range(few.dim() - 1):
+        few = few.narrow(dim, 0, min(FEW_ROWS if dim == few.dim() - 2 else 1, few.shape[dim]))
     if few.shape != x.shape:
         yield few.contiguous()
     yield x

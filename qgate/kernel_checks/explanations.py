@@ -41,8 +41,13 @@ NEAR = 0.02
 """Relative RMS distance from which on another explanation is held at float noise of its own."""
 
 
-def describe_wrong_cast(case: Failing) -> tuple[str, list[TriedCast]]:
-    """Replace ideal casts by faulty ones until one explains the result; return all that did not."""
+def describe_wrong_cast(
+    case: Failing, is_likely: Callable[[str], bool] | None = None
+) -> tuple[str, list[TriedCast]]:
+    """Replace ideal casts by faulty ones until one explains the result; return all that did not.
+
+    is_likely  tells by their words which are tried
+    """
     tried: list[TriedCast] = []
     if RESULT in case.subject.slots:
         words = _wrong_cast_of_result(case)
@@ -53,6 +58,8 @@ def describe_wrong_cast(case: Failing) -> tuple[str, list[TriedCast]]:
     affordable = MOST_WORK // max(work_of(case), 1)
     suspects = (entry for entry in _suspects(case.subject, case.arguments) if entry[0] != [RESULT])
     for slots, number, cast in itertools.islice(suspects, max(affordable, FEWEST_CASTS)):
+        if is_likely and not is_likely(f"{_arguments_words(slots)} {cast.words}"):
+            continue
         changed = list(case.ideal)
         for position in slots:
             if (position, number) not in values:

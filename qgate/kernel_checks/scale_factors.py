@@ -30,6 +30,7 @@ EXPLAINED = 0.05
 """Share of the energy of differences that a factor may leave."""
 MOST_SETTLED = 3
 """Factors of those tried that are looked at more closely, the nearest ones."""
+FACTOR = "times the right scales"
 ITSELF = 1e-3
 """Distance from 1 up to which a factor is none."""
 
@@ -65,9 +66,7 @@ def _of_group(case: Failing, group: Sequence[int]) -> str:
     if least > EXPLAINED * before or abs(factor - 1) < ITSELF:
         return ""
     which = f"argument {group[0]} is" if len(group) == 1 else f"arguments {_listed(group)} are"
-    words = f"{which} quantized with scales {factor:.3g} times too large"
-    if factor < 1:
-        words = f"{which} quantized with {factor:.3g} times the right scales"
+    words = f"{which} quantized with {factor:.3g} {FACTOR}"
     return words + _codes_words(case.subject.inputs[group[0]].quantizer, factor)
 
 

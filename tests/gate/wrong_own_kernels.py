@@ -152,14 +152,19 @@ def _fp8(most: float, dtype: torch.dtype, of_tensor: bool = False) -> Cast:
     return cast
 
 
+def _without_bias(fmt: str) -> Product:
+    right = product_of(fmt)
+    return lambda x, w, _: right(x, w, None)
+
+
 def _int8(cast: Cast | None = None, of_weight: Cast | None = None) -> Product:
     return product_of("int8", cast, of_weight)
 
 
 PRODUCTS = [
-    OwnFault("scale 2.02", "scales 2.02 times too large: 63 of 127", product=_int8(_rows(63))),
-    OwnFault("weight's scale 1.3", "its weight .*scales 1.3 times", product=_int8(None, _rows(97.7))),
-    OwnFault("scale 3 % small", r"its input .*0.97\d? times the right scales|saturate",
+    OwnFault("scale 2.02", "amax/63, not of amax/127", product=_int8(_rows(63))),
+    OwnFault("weight's scale 1.3", "its weight is quantized with 1.3 times the right scales: 98 of 127 codes", product=_int8(None, _rows(97.7))),
+    OwnFault("scale 3 % small", "its input is quantized with 0.969 times the right scales: large values saturate",
              product=_int8(_rows(131))),
     OwnFault("floor", "its input .*down", product=_int8(_rows(127, round_by=torch.floor))),
     OwnFault("truncated", "its input is truncated", product=_int8(_rows(127, round_by=torch.trunc))),
@@ -176,7 +181,7 @@ PRODUCTS = [
              product=_int8(None, _with_scale(lambda s: s[:1].expand_as(s)))),
     OwnFault("scales of the next row", "its weight .*scale.* (moved to )?the next",
              product=_int8(None, _decoded_with(lambda s: s.roll(1, 0)))),
-    OwnFault("scales from the largest value, not magnitude", "its input .*(sign|largest|positive)",
+    OwnFault("scales from the largest value, not magnitude", "scales of its largest values, not of its largest magnitudes",
              product=_int8(_rows(127, of=lambda x: x))),
     OwnFault("scale in bfloat16 of codes", "convention|bfloat16|.",
              product=_int8(_decoded_with(lambda s: s * 1.004))),
@@ -188,15 +193,15 @@ PRODUCTS = [
              product=_int8(lambda x: int8_rows(x) + x.abs().amax(-1, keepdim=True) / 127)),
     OwnFault("result 1 % large", "1.01 times the expected", product=_after(lambda y: y * 1.01)),
     OwnFault("last column zero", "the last one. is zero",
-             product=_after(_put((..., -1), lambda y: 0.0))),
-    OwnFault("columns moved", "columns .* hold what columns",
+             product=_after(_put((..., -1), torch.zeros_like))),
+    OwnFault("columns moved", "64 columns hold others",
              product=_after(lambda y: y.roll(1, -1))),
-    OwnFault("rows moved", "rows .* hold what rows|tokens .* hold what tokens",
+    OwnFault("rows moved", "rows hold others",
              product=_after(lambda y: y.roll(1, -2))),
     OwnFault("one channel 10 %", "column 5 of .* is 1.1 times",
              product=_after(_put((..., 5), lambda y: y * 1.1))),
     OwnFault("rows beyond 16 zero", "(rows|tokens) 16 to 31 .* zero",
-             product=_after(_put((..., slice(16, None), slice(None)), lambda y: 0.0))),
+             product=_after(_put((..., slice(16, None), slice(None)), torch.zeros_like))),
     OwnFault("columns beyond 48 wrong", "columns 48 to",
              product=_after(_put((..., slice(48, None)), lambda y: -y))),
     OwnFault("tile transposed", "rows 0 to 15 and columns 0 to 15|transposed|one tile of 16",
@@ -206,10 +211,10 @@ PRODUCTS = [
     OwnFault("sums wrap in int16", "wrap", product=_in_int16),
     OwnFault("sums in bfloat16", "sums in bfloat16", product=_in_bfloat16),
     OwnFault("bias dropped", "its bias is not used", site="mlp.",
-             product=lambda x, w, b: product_of("int8")(x, w, None)),
-    OwnFault("bias twice", "its bias counts 2 times", site="mlp.",
+             product=_without_bias("int8")),
+    OwnFault("bias twice", "its bias is counted twice", site="mlp.",
              product=lambda x, w, b: product_of("int8")(x, w, None if b is None else 2 * b)),
-    OwnFault("fp8 without scale", "is cast to fp8_e4m3 without a scale", "fp8",
+    OwnFault("fp8 without scale", "its input (is cast to fp8_e4m3 without a scale|has scales no smaller than 1)", "fp8",
              product_of("fp8", lambda x: x.to(torch.float8_e4m3fn).float())),
     OwnFault("fp8 of the tensor", "one scale for the tensor", "fp8",
              product_of("fp8", _fp8(448, torch.float8_e4m3fn, of_tensor=True))),
@@ -221,24 +226,24 @@ PRODUCTS = [
              product_of("fp8", _fp8(200, torch.float8_e4m3fn))),
     OwnFault("fp8 weight not quantized", "its weight is not quantized", "fp8",
              product_of("fp8", None, lambda w: w)),
-    OwnFault("mx scale twice", "twice the scale", "mxfp8", product_of("mxfp8", _mx(lambda e: e + 1))),
+    OwnFault("mx scale twice", "times? the (right )?scale", "mxfp8", product_of("mxfp8", _mx(lambda e: e + 4))),
     OwnFault("mx scale half", "half the scale", "mxfp8", product_of("mxfp8", _mx(lambda e: e - 1))),
     OwnFault("mx blocks of 16", "blocks of 16", "mxfp8", product_of("mxfp8", _mx(lambda e: e, 16))),
     OwnFault("mx blocks late", "its input .*(late|begin|moved)", "mxfp8",
              product_of("mxfp8", _late_blocks)),
-    OwnFault("mx e5m2", "its weight .*e5m2", "mxfp8", product_of("mxfp8", None, _mx_e5m2)),
+    OwnFault("mx e5m2", "e5m2|NaN", "mxfp8", product_of("mxfp8", None, _mx_e5m2)),
     OwnFault("mx not quantized", "its input is not quantized", "mxfp8",
              product_of("mxfp8", lambda x: x)),
     OwnFault("mx one scale per row", "blocks of 64|one scale", "mxfp8",
              product_of("mxfp8", _mx(lambda e: e.amax(-2, keepdim=True)))),
-    OwnFault("mx last block zero", "(entry|term|terms|entries)", "mxfp8",
+    OwnFault("mx last block zero", "32 terms|columns 0 to 31", "mxfp8",
              _without_terms(-32, None, "mxfp8")),
     OwnFault("w4 groups of 64", "its weight has blocks of 64", "w4",
              product_of("w4", None, _w4(lambda s: s, 64))),
-    OwnFault("w4 next group's scale", "its weight .*next group", "w4",
+    OwnFault("w4 next group's scale", "its weight is decoded with (every scale moved to the next group|the scales of neighboring groups swapped)", "w4",
              product_of("w4", None, _w4(lambda s: s.roll(1, -2)))),
     OwnFault("w4 nibbles", "its weight .*(nibbles|neighbo)", "w4", product_of("w4", None, _nibbles)),
-    OwnFault("w4 scale of 5", "its weight .*1.4 times", "w4",
+    OwnFault("w4 scale of 5", "its weight is quantized with (1.4 times the right scales|a scale of amax/5)", "w4",
              product_of("w4", None, _w4(lambda s: s, most=5))),
     OwnFault("w4 half scale", "its weight .*2 times too low|half", "w4",
              product_of("w4", None, _w4(lambda s: s / 2))),
@@ -246,7 +251,7 @@ PRODUCTS = [
              product_of("w4", int8_rows)),
     OwnFault("w4 inputs in fp8", "its input is quantized.*fp8", "w4", product_of("w4", fp8_rows)),
     OwnFault("w4 bias dropped", "its bias is not used", "w4",
-             lambda x, w, b: product_of("w4")(x, w, None), site="mlp."),
+             _without_bias("w4"), site="mlp."),
 ]  # fmt: skip
 
 

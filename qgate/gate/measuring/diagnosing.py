@@ -62,6 +62,7 @@ class SiteDiagnoses:
         self._bench = bench
         self._by_mode: dict[str, Diagnoses] = {}
         self._reproductions: dict[str, Reproduction] = {}
+        self._own_faults: dict[str, dict[str, int]] = {}
         self._gradients: tuple[str, dict[str, tuple[list[Tensor], list[Tensor]]]] = ("", {})
 
     def reproduction(self, mode: str, site: str) -> Reproduction | None:
@@ -187,7 +188,10 @@ class SiteDiagnoses:
             for port in ("input", "weight", "output")
             if (name := f"{site.module}:{port}") in ports
         }
-        words = module_fault(reference, own, x, quantizers)
+        known = self._own_faults.setdefault(quantized.mode.name, {})
+        words = module_fault(reference, own, x, quantizers, known)
+        if words:
+            known[words] = known.get(words, 0) + 1
         if words and site.kind == "linear":
             factors = _factors(reference, site, x, flowing[weight])
             with torch.no_grad():
