@@ -29,6 +29,7 @@ LEAST_DB = 0.3
 """Distance that right exporters' weights of one format stay under."""
 SPREADS = 6.0
 """How many median distances from the median stand out."""
+NOT_NEAREST = "codes are not the nearest"
 UNEXPLAINED = re.compile(
     "codes are not the nearest|scales are off|scales are [^ ]+ times the ideal"
 )
@@ -76,7 +77,7 @@ def error_cause(figures: WeightFigures, explained: str) -> str:
     if explained:
         return f"{explained}: {size}"
     if figures.over_codes_db is not None and figures.over_codes_db > LIMIT_DB:
-        return f"codes are not the nearest to the parent at the stored scales: {size}"
+        return f"{NOT_NEAREST} to the parent at the stored scales: {size}"
     ratio = figures.scales.log2_ratio
     if ratio is not None and abs(ratio) > 0.05:
         return f"scales are {2**ratio:.3g} times the ideal ones at the median: {size}"

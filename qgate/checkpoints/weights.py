@@ -8,11 +8,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from qgate.checkpoints.causes import find_cause
+from qgate.checkpoints.code_rules import describe_codes
 from qgate.checkpoints.compute import DecodedRows, SourceRows, measure, squared
 from qgate.checkpoints.conventions import CONVENTIONS
 from qgate.checkpoints.findings import (
     EQUAL_CODES,
     LIMIT_DB,
+    NOT_NEAREST,
     UNEXPLAINED,
     declared_causes,
     error_cause,
@@ -87,6 +89,9 @@ def judge_weight(pair: WeightPair) -> Judgement:
             source = explanation.source or source
     elif not causes:
         causes = [error_cause(figures, "")]
+    if source is not None and any(cause.startswith(NOT_NEAREST) for cause in causes):
+        words = describe_codes(rows.sample(), source[0 : rows.sampled])
+        causes = [error_cause(figures, words)] if words else causes
     if source is not None and not misplaced and not own_causes:
         causes = _with_local_cause(pair, rows, source, figures, causes, result.method)
     findings = [

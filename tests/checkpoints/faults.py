@@ -175,7 +175,7 @@ FAULTS = (
                 _change(f"{UP}.weight_packed", _swap_nibbles)),
     ExportFault("nibbles of MXFP4 swapped", "mxfp4", DOWN, "the order of nibbles",
                 _change(f"{DOWN}.weight_packed", _swap_nibbles)),
-    ExportFault("codes truncated", "int8", UP, "codes are not the nearest",
+    ExportFault("codes cut", "int8", UP, "codes keep the upper 6 of their 8 bits",
                 _change(f"{UP}.weight", lambda x: x // 4 * 4)),
     ExportFault("rows moved", "int8", UP, "rows stand in another order",
                 lambda tensors, _: tensors.update({

@@ -79,7 +79,7 @@ FAULTS = (
     TorchaoFault("scales of the row before", "int8", "every scale belongs to the group before it", _change("scale", lambda x: x.roll(1, 0))),
     TorchaoFault("scales inverted", "fp8", "scales are stored inverted", _change("scale", lambda x: 1 / x)),
     TorchaoFault("zero points off by one", "int4-asymmetric", "zero points are 1 too high", _change("zero_point", lambda x: x + 1)),
-    TorchaoFault("codes truncated", "int8", "codes are not the nearest", _change("qdata", lambda x: x // 4 * 4)),
+    TorchaoFault("codes truncated", "int8", "codes keep the upper 6 of their 8 bits", _change("qdata", lambda x: x // 4 * 4)),
     TorchaoFault("nibbles swapped", "mxfp4", "the order of nibbles", _change("qdata", lambda x: x >> 4 | x << 4)),
     TorchaoFault("nibbles of NVFP4 swapped", "nvfp4", "the order of nibbles", _change("qdata", lambda x: x >> 4 | x << 4)),
     TorchaoFault("not declared swizzled", "nvfp4", "if they are swizzled in tiles of 128 x 4, its head does not state it", _state(is_swizzled_scales=False)),
