@@ -24,8 +24,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "the identity": torch.clone,
 }
-COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
-_ROUNDED = frozenset({"mul", "silu", "gelu", "relu", "sigmoid", "tanh", "exp", "_softmax"})
+COARSE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16)
+_ROUNDED = frozenset({
+    "mul", "silu", "gelu", "relu", "sigmoid", "tanh", "exp", "_softmax", "mm", "bmm", "rsqrt",
+})  # fmt: skip
 _UNARY = frozenset({
     "tanh", "sigmoid", "exp", "exp2", "log", "log2", "softplus", "clamp", "clamp_min", "clamp_max",
     "erf", "abs", "reciprocal", "softmax",
@@ -273,7 +275,10 @@ def rounded_faults(call: Call) -> Iterator[Fault]:
     name, result = call.name, call.result
     if name not in _ROUNDED or not call.is_float or result.numel() < 2:
         return
-    named = "the probabilities of the softmax are" if name == "_softmax" else f"{name} is"
+    named = {
+        "_softmax": "the probabilities of the softmax are", "mm": "a matrix product is",
+        "bmm": "a matrix product is", "rsqrt": "a root is",
+    }.get(name, f"{name} is")  # fmt: skip
     for dtype in COARSE:
         yield Fault(
             f"{named} rounded to {short_name(dtype)}",

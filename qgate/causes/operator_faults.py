@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from qgate.causes.element_faults import element_faults, general_faults, rounded_faults
 from qgate.causes.operator_calls import Call, Fault, Makers
 from qgate.causes.softmax_faults import mask_faults, softmax_faults
-from qgate.causes.sum_faults import sum_faults
+from qgate.causes.sum_faults import product_faults, sum_faults
 from qgate.expected.dispatching import DispatchMode
 from qgate.expected.known_attention import AttentionSides
 from qgate.expected.noise import evaluate
@@ -25,8 +25,12 @@ Function = Callable[..., Any]
 
 _aten = torch.ops.aten
 _SPELLED = get_decompositions(
-    [_aten.native_layer_norm, _aten.native_group_norm, _aten._fused_rms_norm]
-)
+    [
+        _aten.native_layer_norm, _aten.native_group_norm, _aten._fused_rms_norm,
+        _aten.native_layer_norm_backward, _aten.native_group_norm_backward,
+        _aten._softmax_backward_data, _aten._log_softmax_backward_data,
+    ]
+)  # fmt: skip
 NEAR = 0.05
 """Distance of a term's weight from zero within which it is called lost."""
 MOST_OPERATORS = 256
@@ -107,6 +111,7 @@ class _Sites(DispatchMode):
         for faults, listed in (
             (plain_faults, self.listed),
             (general_faults, self.general),
+            (product_faults, self.general),
             (rounded_faults, self.coarse),
         ):
             for fault in faults(call):
@@ -148,7 +153,7 @@ def plain_faults(call: Call) -> Iterator[Fault]:
 
 def _same(call: Call, words: str) -> Fault | None:
     """Return the fault of an operator that has these words."""
-    for faults in (plain_faults, general_faults, rounded_faults):
+    for faults in (plain_faults, general_faults, product_faults, rounded_faults):
         for fault in faults(call):
             if fault.words == words:
                 return fault

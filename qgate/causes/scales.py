@@ -42,6 +42,17 @@ DIVISORS: dict[int, tuple[float, ...]] = {
 """Largest numbers of formats of so many bits, and numbers that are taken for them."""
 
 
+_PARTS: dict[str, Callable[[int], int]] = {
+    "half": lambda length: length // 2,
+    **{f"{size} elements": lambda _, size=size: size for size in (1, 16, 32, 64, 128, 256)},  # type: ignore[misc]
+    **{
+        f"whole tiles of {size}": lambda length, size=size: length // size * size  # type: ignore[misc]
+        for size in (16, 32, 64, 128)
+    },
+}
+"""Elements of a group of which a kernel may take the largest magnitude, by their length."""
+
+
 def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
     """List scales that are too large or too small before the elements are rounded."""
     for factor, words in ((2.0, "twice"), (0.5, "half")):
@@ -56,6 +67,11 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
         )
     if q.format.kind == "element" and q.granularity is not None and q.zero_point is None:
         yield from _divisors(q)
+        for words, count in _PARTS.items():
+            yield (
+                f"has scales made from the first {words} of each group alone",
+                lambda x, count=count: _partial(x, q, count),  # type: ignore[misc]
+            )
         for least in LEAST:
             yield (
                 f"has scales no smaller than {least:.3g}",
@@ -68,6 +84,19 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
             "is quantized with one scale, that of the first group",
             lambda x: _with_scales(x, q, lambda s: np.broadcast_to(s[:1], s.shape)),
         )
+
+
+def _partial(x: Floats, q: QuantizerSettings, count: Callable[[int], int]) -> Floats:
+    """Quantize with scales of the first elements of each group."""
+    state = tensor_state(x, q)
+
+    def rows(groups: Floats) -> Floats:
+        first = count(groups.shape[1])
+        if not 0 < first < groups.shape[1]:
+            raise QgateError("no part of a group")
+        return _cast(groups, scales_of(groups[:, :first], q, state), q)
+
+    return by_groups(x, grouped(q), rows)
 
 
 def _divisors(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:

@@ -37,6 +37,23 @@ def sum_faults(call: Call) -> Iterator[Fault]:
         yield from _of_root(call)
 
 
+def product_faults(call: Call) -> Iterator[Fault]:
+    """List matrix products whose last terms are left out, as beyond a tile."""
+    if call.name not in ("mm", "bmm"):
+        return
+    count = call.args[0].shape[-1]
+    for first, last in _lost_entries(count):
+
+        def without(a: Sequence[Any], first: int = first) -> Sequence[Any]:
+            changed = a[0].clone()
+            changed[..., first:] = 0
+            return changed, *a[1:]
+
+        which = f"terms {first} to {last - 1}" if last - first > 1 else f"term {first}"
+        are = "are" if last - first > 1 else "is"
+        yield Fault(f"{which} of a product over {count} {are} lost", without)
+
+
 def _divisors(x: Tensor, mean: Tensor) -> Iterator[Fault]:
     count = x.numel() // max(mean.numel(), 1)
     if count <= 2:

@@ -63,7 +63,11 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _causal(diagonal: int) -> Kernel:
-    return lambda q, k, v: by_tiles(q, k, v, _later(q, k, diagonal)).nan_to_num(0.0)
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = by_tiles(q, k, v, _later(q, k, diagonal))
+        return y.nan_to_num(0.0) if diagonal < 0 else y
+
+    return kernel
 
 
 def aligned_at_the_end(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
