@@ -80,7 +80,8 @@ def _slope(args: Sequence[Any], activation: Callable[[Tensor], Tensor]) -> Tenso
     """Return the gradient of another activation; autograd is not at hand within a gradient."""
     x = args[1].double()
     difference = activation(x + STEP) - activation(x - STEP)
-    return (args[0] * difference / (2 * STEP)).to(args[1].dtype)
+    slope: Tensor = args[0] * difference / (2 * STEP)
+    return slope.to(args[1].dtype)
 
 
 def _overwritten(values: Tensor, indices: Sequence[Tensor | None], added: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -43,10 +44,10 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[tuple[str, Cast
                 lambda x, order=order: by_groups(ideal(x), q, order),  # type: ignore[misc]
             )
     if q.format.element.bits == 4:
-        for words, order in (("stored", EIGHTS), ("read", np.argsort(EIGHTS))):
+        for words, eights in (("stored", EIGHTS), ("read", np.argsort(EIGHTS))):
             yield (
                 f"has its codes {words} in the order 0, 2, 4, 6, 1, 3, 5, 7 of each eight",
-                lambda x, order=order: _in_eights(ideal(x), order),  # type: ignore[misc]
+                lambda x, eights=eights: _in_eights(ideal(x), eights),  # type: ignore[misc]
             )
     yield (
         "is shifted by one element",
@@ -159,7 +160,7 @@ def _square(values: Floats) -> Floats:
     return values
 
 
-def _in_eights(values: Floats, order: Floats) -> Floats:
+def _in_eights(values: Floats, order: Any) -> Floats:
     if values.shape[-1] % len(order):
         raise QgateError("no whole eights")
     return values.reshape(*values.shape[:-1], -1, len(order))[..., order].reshape(values.shape)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from qgate.causes.element_faults import element_faults, general_faults, rounded_faults
 from qgate.causes.operator_calls import Call, Fault, Makers
-from qgate.causes.softmax_faults import mask_faults, softmax_faults
+from qgate.causes.softmax_faults import mask_faults, softmax_faults, window_faults
 from qgate.causes.sum_faults import product_faults, sum_faults
 from qgate.expected.dispatching import DispatchMode
 from qgate.expected.known_attention import AttentionSides
@@ -110,8 +110,7 @@ class _Sites(DispatchMode):
     def _list(self, call: Call, site: int) -> None:
         for faults, listed in (
             (plain_faults, self.listed),
-            (general_faults, self.general),
-            (product_faults, self.general),
+            (late_faults, self.general),
             (rounded_faults, self.coarse),
         ):
             for fault in faults(call):
@@ -151,9 +150,16 @@ def plain_faults(call: Call) -> Iterator[Fault]:
     yield from softmax_faults(call)
 
 
+def late_faults(call: Call) -> Iterator[Fault]:
+    """List faults that are tried after wrong readings of arguments, which may be the same."""
+    yield from window_faults(call)
+    yield from general_faults(call)
+    yield from product_faults(call)
+
+
 def _same(call: Call, words: str) -> Fault | None:
     """Return the fault of an operator that has these words."""
-    for faults in (plain_faults, general_faults, product_faults, rounded_faults):
+    for faults in (plain_faults, late_faults, rounded_faults):
         for fault in faults(call):
             if fault.words == words:
                 return fault

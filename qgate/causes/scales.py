@@ -19,8 +19,6 @@ from qgate.formats.settings import QuantizerSettings
 
 Change = Callable[[Floats], Floats]
 LEAST = (
-    1.0,
-    1e-1,
     1e-2,
     2.0**-8,
     1e-3,

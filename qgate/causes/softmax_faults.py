@@ -197,11 +197,21 @@ def _masks(hidden: Tensor) -> Iterator[tuple[str, Mask]]:
                 f"the mask is aligned at the {words} rows and keys",
                 lambda mask, by=by: _moved(mask, by, fill=by < 0),  # type: ignore[misc]
             )
-    early = _early(hidden)
-    if bool(early.any()):
-        yield "the window is not applied: all earlier keys are shown", lambda m: m & ~_early(m)
-        yield "the window shows one earlier key more", _wider
-        yield "the window shows one earlier key less", _narrower
+
+
+def window_faults(call: Call) -> Iterator[Fault]:
+    """List other windows of a mask that fills scores: what is hidden before the first key."""
+    if call.name != "masked_fill" or float(call.args[2]) > HIDDEN or call.args[1].dim() < 2:
+        return
+    if not bool(_early(call.args[1]).any()):
+        return
+    windows: tuple[tuple[str, Mask], ...] = (
+        ("the window is not applied: all earlier keys are shown", lambda m: m & ~_early(m)),
+        ("the window shows one earlier key more", _wider),
+        ("the window shows one earlier key less", _narrower),
+    )
+    for words, change in windows:
+        yield Fault(words, lambda a, change=change: (a[0], change(a[1]), *a[2:]))  # type: ignore[misc]
 
 
 def _early(mask: Tensor) -> Tensor:

@@ -138,7 +138,8 @@ def _one_by_one(x: Tensor, own: Tensor, dim: int, dtype: torch.dtype, is_mean: b
     total = terms[0]
     for term in terms[1:]:
         total = rounded(total + term, dtype)
-    return (total / len(terms) if is_mean else total).reshape(own.shape)
+    added: Tensor = (total / len(terms) if is_mean else total).reshape(own.shape)
+    return added
 
 
 def _other_eps(args: Sequence[Any]) -> Iterator[Fault]:
