@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from qgate.causes.layouts import Cast, grouped, spread_scales, tensor_state
 from qgate.errors import QgateError
+from qgate.expected.conventions import with_options
 from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
 from qgate.formats import get
@@ -65,10 +67,12 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
         )
     if q.format.kind == "element" and q.granularity is not None and q.zero_point is None:
         yield from _divisors(q)
-        for words, count in _PARTS.items():
+        # Codes that saturate show if the lowest code is one further from zero.
+        ways = (q, with_options(q, narrow=not q.narrow)) if "narrow" in q.format.options else (q,)
+        for (words, count), way in itertools.product(_PARTS.items(), ways):
             yield (
                 f"has scales made from the first {words} of each group alone",
-                lambda x, count=count: _partial(x, q, count),  # type: ignore[misc]
+                lambda x, count=count, way=way: _partial(x, q, way, count),  # type: ignore[misc]
             )
         for least in LEAST:
             yield (
@@ -84,15 +88,17 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
         )
 
 
-def _partial(x: Floats, q: QuantizerSettings, count: Callable[[int], int]) -> Floats:
-    """Quantize with scales of the first elements of each group."""
+def _partial(
+    x: Floats, q: QuantizerSettings, way: QuantizerSettings, count: Callable[[int], int]
+) -> Floats:
+    """Quantize in one way with scales of the first elements of each group."""
     state = tensor_state(x, q)
 
     def rows(groups: Floats) -> Floats:
         first = count(groups.shape[1])
         if not 0 < first < groups.shape[1]:
             raise QgateError("no part of a group")
-        return _cast(groups, scales_of(groups[:, :first], q, state), q)
+        return _cast(groups, scales_of(groups[:, :first], q, state), way)
 
     return by_groups(x, grouped(q), rows)
 
