@@ -24,7 +24,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "the identity": torch.clone,
 }
-COARSE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16)
+HALVES = (torch.bfloat16, torch.float16)
+COARSE = (torch.float8_e4m3fn, torch.float8_e5m2, *HALVES)
 _ROUNDED = frozenset({
     "mul", "silu", "gelu", "relu", "sigmoid", "tanh", "exp", "_softmax", "mm", "bmm", "rsqrt",
 })  # fmt: skip
@@ -286,6 +287,11 @@ def rounded_faults(call: Call) -> Iterator[CallFault]:
             result=lambda _, value, dtype=dtype: rounded(value, dtype),  # type: ignore[misc]
         )
     yield CallFault(f"{named} rounded to int8 by row", result=lambda _, value: _int8(value))
+
+
+def is_half(fault: str) -> bool:
+    """Tell if a fault in words is a rounding to 16 bits, which kernels in 16 bits may have."""
+    return fault.endswith(tuple(f"rounded to {short_name(dtype)}" for dtype in HALVES))
 
 
 def _int8(value: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from tests.kernel_checks.real.kernel import (
     with_argument,
 )  # fmt: skip
 
-
 LESS = "is divided by 191, not by 192"
 """Words for a mean over one value less."""
 
