@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qgate.causes.operator_calls import Call, Fault
+from qgate.causes.operator_calls import Call, CallFault
 from qgate.expected.intermediates import rounded
 from qgate.stats.bits import short_name
 
@@ -24,8 +24,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "the identity": torch.clone,
 }
-COARSE = (torch.float8_e4m3fn, torch.float8_e5m2)
-_ROUNDED = frozenset({"mul", "silu", "gelu", "relu", "sigmoid", "tanh", "exp", "_softmax"})
+HALVES = (torch.bfloat16, torch.float16)
+COARSE = (torch.float8_e4m3fn, torch.float8_e5m2, *HALVES)
+_ROUNDED = frozenset({
+    "mul", "silu", "gelu", "relu", "sigmoid", "tanh", "exp", "_softmax", "mm", "bmm", "rsqrt",
+})  # fmt: skip
 _UNARY = frozenset({
     "tanh", "sigmoid", "exp", "exp2", "log", "log2", "softplus", "clamp", "clamp_min", "clamp_max",
     "erf", "abs", "reciprocal", "softmax",
@@ -34,14 +37,14 @@ _PUT = frozenset({"index_put", "_index_put_impl", "_unsafe_index_put"})
 _MOVED_PAST = frozenset({"gelu", "silu", "relu", "sigmoid", "tanh", "exp", "_softmax"})
 
 
-def element_faults(call: Call) -> Iterator[Fault]:
+def element_faults(call: Call) -> Iterator[CallFault]:
     """List other activations, other positions, and gradients of other activations."""
     name, args, kwargs = call.name, call.args, call.kwargs
     if name in ("silu", "gelu", "relu"):
         own = "gelu by tanh" if kwargs.get("approximate") == "tanh" else name
         for other, activation in ACTIVATIONS.items():
             if other != own:
-                yield Fault(
+                yield CallFault(
                     f"{other} is computed in the place of {own}",
                     result=lambda a, _, activation=activation: activation(a[0]),  # type: ignore[misc]
                 )
@@ -49,12 +52,12 @@ def element_faults(call: Call) -> Iterator[Fault]:
         own = "gelu by tanh" if kwargs.get("approximate") == "tanh" else name.split("_")[0]
         for other, activation in ACTIVATIONS.items():
             if other != own:
-                yield Fault(
+                yield CallFault(
                     f"the gradient is that of {other}, not of {own}",
                     result=lambda a, _, activation=activation: _slope(a, activation),  # type: ignore[misc]
                 )
         if name == "silu_backward":
-            yield Fault(
+            yield CallFault(
                 "the gradient of silu is sigmoid(x) alone: the slope of the sigmoid is left out",
                 result=lambda a, _: a[0] * torch.sigmoid(a[1]),
             )
@@ -63,12 +66,12 @@ def element_faults(call: Call) -> Iterator[Fault]:
     elif (
         name in ("index_put", "_index_put_impl", "_unsafe_index_put") and len(args) > 3 and args[3]
     ):
-        yield Fault(
+        yield CallFault(
             "repeated indices overwrite each other, where they should be added up",
             result=lambda a, _: _overwritten(a[0], a[1], a[2]),
         )
     elif name == "embedding_dense_backward":
-        yield Fault(
+        yield CallFault(
             "repeated indices overwrite each other, where they should be added up",
             result=lambda a, own: _overwritten(torch.zeros_like(own), (a[1],), a[0]),
         )
@@ -78,7 +81,8 @@ def _slope(args: Sequence[Any], activation: Callable[[Tensor], Tensor]) -> Tenso
     """Return the gradient of another activation; autograd is not at hand within a gradient."""
     x = args[1].double()
     difference = activation(x + STEP) - activation(x - STEP)
-    return (args[0] * difference / (2 * STEP)).to(args[1].dtype)
+    slope: Tensor = args[0] * difference / (2 * STEP)
+    return slope.to(args[1].dtype)
 
 
 def _overwritten(values: Tensor, indices: Sequence[Tensor | None], added: Tensor) -> Tensor:
@@ -86,12 +90,12 @@ def _overwritten(values: Tensor, indices: Sequence[Tensor | None], added: Tensor
     flat = [index for index in indices if index is not None]
     if len(flat) != 1:
         return changed
-    for place, row in zip(flat[0].reshape(-1), added.reshape(-1, *values.shape[1:]), strict=False):
-        changed[place] = row
+    for number, row in zip(flat[0].reshape(-1), added.reshape(-1, *values.shape[1:]), strict=False):
+        changed[number] = row
     return changed
 
 
-def _of_topk(call: Call) -> Iterator[Fault]:
+def _of_topk(call: Call) -> Iterator[CallFault]:
     """List values in the order of their indices, and a last entry that counts nothing."""
     count = call.result[0].shape[-1]
     if count < 2:
@@ -101,38 +105,38 @@ def _of_topk(call: Call) -> Iterator[Fault]:
         return own[0], own[1].sort(-1).values
 
     words = "the indices of topk are in another order than its values"
-    yield Fault(words, result=sorted_indices)
+    yield CallFault(words, result=sorted_indices)
 
     def without_last(_: Any, own: Any) -> Any:
-        kept = own[0].clone()
-        kept[..., -1] = 0
-        return kept, own[1]
+        values = own[0].clone()
+        values[..., -1] = 0
+        return values, own[1]
 
-    yield Fault(f"the last of the {count} entries of topk does not count", result=without_last)
+    yield CallFault(f"the last of the {count} entries of topk does not count", result=without_last)
 
 
 # Left out, twice, in another order ----------------------------------------------------------------
 
 
-def general_faults(call: Call) -> Iterator[Fault]:
+def general_faults(call: Call) -> Iterator[CallFault]:
     """List operators that are left out, done twice, or done before another one."""
     name, args = call.name, call.args
     if name in _UNARY and call.is_float and _alike(args[0], call.result):
         own = {"clamp_min": "clamp", "clamp_max": "clamp"}.get(name, name)
-        yield Fault(f"{own} is left out", result=lambda a, _: a[0].clone())
+        yield CallFault(f"{own} is left out", result=lambda a, _: a[0].clone())
         if name in ("clamp", "clamp_max", "clamp_min"):
             yield from _other_clamps(call)
         if name == "exp":
-            yield Fault("exp(x) is computed as 1 + x", result=lambda a, _: 1 + a[0])
+            yield CallFault("exp(x) is computed as 1 + x", result=lambda a, _: 1 + a[0])
     elif name == "_softmax" and call.is_float:
-        yield Fault(
+        yield CallFault(
             "sigmoid is computed in the place of softmax", result=lambda a, _: a[0].sigmoid()
         )
     elif name in _DONE and call.is_float and len(args) > 1:
         yield from _of_two(call)
     elif name == "arange" and call.result.numel() > 1:
         for step in (1, -1):
-            yield Fault(
+            yield CallFault(
                 f"positions begin at {step}, not at 0",
                 result=lambda _, value, step=step: value + step,  # type: ignore[misc]
             )
@@ -144,24 +148,24 @@ def _alike(value: Any, other: Any) -> bool:
     return isinstance(value, Tensor) and value.shape == other.shape
 
 
-def _other_clamps(call: Call) -> Iterator[Fault]:
+def _other_clamps(call: Call) -> Iterator[CallFault]:
     """List a bound on the other side, and one bound less."""
     low, high = _bounds(call)
     if low is not None and high is not None:
-        for side, words, kept in (
+        for side, words, other_bound in (
             (low, "below", {"max": high}), (high, "above", {"min": low}),
         ):  # fmt: skip
-            yield Fault(
+            yield CallFault(
                 f"values are not clamped to {side:g} from {words}",
-                result=lambda a, _, kept=kept: a[0].clamp(**kept),  # type: ignore[misc]
+                result=lambda a, _, bound=other_bound: a[0].clamp(**bound),  # type: ignore[misc]
             )
     elif low is not None:
-        yield Fault(
+        yield CallFault(
             f"values are clamped to {-low:g} from above, too",
             result=lambda _, own: own.clamp(max=-low),
         )
     elif high is not None:
-        yield Fault(
+        yield CallFault(
             f"values are clamped to {-high:g} from below, too",
             result=lambda _, own: own.clamp(min=-high),
         )
@@ -194,7 +198,7 @@ _TWICE = {
 }  # fmt: skip
 
 
-def _of_two(call: Call) -> Iterator[Fault]:
+def _of_two(call: Call) -> Iterator[CallFault]:
     """List operators that lack one side, have it twice, or come in another order."""
     name, makers = call.name, call.makers
     first, second = call.args[:2]
@@ -202,14 +206,14 @@ def _of_two(call: Call) -> Iterator[Fault]:
         return
     do = _DONE[name]
     if _alike(first, call.result):
-        what = makers.words(second)
-        yield Fault(_LEFT_OUT[name].format(what), result=lambda a, _: a[0].clone())
+        operand = makers.words(second)
+        yield CallFault(_LEFT_OUT[name].format(operand), result=lambda a, _: a[0].clone())
         if isinstance(second, Tensor):
-            yield Fault(_TWICE[name].format(what), result=lambda a, own: do(own, a[1]))
+            yield CallFault(_TWICE[name].format(operand), result=lambda a, own: do(own, a[1]))
     if name in ("add", "mul") and _alike(second, call.result) and isinstance(first, Tensor):
-        what = makers.words(first)
-        yield Fault(_LEFT_OUT[name].format(what), result=lambda a, _: a[1].clone())
-        yield Fault(_TWICE[name].format(what), result=lambda a, own: do(own, a[0]))
+        operand = makers.words(first)
+        yield CallFault(_LEFT_OUT[name].format(operand), result=lambda a, _: a[1].clone())
+        yield CallFault(_TWICE[name].format(operand), result=lambda a, own: do(own, a[0]))
     yield from _in_other_order(call)
 
 
@@ -218,29 +222,29 @@ _STEPS = {
 }  # fmt: skip
 
 
-def _in_other_order(call: Call) -> Iterator[Fault]:
+def _in_other_order(call: Call) -> Iterator[CallFault]:
     """List a sum before the product that it should follow, and the other way round."""
-    made = call.made(0)
-    if made is None or len(made.args) != 2 or not _alike(made.args[0], call.result):
+    maker = call.made(0)
+    if maker is None or len(maker.args) != 2 or not _alike(maker.args[0], call.result):
         return
     sums, products = ("add", "sub"), ("mul", "div")
-    if not (call.name in sums and made.name in products) and not (
-        call.name in products and made.name in sums
+    if not (call.name in sums and maker.name in products) and not (
+        call.name in products and maker.name in sums
     ):
         return
-    x, other = made.args
+    x, other = maker.args
     words = (
         f"the {_STEPS[call.name]} {call.makers.words(call.args[1])} comes before the "
-        f"{_STEPS[made.name]} {call.makers.words(other)}, not after it"
+        f"{_STEPS[maker.name]} {call.makers.words(other)}, not after it"
     )
-    first, last = _DONE[call.name], _DONE[made.name]
-    yield Fault(words, result=lambda a, _: last(first(x, a[1]), other))
+    first, last = _DONE[call.name], _DONE[maker.name]
+    yield CallFault(words, result=lambda a, _: last(first(x, a[1]), other))
 
 
-def _moved_past(call: Call) -> Iterator[Fault]:
-    """List what is added or multiplied after an activation, where it should be before."""
-    made = call.made(0)
-    if made is None:
+def _moved_past(call: Call) -> Iterator[CallFault]:
+    """List operand is added or multiplied after an activation, where it should be before."""
+    maker = call.made(0)
+    if maker is None:
         return
     name = "the softmax" if call.name == "_softmax" else call.name
     evaluate = {
@@ -248,18 +252,18 @@ def _moved_past(call: Call) -> Iterator[Fault]:
         "_softmax": lambda x: x.softmax(-1),
         "silu": functional.silu,
     }.get(call.name, getattr(torch, call.name, torch.clone))
-    if made.name == "addmm":
-        bias = made.args[0]
-        yield Fault(
+    if maker.name == "addmm":
+        bias = maker.args[0]
+        yield CallFault(
             f"{call.makers.words(bias)} is added after {name}, not before it",
             result=lambda a, _: evaluate(a[0] - bias) + bias,
         )
-    if made.name not in ("add", "mul") or len(made.args) != 2:
+    if maker.name not in ("add", "mul") or len(maker.args) != 2:
         return
-    x, other = made.args
+    x, other = maker.args
     if _alike(x, call.args[0]):
-        does, do = "added" if made.name == "add" else "multiplied by", _DONE[made.name]
-        yield Fault(
+        does, do = "added" if maker.name == "add" else "multiplied by", _DONE[maker.name]
+        yield CallFault(
             f"{call.makers.words(other)} is {does} after {name}, not before it",
             result=lambda *_: do(evaluate(x), other),
         )
@@ -268,18 +272,26 @@ def _moved_past(call: Call) -> Iterator[Fault]:
 # Coarse values ------------------------------------------------------------------------------------
 
 
-def rounded_faults(call: Call) -> Iterator[Fault]:
+def rounded_faults(call: Call) -> Iterator[CallFault]:
     """List narrow formats that a result may be rounded to."""
     name, result = call.name, call.result
     if name not in _ROUNDED or not call.is_float or result.numel() < 2:
         return
-    named = "the probabilities of the softmax are" if name == "_softmax" else f"{name} is"
+    named = {
+        "_softmax": "the probabilities of the softmax are", "mm": "a matrix product is",
+        "bmm": "a matrix product is", "rsqrt": "a root is",
+    }.get(name, f"{name} is")  # fmt: skip
     for dtype in COARSE:
-        yield Fault(
+        yield CallFault(
             f"{named} rounded to {short_name(dtype)}",
             result=lambda _, value, dtype=dtype: rounded(value, dtype),  # type: ignore[misc]
         )
-    yield Fault(f"{named} rounded to int8 by row", result=lambda _, value: _int8(value))
+    yield CallFault(f"{named} rounded to int8 by row", result=lambda _, value: _int8(value))
+
+
+def is_half(fault: str) -> bool:
+    """Tell if a fault in words is a rounding to 16 bits, which kernels in 16 bits may have."""
+    return fault.endswith(tuple(f"rounded to {short_name(dtype)}" for dtype in HALVES))
 
 
 def _int8(value: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from qgate.expected.searched_scales import scales_of
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
+EIGHTS = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+"""The order in which eight codes of 4 bits are packed, so that pairs are 16 bits apart."""
 Cast = Callable[[Floats], Floats]
 Move = Callable[[Floats], Floats]
 """The scales of one tensor, a row of them for each line of elements, in another order."""
@@ -40,6 +43,12 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[tuple[str, Cast
                 f"{words} (the order of nibbles)",
                 lambda x, order=order: by_groups(ideal(x), q, order),  # type: ignore[misc]
             )
+    if q.format.element.bits == 4:
+        for words, eights in (("stored", EIGHTS), ("read", np.argsort(EIGHTS))):
+            yield (
+                f"has its codes {words} in the order 0, 2, 4, 6, 1, 3, 5, 7 of each eight",
+                lambda x, eights=eights: _in_eights(ideal(x), eights),  # type: ignore[misc]
+            )
     yield (
         "is shifted by one element",
         lambda x: np.roll(ideal(x).reshape(-1), 1).reshape(x.shape),
@@ -55,6 +64,10 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[tuple[str, Cast
                 f"is decoded with {words}",
                 lambda x, move=move: _moved_scales(x, q, ideal, move),  # type: ignore[misc]
             )
+        yield (
+            "is decoded with the scales of rows for columns",
+            lambda x: _square(ideal(x)) * _turned_scales(x, q),
+        )
     if q.granularity == "block" and q.tile is None:
         for step, which, way in ((-1, "last", "next"), (1, "first", "previous")):
             yield (
@@ -83,6 +96,10 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
     yield (
         "every scale moved to the next group of its row, the first one for two",
         lambda s: np.concatenate([s[:, :1], s[:, :-1]], 1),
+    )
+    yield (
+        "the scale of the group before it, the last group of each row",
+        lambda s: np.concatenate([s[:, :-1], s[:, -2:-1]], 1),
     )
     yield "every scale moved to the next row", lambda s: np.roll(s, 1, 0)
     yield "every scale moved to the previous row", lambda s: np.roll(s, -1, 0)
@@ -143,12 +160,23 @@ def _square(values: Floats) -> Floats:
     return values
 
 
+def _in_eights(values: Floats, order: Any) -> Floats:
+    if values.shape[-1] % len(order):
+        raise QgateError("no whole eights")
+    return values.reshape(*values.shape[:-1], -1, len(order))[..., order].reshape(values.shape)
+
+
 def _tiles_transposed(values: Floats, tile: int) -> Floats:
     if values.ndim < 2 or any(length % tile for length in values.shape[-2:]):
         raise QgateError(f"no whole tiles of {tile}x{tile}")
     rows, columns = (length // tile for length in values.shape[-2:])
     tiles = values.reshape(*values.shape[:-2], rows, tile, columns, tile)
     return tiles.swapaxes(-1, -3).reshape(values.shape)
+
+
+def _turned_scales(x: Floats, q: QuantizerSettings) -> Floats:
+    scales = spread_scales(x, q)
+    return scales.swapaxes(-1, -2) / scales
 
 
 def _late_element(x: Floats, q: QuantizerSettings, ideal: Cast, step: int) -> Floats:

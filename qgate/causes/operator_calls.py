@@ -22,8 +22,8 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What an operator gets or gives instead.
+class CallFault:
+    """Other arguments or another result of an operator than the right ones.
 
     arguments  makes other arguments of its own
     result     makes another result of its arguments and its own result

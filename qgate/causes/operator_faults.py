@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qgate.causes.element_faults import element_faults, general_faults, rounded_faults
-from qgate.causes.operator_calls import Call, Fault, Makers
-from qgate.causes.softmax_faults import mask_faults, softmax_faults
-from qgate.causes.sum_faults import sum_faults
+from qgate.causes.operator_calls import Call, CallFault, Makers
+from qgate.causes.softmax_faults import mask_faults, softmax_faults, window_faults
+from qgate.causes.sum_faults import product_faults, sum_faults
 from qgate.expected.dispatching import DispatchMode
 from qgate.expected.known_attention import AttentionSides
 from qgate.expected.noise import evaluate
@@ -25,8 +25,12 @@ Function = Callable[..., Any]
 
 _aten = torch.ops.aten
 _SPELLED = get_decompositions(
-    [_aten.native_layer_norm, _aten.native_group_norm, _aten._fused_rms_norm]
-)
+    [
+        _aten.native_layer_norm, _aten.native_group_norm, _aten._fused_rms_norm,
+        _aten.native_layer_norm_backward, _aten.native_group_norm_backward,
+        _aten._softmax_backward_data, _aten._log_softmax_backward_data,
+    ]
+)  # fmt: skip
 NEAR = 0.05
 """Distance of a term's weight from zero within which it is called lost."""
 MOST_OPERATORS = 256
@@ -45,7 +49,7 @@ class OperatorFault:
     words: str
     site: int | None
     name: str
-    fault: Fault
+    fault: CallFault
 
     def within(self, like: Function) -> Function:
         """Return the function with this fault."""
@@ -106,7 +110,7 @@ class _Sites(DispatchMode):
     def _list(self, call: Call, site: int) -> None:
         for faults, listed in (
             (plain_faults, self.listed),
-            (general_faults, self.general),
+            (late_faults, self.general),
             (rounded_faults, self.coarse),
         ):
             for fault in faults(call):
@@ -117,7 +121,7 @@ class _Sites(DispatchMode):
         assert chosen is not None
         if chosen.site != site and (chosen.site is not None or chosen.name != name):
             return function(*args, **kwargs)
-        fault: Fault | None = chosen.fault
+        fault: CallFault | None = chosen.fault
         if chosen.site is None:
             own = function(*args, **kwargs)
             with _disable_current_modes():
@@ -138,7 +142,7 @@ class _Sites(DispatchMode):
         return _aten.mul.Tensor(value, 1.0)  # an operator whose result may be rounded
 
 
-def plain_faults(call: Call) -> Iterator[Fault]:
+def plain_faults(call: Call) -> Iterator[CallFault]:
     """List the known faults of one operator."""
     yield from mask_faults(call)
     yield from element_faults(call)
@@ -146,9 +150,16 @@ def plain_faults(call: Call) -> Iterator[Fault]:
     yield from softmax_faults(call)
 
 
-def _same(call: Call, words: str) -> Fault | None:
+def late_faults(call: Call) -> Iterator[CallFault]:
+    """List faults that are tried after wrong readings of arguments, which may be the same."""
+    yield from window_faults(call)
+    yield from general_faults(call)
+    yield from product_faults(call)
+
+
+def _same(call: Call, words: str) -> CallFault | None:
     """Return the fault of an operator that has these words."""
-    for faults in (plain_faults, general_faults, rounded_faults):
+    for faults in (plain_faults, late_faults, rounded_faults):
         for fault in faults(call):
             if fault.words == words:
                 return fault
@@ -219,4 +230,4 @@ def _wrong_terms(site: int, a: Tensor, b: Tensor, residual: Tensor) -> Iterator[
         return changed, *args[1:]
 
     words = f"term {term} of the last sum over {a.shape[2]} {does}"
-    yield OperatorFault(words, site, "mm", Fault(words, weighted))
+    yield OperatorFault(words, site, "mm", CallFault(words, weighted))

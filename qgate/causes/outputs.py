@@ -307,22 +307,18 @@ def _part_offsets(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 
 
 def _transposed(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
-    if actual.dim() < 2 or actual.shape[-1] != actual.shape[-2] or not bool(wrong.any()):
-        return ""
-    far = float((actual - expected.values).square().sum())
-    near = float((actual.transpose(-1, -2) - expected.values).square().sum())
-    return "the result is transposed" if near < 1e-6 * far else ""
-
-
-def _transposed_tiles(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
-    """Name a size of tiles each of which is transposed."""
+    """Say that the result, or each of its tiles, is transposed."""
     if actual.dim() < 2 or not bool(wrong.any()):
         return ""
-    half, shape = _half_width(expected), actual.shape[-2:]
+    half, shape, values = _half_width(expected), actual.shape[-2:], expected.values
+    if shape[0] == shape[1]:
+        far, near = (float((side - values).square().sum()) for side in (actual, actual.mT))
+        if near < 1e-6 * far:
+            return "the result is transposed"
     for size in TILES:
         if any(length % size for length in shape) or max(shape) == size:
             continue
-        right = tiles_transposed(expected.values, size)
+        right = tiles_transposed(values, size)
         room = tiles_transposed(half, size) + right.abs() * _resolution(actual)
         if bool(((actual - right).abs() <= room).all()):
             return f"tiles of {size}x{size} are transposed"
@@ -398,7 +394,7 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
     )
 
 
-_MOVED: tuple[Pattern, ...] = (_transposed, _transposed_tiles, _magnitude, _logarithm, _misplaced)
+_MOVED: tuple[Pattern, ...] = (_transposed, _magnitude, _logarithm, _misplaced)
 _RUINS: tuple[Pattern, ...] = (_non_finite, _constant)
 _WHOLE: tuple[Pattern, ...] = (_factor, _offset, *_MOVED)
 _PARTS: tuple[Pattern, ...] = (_part_factors, _tile_factors, _tiles, _part_offsets)

@@ -66,10 +66,15 @@ def _of_pairs(like: Function, arguments: Sequence[Any], result: Tensor) -> Itera
             (halves, ("neighbors (interleaved)", "half a row apart")),
             (halves.argsort(), ("half a row apart", "neighbors (interleaved)")),
         ):
-            yield _regrouped(
-                like, arguments, [position], x.dim() - 1, index,
-                f"pairs of argument {position} are {wrong}, and should be {right}",
-            )  # fmt: skip
+            words = f"pairs of argument {position} are {wrong}, and should be {right}"
+            yield _regrouped(like, arguments, [position], -1, index, words)
+            alike = [
+                other
+                for other, y in enumerate(arguments)
+                if isinstance(y, Tensor) and y.dim() and y.shape[-1] == length
+            ]
+            if len(alike) > 1:
+                yield _regrouped(like, arguments, alike, -1, index, words)
 
 
 def _regrouped(

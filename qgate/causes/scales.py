@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from qgate.causes.layouts import Cast, grouped, spread_scales, tensor_state
 from qgate.errors import QgateError
+from qgate.expected.conventions import with_options
 from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
 from qgate.formats import get
@@ -19,8 +21,6 @@ from qgate.formats.settings import QuantizerSettings
 
 Change = Callable[[Floats], Floats]
 LEAST = (
-    1.0,
-    1e-1,
     1e-2,
     2.0**-8,
     1e-3,
@@ -40,6 +40,17 @@ DIVISORS: dict[int, tuple[float, ...]] = {
     8: (63.0, 64.0, 127.0, 240.0, 255.0, 256.0, 448.0, 480.0, 57344.0),
 }
 """Largest numbers of formats of so many bits, and numbers that are taken for them."""
+
+
+_PARTS: dict[str, Callable[[int], int]] = {
+    "half": lambda length: length // 2,
+    **{f"{size} elements": lambda _, size=size: size for size in (1, 16, 32, 64, 128, 256)},  # type: ignore[misc]
+    **{
+        f"whole tiles of {size}": lambda length, size=size: length // size * size  # type: ignore[misc]
+        for size in (16, 32, 64, 128)
+    },
+}
+"""Elements of a group of which a kernel may take the largest magnitude, by their length."""
 
 
 def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
@@ -68,6 +79,13 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
             )
     if q.format.kind == "element" and q.granularity is not None and q.zero_point is None:
         yield from _divisors(q)
+        # Codes that saturate show if the lowest code is one further from zero.
+        ways = (q, with_options(q, narrow=not q.narrow)) if "narrow" in q.format.options else (q,)
+        for (words, count), way in itertools.product(_PARTS.items(), ways):
+            yield (
+                f"has scales made from the first {words} of each group alone",
+                lambda x, count=count, way=way: _partial(x, q, way, count),  # type: ignore[misc]
+            )
         for least in LEAST:
             yield (
                 f"has scales no smaller than {least:.3g}",
@@ -93,6 +111,21 @@ def _coarser(x: Floats, q: QuantizerSettings, step: float) -> Floats:
     """Round ideal codes to multiples of a step."""
     scales = spread_scales(x, q)
     return np.asarray(np.rint(define(x, q) / scales / step) * step * scales)
+
+
+def _partial(
+    x: Floats, q: QuantizerSettings, way: QuantizerSettings, count: Callable[[int], int]
+) -> Floats:
+    """Quantize in one way with scales of the first elements of each group."""
+    state = tensor_state(x, q)
+
+    def rows(groups: Floats) -> Floats:
+        first = count(groups.shape[1])
+        if not 0 < first < groups.shape[1]:
+            raise QgateError("no part of a group")
+        return _cast(groups, scales_of(groups[:, :first], q, state), way)
+
+    return by_groups(x, grouped(q), rows)
 
 
 def _divisors(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:

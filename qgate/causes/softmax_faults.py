@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from qgate.causes.operator_calls import Arguments, Call, Fault, Makers
+from qgate.causes.operator_calls import Arguments, Call, CallFault, Makers
 
 HIDDEN = -1e3
 """Scores up to which an entry is taken to be masked."""
@@ -24,7 +24,7 @@ Mask = Callable[[Tensor], Tensor]
 Scores = Callable[[Tensor], Tensor]
 
 
-def softmax_faults(call: Call) -> Iterator[Fault]:
+def softmax_faults(call: Call) -> Iterator[CallFault]:
     """List the faults of a softmax over the last dimension."""
     if call.name not in ("_softmax", "_log_softmax"):
         return
@@ -32,15 +32,15 @@ def softmax_faults(call: Call) -> Iterator[Fault]:
     if call.args[1] not in (-1, scores.dim() - 1) or scores.shape[-1] < 2:
         return
     for words, change in _hidden_keys(scores):
-        yield Fault(f"{words} left out of the softmax", _on_scores(change))
+        yield CallFault(f"{words} left out of the softmax", _on_scores(change))
     if scores.dim() > 2 and scores.shape[-2] > 1 and not bool((scores <= HIDDEN).any()):
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        yield Fault(
+        yield CallFault(
             "later keys are masked (causal), and should not be",
             _on_scores(lambda s: s.masked_fill(causal, -math.inf)),
         )
     for words, factor in _factors(_width(scores, call.makers)):
-        yield Fault(
+        yield CallFault(
             f"the scores of the softmax are {words} times as large as they should be",
             _on_scores(lambda s, factor=factor: s * factor),  # type: ignore[misc]
         )
@@ -48,15 +48,15 @@ def softmax_faults(call: Call) -> Iterator[Fault]:
         yield from _of_probabilities(scores)
 
 
-def _of_probabilities(scores: Tensor) -> Iterator[Fault]:
+def _of_probabilities(scores: Tensor) -> Iterator[CallFault]:
     keys = scores.shape[-1]
     for more in sorted({1, *(-keys % tile for tile in TILES)} - {0}):
         zeros = f"{more} more keys" if more > 1 else "one more key"
-        yield Fault(
+        yield CallFault(
             f"padding is counted in the softmax, as {zeros} of zeros would be",
             result=lambda a, p, more=more: _padded(a[0], p, more),  # type: ignore[misc]
         )
-    yield Fault(
+    yield CallFault(
         "the softmax is not divided by its sum",
         result=lambda a, _: torch.exp(a[0] - a[0].amax(-1, keepdim=True)),
     )
@@ -64,7 +64,7 @@ def _of_probabilities(scores: Tensor) -> Iterator[Fault]:
         for part, sums, rows in (
             ("values", True, False), ("its sum", False, True), ("values and sum", False, False),
         ):  # fmt: skip
-            yield Fault(
+            yield CallFault(
                 f"{part} of the tiles of {tile} keys before are not rescaled when the maximum of "
                 "the softmax grows",
                 result=lambda a, _, tile=tile, sums=sums, rows=rows: _not_rescaled(  # type: ignore[misc]
@@ -152,16 +152,16 @@ def _padded(scores: Tensor, p: Tensor, more: int) -> Tensor:
 # Masks --------------------------------------------------------------------------------------------
 
 
-def mask_faults(call: Call) -> Iterator[Fault]:
+def mask_faults(call: Call) -> Iterator[CallFault]:
     """List other masks that fill scores, are added to them, or multiply them."""
     args = call.args
     if call.name == "masked_fill" and float(args[2]) <= HIDDEN:
         for words, change in _masks(args[1]):
-            yield Fault(words, lambda a, change=change: (a[0], change(a[1]), *a[2:]))  # type: ignore[misc]
+            yield CallFault(words, lambda a, change=change: (a[0], change(a[1]), *a[2:]))  # type: ignore[misc]
     elif call.name == "tril" and call.is_float:
         for step, words in ((1, "more"), (-1, "less")):
             diagonal = args[1] if len(args) > 1 else 0
-            yield Fault(
+            yield CallFault(
                 f"the mask shows one key {words}",
                 lambda a, diagonal=diagonal + step: (a[0], diagonal),  # type: ignore[misc]
             )
@@ -170,7 +170,7 @@ def mask_faults(call: Call) -> Iterator[Fault]:
         if not isinstance(other, Tensor) or other.dim() < 2 or not bool((other <= HIDDEN).any()):
             return
         for words, change in _masks(other <= HIDDEN):
-            yield Fault(words, lambda a, change=change: (a[0], _masked(a[1], change), *a[2:]))  # type: ignore[misc]
+            yield CallFault(words, lambda a, change=change: (a[0], _masked(a[1], change), *a[2:]))  # type: ignore[misc]
 
 
 def _masked(added: Tensor, change: Mask) -> Tensor:
@@ -197,11 +197,21 @@ def _masks(hidden: Tensor) -> Iterator[tuple[str, Mask]]:
                 f"the mask is aligned at the {words} rows and keys",
                 lambda mask, by=by: _moved(mask, by, fill=by < 0),  # type: ignore[misc]
             )
-    early = _early(hidden)
-    if bool(early.any()):
-        yield "the window is not applied: all earlier keys are shown", lambda m: m & ~_early(m)
-        yield "the window shows one earlier key more", _wider
-        yield "the window shows one earlier key less", _narrower
+
+
+def window_faults(call: Call) -> Iterator[CallFault]:
+    """List other windows of a mask that fills scores: what is hidden before the first key."""
+    if call.name != "masked_fill" or float(call.args[2]) > HIDDEN or call.args[1].dim() < 2:
+        return
+    if not bool(_early(call.args[1]).any()):
+        return
+    windows: tuple[tuple[str, Mask], ...] = (
+        ("the window is not applied: all earlier keys are shown", lambda m: m & ~_early(m)),
+        ("the window shows one earlier key more", _wider),
+        ("the window shows one earlier key less", _narrower),
+    )
+    for words, change in windows:
+        yield CallFault(words, lambda a, change=change: (a[0], change(a[1]), *a[2:]))  # type: ignore[misc]
 
 
 def _early(mask: Tensor) -> Tensor:
@@ -212,9 +222,9 @@ def _early(mask: Tensor) -> Tensor:
 def _wider(mask: Tensor) -> Tensor:
     """Show what the row before shows: the edge of a window moves by one key for each row."""
     early = _early(mask)
-    kept = torch.zeros_like(early)
-    kept[..., 1:, :] = early[..., :-1, :]
-    return mask & ~(early & ~kept)
+    shown = torch.zeros_like(early)
+    shown[..., 1:, :] = early[..., :-1, :]
+    return mask & ~(early & ~shown)
 
 
 def _narrower(mask: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.causes.operator_calls import Call, Fault
+from qgate.causes.operator_calls import Call, CallFault
 from qgate.expected.intermediates import rounded
 from qgate.stats.bits import short_name
 
@@ -22,7 +22,7 @@ LONGEST_LOOP = 2048
 """Numbers that are added one after another in 16 bits."""
 
 
-def sum_faults(call: Call) -> Iterator[Fault]:
+def sum_faults(call: Call) -> Iterator[CallFault]:
     """List the faults of sums, means and variances, and of what is added below a root."""
     name, args, result = call.name, call.args, call.result
     if name in ("mean", "sum") and call.is_float and isinstance(args[0], Tensor):
@@ -37,21 +37,40 @@ def sum_faults(call: Call) -> Iterator[Fault]:
         yield from _of_root(call)
 
 
-def _divisors(x: Tensor, mean: Tensor) -> Iterator[Fault]:
+def product_faults(call: Call) -> Iterator[CallFault]:
+    """List matrix products whose last terms are left out, as beyond a tile."""
+    if call.name not in ("mm", "bmm"):
+        return
+    count = call.args[0].shape[-1]
+    for first, last in _lost_entries(count):
+
+        def without(a: Sequence[Any], first: int = first) -> Sequence[Any]:
+            changed = a[0].clone()
+            changed[..., first:] = 0
+            return changed, *a[1:]
+
+        which = f"terms {first} to {last - 1}" if last - first > 1 else f"term {first}"
+        are = "are" if last - first > 1 else "is"
+        yield CallFault(f"{which} of a product over {count} {are} lost", without)
+
+
+def _divisors(x: Tensor, mean: Tensor) -> Iterator[CallFault]:
     count = x.numel() // max(mean.numel(), 1)
     if count <= 2:
         return
     padded = {-(-count // tile) * tile for tile in (16, 32, 64, 128, 256)}
     padded.add(2 ** math.ceil(math.log2(count)))
     for other in (count - 1, *sorted(padded - {count, count - 1})):
-        yield Fault(
+        yield CallFault(
             f"the sum over {count} is divided by {other}, not by {count}",
             result=lambda _, value, other=other: value * (count / other),  # type: ignore[misc]
         )
-    yield Fault(f"the sum over {count} is not divided by {count}", result=lambda _, v: v * count)
+    yield CallFault(
+        f"the sum over {count} is not divided by {count}", result=lambda _, v: v * count
+    )
 
 
-def _of_variance(call: Call) -> Iterator[Fault]:
+def _of_variance(call: Call) -> Iterator[CallFault]:
     """List other divisors of a variance, and one whose mean was not subtracted."""
     x = call.args[0]
     is_pair = call.name == "var_mean"
@@ -67,19 +86,19 @@ def _of_variance(call: Call) -> Iterator[Fault]:
         return lambda a, own: (change(own[0], a[0]), own[1]) if is_pair else change(own, a[0])
 
     for divisor in {count, count - 1} - {right}:
-        yield Fault(
+        yield CallFault(
             f"the sum over {count} is divided by {divisor:g}, not by {right:g}",
             result=other(lambda v, _, divisor=divisor: v * (right / divisor)),
         )
     dims = call.args[1] if len(call.args) > 1 else None
     if dims:
-        yield Fault(
+        yield CallFault(
             "the mean is not subtracted in the variance",
             result=other(lambda v, x: v + x.mean(dims, keepdim=v.dim() == x.dim()).square()),
         )
 
 
-def _of_sum(name: str, args: Sequence[Any]) -> Iterator[Fault]:
+def _of_sum(name: str, args: Sequence[Any]) -> Iterator[CallFault]:
     """List sums that end early or are added up in 16 bits, one after another."""
     x = args[0]
     dims = args[1] if len(args) > 1 and args[1] else list(range(x.dim()))
@@ -88,19 +107,19 @@ def _of_sum(name: str, args: Sequence[Any]) -> Iterator[Fault]:
         return
     dim, count = dims[0] % x.dim(), x.shape[dims[0]]
     for first, last in _lost_entries(count):
-        many = f"{last - first} entries, {first} to {last - 1},"
-        left, are = (many, "are") if last - first > 1 else (f"entry {first}", "is")
+        several = f"{last - first} entries, {first} to {last - 1},"
+        which, are = (several, "are") if last - first > 1 else (f"entry {first}", "is")
 
         def without(a: Sequence[Any], first: int = first, last: int = last) -> Sequence[Any]:
             changed = a[0].clone()
             changed.narrow(dim, first, last - first).zero_()
             return changed, *a[1:]
 
-        yield Fault(f"{left} of a sum over {count} {are} left out", without)
+        yield CallFault(f"{which} of a sum over {count} {are} left out", without)
     if not 2 < count <= LONGEST_LOOP:
         return
     for dtype in (torch.bfloat16, torch.float16):
-        yield Fault(
+        yield CallFault(
             f"the sum over {count} is added up in {short_name(dtype)}",
             result=lambda a, value, dtype=dtype: _one_by_one(  # type: ignore[misc]
                 a[0], value, dim, dtype, name == "mean"
@@ -121,35 +140,36 @@ def _one_by_one(x: Tensor, own: Tensor, dim: int, dtype: torch.dtype, is_mean: b
     total = terms[0]
     for term in terms[1:]:
         total = rounded(total + term, dtype)
-    return (total / len(terms) if is_mean else total).reshape(own.shape)
+    added: Tensor = (total / len(terms) if is_mean else total).reshape(own.shape)
+    return added
 
 
-def _other_eps(args: Sequence[Any]) -> Iterator[Fault]:
+def _other_eps(args: Sequence[Any]) -> Iterator[CallFault]:
     other = _number(args[1])
     if other is None or not 0 < other <= LARGEST_EPS:
         return
     for eps in EPS:
         if eps != other:
-            yield Fault(
+            yield CallFault(
                 f"eps is {eps:g}, not {other:g}",
                 lambda a, eps=eps: (a[0], eps, *a[2:]),  # type: ignore[misc]
             )
 
 
-def _of_root(call: Call) -> Iterator[Fault]:
+def _of_root(call: Call) -> Iterator[CallFault]:
     """List roots that are left out, and eps that is added to the root instead."""
     is_inverse = call.name == "rsqrt"
-    made = call.made(0)
-    if made is not None and made.name == "add" and len(made.args) > 1:
-        eps = _number(made.args[1])
+    maker = call.made(0)
+    if maker is not None and maker.name == "add" and len(maker.args) > 1:
+        eps = _number(maker.args[1])
         if eps is not None and 0 < eps <= LARGEST_EPS:
 
             def outside(a: Sequence[Any], _: Any, eps: float = eps) -> Tensor:
-                root = (a[0] - eps).clamp_min(0).sqrt() + eps
-                return 1 / root if is_inverse else root
+                root: Tensor = (a[0] - eps).clamp_min(0).sqrt() + eps
+                return root.reciprocal() if is_inverse else root
 
-            yield Fault(f"eps ({eps:g}) is added outside the root, not inside", result=outside)
-    yield Fault(
+            yield CallFault(f"eps ({eps:g}) is added outside the root, not inside", result=outside)
+    yield CallFault(
         "the root is left out", result=lambda a, _: 1 / a[0] if is_inverse else a[0].clone()
     )
 

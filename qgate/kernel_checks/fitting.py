@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qgate.expected.conventions import NUDGE
 from qgate.expected.distances import distance_to_multiple
-from qgate.expected.noise import Expected
+from qgate.expected.noise import Expected, evaluate
 from qgate.kernel_checks.arithmetic import Accounted, account
 from qgate.kernel_checks.fits import Case
 from qgate.kernel_checks.requests import KernelRequest
@@ -21,6 +21,8 @@ MOST_NEAREST, MOST_COMPARED = 5, 24
 """Conventions that are tried beside the definition, and those that they are chosen from."""
 ALIKE = 1.1
 """Times the least distance up to which conventions are as near as the nearest."""
+INEXACT = 0.01
+"""Share of wrong values up to which the reference in float32 is asked if it is exact there."""
 MOST_ACCOUNTED = 2
 """Conventions beside the definition for which an arithmetic is looked for, the nearest ones."""
 
@@ -183,8 +185,20 @@ def _failing(
     for run in runs:
         expected = subject.expected(run.arguments, choices, ties=ties)
         wrong = expected.outside(run.actual)
+        if 0 < int(wrong.sum()) <= max(1, INEXACT * wrong.numel()):
+            wrong &= ~_inexact(subject, run, choices)
         if bool(wrong.any()):
             about = run.name, run.arguments, run.actual
             yield Failing(subject, choices, *about, expected, wrong, run.source)
             if stop:
                 return
+
+
+def _inexact(subject: KernelSubject, run: KernelRun, choices: Choices) -> Tensor:
+    """Return where the reference in float32 lies outside its bounds, too: large terms cancel."""
+    if subject.output:
+        return torch.zeros_like(run.actual, dtype=torch.bool)
+    bounds = subject.before_output(run.arguments, choices, "float32")
+    return bounds.outside(
+        evaluate(subject.like, subject.ideal(run.arguments, choices), torch.float32)
+    )

@@ -28,15 +28,15 @@ def describe_restart(case: Failing) -> str:
         first = places[0] if places else 0
         if not first:
             continue
-        rest = torch.arange(first, axis.length)
+        later = torch.arange(first, axis.length)
         try:
-            result = case.result_of(axis.take(case.ideal, rest))
+            result = case.result_of(axis.take(case.ideal, later))
         except LENGTH_REFUSALS:
             continue
-        actual = case.actual.index_select(dim, rest.to(case.actual.device))
+        actual = case.actual.index_select(dim, later.to(case.actual.device))
         if result.shape != actual.shape:
             continue
-        width = case.expected.select(dim, rest).width
+        width = case.expected.select(dim, later).width
         outside = Expected.around(result, width).outside(actual)
         explained = (~outside.movedim(dim, 0).flatten(1).any(1)).long().cumprod(0)
         count = int(explained.sum())

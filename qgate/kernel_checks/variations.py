@@ -15,9 +15,11 @@ from typing import Any
 
 from torch import Tensor
 
+from qgate.causes.element_faults import is_half
 from qgate.causes.operator_faults import general_operator_faults, operator_faults
 from qgate.causes.readings import wrong_readings
 from qgate.causes.regroupings import late_arguments, regroupings
+from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import Expected, evaluate, expect
 from qgate.kernel_checks.closeness import FunctionFit, energy_left
 from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
@@ -183,8 +185,11 @@ def _conventions(case: Failing) -> Iterator[list[Any]]:
 
 def _variations(case: Failing) -> Iterator[Variation]:
     like, ideal = case.subject.like, case.ideal
+    tensors = [case.actual, *(x for x in case.arguments if isinstance(x, Tensor))]
+    has_halves = any(tensor.dtype in HALVES for tensor in tensors)
     for fault in operator_faults(like, ideal, case.residual):
-        yield Variation(fault.words, fault.within(like), ideal)
+        if not (has_halves and is_half(fault.words)):
+            yield Variation(fault.words, fault.within(like), ideal)
     for words, arguments in swapped_scales(case):
         yield Variation(words, like, arguments)
     for regrouping in regroupings(like, ideal, case.actual):

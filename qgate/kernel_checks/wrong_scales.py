@@ -22,11 +22,11 @@ def swapped_scales(case: Failing) -> Iterator[tuple[str, list[Any]]]:
         changed[first] = case.ideal[first] * ratio
         yield f"argument {first} is decoded with the scale of argument {second}", changed
         if first < second:
-            both = list(changed)
+            swapped = list(changed)
             back = _ratio(scales[second], scales[first])
             if back is not None:
-                both[second] = case.ideal[second] * back
-                yield f"the scales of arguments {first} and {second} are swapped", both
+                swapped[second] = case.ideal[second] * back
+                yield f"the scales of arguments {first} and {second} are swapped", swapped
 
 
 def _ratio(own: Tensor, other: Tensor) -> Tensor | None:

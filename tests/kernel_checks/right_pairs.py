@@ -128,6 +128,8 @@ def main() -> int:
             if not held:
                 red += 1
                 print(f"{number} {words}", flush=True)
+        if number % 20 == 19:
+            print(f"... {checks - red} of {checks} are green, {sites:,} held", flush=True)
     print(
         f"{checks - red} of {checks} checks of right kernels are green, {sites:,} inputs and "
         f"gradients were held, in {time.perf_counter() - began:.0f} s"

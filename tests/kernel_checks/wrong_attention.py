@@ -63,7 +63,11 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _causal(diagonal: int) -> Kernel:
-    return lambda q, k, v: by_tiles(q, k, v, _later(q, k, diagonal)).nan_to_num(0.0)
+    def kernel(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        y = by_tiles(q, k, v, _later(q, k, diagonal))
+        return y.nan_to_num(0.0) if diagonal < 0 else y
+
+    return kernel
 
 
 def aligned_at_the_end(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -195,14 +199,14 @@ PAIRS = (
     Pair("window one key narrower in bf16", "window shows one earlier key less", in_bf16(_window(8)), in_bf16(_window(7)), HALF_HEADS, windowed),
     Pair("no window", "window|mask is not applied", _window(8), _window(99), HEADS, windowed),
     Pair("mask of padding missing", "argument 3 is not used: read as True everywhere|mask is not applied",
-         lambda q, k, v, m: by_tiles(q, k, v, ~m), lambda q, k, v, m: by_tiles(q, k, v), (*HEADS, PADDED), masked),
+         lambda q, k, v, m: by_tiles(q, k, v, ~m), lambda q, k, v, _m: by_tiles(q, k, v), (*HEADS, PADDED), masked),
     Pair("mask turned around", "argument 3 is taken as its opposite|hides what it should show",
          lambda q, k, v, m: by_tiles(q, k, v, ~m), lambda q, k, v, m: by_tiles(q, k, v, m), (*HEADS, NO_MASK[:, :40].roll(2, 0)), masked),
     Pair("one key of padding", "argument 3 is taken as 34, not 33",
          lambda q, k, v, n: by_tiles(q, k, v, torch.arange(k.shape[-2]) >= n), lambda q, k, v, n: by_tiles(q, k, v, torch.arange(k.shape[-2]) > n), (*HEADS, 33), up_to),
     Pair("heads repeated, not interleaved", "head|repeat|interleav", _grouped, _repeated, GROUPED, grouped),
     Pair("heads repeated, not interleaved, in bf16", "head|repeat|interleav", in_bf16(_grouped), in_bf16(_repeated), tuple(t.to(BF16) for t in GROUPED), grouped),
-    Pair("sinks not used", "argument 3 is not used|entry 40 of 41 .the last one. is left out of the softmax", with_sinks, lambda q, k, v, s: by_tiles(q, k, v), (*HEADS, normal(3) + 1), with_sinks),
+    Pair("sinks not used", "argument 3 is not used|entry 40 of 41 .the last one. is left out of the softmax", with_sinks, lambda q, k, v, _s: by_tiles(q, k, v), (*HEADS, normal(3) + 1), with_sinks),
     Pair("no soft cap of scores", "tanh is left out",
          capped, lambda q, k, v: by_tiles(q, k, v), tuple(t * 2 for t in HEADS), capped),
     Pair("slopes of the next head", "argument 3 is read one entry too far",

@@ -68,7 +68,7 @@ def int4_groups(index: Callable[[Tensor, int], Tensor], move: Callable[[Tensor],
     return decoded
 
 
-def _right_group(columns: Tensor, count: int) -> Tensor:
+def _right_group(columns: Tensor, _count: int) -> Tensor:
     return columns // GROUP
 
 
@@ -80,7 +80,7 @@ def _early_group(columns: Tensor, count: int) -> Tensor:
     return ((columns + 1) // GROUP).clamp(max=count - 1)
 
 
-def _group_of_64(columns: Tensor, count: int) -> Tensor:
+def _group_of_64(columns: Tensor, _count: int) -> Tensor:
     return columns // 64
 
 
@@ -196,7 +196,7 @@ PAIRS = (
     Pair("zero point one too high", "argument 2 is read with one added|argument 0 is read without the one",
          affine, lambda c, s, z: affine(c, s, z + 1), (CODES, SCALES, ZEROS), affine),
     Pair("zero point not used", "argument 2 is not used",
-         affine, lambda c, s, z: (c * s).to(BF16), (CODES, SCALES, ZEROS), affine),
+         affine, lambda c, s, _z: (c * s).to(BF16), (CODES, SCALES, ZEROS), affine),
     Pair("zero point not scaled", "argument 2 .*(scale|before|argument 1)|multiplication by argument 1 comes before the subtraction of argument 2",
          affine, lambda c, s, z: c * s - z, (CODES, SCALES, ZEROS), affine),
     Pair("scale and zero swapped", "arguments 1 and 2 are swapped",

@@ -52,7 +52,7 @@ def biased(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return linear(cast(x, "mxfp8"), cast(w, "mxfp8"), b)
 
 
-def right(g: Tensor, x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def right(g: Tensor, x: Tensor, w: Tensor, _b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return g @ cast(w, "mxfp8"), g.T @ cast(x, "mxfp8"), g.sum(0)
 
 
@@ -259,25 +259,25 @@ PAIRS = (
     Pair("gradient of the argument 1 % too large", "the gradient of argument 0 of .* 1\\.01 times",
          with_backward(biased, right), changed(lambda dx, dw, db, *_: (dx * 1.01, dw, db)), (X, W, B), linear, MX, BACKWARD),
     Pair("gradient of the bias of one tile", "the gradient of argument 2 .*(16 to 23|entries|terms|rows).*(lost|left out)",
-         with_backward(biased, right), changed(lambda dx, dw, db, g, *_: (dx, dw, g[:16].sum(0))), (X, W, B), linear, MX, BACKWARD),
+         with_backward(biased, right), changed(lambda dx, dw, _db, g, *_: (dx, dw, g[:16].sum(0))), (X, W, B), linear, MX, BACKWARD),
     Pair("gradient of the bias beyond 256", "the gradient of argument 2 .*256.*(lost|left out|not count)",
-         with_backward(biased, right), changed(lambda dx, dw, db, g, *_: (dx, dw, g[:256].sum(0))), (X, W, B), linear, MX, LONG),
+         with_backward(biased, right), changed(lambda dx, dw, _db, g, *_: (dx, dw, g[:256].sum(0))), (X, W, B), linear, MX, LONG),
     Pair("gradient of the bias is a mean", "the gradient of argument 2 .*0\\.04\\d* times",
-         with_backward(biased, right), changed(lambda dx, dw, db, g, *_: (dx, dw, g.mean(0))), (X, W, B), linear, MX, BACKWARD),
+         with_backward(biased, right), changed(lambda dx, dw, _db, g, *_: (dx, dw, g.mean(0))), (X, W, B), linear, MX, BACKWARD),
     Pair("gradient of the bias in bf16", "the gradient of argument 2 .*(sums in|added up in) bfloat16",
-         with_backward(biased, right), changed(lambda dx, dw, db, g, *_: (dx, dw, _summed_in(BF16, g))), (X, W, B), linear, MX, BACKWARD),
+         with_backward(biased, right), changed(lambda dx, dw, _db, g, *_: (dx, dw, _summed_in(BF16, g))), (X, W, B), linear, MX, BACKWARD),
     Pair("gradient of the weight in bf16", "the gradient of argument 1 .*sums in bfloat16",
-         with_backward(biased, right), changed(lambda dx, dw, db, g, x, w: (dx, _product_in(BF16, g, cast(x, "mxfp8")), db)), (X, W, B), linear, MX, BACKWARD),
+         with_backward(biased, right), changed(lambda dx, _dw, db, g, x, _w: (dx, _product_in(BF16, g, cast(x, "mxfp8")), db)), (X, W, B), linear, MX, BACKWARD),
     Pair("gradient of the weight of one tile", "the gradient of argument 1 .*8 terms, 16 to 23, .*lost",
-         with_backward(biased, right), changed(lambda dx, dw, db, g, x, w: (dx, g[:16].T @ cast(x, "mxfp8")[:16], db)), (X, W, B), linear, MX, BACKWARD),
+         with_backward(biased, right), changed(lambda dx, _dw, db, g, x, _w: (dx, g[:16].T @ cast(x, "mxfp8")[:16], db)), (X, W, B), linear, MX, BACKWARD),
     Pair("scale missing in backward", "the gradient of argument 0 of .* 4 times|multiplication by 0.25 is left out",
          with_backward(scaled, _scaled_backward(True)), with_backward(scaled, _scaled_backward(False)), (X, W), scaled, {}, BACKWARD),
     Pair("gradient by the transposed weight", "the gradient of argument 0 .*argument 1 .*transposed",
          with_backward(linear, _square_backward(True)), with_backward(linear, _square_backward(False)), (X, SQUARE), linear, {}, BACKWARD),
     Pair("gradient of the result is ones", "the gradient of the result is not used: read as ones",
-         with_backward(biased, right), changed(lambda dx, dw, db, g, x, w: (torch.ones_like(g) @ cast(w, "mxfp8"), dw, db)), (X, W, B), linear, MX, BACKWARD),
+         with_backward(biased, right), changed(lambda _dx, dw, db, g, _x, w: (torch.ones_like(g) @ cast(w, "mxfp8"), dw, db)), (X, W, B), linear, MX, BACKWARD),
     Pair("gradient of the weight in E5M2", "the gradient of argument 1 .*(the gradient of the result|argument 3) is quantized, and not declared",
-         with_backward(biased, right), changed(lambda dx, dw, db, g, x, w: (dx, cast(g, qgate.Quantizer("fp8_e5m2", granularity="tensor")).T @ cast(x, "mxfp8"), db)), (X, W, B), linear, MX, BACKWARD),
+         with_backward(biased, right), changed(lambda dx, _dw, db, g, x, _w: (dx, cast(g, qgate.Quantizer("fp8_e5m2", granularity="tensor")).T @ cast(x, "mxfp8"), db)), (X, W, B), linear, MX, BACKWARD),
     Pair("no mean in the gradient of a norm", "the gradient of argument 0 .*(left out|summand|not added)",
          with_backward(rms, rms_backward()), with_backward(rms, rms_backward("no mean")), (X, GAIN), rms, {}, BACKWARD),
     Pair("no gain in the gradient of a norm", "the gradient of argument 0 .*argument 1 is not used: read as ones",
@@ -293,7 +293,7 @@ PAIRS = (
     Pair("repeated indices overwrite", "the gradient of argument 0 .*(repeated|index|indices|rows)",
          _Rows.apply, _LastRows.apply, (TABLE, TERNARY), table_rows, {}, BACKWARD),
     Pair("no gradient of the bias", "gives no gradient of argument 2",
-         with_backward(biased, right), changed(lambda dx, dw, db, *_: (dx, dw, None)), (X, W, B), linear, MX, BACKWARD),  # type: ignore[arg-type,return-value]
+         with_backward(biased, right), changed(lambda dx, dw, _db, *_: (dx, dw, None)), (X, W, B), linear, MX, BACKWARD),  # type: ignore[arg-type,return-value]
     Pair("weights of experts not normalized", "(div|not normalized|not divided).*", dense(), dense("not normalized"), MIXTURE, mixture),
     Pair("weights of experts not normalized in bf16", "(div|not normalized|not divided).*", in_bf16(dense()), in_bf16(dense("not normalized")), HALF_MIXTURE, mixture),
     Pair("order of the top k", "topk|order", dense(), dense("sorted"), MIXTURE, mixture),
@@ -308,5 +308,5 @@ PAIRS = (
     Pair("dither of two steps", "neither neighbor of the exact value", drawn(INT8_RANDOM, right_chance), _wide_dither, (NUMBERS,), same, {}, OUT_INT8),
     Pair("half a step too much", "neither neighbor|rounds with a bias", drawn(INT8_RANDOM, right_chance), _half_too_much, (NUMBERS,), same, {}, OUT_INT8),
     Pair("a coin for every value", "rounds with a bias", drawn(FP8_RANDOM, right_chance), drawn(FP8_RANDOM, lambda s, n: (n < 0.5) & (s > 0)), (NUMBERS,), same, {}, OUT_FP8),
-    Pair("always up", "does not round at random|rounds with a bias", drawn(MX_RANDOM, right_chance), drawn(MX_RANDOM, lambda s, n: s > 0), (NUMBERS,), same, {}, OUT_MX),
+    Pair("always up", "does not round at random|rounds with a bias", drawn(MX_RANDOM, right_chance), drawn(MX_RANDOM, lambda s, _n: s > 0), (NUMBERS,), same, {}, OUT_MX),
 )  # fmt: skip

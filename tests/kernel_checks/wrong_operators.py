@@ -53,10 +53,8 @@ def layer_by_hand(
     centered = x - mean
     squares = (x if keeps_mean else centered).square().sum(-1, keepdim=True)
     variance = squares / max(x.shape[-1] - less, 1)
-    if eps_outside:
-        y = centered / (variance.sqrt() + EPS)
-    else:
-        y = centered * (variance + EPS).rsqrt()
+    root = variance.sqrt() + EPS if eps_outside else (variance + EPS).sqrt()
+    y = centered / root
     return (y + b) * w if bias_first else y * w + b
 
 
@@ -265,9 +263,9 @@ PAIRS = (
          rms, _rms_of_sums, (X, GAIN), rms),
     Pair("no root", "(rsqrt|root)", rms, _no_root, (X * 3, GAIN), rms),
     Pair("residual dropped before a norm", "argument 1 is not used: read as zeros",
-         in_bf16(added_norm), in_bf16(lambda x, r, w: rms(x, w)), (HALF[0], normal(32, 128, dtype=BF16), HALF[1]), added_norm),
+         in_bf16(added_norm), in_bf16(lambda x, _r, w: rms(x, w)), (HALF[0], normal(32, 128, dtype=BF16), HALF[1]), added_norm),
     Pair("residual dropped after a product", "argument 2 is not used: read as zeros",
-         lambda x, w, r: linear(cast(x, INT8), cast(w, INT8)) + r, lambda x, w, r: linear(cast(x, INT8), cast(w, INT8)),
+         lambda x, w, r: linear(cast(x, INT8), cast(w, INT8)) + r, lambda x, w, _r: linear(cast(x, INT8), cast(w, INT8)),
          (X, normal(40, 96), normal(24, 40)), with_residual, {0: INT8, 1: INT8}),
     Pair("residual of the norm's result", "argument 1 ",
          added_norm, lambda x, r, w: rms(x, w) + r, (X, normal(24, 96), GAIN), added_norm),

@@ -184,7 +184,7 @@ PAIRS = (
          chunked(), lambda x, d, b, c: chunked()(x, d.roll(-1), b, c), MAMBA, steps, {}, SHORT),
     Pair("B and C swapped", "arguments 2 and 3 are swapped", chunked(), lambda x, d, b, c: chunked()(x, d, c, b), MAMBA, steps, {}, SHORT),
     Pair("first state not used", "argument 4 is not used: read as zeros",
-         from_state, lambda x, d, b, c, s: chunked()(x, d, b, c), (*MAMBA, STATE), from_state, {}, SHORT),
+         from_state, lambda x, d, b, c, _s: chunked()(x, d, b, c), (*MAMBA, STATE), from_state, {}, SHORT),
     Pair("first state transposed", "argument 4 is read transposed",
          from_state, lambda x, d, b, c, s: from_state(x, d, b, c, s.T if s.shape[0] == s.shape[1] else s),
          (normal(TOKENS, 6), DECAY, B, C, normal(6, 6)), from_state, {}, SHORT),
