@@ -17,6 +17,7 @@ from tests.kernel_checks import (
     wrong_tiles,
 )
 from tests.kernel_checks.pairs import Pair
+from tests.kernel_checks.right_pairs import KERNELS, sites_of
 from tests.shares import share
 
 MODULES = (
@@ -53,6 +54,14 @@ def test_a_fault_without_a_name_is_red(name: str) -> None:
     with pytest.raises(CheckFailure, match="is wrong") as failure:
         pair.check(pair.wrong)
     assert "sums in" not in failure.value.cause
+
+
+# All: python -m tests.kernel_checks.right_pairs
+@share(12)
+@pytest.mark.parametrize("number", range(0, KERNELS, 7))
+def test_a_right_kernel_with_other_values_is_green(number: int) -> None:
+    words, held = sites_of(number, seed=number)
+    assert held, words
 
 
 def test_names_and_kinds_of_faults_are_many() -> None:
