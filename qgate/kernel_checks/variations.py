@@ -21,6 +21,7 @@ from qgate.expected.noise import Expected, evaluate
 from qgate.kernel_checks.closeness import FunctionFit, energy_left
 from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
+from qgate.kernel_checks.stage_faults import stage_faults
 from qgate.kernel_checks.subject import RESULT, Function
 
 CLOSELY = 6
@@ -161,6 +162,8 @@ def _conventions(case: Failing) -> Iterator[list[Any]]:
 
 def _variations(case: Failing) -> Iterator[Variation]:
     like, ideal = case.subject.like, case.ideal
+    for stage in stage_faults(case):
+        yield Variation(stage.words, stage.like, ideal)
     for fault in operator_faults(like, ideal, case.residual):
         yield Variation(fault.words, fault.within(like), ideal)
     for reading in wrong_readings(ideal, list(case.subject.inputs)):
