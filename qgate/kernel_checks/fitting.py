@@ -102,15 +102,15 @@ def _with_ties(
     """Take codes at boundaries to be free; `first` fails under the first conventions otherwise."""
     best: tuple[Choices, list[Failing]] | None = None
     if subject.stages:  # whose codes were settled one by one before, and cost much all together
-        run = next(run for run in runs if run.name == first[0].name)
-        sides = (_failing(subject, [run], choices, ties=True) for choices in listed[:MOST_STAGED])
+        of_first = [run for run in runs if run.name == first[0].name]
+        sides = (_failing(subject, of_first, c, ties=True) for c in listed[:MOST_STAGED])
         listed = [c for c, side in zip(listed, sides, strict=False) if next(side, None) is None]
         if not listed:
             return Judgement(subject, first[0].choices, False, first)
     for number, choices in enumerate(listed):
         if best is not None and number > 1:
-            first = next(run for run in runs if run.name == best[1][0].name)
-            if next(_failing(subject, [first], choices, ties=True), None) is not None:
+            still = next(run for run in runs if run.name == best[1][0].name)
+            if next(_failing(subject, [still], choices, ties=True), None) is not None:
                 continue
         failing = list(_failing(subject, runs, choices, ties=True))
         if best is None or len(failing) < len(best[1]):

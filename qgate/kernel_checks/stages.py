@@ -40,9 +40,10 @@ def quantized(name: str, x: Tensor, declared: Any, options: Options) -> Tensor:
             'quantized("p", p, "fp8_e4m3").'
         )
     if not is_wide_float(x):
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        dtype = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(
-            f"stage {name!r} gets {kind}; give the floating-point tensor that the kernel quantizes."
+            f"stage {name!r} gets {dtype}; give the floating-point tensor that the kernel "
+            "quantizes."
         )
     declaration = _declaration(name, declared, options)
 
