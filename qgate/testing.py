@@ -32,6 +32,7 @@ from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.grouped import grouped_product
 from qgate.kernel_checks.isolation import ADVICE, run_check
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.stages import quantized as quantize_stage
 from qgate.models import Model
 from qgate.modes import Mode
 from qgate.relations.checking import check_kernel as _relate_kernel
@@ -48,6 +49,7 @@ __all__ = [
     "check_kernel",
     "check_relations",
     "grouped_product",
+    "quantized",
     "tiles",
 ]
 
@@ -167,6 +169,23 @@ def check_kernel(
         return run_check(kernel, arguments, options, timeout=timeout, isolate=isolate)
     except CheckFailure as failure:
         raise failure.with_traceback(None) from failure.__cause__
+
+
+def quantized(name: str, x: Tensor, format: Any, **options: Unpack[Options]) -> Tensor:
+    """Quantize values inside a reference, at the place where the kernel quantizes them.
+
+    name    a word for this place, which stands in reports: "h" is `stage h` there
+    x       the values that the kernel quantizes
+    format  a format's name with options as in `qgate.quantize`, a `qgate.Quantizer`, a convention
+            such as `tiles("fp8_e4m3", 128, 128)`, or a function that quantizes
+
+    The result has the dtype of x, so the reference is an ordinary function. Its gradient is that of
+    a straight-through estimator: it passes unchanged, also where values saturate. In `check_kernel`
+    the reference runs in float64, each convention of the format is tried, and codes that float
+    noise decides may be either. One name may be called several times, for experts or tiles, always
+    with the same format.
+    """
+    return quantize_stage(name, x, format, options)
 
 
 def check_relations(

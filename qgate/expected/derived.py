@@ -18,6 +18,7 @@ from torch import Tensor
 from qgate.expected.indices import accepts, bound_of, is_index, on_host, with_position
 from qgate.expected.narrow_floats import is_wide_float, take_entries
 from qgate.expected.noise import plain_attention
+from qgate.expected.stages import without_casts
 
 Function = Callable[..., Any]
 Dimension = tuple[int, int]
@@ -128,7 +129,7 @@ def find_axes(like: Function, arguments: Sequence[Any]) -> list[CutAxis]:
 
 def search_axes(like: Function, arguments: Sequence[Any]) -> tuple[list[CutAxis], dict[str, str]]:
     """Find groups of dimensions that can be cut together, and say why others must not be."""
-    tried = on_host(like, arguments)
+    tried = on_host(without_casts(like), arguments)
     if tried is None:
         return [], {
             "inputs of other lengths": "the reference keeps tensors of a device, and integers may "

@@ -20,6 +20,7 @@ from qgate.arithmetics.cpu_flash_attention import fast_exponential
 from qgate.arithmetics.float16_attention import SUMS_WORDS, attend_with_sums
 from qgate.arithmetics.known import KnownProduct
 from qgate.expected.known_attention import KnownRule
+from qgate.expected.stages import BEFORE_CAST, OPERATOR, StageCast
 from qgate.stats.bits import short_name
 
 CODES, SCALED = "codes", "scaled"
@@ -97,9 +98,11 @@ class Arithmetic:
         if len(self.sites) > 1 and self.sites >= eager_sites(self.names):
             parts.append(f"the result of each operator {to}")
         elif self.sites:
-            counts = Counter(_operator_words(self.names[site]) for site in sorted(self.sites))
+            names = [self.names[site] for site in sorted(self.sites)]
+            counts = Counter(_operator_words(name) for name in names if name != BEFORE_CAST)
             of = ", ".join(name if n == 1 else f"{n} {name}" for name, n in counts.items())
-            parts.append(f"the results of {of} {to}")
+            parts += [f"the results of {of} {to}"] if of else []
+            parts += [f"values {to} before they are quantized inside"] * (BEFORE_CAST in names)
         if self.arguments:
             listed = ", ".join(map(str, self.arguments))
             parts.append(f"dequantized values of argument {listed} {to}")
@@ -166,10 +169,22 @@ class Noise:
         """Move values but for those that float32 holds: they are no rounded ones."""
         return torch.where(values.float() == values, values, self(values, unit))
 
+    def restart(self) -> None:
+        """Begin a computation anew."""
+
+    def cast(self, values: Tensor, cast: StageCast) -> Tensor:
+        """Return the codes of values that are moved."""
+        return cast(self.inexact(values, SUMS))
+
 
 def eager_sites(names: Sequence[str]) -> frozenset[int]:
-    """Return the operators inside of no other, without the last one, which gives the result."""
-    return frozenset(site for site, name in enumerate(names[:-1]) if INSIDE not in name)
+    """Return the operators inside of no other, without the last one, which gives the result.
+
+    Codes of a narrow format are no intermediate values of 16 bits.
+    """
+    return frozenset(
+        site for site, name in enumerate(names[:-1]) if INSIDE not in name and name != OPERATOR
+    )
 
 
 def toggled(arithmetic: Arithmetic, sites: Sequence[int]) -> Arithmetic:

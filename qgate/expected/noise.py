@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from qgate.arithmetic import divided
+from qgate.expected.stages import StageCast, StagedFunction
 
 ARITHMETICS = {
     "float32": 2.0**-24,
@@ -33,6 +34,10 @@ CODE_MARGIN = 6.0
 """Times the RMS effect of codes that noise decides: several of them may meet in one sum."""
 MARGIN = 8.0
 """Times the noise of any order of summation: five standard deviations of a million elements."""
+CODE_ROOM, SCALE_ROOM = 2.0**-21, 2.0**-17
+"""Share of a value by which float32 may decide its code, and by which scales may move all codes."""
+ANCHORED = 1 - 2.0**-10
+"""Share of the largest ratio to a scale from which on a value is one that a scale is made of."""
 FUNCTION_ROUNDINGS = 16.0
 """Rounding errors that elementary functions (exp, rsqrt, tanh) may add to a result."""
 
@@ -152,14 +157,17 @@ def expect(
     arithmetic: str = "float32",
     seed: int = 0,
     values: Tensor | None = None,
+    stage_ties: bool = False,
 ) -> Expected:
     """Evaluate `like` on ideal arguments and measure the noise of each element.
 
     values        what `like` gives for them, if that is known
     alternatives  (position, values, …): other values of an argument, whose codes noise may choose
+    stage_ties    True if noise may choose codes of what `like` quantizes inside, too
     """
     values = evaluate(like, arguments) if values is None else values
     unit = ARITHMETICS[arithmetic]
+    quantizing, like = like, with_held_codes(like, arguments)
     inside: Inside | None = getattr(like, "inside", None)
     generator = torch.Generator().manual_seed(seed)
     squares = torch.zeros_like(values)
@@ -179,8 +187,67 @@ def expect(
     noise += (values.abs() + typical) * (unit * FUNCTION_ROUNDINGS)
     for position, *codes in (entry for entry in alternatives if len(entry) > 1):
         noise += CODE_MARGIN * _code_noise(like, arguments, values, position, codes, generator)
+    if stage_ties and isinstance(quantizing, StagedFunction):
+        noise += CODE_MARGIN * _stage_noise(quantizing, arguments, values, unit, generator)
     noise = noise.nan_to_num_(0.0, 0.0, 0.0)
     return Expected.around(values, noise, sigma)
+
+
+def with_held_codes(like: Function, arguments: Sequence[Any]) -> Function:
+    """Return a function whose codes inside stay what they are at these arguments."""
+    if not isinstance(like, StagedFunction):
+        return like
+    recording = like.keeping()
+    evaluate(recording, arguments)
+    return recording.held()
+
+
+def noise_before_casts(
+    like: StagedFunction, arguments: Sequence[Any], unit: float = ARITHMETICS["float32"]
+) -> list[Tensor]:
+    """Return how far float noise may move the values that each call of a stage gets."""
+    steady = with_held_codes(like, arguments)
+    assert isinstance(steady, StagedFunction)
+    evaluate(steady, arguments)
+    inputs = steady.last.inputs
+    squares = [torch.zeros_like(x) for x in inputs]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(RUNS):
+        evaluate(steady, [moved(argument, unit, generator) for argument in arguments])
+        for square, x, near in zip(squares, inputs, steady.last.inputs, strict=False):
+            if near.shape == x.shape:
+                square += (near - x).nan_to_num_(0.0, 0.0, 0.0).square_()
+    margin = MARGIN * max(1.0, math.sqrt(longest_dimension(arguments)) / 2)
+    widths = []
+    for square, x in zip(squares, inputs, strict=True):
+        finite = x.nan_to_num(0.0, 0.0, 0.0)
+        typical = finite.square().mean(-1, keepdim=True).sqrt_() if x.dim() else finite.abs()
+        room = (finite.abs() + typical) * (unit * FUNCTION_ROUNDINGS)
+        widths.append(margin * smoothed(square / RUNS).sqrt_() + room)
+    return widths
+
+
+def noise_of(x: Tensor, width: Tensor) -> Tensor:
+    """Return the noise of values before a cast.
+
+    A number that float32 holds is a rounded one, or none that noise makes: only its ratio to a
+    scale has noise.
+    """
+    return torch.where(x.float() == x, CODE_ROOM * x.abs(), width)
+
+
+def other_codes(
+    cast: StageCast, x: Tensor, values: Tensor, width: Tensor
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the codes that values below and above have: the way, where they differ, and these."""
+    scales = cast.scales(x)
+    ratios = (x if scales is None else x / scales).abs().nan_to_num(0.0, 0.0, 0.0)
+    # Scales are made of the largest values: where these stay, no scale moves with all others.
+    anchored = ratios >= ANCHORED * ratios.max() if x.numel() else ratios > 0
+    near = torch.where(anchored, 0.0, noise_of(x, width))
+    for way in (-1, 1):
+        other = cast(x + way * near)
+        yield way, (other - values).abs() > 4 * near + SCALE_ROOM * values.abs(), other
 
 
 def longest_dimension(arguments: Sequence[Any]) -> int:
@@ -208,6 +275,39 @@ def _code_noise(
         changed = list(arguments)
         changed[position] = ideal + signs * steps
         squares += (evaluate(like, changed) - values).nan_to_num_(0.0, 0.0, 0.0).square_()
+    return divided(squares, CODE_RUNS).sqrt_()
+
+
+def _stage_noise(
+    like: StagedFunction,
+    arguments: Sequence[Any],
+    values: Tensor,
+    unit: float,
+    generator: torch.Generator,
+) -> Tensor:
+    """Return the effect of other codes inside, chosen at random."""
+    recording = like.keeping()
+    evaluate(recording, arguments)
+    run, steps = recording.last, []
+    for name, x, result, width in zip(
+        run.names, run.inputs, run.results, noise_before_casts(like, arguments, unit), strict=True
+    ):
+        cast = (like.casts or {})[name]
+        listed = [
+            torch.where(differs, (other - result).abs(), 0.0)
+            for _, differs, other in other_codes(cast, x, result, width)
+        ]
+        steps.append(torch.stack(listed).nan_to_num(0.0, 0.0, 0.0).amax(0))
+    squares = torch.zeros_like(values)
+    if not any(bool(step.any()) for step in steps):
+        return squares
+    for _ in range(CODE_RUNS):
+        offsets = []
+        for step, x, result in zip(steps, run.inputs, run.results, strict=True):
+            signs = torch.randint(0, 2, step.shape, generator=generator).to(step.device) * 2 - 1
+            offsets.append(result - x + signs * step)
+        changed = StagedFunction(like.function, offsets=offsets)
+        squares += (evaluate(changed, arguments) - values).nan_to_num_(0.0, 0.0, 0.0).square_()
     return divided(squares, CODE_RUNS).sqrt_()
 
 

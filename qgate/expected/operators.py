@@ -31,6 +31,7 @@ from qgate.expected.intermediates import (
 )
 from qgate.expected.known_attention import AttentionSides, KnownRule
 from qgate.expected.noise import evaluate
+from qgate.expected.stages import BEFORE_CAST, QUANTIZED, stage_cast
 
 Scales = Mapping[int, Tensor]
 _OPERANDS = (
@@ -78,7 +79,7 @@ class Operators(DispatchMode):
         scales: Mapping[int, Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.change, self.noise, self.scales = change, noise, scales or {}
+        self.change, self.noise, self.scales = change, noise, dict(scales or {})
         self.attention = arithmetic.attention if arithmetic else None
         self.product = arithmetic.product if arithmetic else None
         self.splits = arithmetic.splits if arithmetic else 1
@@ -90,6 +91,7 @@ class Operators(DispatchMode):
         self.depths: list[tuple[int, tuple[torch.dtype, torch.dtype]]] = []
         self.composite = ""
         self.is_changing = False
+        self._dequantized: list[Tensor] = []  # whose addresses are keys of scales
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -104,6 +106,8 @@ class Operators(DispatchMode):
         if name in ("mm", "bmm"):
             result = self._attended(args)
             return self._changed(self._multiplied(name, *args) if result is None else result, name)
+        if function is QUANTIZED:
+            return self._changed(self._cast(*args), name)
         result = function(*args, **kwargs)
         if name in _MOVES or function.is_view:
             self._follow(name, args, result)
@@ -114,6 +118,18 @@ class Operators(DispatchMode):
                 self.names.append(self.composite + name)
                 return result
         return tree_map(lambda value: self._changed(value, name), result)
+
+    def _cast(self, x: Tensor, call: int) -> Tensor:
+        """Quantize what the function quantizes inside; later products are those of its codes."""
+        x, cast = self._site(x, BEFORE_CAST), stage_cast(call)
+        with torch._C.DisableTorchFunction():
+            result = QUANTIZED(x, call) if self.noise is None else self.noise.cast(x, cast)
+            scales = cast.scales(x) if x.dtype == torch.float64 else None
+        result = result.contiguous()
+        if scales is not None:
+            self.scales[result.untyped_storage().data_ptr()] = scales.contiguous()
+            self._dequantized.append(result)
+        return result
 
     def _follow(self, name: str, args: Any, result: Any) -> None:
         """Know copies of probabilities as such, repeated for several heads or not."""
@@ -160,7 +176,7 @@ class Operators(DispatchMode):
             return None
         scales = scales.as_strided(x.shape, x.stride(), x.storage_offset())
         one = scales.narrow(inner, 0, min(1, scales.shape[inner]))
-        return one if bool((scales == one).all()) else None
+        return one if bool(((scales == one) | scales.isnan()).all()) else None
 
     def compose(
         self, name: str, compute: Callable[[], Any], instead: Callable[[], Any] | None = None
@@ -305,6 +321,8 @@ def evaluate_as(
     result, of_these = evaluated()
     if arithmetic.sites and names and len(of_these) != len(names):
         names = tuple(of_these)  # other operators than the example's: again, by their names
+        if noise is not None:
+            noise.restart()
         result, _ = evaluated()
     return result
 

@@ -25,6 +25,7 @@ from qgate.expected.intermediates import (
 from qgate.expected.known_attention import KnownRule
 from qgate.expected.noise import Expected
 from qgate.expected.operators import Operators
+from qgate.expected.stages import BEFORE_CAST, OPERATOR
 from qgate.kernel_checks.fits import ArithmeticFit, Case
 from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import Failing, KernelRun
@@ -59,6 +60,11 @@ class Accounted:
         fit = self.fits.get(run.name)
         return exact if fit is None or fit.values.shape != exact.values.shape else fit.widened
 
+    @property
+    def is_exact(self) -> bool:
+        """Tell if nothing is rounded but codes of what is quantized inside."""
+        return all(fit.is_exact for fit in self.fits.values())
+
     @cached_property
     def cost(self) -> float:
         """Return the RMS distance from exact sums, relative to their RMS."""
@@ -78,6 +84,8 @@ class Accounted:
 
     def words(self) -> str:
         """Say how a kernel computes, for a report."""
+        if self.is_exact:
+            return "exact sums; codes inside at a boundary fall as float noise has them"
         return self.arithmetic.words() or f"sums in {short_name(self.arithmetic.dtype)}"
 
     def cost_words(self) -> str:
@@ -151,6 +159,9 @@ def _splits(product: KnownProduct, operators: Operators) -> list[int]:
 def _arithmetics(case: Case, request: KernelRequest) -> Iterator[Arithmetic]:
     """List arithmetics that explain one run, the likeliest first."""
     operators = case.operators
+    if case.subject.stages and not request.asks:  # codes inside that float noise decides
+        dtype = case.actual.dtype if case.actual.dtype in HALVES else torch.float32
+        yield Arithmetic(dtype, names=tuple(operators.names))
     yield from _known_gradients(case, operators, request)
     if request.intermediates and not isinstance(request.arithmetic, KnownProduct):
         yield from _roundings(case, operators, request)
@@ -275,6 +286,10 @@ def _starts(case: Case, eager: Arithmetic) -> Iterator[Arithmetic]:
         eager.sites | (everything - frozenset(range(len(last) - 1))),
         everything,
     ]
+    if OPERATOR in last:
+        before_casts = frozenset(n for n in everything if eager.names[n] == BEFORE_CAST)
+        codes = frozenset(site for site in everything if last[site] == OPERATOR)
+        site_sets[1:1] = [before_casts, before_casts | site_sets[1], eager.sites | codes]
     for sites in dict.fromkeys(site_sets):
         arithmetic = replace(eager, sites=sites)
         if arithmetic.size or eager.attention is not None:

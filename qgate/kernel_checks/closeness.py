@@ -14,6 +14,7 @@ from torch import Tensor
 from qgate.expected.intermediates import HALVES, Arithmetic
 from qgate.expected.noise import evaluate
 from qgate.expected.operators import evaluate_as, trace
+from qgate.expected.stages import BEFORE_CAST
 from qgate.expected.structure import RoundingDraws
 from qgate.kernel_checks.nearest import likely_arithmetics
 from qgate.kernel_checks.runs import Failing
@@ -129,4 +130,7 @@ def _kind(arithmetic: Arithmetic) -> str:
     """Name an arithmetic by what it rounds, whatever the operators are."""
     attention = arithmetic.attention.words() if arithmetic.attention else ""
     some = "operators" if arithmetic.sites else ""
+    named = {arithmetic.names[site] for site in arithmetic.sites}
+    if BEFORE_CAST in named:
+        some = "before casts, products" if len(named) > 1 else "before casts"
     return f"{arithmetic.dtype} {attention} {some} {arithmetic.arguments}"

@@ -13,6 +13,7 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.expected.conventions import MSE, Convention, conventions, definition_of
 from qgate.expected.noise import Expected
+from qgate.expected.stages import StageCast
 from qgate.formats import Encoded, Quantizer
 from qgate.formats.encoded import encode_tensor
 from qgate.formats.options import Floats
@@ -49,6 +50,10 @@ class Quantization:
             return element_scales(x)
         of = self.choices[choice].scales
         return None if of is None or not x.numel() else from_array(of(to_array(x)), x)
+
+    def cast(self, choice: int = 0) -> StageCast:
+        """Return one of the conventions as the cast of a stage."""
+        return StageCast(lambda x: self.ideal(x, choice), lambda x: self.scales(x, choice))
 
     def expected(self, expected: Expected, choice: int) -> Expected:
         """Quantize expected values; where noise may decide a code, both codes are within bounds."""

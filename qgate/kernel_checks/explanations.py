@@ -201,7 +201,8 @@ def _suspects(
 
     Arguments that are not declared may be quantized like the others.
     """
-    groups: list[list[Any]] = [[slot] for slot in subject.slots]
+    slots = [*subject.inputs, *([RESULT] if subject.output else [])]
+    groups: list[list[Any]] = [[slot] for slot in slots]
     for same in _alike(subject):
         groups += [list(some) for size in (2, 3) for some in itertools.combinations(same, size)]
     for group in groups:

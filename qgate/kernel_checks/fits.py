@@ -19,8 +19,9 @@ from torch import Tensor
 from qgate.expected.derived import are_independent, find_axes
 from qgate.expected.intermediates import HALVES, SUMS, Arithmetic, Noise
 from qgate.expected.near_ties import MOST, settle
-from qgate.expected.noise import Expected, evaluate, smoothed
+from qgate.expected.noise import Expected, evaluate, noise_before_casts, smoothed
 from qgate.expected.operators import Operators, evaluate_as, trace
+from qgate.expected.stages import StagedFunction
 from qgate.kernel_checks.runs import EXAMPLE, KernelRun
 from qgate.kernel_checks.subject import Choices, KernelSubject
 
@@ -59,6 +60,9 @@ class Case:
     """The dtypes of 16 bits among those of the result and of the arguments."""
     arguments: list[Any] | None = None
     """Those of the run, if this is all of it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "subject", self.subject.under(self.choices))
 
     @classmethod
     def of(cls, subject: KernelSubject, choices: Choices, run: KernelRun) -> Case:
@@ -222,14 +226,14 @@ class ArithmeticFit:
         def moved(noise: Noise) -> Tensor:
             return self._evaluated(ideal, noise)
 
-        fit = replace(self, emulated=settle(moved, excess, self.arithmetic.dtype))
+        fit = replace(self, emulated=settle(moved, excess, self.arithmetic.dtype, self._widths))
         vars(fit)["flip_energy"] = self.flip_energy  # noise does what it did before
         return fit
 
     @property
     def explaining(self) -> ArithmeticFit:
         """Return the fit that explains the result: this one, or with settled values."""
-        if not bool(self.outside.any()) or self._is_scattered:
+        if not bool(self.outside.any()) or (self._is_scattered and not self.is_exact):
             return self
         return self.settled
 
@@ -238,12 +242,19 @@ class ArithmeticFit:
         """Tell if the arithmetic explains the result."""
         if not bool(self.outside.any()):
             return True
-        if self.share > 0.5 or (self.case.name == EXAMPLE and not self.changes_something):
+        if self.is_exact:
+            return not bool(self.settled.outside.any())
+        # A code inside moves all values of its row: of one row alone that may be all of them.
+        is_part = bool(self.case.subject.stages) and self.case.name != EXAMPLE
+        if self.share > (1.0 if is_part else 0.5):
+            return False
+        if self.case.name == EXAMPLE and not self.changes_something:
             return False
         if self._is_scattered:
             return True
-        limit = 0.5 if self.least_flips else UNSETTLED  # of other runs one row may be much
-        tries = self._rounds and self.emulated is None and self.share <= limit
+        limit = 0.5 if self.least_flips or self.case.subject.stages else UNSETTLED
+        limit = 1.0 if is_part else limit  # of other runs one row may be much
+        tries = self._settles and self.emulated is None and self.share <= limit
         return tries and self.settled._is_scattered
 
     @property
@@ -262,6 +273,21 @@ class ArithmeticFit:
         """Tell if values differ from exact ones: what changes no example explains nothing."""
         exact = self.case.exact
         return bool(((self.values - exact.values).abs() > exact.width).any())
+
+    @property
+    def is_exact(self) -> bool:
+        """Tell if nothing is rounded but codes of what is quantized inside."""
+        return not self._rounds and self.arithmetic.product is None
+
+    @property
+    def _settles(self) -> bool:
+        """Tell if float noise may make a rounding or a code inside fall otherwise."""
+        return self._rounds or bool(self.case.subject.stages)
+
+    @cached_property
+    def _widths(self) -> list[Tensor]:
+        like = self.case.subject.like
+        return noise_before_casts(like, self.case.ideal) if isinstance(like, StagedFunction) else []
 
     @property
     def _rounds(self) -> bool:

@@ -23,6 +23,10 @@ ALIKE = 1.1
 """Times the least distance up to which conventions are as near as the nearest."""
 INEXACT = 0.01
 """Share of wrong values up to which the reference in float32 is asked if it is exact there."""
+RATIOS = "ratios in float32"
+"""How the name of that convention ends which most kernels follow."""
+MOST_STAGED = 2
+"""Conventions for which all codes inside that float noise decides are taken to be free."""
 MOST_ACCOUNTED = 2
 """Conventions beside the definition for which an arithmetic is looked for, the nearest ones."""
 
@@ -67,34 +71,50 @@ def judge(subject: KernelSubject, runs: Sequence[KernelRun], request: KernelRequ
     listed = [definition]
     nearly: list[tuple[Choices, Accounted]] = []
     for number, choices in enumerate(listed):
-        failing = list(_failing(subject, runs, choices, ties=False, stop=number > MOST_ACCOUNTED))
+        # Code that quantizes inside is slow: of other conventions one input tells most.
+        one = number > MOST_ACCOUNTED or (number > 0 and bool(subject.stages))
+        failing = list(_failing(subject, runs, choices, ties=False, stop=one))
         accounted = None
         if (failing or request.asks) and number <= MOST_ACCOUNTED:
             some: list[Accounted] = []
             accounted = account(subject, runs, choices, failing, request, some)
+            if accounted and one:
+                failing = list(_failing(subject, runs, choices, ties=False))
+                accounted = account(subject, runs, choices, failing, request, some)
             nearly += [(choices, each) for each in some]
         if (not failing and not request.asks) or accounted:
             return Judgement(subject, choices, False, [], accounted)
         if choices is definition and failing:
             nearest = _nearest(subject, failing[0], definition)
-            listed += [choices for choices in nearest if choices is not definition]
+            usual = [] if not subject.stages else _usual(subject)
+            listed += usual + [c for c in nearest if c is not definition and c not in usual]
         if number == 0:
             first = failing
     if request.asks:
         return Judgement(subject, definition, False, first)
-    judgement = _with_ties(subject, runs, nearest)
+    judgement = _with_ties(subject, runs, nearest, first)
     best = max(nearly, key=lambda entry: len(entry[1].fits), default=None)
     return replace(judgement, nearly=best)
 
 
 def _with_ties(
-    subject: KernelSubject, runs: Sequence[KernelRun], listed: Sequence[Choices]
+    subject: KernelSubject,
+    runs: Sequence[KernelRun],
+    listed: Sequence[Choices],
+    first: list[Failing],
 ) -> Judgement:
+    """Take codes at boundaries to be free; `first` fails under the first conventions otherwise."""
     best: tuple[Choices, list[Failing]] | None = None
+    if subject.stages:  # whose codes were settled one by one before, and cost much all together
+        of_first = [run for run in runs if run.name == first[0].name]
+        sides = (_failing(subject, of_first, c, ties=True) for c in listed[:MOST_STAGED])
+        listed = [c for c, side in zip(listed, sides, strict=False) if next(side, None) is None]
+        if not listed:
+            return Judgement(subject, first[0].choices, False, first)
     for number, choices in enumerate(listed):
         if best is not None and number > 1:
-            first = next(run for run in runs if run.name == best[1][0].name)
-            if next(_failing(subject, [first], choices, ties=True), None) is not None:
+            still = next(run for run in runs if run.name == best[1][0].name)
+            if next(_failing(subject, [still], choices, ties=True), None) is not None:
                 continue
         failing = list(_failing(subject, runs, choices, ties=True))
         if best is None or len(failing) < len(best[1]):
@@ -103,6 +123,18 @@ def _with_ties(
             break
     assert best is not None
     return Judgement(subject, best[0], True, best[1])
+
+
+def _usual(subject: KernelSubject) -> list[Choices]:
+    """List the convention of most kernels: ratios to scales in float32.
+
+    Where values are rounded before they are quantized inside, that hides which one is near.
+    """
+    usual = {
+        slot: 1 if len(q.choices) > 1 and q.choices[1].name.endswith(RATIOS) else 0
+        for slot, q in subject.slots.items()
+    }
+    return [usual] if any(usual.values()) else []
 
 
 def _nearest(subject: KernelSubject, failing: Failing, start: Choices) -> list[Choices]:

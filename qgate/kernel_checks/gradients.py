@@ -15,6 +15,7 @@ from qgate.errors import first_line
 from qgate.expected.narrow_floats import is_wide_float
 from qgate.expected.noise import moved
 from qgate.expected.operators import evaluate_changed
+from qgate.expected.stages import without_stages
 from qgate.kernel_checks.declared import by_position
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.subject import KernelSubject
@@ -100,7 +101,7 @@ def check_gradients(
             f"backward={outer_format!r} is not allowed with packed arguments, which have no "
             "gradient: check the gradients with a function of unpacked ones, or leave it out."
         )
-    kernel, like = subject.kernel, subject.like
+    kernel, like = subject.kernel, without_stages(subject.like)
     names, values = _parameters(kernel, like)
     generator = torch.Generator().manual_seed(options["seed"])
     outer = torch.randn(result.shape, generator=generator).to(result.device, result.dtype)

@@ -112,7 +112,7 @@ def check_kernel(
     if inconclusive not in (FAIL, PASS):
         raise ValueError(str(unknown("value of inconclusive", inconclusive, (FAIL, PASS))))
     report = CheckReport(subject.name)
-    subject, exact = settle_reference(subject, example)
+    subject, exact = settle_reference(subject, example, convention)
     _check_example(exact, subject)
     choices: Choices = dict.fromkeys(subject.slots, 0)
     ideal = subject.values(example, choices)
@@ -176,7 +176,7 @@ def _moved(argument: Any, dtype: torch.dtype | None, device: torch.device | str 
 
 
 def _slot_name(slot: Any) -> str:
-    return RESULT if slot == RESULT else f"argument {slot}"
+    return str(slot) if isinstance(slot, str) else f"argument {slot}"
 
 
 # What can be used ---------------------------------------------------------------------------------
@@ -266,7 +266,8 @@ def _check_exactly(
         raise explain(unexplained(judgement), len(runs), report)
     if judgement.accounted is not None:
         report.conventions["arithmetic"] = judgement.accounted.words()
-        report.notes.append(judgement.accounted.cost_words())
+        if not judgement.accounted.is_exact:
+            report.notes.append(judgement.accounted.cost_words())
     check_repeats(subject, runs[0], report, None if same_bits else judgement.explains)
     for later in runs:
         if later.name == AGAIN:

@@ -19,12 +19,14 @@ from qgate.expected.intermediates import (
     CODES,
     HALVES,
     INSIDE,
+    MULTIPLYING,
     SCALED,
     Arithmetic,
     AttentionRule,
     eager_sites,
 )
 from qgate.expected.operators import Operators
+from qgate.expected.stages import BEFORE_CAST
 from qgate.expected.structure import FACTOR, OFFSET, TERM, Figure, RoundingDraws, figures
 from qgate.kernel_checks.fits import ArithmeticFit, Case
 from qgate.kernel_checks.power import draws_of
@@ -119,6 +121,11 @@ def likely_arithmetics(
         eager = Arithmetic(dtype, eager_sites(names), names=names)
         if eager.sites:
             yield eager
+        before_casts = frozenset(site for site, name in enumerate(names) if name == BEFORE_CAST)
+        if before_casts:
+            yield Arithmetic(dtype, before_casts, names=names)
+            products = frozenset(n for n, name in enumerate(names[:-1]) if name in MULTIPLYING)
+            yield Arithmetic(dtype, before_casts | products, names=names)
         for inner in (CODES, SCALED):
             sites = frozenset(
                 site for site, name in enumerate(names) if name.endswith(INSIDE + inner)

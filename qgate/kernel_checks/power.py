@@ -54,10 +54,11 @@ def find_structure(
         return [], ""
     output = subject.output
     ideal = subject.ideal(run.arguments, choices)
+    like = subject.under(choices).like
     if output is None:
-        draws = draw(subject.like, ideal, unit)
+        draws = draw(like, ideal, unit)
     else:
-        draws = draw(subject.like, ideal, unit, lambda v: output.ideal(v, choices[RESULT]))
+        draws = draw(like, ideal, unit, lambda v: output.ideal(v, choices[RESULT]))
     if not bool(draws.values.isfinite().all() and run.actual.double().isfinite().all()):
         return [], ""
     return _conspicuous(run.actual, draws)
@@ -99,7 +100,7 @@ def hold_structure(
 def _structure_of_fit(fit: ArithmeticFit) -> tuple[list[Figure], str]:
     """Return the figures of a run under the arithmetic that explains each of its values."""
     case = fit.case
-    if fit.arithmetic.product is not None:  # sums are definite there, and bounds as narrow
+    if fit.arithmetic.product is not None or fit.is_exact:  # sums are definite, bounds as narrow
         return [], ""
     if case.subject.output or not bool(
         fit.values.isfinite().all() and case.actual.double().isfinite().all()

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from qgate.expected.indices import is_index, on_host
 from qgate.expected.narrow_floats import same_bits
+from qgate.expected.stages import StagedFunction
 from qgate.kernel_checks.declaring import call_like
+from qgate.kernel_checks.stages import found_stages, with_stages
 from qgate.kernel_checks.subject import KernelSubject, source_of
 
 Function = Callable[..., Any]
@@ -38,15 +40,19 @@ def in_eval_mode(*functions: Any) -> Iterator[None]:
 
 
 def settle_reference(
-    subject: KernelSubject, example: Sequence[Any]
+    subject: KernelSubject, example: Sequence[Any], convention: str | None = None
 ) -> tuple[KernelSubject, Tensor]:
     """Call the reference twice; return the subject with what that showed, and its result.
 
-    ValueError for a reference that gives other values the second time.
+    The first call shows what the reference quantizes inside. ValueError for a reference that gives
+    other values the second time.
     """
+    like = subject.like
+    subject = replace(subject, like=(first := StagedFunction(like)))
     sources = [source_of(argument) for argument in example]
     copies = [value.clone() if isinstance(value, Tensor) else value for value in sources]
     exact = call_like(subject, copies)
+    stages = found_stages(first.last.declared, example, convention)
     changed = frozenset(
         position
         for position, (value, copy) in enumerate(zip(sources, copies, strict=True))
@@ -55,12 +61,12 @@ def settle_reference(
     if not changed:
         changed = _changed_in_float64(subject, sources)
     if changed:
-        subject = replace(subject, like=_on_copies(subject.like), changed=changed)
-    subject = replace(subject, exact=exact)
+        like = _on_copies(like)
+    subject = replace(with_stages(subject, like, stages), changed=changed, exact=exact)
     hold_reference(subject, example, "in a second call with the same arguments")
     is_on_device = any(isinstance(v, Tensor) and v.device.type != "cpu" for v in sources)
     if is_on_device and any(is_index(value) for value in sources):
-        tried = on_host(subject.like, sources)
+        tried = on_host(like, sources)
         subject = replace(subject, host_like=None if tried is None else tried[0])
     return subject, exact
 

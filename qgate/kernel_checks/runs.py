@@ -59,6 +59,9 @@ class Failing:
     wrong: Tensor
     source: DerivedInput | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "subject", self.subject.under(self.choices))
+
     @cached_property
     def ideal(self) -> list[Any]:
         """Return the ideally quantized arguments."""

@@ -23,9 +23,11 @@ from qgate.expected.narrow_floats import (
     size_of,
     widened,
 )
-from qgate.expected.noise import Expected, entries_before, evaluate, expect
+from qgate.expected.noise import Expected, entries_before, evaluate, expect, with_held_codes
+from qgate.expected.stages import Key, StageCast, StagedFunction, stage_slot, without_casts
 from qgate.formats import Encoded
 from qgate.kernel_checks.declared import Quantization
+from qgate.kernel_checks.input_facts import EntriesOf, InputFacts
 from qgate.kernel_checks.watching import watched
 
 Function = Callable[..., Any]
@@ -49,34 +51,10 @@ class UnusableResult(CopyableError, ValueError):
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """Entries of another list of arguments, along one dimension of results."""
-
-    whole: Sequence[Any]
-    dim: int
-    entries: Tensor
-
-
-@dataclass
-class _Known:
-    """Facts about one list of arguments, found once.
-
-    cut             of which others they are entries; of themselves, if others are entries of them
-    unquantized     what the reference gave for them
-    is_independent  True if results are those of the same rows among others
-    """
-
-    arguments: Sequence[Any]
-    cut: _Cut | None = None
-    is_finite: bool | None = None
-    unquantized: Tensor | None = None
-    is_independent: bool = False
-
-
-@dataclass(frozen=True)
 class KernelSubject:
     """A kernel, the reference function, and the quantization of arguments and result.
 
+    stages      name → quantization of what the reference quantizes inside
     exact       what the reference gave for the example in its first call
     host_like   the reference for copies on the CPU of arguments of a device with positions
     changed     positions of arguments that the reference changes in place
@@ -92,6 +70,7 @@ class KernelSubject:
     pack: dict[int, Function]
     unpack: Function | None
     arithmetic: str
+    stages: dict[str, Quantization] = field(default_factory=dict)
     exact: Tensor | None = None
     host_like: Function | None = None
     changed: frozenset[int] = frozenset()
@@ -99,17 +78,28 @@ class KernelSubject:
     paces: list[float] = field(default_factory=list, repr=False)
     _casts: dict[Any, tuple[Any, ...]] = field(default_factory=dict, repr=False)
     _doubles: dict[int, tuple[Tensor, Any]] = field(default_factory=dict, repr=False)
-    _known: dict[int, _Known] = field(default_factory=dict, repr=False)
+    _known: dict[int, InputFacts] = field(default_factory=dict, repr=False)
     _ideal: dict[Any, tuple[list[Any], Sequence[Any]]] = field(default_factory=dict, repr=False)
     _measured: dict[Any, tuple[Expected, Sequence[Any]]] = field(default_factory=dict, repr=False)
 
     @property
     def slots(self) -> dict[Any, Quantization]:
-        """Return what is quantized: positions of arguments, and "result"."""
-        return {**self.inputs, **({RESULT: self.output} if self.output else {})}
+        """Return what is quantized: positions of arguments, "stage NAME", and "result"."""
+        inside = {stage_slot(name): quantization for name, quantization in self.stages.items()}
+        return {**self.inputs, **inside, **({RESULT: self.output} if self.output else {})}
 
-    def _of(self, arguments: Sequence[Any]) -> _Known:
-        return self._known.setdefault(id(arguments), _Known(arguments))
+    def under(self, choices: Choices) -> KernelSubject:
+        """Return the subject whose reference quantizes inside by these conventions."""
+        if not isinstance(self.like, StagedFunction):
+            return self
+        casts: dict[Key, StageCast] = {
+            name: quantization.cast(choices[stage_slot(name)])
+            for name, quantization in self.stages.items()
+        }
+        return replace(self, like=StagedFunction(self.like.function, casts))
+
+    def _of(self, arguments: Sequence[Any]) -> InputFacts:
+        return self._known.setdefault(id(arguments), InputFacts(arguments))
 
     def ideal(self, arguments: Sequence[Any], choices: Choices) -> list[Any]:
         """Return the arguments with every declared one ideally quantized, in float64."""
@@ -161,12 +151,13 @@ class KernelSubject:
 
     def values_of(self, ideal: Sequence[Any], choices: Choices) -> Tensor:
         """Return what the reference gives for quantized arguments, quantized as the result is."""
-        values = evaluate(self.like, ideal)
+        values = evaluate(self.under(choices).like, ideal)
         return self.output.ideal(values, choices[RESULT]) if self.output else values
 
     def unquantized(self, arguments: Sequence[Any]) -> Tensor:
         """Return what the reference gives for the arguments as they are; it is kept if small."""
-        values = evaluate(self.like, [self._doubled(argument) for argument in arguments])
+        exact = without_casts(self.like)
+        values = evaluate(exact, [self._doubled(argument) for argument in arguments])
         if values.numel() <= MOST_KEPT:
             self._of(arguments).unquantized = values
         return values
@@ -199,7 +190,7 @@ class KernelSubject:
                 if not quantization.is_packed
             ]
             ideal = self.ideal(arguments, choices)
-            expected = self.expected_from(ideal, choices, alternatives, arithmetic)
+            expected = self.expected_from(ideal, choices, alternatives, arithmetic, ties=True)
         else:
             expected = self.before_output(arguments, choices, arithmetic or self.arithmetic)
             if self.output:
@@ -223,7 +214,7 @@ class KernelSubject:
             dim, entries = 0, torch.arange(len(result))
         else:
             return
-        self._of(variant.arguments).cut = self._of(whole).cut = _Cut(whole, dim, entries)
+        self._of(variant.arguments).cut = self._of(whole).cut = EntriesOf(whole, dim, entries)
 
     def part_of(self, values: Tensor, arguments: Sequence[Any], choices: Choices) -> Tensor | None:
         """Return the entries of a result that arguments cut from others give; None of others."""
@@ -249,9 +240,10 @@ class KernelSubject:
         if key in self._measured:
             return self._measured[key][0]
         cut = self._of(arguments).cut
-        values = None if self.inputs else self._of(arguments).unquantized
+        like = self.under(choices).like
+        values = None if self.inputs or self.stages else self._of(arguments).unquantized
         if values is None:
-            values = evaluate(self.like, self.ideal(arguments, choices))
+            values = evaluate(like, self.ideal(arguments, choices))
         expected = None
         if cut is not None and cut.whole is not arguments:
             whole = self.before_output(cut.whole, choices, arithmetic)
@@ -261,7 +253,7 @@ class KernelSubject:
                 self._of(arguments).is_independent = True
         if expected is None:
             ideal = self.ideal(arguments, choices)
-            expected = expect(self.like, ideal, arithmetic=arithmetic, values=values)
+            expected = expect(like, ideal, arithmetic=arithmetic, values=values)
         if expected.values.numel() <= MOST_KEPT or (cut is not None and cut.whole is arguments):
             self._measured[key] = expected, arguments
         return expected
@@ -272,11 +264,14 @@ class KernelSubject:
         choices: Choices,
         alternatives: Sequence[tuple[Any, ...]] = (),
         arithmetic: str | None = None,
+        *,
+        ties: bool = False,
     ) -> Expected:
         """Return the expected result of arguments that are quantized already."""
         expected = expect(
-            self.like, values, alternatives=alternatives, arithmetic=arithmetic or self.arithmetic
-        )
+            self.under(choices).like, values, alternatives=alternatives,
+            arithmetic=arithmetic or self.arithmetic, stage_ties=ties,
+        )  # fmt: skip
         return self.output.expected(expected, choices[RESULT]) if self.output else expected
 
     def around(self, expected: Expected, choices: Choices, exact: Expected) -> Expected:
@@ -302,7 +297,9 @@ class KernelSubject:
         bounds = self.before_output(arguments, choices, "float32")
         if self._of(arguments).is_independent:
             return False
-        single = evaluate(self.like, self.ideal(arguments, choices), torch.float32)
+        ideal = self.ideal(arguments, choices)
+        like = with_held_codes(self.under(choices).like, ideal)
+        single = evaluate(like, ideal, torch.float32)
         return bool((bounds.outside(single) & bounds.values.isfinite()).any())
 
     def _around_non_finite(self, expected: Expected, arguments: Sequence[Any]) -> Expected:

@@ -24,6 +24,7 @@ from qgate.expected.noise import Expected, evaluate, expect
 from qgate.kernel_checks.closeness import FunctionFit, energy_left
 from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
+from qgate.kernel_checks.stage_faults import stage_faults
 from qgate.kernel_checks.subject import RESULT, Function
 from qgate.kernel_checks.wrong_scales import swapped_scales
 
@@ -187,6 +188,8 @@ def _variations(case: Failing) -> Iterator[Variation]:
     like, ideal = case.subject.like, case.ideal
     tensors = [case.actual, *(x for x in case.arguments if isinstance(x, Tensor))]
     has_halves = any(tensor.dtype in HALVES for tensor in tensors)
+    for stage in stage_faults(case):
+        yield Variation(stage.words, stage.like, ideal)
     for fault in operator_faults(like, ideal, case.residual):
         if not (has_halves and is_half(fault.words)):
             yield Variation(fault.words, fault.within(like), ideal)
