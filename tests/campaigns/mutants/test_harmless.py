@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from qgate.formats.quantizer import Quantizer
+from qgate.models import Model
 from qgate.models.llama import Attention, LlamaNorm
 from tests.campaigns.mutants.bed import Bed, Healthy, examine
 from tests.campaigns.mutants.mutant import LLAMA
@@ -75,8 +78,12 @@ def with_eager_attention(bed: Bed, change: Change) -> None:
     compute_eagerly(bed, change)
 
 
-def compute_eagerly(
-    bed: Bed, change: Change = lambda weights: weights, factor: float = 1.0, first: int = 1,
+def compute_eagerly(bed: Bed, *args: Any, **options: Any) -> None:
+    attend_eagerly(bed.network, *args, **options)
+
+
+def attend_eagerly(
+    network: nn.Module, change: Change = lambda weights: weights, factor: float = 1.0, first: int = 1,
     hidden_key: int | None = None,
 ) -> None:  # fmt: skip
     """Attend eagerly; `first` is the first later token that a token does not see."""
@@ -92,7 +99,7 @@ def compute_eagerly(
         weights = scores.masked_fill(unseen, -math.inf).float().softmax(-1).to(q.dtype)
         return of.o_proj((change(weights) @ v).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    for module in bed.network.modules():
+    for module in network.modules():
         if isinstance(module, Attention):
             module.forward = lambda hidden, of=module: attend(of, hidden)
 
@@ -182,3 +189,30 @@ def test_attention_of_another_arithmetic_leaves_no_room_for_a_defect(
     session = healthy.session(LLAMA)
     WRONG_ATTENTIONS[wrong](Bed(monkeypatch, session, healthy, mode))
     assert examine(session, mode, "layer_outputs").texts
+
+
+@share(2)
+def test_attention_of_a_quantized_model_in_16_bits_may_round_more(healthy: Healthy) -> None:
+    def quantized(model: Model) -> nn.Module:
+        network: nn.Module = copy.deepcopy(model.module)
+        int8 = Quantizer("int8", granularity="channel", axis=0)
+        for module in network.modules():
+            if isinstance(module, nn.Linear):
+                module.weight = nn.Parameter(int8(module.weight.detach()))
+        return network.bfloat16()
+
+    def eager(model: Model, factor: float) -> nn.Module:
+        network = quantized(model)
+        attend_eagerly(network, factor=factor)
+        return network
+
+    def texts(build: Callable[[Model], nn.Module], updating: str | None = None) -> str:
+        session = healthy.session(LLAMA, updating)
+        session.bench.model.modes = {"int8_in_bf16": build}
+        found = examine(session, "int8_in_bf16", "layer_outputs")
+        session.commit()
+        return found.texts
+
+    assert texts(quantized, "all") == ""
+    assert texts(functools.partial(eager, factor=1.0)) == ""
+    assert "over accepted" in texts(functools.partial(eager, factor=1.003))
