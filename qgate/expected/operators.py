@@ -84,6 +84,7 @@ class Operators(DispatchMode):
         self.product = arithmetic.product if arithmetic else None
         self.splits = arithmetic.splits if arithmetic else 1
         self.names: list[str] = []
+        self.dtypes: list[torch.dtype] = []
         # Scores and probabilities by the address of their memory, which views of them share.
         self.scores: dict[int, tuple[Tensor, Tensor]] = {}
         self.has_attention = self.has_fused_attention = False
@@ -116,6 +117,7 @@ class Operators(DispatchMode):
             self.scores[result.untyped_storage().data_ptr()] = args[0], result
             if isinstance(self.attention, AttentionRule):  # rounded within the product
                 self.names.append(self.composite + name)
+                self.dtypes.append(result.dtype)
                 return result
         return tree_map(lambda value: self._changed(value, name), result)
 
@@ -225,6 +227,7 @@ class Operators(DispatchMode):
 
     def _site(self, value: Tensor, name: str) -> Tensor:
         self.names.append(self.composite + name)
+        self.dtypes.append(value.dtype)
         if self.change is None:
             return value
         self.is_changing = True  # these operators are not the function's
@@ -263,13 +266,30 @@ class _Spelled(TorchFunctionMode):
 
 
 def trace(
-    like: Callable[..., Any], arguments: Sequence[Any], scales: Scales | None = None
+    like: Callable[..., Any],
+    arguments: Sequence[Any],
+    scales: Scales | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> Operators:
     """Run a function and return its operators, by number, and if they hold an attention."""
     operators = Operators(scales=_by_address(arguments, scales))
     with _Spelled(operators), operators:
-        evaluate(like, arguments)
+        evaluate(like, arguments, dtype)
     return operators
+
+
+def stored_sites(
+    like: Callable[..., Any], arguments: Sequence[Any], names: Sequence[str], dtype: torch.dtype
+) -> frozenset[int]:
+    """Return the operators whose results a function itself rounds where it gets such arguments.
+
+    What it computes in float32 by its own words, such as a norm, is none of them. Nor is the last
+    operator, which gives the result.
+    """
+    own = trace(like, arguments, dtype=dtype)
+    if own.names != list(names):
+        return frozenset()
+    return frozenset(site for site, of in enumerate(own.dtypes[:-1]) if of == dtype)
 
 
 def evaluate_changed(

@@ -74,7 +74,8 @@ class Measured:
     accepted_texts       the accepted texts, by metric
     elsewhere            metrics accepted with other arithmetic, each with the device that it is of
     device_room          by metric, how much this device's own arithmetic adds to the error, as
-                         measured in this run; it counts beside what another kind of device accepted
+                         measured in this run; it counts beside what another kind of device
+                         accepted. Attention in another arithmetic that is proven right has it, too
     parts                values of parts of the tensor, named `metric@worst_channel` in `accepted`;
                          those without massive activations are of the whole where there are none
     gated                metrics that need an accepted value; None means those of the scope

@@ -23,9 +23,10 @@ from qgate.baselines import (
     write_candidate,
 )
 from qgate.errors import QgateError
+from qgate.gate.accepted_rows import absent_sites, with_accepted
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, comparable
-from qgate.gate.checks import ACCEPTABLE, NOT_QUANTIZED
-from qgate.gate.ledger import AcceptedErrors, Decision, Ledger
+from qgate.gate.checks import ACCEPTABLE
+from qgate.gate.ledger import Decision, Ledger
 from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
 from qgate.gate.power import smallest_defects
@@ -46,6 +47,10 @@ from qgate.storage.locations import short_path
 if TYPE_CHECKING:
     from qgate.modes import Mode
     from qgate.storage.locations import Location
+
+
+Room = Mapping[tuple[str, str], Mapping[str, float]]
+"""By site and scope, and by metric: how much more error than the accepted one is none."""
 
 
 @dataclass(frozen=True)
@@ -192,13 +197,21 @@ class GateSession:
             pairs = [comparable(row) for row in rows]
             rows = [row for row, _ in pairs]
             left_out = list(dict.fromkeys(text for _, texts in pairs for text in texts))
-        absent = _absent_sites(accepted, suite, rows, whole)
+        absent = absent_sites(accepted, suite, rows, whole)
         kept_on = {
             (key.site, key.scope): accepted.elsewhere[key]
             for key in accepted.foreign
             if key.suite == suite and (key.site, key.scope) in absent
         }
         verdict = judge(rows, limits_of, absent=absent, kept_on=kept_on)
+        explained, why = self.explain_more_error(mode, verdict)
+        if explained:
+            rows = [
+                replace(row, device_room={**row.device_room, **explained.get(row.key, {})})
+                for row in rows
+            ]
+            verdict = judge(rows, limits_of, absent=absent, kept_on=kept_on)
+            notes = {**(notes or {}), **why}
         if accepted.other_weights:
             self._note_across_weights(accepted.other_weights, left_out, verdict)
         self._power[:] = add_power(
@@ -280,6 +293,10 @@ class GateSession:
         """Say by site and scope what is wrong with tensors that failed, where they tell."""
         return {}
 
+    def explain_more_error(self, _mode: Mode, _verdict: Verdict) -> tuple[Room, Mapping[str, str]]:
+        """Return by how much right code may exceed what was accepted, and notes that say why."""
+        return {}, {}
+
     def leave_reproduction(self, folder: Path, outcome: Outcome) -> Path | None:  # noqa: ARG002
         """Write what compares the first failing site of a mode again; None if there is nothing."""
         return None
@@ -341,57 +358,3 @@ class GateSession:
     def commit(self, dry_run: bool = False) -> list[StoredChange]:
         """Write what was collected and return what changed; a dry run writes nothing."""
         return self.ledger.commit(dry_run)
-
-
-def with_accepted(
-    row: Measured,
-    accepted: Mapping[str, float | str],
-    elsewhere: Mapping[str, str] | None = None,
-    kind: str = "",
-) -> Measured:
-    """Add what was accepted to a row; a text that was accepted is asked for.
-
-    `elsewhere` has the devices of values of other arithmetic. Only those of another kind than this
-    run's have the room that its own arithmetic needs.
-    """
-    if row.accepted is not None:
-        raise QgateError(
-            f"what was measured at {row.site} brings accepted errors of its own: leave `accepted` "
-            "out, they come from the baseline."
-        )
-    texts = {name: value for name, value in accepted.items() if isinstance(value, str)}
-    numbers = {name: value for name, value in accepted.items() if not isinstance(value, str)}
-    now = {**dict.fromkeys(texts, NOT_QUANTIZED), **row.texts}
-    devices = elsewhere or {}
-    room = {
-        name: size
-        for name, size in row.device_room.items()
-        if name in devices and kind_of(devices[name]) != kind
-    }
-    return replace(
-        row, accepted=numbers or None, accepted_texts=texts, texts=now, elsewhere=devices,
-        device_room=room,
-    )  # fmt: skip
-
-
-def _absent_sites(
-    accepted: AcceptedErrors, suite: str, measured: Sequence[Measured], whole: Sequence[str]
-) -> dict[tuple[str, str], str]:
-    """Return sites accepted in the layers measured here that were not measured now.
-
-    Each has the quantizer that was accepted there. Sites in no layer can be of another test: they
-    are listed at the end of a complete run.
-    """
-    layers, scopes = {row.layer for row in measured} - {""}, {row.scope for row in measured}
-    absent: set[tuple[str, str]] = {
-        (site, scope)
-        for layer in layers
-        for site, scope in accepted.by_layer.get((suite, layer), ())
-        if scope in scopes
-    }
-    for layer in whole:
-        absent |= accepted.by_layer.get((suite, layer), set())
-    return {
-        (site, scope): str(accepted.by_site[suite, site, scope].get("quantizer", ""))
-        for site, scope in absent - {row.key for row in measured}
-    }

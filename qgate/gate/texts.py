@@ -186,7 +186,7 @@ def _elsewhere(check: Check) -> str:
     """Write ` (accepted on cpu-avx512-af3c5255)`, and the room of this device beside the limit."""
     if not check.accepted_on:
         return ""
-    room = f"; this device's own arithmetic may add {number(check.room)}" if check.room else ""
+    room = f"; another right arithmetic may add {number(check.room)}" if check.room else ""
     return f" (accepted on {check.accepted_on}{room})"
 
 

@@ -24,7 +24,7 @@ from qgate.expected.intermediates import (
 )
 from qgate.expected.known_attention import KnownRule
 from qgate.expected.noise import Expected
-from qgate.expected.operators import Operators
+from qgate.expected.operators import Operators, stored_sites
 from qgate.expected.stages import BEFORE_CAST, OPERATOR
 from qgate.kernel_checks.fits import ArithmeticFit, Case
 from qgate.kernel_checks.requests import KernelRequest
@@ -279,8 +279,10 @@ def _starts(case: Case, eager: Arithmetic) -> Iterator[Arithmetic]:
     rounded_last = eager.dtype != case.actual.dtype or case.subject.output is not None
     count = len(last) if rounded_last else len(last) - 1
     everything = frozenset(range(count))
+    stored = stored_sites(case.subject.like, case.ideal, eager.names, eager.dtype)
     site_sets = [
         frozenset[int](),
+        stored,
         frozenset(site for site in everything if last[site] in MULTIPLYING),
         frozenset(site for site in everything if last[site] == CODES),
         eager.sites | (everything - frozenset(range(len(last) - 1))),

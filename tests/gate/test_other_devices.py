@@ -10,7 +10,7 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.gate import Limits, Measured
-from qgate.gate.sessions import with_accepted
+from qgate.gate.accepted_rows import with_accepted
 from qgate.gate.texts import failure_text, sentence
 from qgate.gate.verdict import Verdict, judge
 
@@ -62,7 +62,7 @@ def test_the_room_of_a_device_is_added_beside_values_of_another_kind() -> None:
     assert failure.bound == pytest.approx(1.05e-3 + 8e-3)
     assert failure.room == 8e-3
     assert sentence(failure).endswith(
-        f"(accepted on {CPU}; this device's own arithmetic may add 8.0e-03)"
+        f"(accepted on {CPU}; another right arithmetic may add 8.0e-03)"
     )
 
 

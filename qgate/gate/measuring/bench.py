@@ -16,9 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from qgate.capture import Capture
+from qgate.capture import Capture, run
 from qgate.expected.fused_attention import FusedAttention
 from qgate.gate.measured import Measured, Scope
+from qgate.gate.measuring.attention_arithmetic import RunAttention
 from qgate.gate.measuring.cache_rows import cache_rows
 from qgate.gate.measuring.cache_traces import RunTraces
 from qgate.gate.measuring.call_arguments import arguments_of
@@ -63,7 +64,7 @@ from qgate.modes import Mode, Quantized, apply
 _LOGITS = 1 << 28
 
 
-def _more_error(less: Measured, more: Measured) -> dict[str, float]:
+def more_error(less: Measured, more: Measured) -> dict[str, float]:
     """Return by how much metrics are larger, where they are."""
     pairs = {name: (less.value(name), more.value(name)) for name in more.compared}
     return {
@@ -87,6 +88,7 @@ class Bench(LoadedModel):
     _gradients: dict[str, list[Measured]] = field(default_factory=dict)
     _logits: dict[str, list[Tensor]] = field(default_factory=dict)
     _declared_ideals: dict[Mode, dict[str, float]] = field(default_factory=dict)
+    _by_reference: dict[tuple[str, bool], tuple[list[Measured], str]] = field(default_factory=dict)
 
     def measure(self, mode: Mode) -> list[Measured]:
         """Measure all errors of a mode, sites in the order of execution."""
@@ -129,6 +131,50 @@ class Bench(LoadedModel):
             rows += state_rows(quantized, base, states, self._places)
         rows = unless_idle(rows) if self._chosen is None else rows
         return holding.attach(rows, self._places)
+
+    def with_reference_attention(
+        self, mode: Mode, *, gradients: bool = False
+    ) -> tuple[list[Measured], str]:
+        """Measure blocks and outputs, or gradients, with attention by the reference's code.
+
+        What is said beside is the arithmetic of the mode's own attention. There are no rows unless
+        that is right, and not what the reference's code gives.
+        """
+        key = (mode.name, gradients)
+        if key not in self._by_reference:
+            quantized = self.quantized(mode)
+            base = self.model.in_basis(quantized.model.basis)
+            attention = RunAttention.of(quantized, base)
+            measure = self._gradients_by_reference if gradients else self._errors_by_reference
+            rows = [] if self._chosen is not None else measure(mode, quantized, attention)
+            self._by_reference[key] = rows, attention.words()
+        return self._by_reference[key]
+
+    def _errors_by_reference(
+        self, _mode: Mode, quantized: Quantized, attention: RunAttention
+    ) -> list[Measured]:
+        model, inputs = quantized.model, self.model.inputs
+        if not attention.is_right_otherwise(inputs):
+            return []
+        reference, together = self.reference(model.basis), self.runs_together(quantized.mode)
+        with attention.by_reference():
+            carried = outer_tensors(model, inputs, None, together, most=self.at_once)
+            local = outer_tensors(model, inputs, reference, together, most=self.at_once)
+        rows = self._blocks("local", local, reference, model.layers)
+        rows += self._blocks("carried", carried, reference, model.layers)
+        return rows + self._outputs(carried, reference)
+
+    def _gradients_by_reference(
+        self, mode: Mode, quantized: Quantized, attention: RunAttention
+    ) -> list[Measured]:
+        def run_backward(sample: Any) -> None:
+            run(quantized.model, backward_sites(quantized.model, is_forced=False), samples=[sample],
+                gradients=True)  # fmt: skip
+
+        if not attention.has_right_gradients(self.model.inputs[:1], run_backward):
+            return []
+        with attention.by_reference():
+            return self._gradient_rows(mode)
 
     def outputs(self, mode: Mode | None) -> list[Tensor]:
         """Return the logits of every sample, of a mode or (None) of the reference."""
@@ -184,7 +230,7 @@ class Bench(LoadedModel):
         with FusedAttention(rounds_scaled=True):
             scaled = self._gradient_rows(mode)
         return [
-            replace(row, device_room=_more_error(less, more))
+            replace(row, device_room=more_error(less, more))
             for row, less, more in zip(rows, plain, scaled, strict=True)
         ]
 

@@ -13,10 +13,11 @@ from qgate import formats, modes
 from qgate.baselines import Origin, ReferenceTensor
 from qgate.devices import arithmetic_of
 from qgate.errors import QgateError, unknown
+from qgate.gate.accepted_rows import with_accepted
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, REFERENCE
 from qgate.gate.limits import Limits, room_for_few_tokens
 from qgate.gate.measured import Measured
-from qgate.gate.measuring.bench import Bench
+from qgate.gate.measuring.bench import Bench, more_error
 from qgate.gate.measuring.canary import HEALTHY
 from qgate.gate.measuring.coverage import mode_scope
 from qgate.gate.measuring.diagnosing import SiteDiagnoses
@@ -35,7 +36,7 @@ from qgate.gate.measuring.site_errors import differs
 from qgate.gate.measuring.suite_needs import SuiteNeeds
 from qgate.gate.measuring.tasks import task_row
 from qgate.gate.policy import Policy
-from qgate.gate.sessions import GateSession, Outcome, with_accepted
+from qgate.gate.sessions import GateSession, Outcome, Room
 from qgate.gate.subjects import Subject, commit_here
 from qgate.gate.updating import Which
 from qgate.gate.verdict import Verdict, judge
@@ -134,6 +135,21 @@ class ModelGates(GateSession):
 
     def diagnose(self, mode: Mode, verdict: Verdict) -> Mapping[tuple[str, str], str]:
         return self._diagnoses.of_verdict(mode, verdict)
+
+    def explain_more_error(self, mode: Mode, verdict: Verdict) -> tuple[Room, Mapping[str, str]]:
+        """Measure what attention in another right arithmetic adds to errors over accepted ones."""
+        scopes = {check.scope for check in verdict.failed}
+        is_backward = scopes == {"backward"}
+        if not scopes or not (is_backward or scopes <= {"local", "carried"}):
+            return {}, {}
+        if any(check.kind != "regression" for check in verdict.failed):
+            return {}, {}
+        rows, words = self.bench.with_reference_attention(mode, gradients=is_backward)
+        less = {row.key: row for row in rows}
+        pairs = [(less[row.key], row) for row in verdict.measured if row.key in less]
+        room = {row.key: more_error(by_reference, row) for by_reference, row in pairs}
+        note = f"not computed as by the reference's code, and right: {words}"
+        return room, {"attention": note} if room else {}
 
     def leave_reproduction(self, folder: Path, outcome: Outcome) -> Path | None:
         for row in outcome.record["rows"]:

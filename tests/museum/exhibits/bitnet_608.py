@@ -42,7 +42,7 @@ def arguments(generator: Generator) -> tuple[Tensors]:
 EXHIBIT = CheckpointExhibit(
     "microsoft/BitNet#608", "checkpoints",
     "A later upload held MLP weights that were entirely zero.",
-    "all three released files repeat garbage tokens",
+    "three released files hold them; the quantized one repeats garbage tokens",
     "_proj.weight: all values are zero",
     arguments, first_release, later_upload, joined, {0: "int8"},
 )  # fmt: skip

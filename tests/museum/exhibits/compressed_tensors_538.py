@@ -1,7 +1,7 @@
 """MXFP4 scales were stored with a bias of 125, where every reader takes 127.
 
-The compressor subtracted the exponent of FP4's largest number a second time, so that each stored
-byte was too small by two. Readers of the format's standard encoding get scales, and thereby
+The compressor subtracted the exponent of FP4's largest number from the scale that codes were made
+with, so that each stored byte was too small by two. Readers of the format's standard encoding get scales, and thereby
 weights, that are four times too small.
 """
 

@@ -1,7 +1,7 @@
 """A decoding kernel wrote the recurrent state back in the dtype of the model after every token.
 
-The kernel computes the state in float32, and prefill keeps it so. Decoding stored it in bfloat16:
-the next token starts from what rounding left, and small updates of a large state are lost.
+The kernel computes in float32, as prefill does. The next token starts from what rounding to bfloat16
+left. The report also names a clamp of time steps; a maintainer did not see the gibberish.
 """
 
 from __future__ import annotations

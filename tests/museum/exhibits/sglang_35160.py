@@ -1,7 +1,7 @@
 """Experts were weighted by raw logits where the router's probabilities are not renormalized.
 
 The softmax stood in the branch of `renormalize=True`. Without it the top-k logits themselves were
-packed for the FP8 expert kernel, which applies them as they are.
+packed for the kernel of experts, which applies them as they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Scales that smooth activations were left at one, where the weights had been multiplied by them.
+"""Activations were not divided by scales, where the weights had been multiplied by them.
 
 AWQ multiplies the input channels of a layer by scales and divides the activation before it by the
-same. The loader made the layer that divides, with ones, and did not fill it from the checkpoint:
-every channel came with the weight that it was quantized with.
+same. The loader left the activation as it was and the scales of the checkpoint unused, with a
+warning: every channel came with the weight that it was quantized with.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def arguments(generator: Generator) -> tuple[Tensor, Tensor]:
 EXHIBIT = Exhibit(
     "huggingface/transformers#29421",
     "checkpoints",
-    "Scales that smooth activations were not loaded, and stayed at 1.",
+    "Scales that smooth activations were not loaded, and nothing divided by them.",
     "scales of AutoAWQ checkpoints unused at loading",
     "the terms of the sum over 64 .* have weights of their own, 0.5[0-9]* to 1.9.*: a scale per channel",
     arguments, scales_loaded, scales_of_one, layer, {1: lambda w: smoothed(w) / SCALES},
