@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,7 @@ class Call:
 
     name: str
     args: Sequence[Any]
-    kwargs: dict[str, Any]
+    kwargs: Mapping[str, Any]
     result: Any
     makers: Makers
 

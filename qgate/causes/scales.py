@@ -72,10 +72,10 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
         )
     if q.format.kind == "element" and q.format.name.startswith("int"):
         bits = q.format.element.bits
-        for kept in range(bits - 1, 1, -1):
+        for upper in range(bits - 1, 1, -1):
             yield (
-                f"keeps the upper {kept} of {bits} bits of its codes",
-                lambda x, kept=kept: _coarser(x, q, 2.0 ** (bits - kept)),  # type: ignore[misc]
+                f"keeps the upper {upper} of {bits} bits of its codes",
+                lambda x, upper=upper: _coarser(x, q, 2.0 ** (bits - upper)),  # type: ignore[misc]
             )
     if q.format.kind == "element" and q.granularity is not None and q.zero_point is None:
         yield from _divisors(q)

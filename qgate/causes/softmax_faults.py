@@ -222,9 +222,9 @@ def _early(mask: Tensor) -> Tensor:
 def _wider(mask: Tensor) -> Tensor:
     """Show what the row before shows: the edge of a window moves by one key for each row."""
     early = _early(mask)
-    shown = torch.zeros_like(early)
-    shown[..., 1:, :] = early[..., :-1, :]
-    return mask & ~(early & ~shown)
+    before = torch.zeros_like(early)
+    before[..., 1:, :] = early[..., :-1, :]
+    return mask & ~(early & ~before)
 
 
 def _narrower(mask: Tensor) -> Tensor:

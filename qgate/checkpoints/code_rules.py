@@ -54,7 +54,7 @@ def _rules(ratios: Floats, element: str) -> Iterator[tuple[str, Floats]]:
     for words, rounded in (("down (floor)", np.floor), ("up (ceil)", np.ceil)):
         yield f"codes are rounded {words}, not to the nearest", rounded(ratios).clip(low, high)
     for lost in range(1, fmt.element.bits - 1):
-        step, kept = 2.0**lost, fmt.element.bits - lost
+        step, upper = 2.0**lost, fmt.element.bits - lost
         nearest = np.rint(ratios).clip(low, high)
         for values in (np.floor(nearest / step) * step, np.rint(nearest / step) * step):
-            yield f"codes keep the upper {kept} of their {fmt.element.bits} bits", values
+            yield f"codes keep the upper {upper} of their {fmt.element.bits} bits", values

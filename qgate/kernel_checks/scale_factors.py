@@ -94,8 +94,8 @@ def _factors(case: Failing, group: Sequence[int]) -> Iterator[float]:
         values = case.subject.values_of([_doubled(value) for value in changed], case.choices)
         sides[position] = float((values - exact).square().sum())
     own = sum(sides[position] for position in group)
-    rest = sum(energy for position, energy in sides.items() if position not in group)
-    ratio = math.sqrt(max(whole - rest, 0.0) / own) if own else 0.0
+    beside = sum(energy for position, energy in sides.items() if position not in group)
+    ratio = math.sqrt(max(whole - beside, 0.0) / own) if own else 0.0
     if ratio > LARGEST:
         return
     if ratio > BELOW:
@@ -115,9 +115,10 @@ def _doubled(value: Any) -> Any:
 def _settled(left: Callable[[float], float], factor: float) -> tuple[float, float]:
     """Return the least energy that factors near one leave, and the factor."""
     best = left(factor), factor
-    for step in (STEP / 3, STEP / 9, STEP / 27, STEP / 81):
+    for finer in (1, 2, 3, 4):
+        step = STEP * 3.0**-finer
         near = (best[1] * math.exp(step * number) for number in (-2, -1, 1, 2))
-        best = min([best, *((left(each), each) for each in near)])
+        best = min([best, *((left(value), value) for value in near)])
     return best
 
 

@@ -97,17 +97,17 @@ class CodeBetween:
 def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     """Say what code between two sites does wrong, beside the reference's code; empty if unknown.
 
-    actual  the model under test, whose tensors are taken
+    actual  the model under test, whose tensors are recorder
     """
     end = next((site for site in view.sites if site.name == name), None)
     block = base.layer_of(end.module) if end is not None else ""
     if end is None or not block:
         return ""
     sample = cut_sample(fullest_row(base.inputs[0]), slice(0, 1), FEW_TOKENS)
-    taken = TakenTensors(copies=True)
-    with torch.no_grad(), taken.watch(actual.module, view.ports):
+    recorder = TakenTensors(copies=True)
+    with torch.no_grad(), recorder.watch(actual.module, view.ports):
         actual.outputs(sample)
-    forwarded = view.read(taken.tensors).forwarded
+    forwarded = view.read(recorder.tensors).forwarded
     sources = [
         site
         for site in view.sites
@@ -125,8 +125,8 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     def split(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Parameters]:
         tensors, of_block = given[: len(sites)], given[len(sites) :]
         dtype = tensors[0].dtype if tensors else torch.float32
-        rest = {name: value.to(dtype) for name, value in parameters.items()}
-        return tensors, rest | dict(zip(names, of_block, strict=True))
+        remaining = {name: value.to(dtype) for name, value in parameters.items()}
+        return tensors, remaining | dict(zip(names, of_block, strict=True))
 
     def like(*given: Tensor) -> Tensor:
         return right(*split(given))

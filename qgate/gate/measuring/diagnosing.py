@@ -188,10 +188,10 @@ class SiteDiagnoses:
             for port in ("input", "weight", "output")
             if (name := f"{site.module}:{port}") in ports
         }
-        known = self._own_faults.setdefault(quantized.mode.name, {})
-        words = module_fault(reference, own, x, quantizers, known)
+        earlier = self._own_faults.setdefault(quantized.mode.name, {})
+        words = module_fault(reference, own, x, quantizers, earlier)
         if words:
-            known[words] = known.get(words, 0) + 1
+            earlier[words] = earlier.get(words, 0) + 1
         if words and site.kind == "linear":
             factors = _factors(reference, site, x, flowing[weight])
             with torch.no_grad():
