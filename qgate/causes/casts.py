@@ -115,6 +115,12 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
                     f"has blocks of {block}, not of {q.block_words}",
                     with_options(q, block=block, tile=None),
                 )
+        if q.tile is None:
+            for step, word in ((1, "late"), (-1, "early")):
+                yield WrongCast(
+                    f"has blocks that begin one element {word}",
+                    lambda x, step=step: _moved_blocks(x, q, step),  # type: ignore[misc]
+                )
     if q.granularity in ("block", "channel"):
         for number in (0, -1, -2):
             yield WrongCast(
@@ -135,6 +141,13 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
                         q, granularity=granularity, axis=axis, scale=None, tile=None
                     )
                     yield _defined(f"has {one}, not {granularity_words(q)}", changed)
+
+
+def _moved_blocks(x: Floats, q: QuantizerSettings, step: int) -> Floats:
+    axis = -1 if q.axis is None else q.axis
+    if not x.ndim or x.shape[axis] <= (q.block or 1):
+        raise QgateError("one block has no neighbor")
+    return np.roll(define(np.roll(x, -step, axis), q), step, axis)
 
 
 def _parts(q: QuantizerSettings) -> Iterator[WrongCast]:

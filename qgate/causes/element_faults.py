@@ -135,6 +135,9 @@ def general_faults(call: Call) -> Iterator[CallFault]:
     elif name in _DONE and call.is_float and len(args) > 1:
         yield from _of_two(call)
     elif name == "arange" and call.result.numel() > 1:
+        yield CallFault(
+            "positions are not used: all are 0", result=lambda _, value: torch.zeros_like(value)
+        )
         for step in (1, -1):
             yield CallFault(
                 f"positions begin at {step}, not at 0",

@@ -21,6 +21,11 @@ _NAMES = {
 }  # fmt: skip
 
 
+def words_of(operator: str) -> str:
+    """Name what an operator gave."""
+    return f"the result of {_NAMES.get(operator, operator)}"
+
+
 @dataclass(frozen=True)
 class CallFault:
     """Other arguments or another result of an operator than the right ones.
@@ -70,8 +75,8 @@ class Makers:
             if copied is not None:
                 self._made[address] = Maker(copied.name, copied.args, value, copied.words)
                 continue
-            words = f"the result of {_NAMES.get(name, name)}"
-            self._made[address] = Maker(name, () if own else tuple(args), value, words)
+            made_of = () if own else tuple(args)
+            self._made[address] = Maker(name, made_of, value, words_of(name))
 
     def of(self, value: Any) -> Maker | None:
         """Return what made a tensor, if it is known."""

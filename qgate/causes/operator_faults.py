@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qgate.causes.element_faults import element_faults, general_faults, rounded_faults
-from qgate.causes.operator_calls import Call, CallFault, Makers
+from qgate.causes.operator_calls import Call, CallFault, Makers, words_of
 from qgate.causes.softmax_faults import mask_faults, softmax_faults, window_faults
 from qgate.causes.sum_faults import product_faults, sum_faults
 from qgate.expected.dispatching import DispatchMode
@@ -84,6 +84,7 @@ class _Sites(DispatchMode):
         self.general: list[OperatorFault] = []
         self.coarse: list[OperatorFault] = []
         self.products: list[tuple[int, Tensor, Tensor]] = []
+        self.scalable: list[tuple[int, str]] = []
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -101,6 +102,8 @@ class _Sites(DispatchMode):
         result = function(*args, **kwargs)
         if name in ("mm", "bmm"):
             self.products.append((site, args[0], args[1]))
+        if isinstance(result, Tensor) and result.is_floating_point() and not function.is_view:
+            self.scalable.append((site, name))
         if self.count <= MOST_CALLS:
             with _disable_current_modes():
                 self._list(Call(name, args, kwargs, result, self.makers), site)
@@ -186,6 +189,32 @@ def general_operator_faults(like: Function, arguments: Sequence[Any]) -> list[Op
     """List operators that are left out, done twice or done in another order."""
     sites = _traced(like, arguments)
     return _with_repeated(sites, sites.general)
+
+
+def scaled_operators(
+    like: Function, arguments: Sequence[Any]
+) -> list[tuple[str, Callable[[float], Function]]]:
+    """List operators whose result may have a factor: words, and the function with a factor."""
+    sites = _traced(like, arguments)
+    if sites.count > MOST_OPERATORS:
+        return []
+    listed = []
+    for site, name in sites.scalable:
+        is_softmax = name in ("_softmax", "_log_softmax")
+        words = "the scores of the softmax are" if is_softmax else f"{words_of(name)} is"
+
+        def scaled(
+            factor: float, site: int = site, name: str = name, is_softmax: bool = is_softmax
+        ) -> Function:
+            change = (
+                CallFault("", arguments=lambda args: (args[0] * factor, *args[1:]))
+                if is_softmax
+                else CallFault("", result=lambda _, own: own * factor)
+            )
+            return OperatorFault("", site, name, change).within(like)
+
+        listed.append((words, scaled))
+    return sorted(listed, key=lambda entry: "softmax" not in entry[0])
 
 
 def _traced(like: Function, arguments: Sequence[Any]) -> _Sites:

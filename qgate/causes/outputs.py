@@ -23,6 +23,7 @@ MOST_CHANCE, SMALL, ONE_SIGN = 32, 0.1, 0.97
 
 MOST_PARTS = 2048
 """Rows or columns among which those that a part holds are looked for."""
+HALF = 0.5
 FEW = 8
 """Values of a part that one number explains by more than chance."""
 SIGNIFICANT = 7.0
@@ -307,7 +308,7 @@ def _part_offsets(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 
 
 def _transposed(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
-    """Say that the result, or each of its tiles, is transposed."""
+    """Say that the result, or all or some of its tiles, are transposed."""
     if actual.dim() < 2 or not bool(wrong.any()):
         return ""
     half, shape, values = _half_width(expected), actual.shape[-2:], expected.values
@@ -320,8 +321,9 @@ def _transposed(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
             continue
         right = tiles_transposed(values, size)
         room = tiles_transposed(half, size) + right.abs() * _resolution(actual)
-        if bool(((actual - right).abs() <= room).all()):
-            return f"tiles of {size}x{size} are transposed"
+        if bool(((actual - right).abs() <= room)[wrong].all()):
+            some = "" if bool(wrong.double().mean() > HALF) else "some "
+            return f"{some}tiles of {size}x{size} are transposed"
     return ""
 
 
@@ -333,10 +335,8 @@ def _magnitude(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 
 def _offset(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """The same vector is missing or added in every row: a bias."""
-    if actual.dim() < 2 or not bool(wrong.any()):
-        return ""
-    rows = (actual - expected.values).reshape(-1, actual.shape[-1])
-    if len(rows) < 3:
+    rows = (actual - expected.values).reshape(-1, actual.shape[-1] if actual.dim() > 1 else 1)
+    if actual.dim() < 2 or len(rows) < 3 or not bool(wrong.any()):
         return ""
     mean = rows.mean(0, keepdim=True)
     if float((rows - mean).square().sum()) > 1e-4 * float(rows.square().sum()):

@@ -33,6 +33,7 @@ from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong
 from qgate.kernel_checks.grouped import describe_groups, grouped_product
 from qgate.kernel_checks.integer_sums import describe_integer_sums
 from qgate.kernel_checks.nearest import describe_under_roundings
+from qgate.kernel_checks.operator_gains import describe_operator_gain
 from qgate.kernel_checks.power import find_structure
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.restarts import describe_restart
@@ -158,6 +159,7 @@ def _wrong_values(case: Failing) -> str:
     words = words or describe_moved(case.actual, case.expected, case.wrong)
     words = words or describe_scale_factor(some)
     words = words or describe_variation(some, casts) or _wrong_codes(some)
+    words = words or describe_operator_gain(some)
     return words or describe_restart(case)
 
 

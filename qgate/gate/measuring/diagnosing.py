@@ -305,8 +305,8 @@ def _predicate(words: str) -> str:
     """Return words that go on after the name of a site."""
     if not words:
         return ""
-    words = words.removeprefix("the result ")
-    return words if re.match(r"(is|has|rounds|flushes|adds) ", words) else f"is wrong: {words}"
+    match = re.match(r"(?:the result )?((?:is|has|rounds|flushes|adds) .*)", words, re.DOTALL)
+    return match[1] if match else f"is wrong: {words}"
 
 
 def _factors(
