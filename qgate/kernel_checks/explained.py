@@ -43,10 +43,11 @@ class CodeCall:
     inputs: Mapping[int, QuantizerSettings]
     output: QuantizerSettings | None = None
 
-    def fault(self, known: Collection[str] = ()) -> str:
+    def fault(self, known: Collection[str] = (), *, searches: bool = True) -> str:
         """Say what is wrong with the result in words; empty if correct code may give it.
 
-        known  faults of other calls of the code, which are tried first
+        known     faults of other calls of the code, which are tried first
+        searches  True if all others are tried as well
         """
         subject = make_subject(
             self.code,
@@ -63,6 +64,8 @@ class CodeCall:
         run = KernelRun(EXAMPLE, list(self.arguments), actual)
         if known and (words := self._known_fault(subject, run, known)):
             return words
+        if not searches:
+            return ""
         judgement = judge(subject, [run], KernelRequest())
         if not judgement.failing:
             return ""
@@ -98,6 +101,8 @@ def module_fault(
     x: Tensor,
     quantizers: Mapping[str, QuantizerSettings],
     known: Collection[str] = (),
+    *,
+    searches: bool = True,
 ) -> str:
     """Say what a module does wrong beside another one whose input, weight, output are quantized.
 
@@ -124,7 +129,7 @@ def module_fault(
     for some in _inputs(x, isinstance(reference, nn.Linear)):
         call = CodeCall([some, *values], names, code, like, inputs, quantizers.get("output"))
         try:
-            if words := call.fault(known):
+            if words := call.fault(known, searches=searches):
                 return words
         except LENGTH_REFUSALS:
             if some is x:

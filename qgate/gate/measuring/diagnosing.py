@@ -45,6 +45,8 @@ from qgate.results.failure_causes import LOCAL, is_wrong_gradient
 from qgate.results.ranking import needs_accepted
 
 MOST_SITES, MOST_OF_GATE = 8, 2
+MOST_SEARCHES = 16
+"""Sites of a run at which all faults of code are tried, which takes seconds each."""
 MASK = "depends on later tokens: its mask, or what pads it, is wrong"
 _NOISE = 1e-4
 """Share of the RMS of a product that sums in float32 may be off."""
@@ -62,7 +64,8 @@ class SiteDiagnoses:
         self._bench = bench
         self._by_mode: dict[str, Diagnoses] = {}
         self._reproductions: dict[str, Reproduction] = {}
-        self._own_faults: dict[str, dict[str, int]] = {}
+        self._own_faults: dict[str, set[str]] = {}
+        self._searches = 0
         self._gradients: tuple[str, dict[str, tuple[list[Tensor], list[Tensor]]]] = ("", {})
 
     def reproduction(self, mode: str, site: str) -> Reproduction | None:
@@ -115,6 +118,9 @@ class SiteDiagnoses:
         """Name what the code before a site does wrong, where its fault has no name yet."""
         if "the product of" in check.reason and not re.search(SAYS_NOTHING, check.reason):
             return ""
+        if self._searches >= MOST_SEARCHES:
+            return ""
+        self._searches += 1
         quantized = self._bench.quantized(mode)
         base = self._bench.model.in_basis(quantized.model.basis)
         view = self._bench.segments(quantized).view
@@ -188,10 +194,12 @@ class SiteDiagnoses:
             for port in ("input", "weight", "output")
             if (name := f"{site.module}:{port}") in ports
         }
-        earlier = self._own_faults.setdefault(quantized.mode.name, {})
-        words = module_fault(reference, own, x, quantizers, earlier)
-        if words:
-            earlier[words] = earlier.get(words, 0) + 1
+        earlier = self._own_faults.setdefault(quantized.mode.name, set())
+        words = module_fault(
+            reference, own, x, quantizers, earlier, searches=self._searches < MOST_SEARCHES
+        )
+        self._searches += words not in earlier
+        earlier |= {words} - {""}
         if words and site.kind == "linear":
             factors = _factors(reference, site, x, flowing[weight])
             with torch.no_grad():
