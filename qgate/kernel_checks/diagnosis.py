@@ -129,6 +129,7 @@ def diagnose(case: Failing) -> str:
     words = _structure(case) or describe_under_roundings(fits)
     words = words or describe_whole(case.actual, case.expected, case.wrong)
     words = words or describe_wrong_reading(narrowed(exact))
+    words = words or describe_operator_gain(narrowed(exact))
     words = words or describe_parts(case.actual, case.expected, case.wrong)
     if words:
         return words
@@ -159,7 +160,6 @@ def _wrong_values(case: Failing) -> str:
     words = words or describe_moved(case.actual, case.expected, case.wrong)
     words = words or describe_scale_factor(some)
     words = words or describe_variation(some, casts) or _wrong_codes(some)
-    words = words or describe_operator_gain(some)
     return words or describe_restart(case)
 
 
