@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qgate.causes.operator_faults import scaled_operators
 from qgate.causes.places import factor_words
+from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import evaluate
 from qgate.kernel_checks.explanations import MOST_WORK, work_of
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
@@ -18,8 +19,8 @@ SMALL_STEP, PER_STEP = 2.0**-10, 2.0**10
 """Change of a factor from which it is told how a result moves."""
 STEPS = 4
 """Steps of Newton's method that a factor takes."""
-EXPLAINED = 0.01
-"""Share of the energy of a difference that a factor may leave."""
+EXPLAINED, ROUNDINGS = 1e-3, 2.0
+"""Share of the energy of a difference that a factor may leave, and roundings of a 16-bit result."""
 LEAST = 1e-5
 """Distance from 1 from which a factor is named."""
 MOST_FACTOR = 64.0
@@ -38,7 +39,11 @@ def describe_operator_gain(case: Failing) -> str:
     if (STEPS + 1) * len(operators) * work_of(case) > MOST_WORK:
         return ""
     whole = float((actual * values).sum()) / max(float(values.square().sum()), TINY)
-    if float((actual - whole * values).square().sum()) < EXPLAINED * before:
+    allowed = EXPLAINED * before
+    if case.actual.dtype in HALVES:
+        eps = torch.finfo(case.actual.dtype).eps
+        allowed += (ROUNDINGS * eps / 12**0.5) ** 2 * float(values.square().sum())
+    if float((actual - whole * values).square().sum()) < allowed:
         return ""  # a factor of the result is no operator's
     best: tuple[float, float, str] | None = None
     for words, scaled in operators:
@@ -46,7 +51,7 @@ def describe_operator_gain(case: Failing) -> str:
             left, factor = _fitted(actual, values, scaled, case.ideal)
         except LENGTH_REFUSALS:
             continue
-        if left < EXPLAINED * before and (best is None or left < best[0] / 2):
+        if left < allowed < before / 4 and (best is None or left < best[0] / 2):
             best = left, factor, words
     if best is None or abs(best[1] - 1) < LEAST:
         return ""
