@@ -137,7 +137,7 @@ FAULTS = (
     Fault("sample", block(put(slice(2, 3), lambda t: t.roll(1, 1))), f"{BLOCK}:output", "sample 2 of 4"),
     Fault("token of a block", block(put((slice(None), -1), lambda t: t * 0)), f"{BLOCK}:output", "token 63 of 64", MX),
     Fault("residual", without_residual, f"{BLOCK}:output", "lost its residual"),
-    Fault("mask", without_mask, f"{BLOCK}.self_attn.o_proj:input", "depends on later tokens"),
+    Fault("mask", without_mask, f"{BLOCK}.self_attn.o_proj:input", "the mask is not applied"),
 )  # fmt: skip
 
 

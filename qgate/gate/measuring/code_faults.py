@@ -25,6 +25,7 @@ FEW_TOKENS = 24
 SAYS_NOTHING = r"elements are wrong, the first at|errors look like rounding|a small error in all"
 IS_PLACE = r"(?:is|are) (?:wrong|zero)$"
 """Words of a fault that has no name."""
+BLOCK_INPUT = "the block's input"
 
 
 class _Reached(Exception):
@@ -137,12 +138,13 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
         return own(given[: len(sites)], {})
 
     short = [
-        "the block's input" if site.is_block else site.name.removeprefix(f"{block}.")
-        for site in sites
+        BLOCK_INPUT if site.is_block else site.name.removeprefix(f"{block}.") for site in sites
     ]
     call_of_code = CodeCall(values, [*short, *names], code, like, {})
     with torch.no_grad():
         words = call_of_code.fault()
+    if words == f"{BLOCK_INPUT} is not used: read as zeros":
+        return "it has lost its residual, the input of the block"
     return "" if re.search(f"{SAYS_NOTHING}|{IS_PLACE}", words) else words
 
 
