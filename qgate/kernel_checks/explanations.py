@@ -78,7 +78,11 @@ def describe_wrong_cast(
     # Codes within float noise of where a faulty cast cuts off may be either.
     best = min(tried, key=lambda each: each.energy, default=None)
     if best and best.energy < ALMOST * float(case.residual.square().sum()):
-        return best.words, tried
+        faulty = best.faulty(case).arguments
+        zeros = [torch.zeros_like(x) if n in best.slots else x for n, x in enumerate(faulty)]
+        # An argument that is not used at all is nearly one with small values.
+        if best.energy < energy_left(actual, case.result_of(zeros)):
+            return best.words, tried
     return "", tried
 
 

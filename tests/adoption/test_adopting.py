@@ -90,8 +90,8 @@ def test_a_repository_with_tests_options_and_settings_of_its_own(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     result.stdout.fnmatch_lines(
         [
-            "relative_mse* at layers.0.up:output (mode my_int8): * dB over the ideal*",
-            "cause: layers.0.up:output (*, mode my_int8) is not what correct int8*",
+            "layers.0.up:output (mode my_int8) is wrong: its input and its weight are quantized with*",
+            "cause: layers.0.up:output (*, mode my_int8) is wrong: its input and its weight*",
         ]
     )
     assert sorted(path.name for path in pytester.path.iterdir()) == ["product"]

@@ -53,4 +53,4 @@ def test_a_weight_of_zeros_is_red_at_its_layer(kind: str, module: str, tmp_path:
     lines = failures_after_accepting(
         loaded(folder), loaded(folder, module), tmp_path / "baselines", "mine"
     )
-    assert f"at {module}:output" in lines[0], lines
+    assert lines[0].startswith(f"{module}:output (mode mine) "), lines
