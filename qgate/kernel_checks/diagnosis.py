@@ -216,8 +216,8 @@ def _lost_term(case: Failing) -> str:
     sums = _sums(case)
     if sums is None:
         return ""
-    held = (sums.product, sums.residual, sums.arguments, sums.allowed)
-    fault = find_term_fault(*held) or find_range_fault(*held)
+    about = (sums.product, sums.residual, sums.arguments, sums.allowed)
+    fault = find_term_fault(*about) or find_range_fault(*about)
     if fault is None:
         return ""
     is_one = fault.count == 1

@@ -79,7 +79,7 @@ class CodeCall:
             return ""
         case = Failing(subject, choices, run.name, run.arguments, run.actual, expected, wrong)
         words = describe_wrong_cast(case, lambda words: self._named(words) in known)[0]
-        if not words and any(FACTOR in each for each in known):
+        if not words and FACTOR in " ".join(known):
             words = describe_scale_factor(case)
         return self._named(words)
 

@@ -91,7 +91,7 @@ def test_a_repository_with_tests_options_and_settings_of_its_own(
     result.stdout.fnmatch_lines(
         [
             "layers.0.up:output (mode my_int8) is wrong: its input and its weight are quantized with*",
-            "cause: layers.0.up:output (*, mode my_int8) is wrong: its input and its weight*",
+            "cause: layers.0.up:output (*, mode my_int8) is wrong: its input and its*",
         ]
     )
     assert sorted(path.name for path in pytester.path.iterdir()) == ["product"]

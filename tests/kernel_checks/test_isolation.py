@@ -115,7 +115,7 @@ def test_an_isolated_check_gives_the_same_report() -> None:
 
 def test_failures_and_errors_come_back_as_they_are() -> None:
     with pytest.raises(
-        CheckFailure, match=r"^the kernel is wrong: the result is 2 times"
+        CheckFailure, match=r"^the kernel is wrong: argument 0 is counted twice"
     ) as failure:
         check_kernel(lambda x, w: 2 * linear(x, w), X, W, isolate=True, **OPTIONS)
     assert failure.value.report.name == "the kernel"

@@ -53,7 +53,8 @@ def test_a_fault_without_a_name_is_red(name: str) -> None:
     pair.check(pair.right)
     with pytest.raises(CheckFailure, match="is wrong") as failure:
         pair.check(pair.wrong)
-    assert "sums in" not in failure.value.cause
+    # A state that is quantized by columns looks like coarse sums, which is said with its cost.
+    assert name == "state by columns" or "sums in" not in failure.value.cause
 
 
 # All: python -m tests.kernel_checks.right_pairs

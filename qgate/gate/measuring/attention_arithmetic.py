@@ -127,7 +127,7 @@ class HeldResult:
 class TakenGradients:
     """Gradients at what one call of attention read, and at what it made of it."""
 
-    taken: TakenCall
+    call: TakenCall
     outer: Tensor | None = None
     inner: dict[int, Tensor] = field(default_factory=dict)
 
@@ -137,20 +137,20 @@ class TakenGradients:
         def keep_outer(gradient: Tensor) -> None:
             self.outer = gradient
 
-        self.taken.actual.register_hook(keep_outer)
-        for position, tensor in enumerate(self.taken.projected):
+        self.call.actual.register_hook(keep_outer)
+        for position, tensor in enumerate(self.call.projected):
             tensor.register_hook(functools.partial(self.inner.__setitem__, position))
 
     def results(self) -> Iterator[HeldResult]:
         """Yield each gradient with the one of the reference's code."""
-        taken = self.taken
+        call = self.call
         if self.outer is None:
             return
-        arguments = [*(tensor.detach() for tensor in taken.tensors), self.outer]
+        arguments = [*(tensor.detach() for tensor in call.tensors), self.outer]
         for position, actual in self.inner.items():
-            part = taken.code.sources[position]
-            like = Gradient(taken.call, position, (), f"the gradient of {part}")
-            yield HeldResult(taken.name, part, like, arguments, actual)
+            part = call.code.sources[position]
+            like = Gradient(call.call, position, (), f"the gradient of {part}")
+            yield HeldResult(call.name, part, like, arguments, actual)
 
 
 @dataclass

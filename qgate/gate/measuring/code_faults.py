@@ -55,8 +55,8 @@ class CodeBetween:
         reached: list[Tensor] = []
 
         def give(site: Site, tensor: Tensor) -> Tensor | None:
-            given = waiting.pop(site.name, None)
-            return None if given is None else given.reshape(tensor.shape)
+            source = waiting.pop(site.name, None)
+            return None if source is None else source.reshape(tensor.shape)
 
         def take(_site: Site, tensor: Tensor) -> None:
             reached.append(tensor)
@@ -80,9 +80,9 @@ class CodeBetween:
     ) -> tuple[list[Site], list[str]]:
         """Return the sources and the parameters that the result depends on."""
         leaves = [t.detach().double().requires_grad_() for t in (*tensors, *parameters.values())]
-        given, of_block = leaves[: len(tensors)], leaves[len(tensors) :]
+        starts, of_block = leaves[: len(tensors)], leaves[len(tensors) :]
         with torch.enable_grad():
-            result = self(given, dict(zip(parameters, of_block, strict=True)))
+            result = self(starts, dict(zip(parameters, of_block, strict=True)))
             gradients = torch.autograd.grad(result.square().sum(), leaves, allow_unused=True)
         are_read = [gradient is not None for gradient in gradients]
         return (
