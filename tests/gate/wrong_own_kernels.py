@@ -295,7 +295,7 @@ BETWEEN = [
     _between("residual of attention dropped", "it has lost its residual", "layers.0:output|norm2:(in|out)put"),
     _between("residual of the MLP dropped", "the result of an addition is not added", "layers.0:output"),
     _between("residual from before attention", "o_proj:output is not used", "layers.0:output"),
-    _between("MLP added twice", "down:output counts 2 times", "layers.0:output"),
+    _between("MLP added twice", "down:output is counted twice", "layers.0:output"),
     _between("gelu for silu", "gelu is computed in the place of silu", "down:input", "w4"),
     _between("eps", "eps is 0.001, not 1e-05", "norm1:output", "mxfp8"),
     _between("mask early", "the mask shows one key less", "o_proj:input", "fp8"),
