@@ -95,7 +95,10 @@ class Makers:
 
 
 def _address(value: Tensor) -> int:
-    return value.untyped_storage().data_ptr()
+    try:
+        return value.untyped_storage().data_ptr()
+    except RuntimeError:  # of a tensor that a device of Python code holds
+        return id(value)
 
 
 @dataclass(frozen=True)
