@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from qgate.causes.operator_calls import Call, CallFault
-from qgate.expected.intermediates import rounded
+from qgate.expected.intermediates import HALVES, rounded
 from qgate.stats.bits import short_name
 
 _aten = torch.ops.aten
@@ -24,7 +24,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "the identity": torch.clone,
 }
-HALVES = (torch.bfloat16, torch.float16)
 COARSE = (torch.float8_e4m3fn, torch.float8_e5m2, *HALVES)
 _ROUNDED = frozenset({
     "mul", "silu", "gelu", "relu", "sigmoid", "tanh", "exp", "_softmax", "mm", "bmm", "rsqrt",
@@ -63,9 +62,7 @@ def element_faults(call: Call) -> Iterator[CallFault]:
             )
     elif name == "topk":
         yield from _of_topk(call)
-    elif (
-        name in ("index_put", "_index_put_impl", "_unsafe_index_put") and len(args) > 3 and args[3]
-    ):
+    elif name in _PUT and len(args) > 3 and args[3]:
         yield CallFault(
             "repeated indices overwrite each other, where they should be added up",
             result=lambda a, _: _overwritten(a[0], a[1], a[2]),

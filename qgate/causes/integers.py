@@ -40,6 +40,14 @@ def code_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
     def clipped(codes: Floats) -> Floats:
         return np.clip(codes, -half, top)
 
+    for upper in range(bits - 1, 1, -1):
+        step = 2.0 ** (bits - upper)
+        yield (
+            f"keeps the upper {upper} of {bits} bits of its codes",
+            lambda x, step=step: _coded(  # type: ignore[misc]
+                x, q, lambda r: np.rint(_rounded(r, q) / step) * step
+            ),
+        )
     for words, rounded in (("down (floor)", np.floor), ("up (ceil)", np.ceil)):
         for is_product in (False, True):
             yield (

@@ -23,7 +23,6 @@ MOST_CHANCE, SMALL, ONE_SIGN = 32, 0.1, 0.97
 
 MOST_PARTS = 2048
 """Rows or columns among which those that a part holds are looked for."""
-HALF = 0.5
 FEW = 8
 """Values of a part that one number explains by more than chance."""
 SIGNIFICANT = 7.0
@@ -322,7 +321,7 @@ def _transposed(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         right = tiles_transposed(values, size)
         room = tiles_transposed(half, size) + right.abs() * _resolution(actual)
         if bool(((actual - right).abs() <= room)[wrong].all()):
-            some = "" if bool(wrong.double().mean() > HALF) else "some "
+            some = "" if 2 * int(wrong.sum()) > wrong.numel() else "some "
             return f"{some}tiles of {size}x{size} are transposed"
     return ""
 
@@ -335,9 +334,9 @@ def _magnitude(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
 
 def _offset(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """The same vector is missing or added in every row: a bias."""
-    rows = (actual - expected.values).reshape(-1, actual.shape[-1] if actual.dim() > 1 else 1)
-    if actual.dim() < 2 or len(rows) < 3 or not bool(wrong.any()):
+    if actual.dim() < 2 or not bool(wrong.any()) or actual.numel() < 3 * actual.shape[-1]:
         return ""
+    rows = (actual - expected.values).reshape(-1, actual.shape[-1])
     mean = rows.mean(0, keepdim=True)
     if float((rows - mean).square().sum()) > 1e-4 * float(rows.square().sum()):
         return ""

@@ -21,27 +21,14 @@ from qgate.formats.settings import QuantizerSettings
 
 Change = Callable[[Floats], Floats]
 LEAST = (
-    1e-2,
-    2.0**-8,
-    1e-3,
-    2.0**-11,
-    1e-4,
-    1e-5,
-    1e-6,
-    2.0**-23,
-    1e-7,
-    1e-8,
-    1e-10,
-    1e-12,
-)
+    1e-2, 2.0**-8, 1e-3, 2.0**-11, 1e-4, 1e-5, 1e-6, 2.0**-23, 1e-7, 1e-8, 1e-10, 1e-12
+)  # fmt: skip
 """Least scales that kernels have, so that none is zero."""
 DIVISORS: dict[int, tuple[float, ...]] = {
     4: (15.0, 16.0),
     8: (63.0, 64.0, 127.0, 240.0, 255.0, 256.0, 448.0, 480.0, 57344.0),
 }
 """Largest numbers of formats of so many bits, and numbers that are taken for them."""
-
-
 _PARTS: dict[str, Callable[[int], int]] = {
     "half": lambda length: length // 2,
     **{f"{size} elements": lambda _, size=size: size for size in (1, 16, 32, 64, 128, 256)},  # type: ignore[misc]
@@ -70,14 +57,6 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
             "has scales of its largest values, not of its largest magnitudes",
             lambda x: by_groups(x, grouped(q), lambda rows: _of_largest_values(rows, q)),
         )
-    if q.format.kind == "element" and q.format.name.startswith("int"):
-        bits = q.format.element.bits
-        for upper in range(bits - 1, 1, -1):
-            yield (
-                f"keeps the upper {upper} of {bits} bits of its codes",
-                lambda x, upper=upper: _coarser(x, q, 2.0 ** (bits - upper)),  # type: ignore[misc]
-            )
-    if q.format.kind == "element" and q.granularity is not None and q.zero_point is None:
         yield from _divisors(q)
         # Codes that saturate show if the lowest code is one further from zero.
         ways = (q, with_options(q, narrow=not q.narrow)) if "narrow" in q.format.options else (q,)
@@ -105,12 +84,6 @@ def _of_largest_values(rows: Floats, q: QuantizerSettings) -> Floats:
     if not bool((largest > 0).all()):
         raise QgateError("no value is above zero")
     return _cast(rows, largest / q.format.max, q)
-
-
-def _coarser(x: Floats, q: QuantizerSettings, step: float) -> Floats:
-    """Round ideal codes to multiples of a step."""
-    scales = spread_scales(x, q)
-    return np.asarray(np.rint(define(x, q) / scales / step) * step * scales)
 
 
 def _partial(

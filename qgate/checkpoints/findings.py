@@ -30,9 +30,7 @@ LEAST_DB = 0.3
 SPREADS = 6.0
 """How many median distances from the median stand out."""
 NOT_NEAREST = "codes are not the nearest"
-UNEXPLAINED = re.compile(
-    "codes are not the nearest|scales are off|scales are [^ ]+ times the ideal"
-)
+UNEXPLAINED = re.compile(f"{NOT_NEAREST}|scales are off|scales are [^ ]+ times the ideal")
 """How causes begin that say where the error is, and not what was done wrong."""
 EQUAL_CODES = "all codes are equal"
 _FEWEST = 4

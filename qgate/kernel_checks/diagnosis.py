@@ -29,7 +29,7 @@ from qgate.formats import Encoded
 from qgate.kernel_checks.declarations import describe_declaration
 from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.dependence import describe_dependence
-from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading, work_of
+from qgate.kernel_checks.explanations import describe_wrong_cast, describe_wrong_reading
 from qgate.kernel_checks.grouped import describe_groups, grouped_product
 from qgate.kernel_checks.integer_sums import describe_integer_sums
 from qgate.kernel_checks.nearest import describe_under_roundings
@@ -156,7 +156,7 @@ def _wrong_values(case: Failing) -> str:
         return words
     words, casts = describe_wrong_cast(some)
     words = words or describe_integer_sums(some)
-    words = words or describe_wrong_stage(some, work_of(some))
+    words = words or describe_wrong_stage(some)
     words = words or describe_moved(case.actual, case.expected, case.wrong)
     words = words or describe_scale_factor(some)
     words = words or describe_variation(some, casts) or _wrong_codes(some)

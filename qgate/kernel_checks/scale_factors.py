@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from qgate.causes.scales import quantize_with_scales
+from qgate.expected.narrow_floats import in_float64
 from qgate.formats.settings import QuantizerSettings
+from qgate.kernel_checks.closeness import energy_left
 from qgate.kernel_checks.declared import from_array, to_array
 from qgate.kernel_checks.runs import Failing
 
@@ -49,20 +50,41 @@ def describe_scale_factor(case: Failing) -> str:
         and q.rotation is None
         and not quantization.is_packed
     ]
+    if not scaled:
+        return ""
+    whole, sides = _energies(case)
     for group in [[position] for position in scaled] + ([scaled] if len(scaled) > 1 else []):
-        if words := _of_group(case, group):
+        own = sum(sides[position] for position in group)
+        beside = sum(energy for position, energy in sides.items() if position not in group)
+        ratio = math.sqrt(max(whole - beside, 0.0) / own) if own else 0.0
+        if words := _of_group(case, group, ratio):
             return words
     return ""
 
 
-def _of_group(case: Failing, group: Sequence[int]) -> str:
-    def left(factor: float) -> float:
-        return _energy(case, _result(case, group, factor))
+def _energies(case: Failing) -> tuple[float, dict[int, float]]:
+    """Return the energy that quantization adds to a result, and each ideal argument by itself."""
+    exact = case.subject.unquantized(case.arguments)
+    sides = {}
+    for position in case.subject.inputs:
+        changed = [in_float64(value) for value in case.arguments]
+        changed[position] = case.ideal[position]
+        values = case.subject.values_of(changed, case.choices)
+        sides[position] = float((values - exact).square().sum())
+    return energy_left(case.actual.double(), exact), sides
 
-    tried = sorted((left(factor), factor) for factor in _factors(case, group))
+
+def _of_group(case: Failing, group: Sequence[int], ratio: float) -> str:
+    """Look for a factor of some arguments; `ratio` is the one that the energy tells."""
+    actual = case.actual.double()
+
+    def left(factor: float) -> float:
+        return energy_left(actual, _result(case, group, factor))
+
+    tried = sorted((left(factor), factor) for factor in _factors(ratio))
     nearest = [factor for _, factor in tried[:MOST_SETTLED]]
     least, factor = min((_settled(left, factor) for factor in nearest), default=(math.inf, 1.0))
-    before = _energy(case, case.expected.values)
+    before = energy_left(actual, case.expected.values)
     if least > EXPLAINED * before or abs(factor - 1) < ITSELF:
         return ""
     which = f"argument {group[0]} is" if len(group) == 1 else f"arguments {_listed(group)} are"
@@ -83,19 +105,8 @@ def _codes_words(q: QuantizerSettings | None, factor: float) -> str:
     return f": {max(1, round(most / factor))} of {most:g} codes are used"
 
 
-def _factors(case: Failing, group: Sequence[int]) -> Iterator[float]:
-    """List the factors that the energy of the quantization error leaves possible."""
-    exact = case.subject.unquantized(case.arguments)
-    whole = _energy(case, exact)
-    sides = {}
-    for position in case.subject.inputs:
-        changed = list(case.arguments)
-        changed[position] = case.ideal[position]
-        values = case.subject.values_of([_doubled(value) for value in changed], case.choices)
-        sides[position] = float((values - exact).square().sum())
-    own = sum(sides[position] for position in group)
-    beside = sum(energy for position, energy in sides.items() if position not in group)
-    ratio = math.sqrt(max(whole - beside, 0.0) / own) if own else 0.0
+def _factors(ratio: float) -> Iterator[float]:
+    """List the factors near the one that the energy tells, and those it does not tell apart."""
     if ratio > LARGEST:
         return
     if ratio > BELOW:
@@ -106,10 +117,6 @@ def _factors(case: Failing, group: Sequence[int]) -> Iterator[float]:
         lambda factor: factor < BELOW + NEAR,
         (SMALLEST * math.exp(COARSE * number) for number in itertools.count()),
     )
-
-
-def _doubled(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _settled(left: Callable[[float], float], factor: float) -> tuple[float, float]:
@@ -133,7 +140,3 @@ def _result(case: Failing, group: Sequence[int], factor: float) -> Tensor:
         )
         changed[position] = from_array(values, source)
     return case.result_of(changed)
-
-
-def _energy(case: Failing, values: Tensor) -> float:
-    return float((case.actual.double() - values).nan_to_num(0.0, 0.0, 0.0).square().sum())

@@ -22,19 +22,16 @@ from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernel_checks.closeness import energy_left
 from qgate.kernel_checks.declared import Quantization, from_array, to_array
+from qgate.kernel_checks.explanations import MOST_WORK, work_of
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
-from qgate.kernel_checks.subject import Function
+from qgate.kernel_checks.subject import RESULT, Function
 
 LEFT = 0.1
 """Share of what was off that a fault may leave: codes that float noise decides."""
 ALIKE = 1.05
 """Times the least energy up to which a plainer fault is named."""
-MOST_WORK = 2**27
-"""Elements of arguments and results that are computed for all faults together."""
 FEWEST = 64
 """Faults that are tried whatever they cost, the plainest ones."""
-
-
 MOST_CALLS = 8
 """Calls of a stage up to which each is tried alone; of more, the first and the last."""
 
@@ -80,25 +77,22 @@ def _some(count: int) -> list[int]:
     return list(range(count)) if count <= MOST_CALLS else [0, count - 1]
 
 
-def describe_wrong_stage(case: Failing, work: int) -> str:
-    """Name the fault of a stage that explains a result but for codes that float noise decides.
-
-    work  elements that are computed for each fault
-    """
+def describe_wrong_stage(case: Failing) -> str:
+    """Name the fault of a stage that explains a result but for codes that float noise decides."""
     output, choices = case.subject.output, case.choices
     actual = case.actual.double()
     if not isinstance(case.subject.like, StagedFunction) or not bool(actual.isfinite().any()):
         return ""
     before = energy_left(actual, case.expected.values)
     entries = []
-    affordable = max(MOST_WORK // max(work, 1), FEWEST)
+    affordable = max(MOST_WORK // max(work_of(case), 1), FEWEST)
     for number, fault in enumerate(itertools.islice(stage_faults(case), affordable)):
         try:
             values = evaluate(fault.like, case.ideal)
         except LENGTH_REFUSALS:
             continue
         if output is not None:
-            values = output.ideal(values, choices["result"])
+            values = output.ideal(values, choices[RESULT])
         entries.append((energy_left(actual, values), number, fault.words))
     least = min((energy for energy, _, _ in entries), default=before)
     if not least <= LEFT * before:

@@ -23,8 +23,9 @@ Parameters = Mapping[str, Tensor]
 FEW_TOKENS = 24
 """Tokens of the sample that code is run with."""
 SAYS_NOTHING = r"elements are wrong, the first at|errors look like rounding|a small error in all"
-IS_PLACE = r"(?:is|are) (?:wrong|zero)$"
 """Words of a fault that has no name."""
+IS_PLACE = r"(?:is|are) (?:wrong|zero)$"
+"""How words end that say where a fault is, and not what it is."""
 BLOCK_INPUT = "the block's input"
 
 
@@ -98,7 +99,7 @@ class CodeBetween:
 def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     """Say what code between two sites does wrong, beside the reference's code; empty if unknown.
 
-    actual  the model under test, whose tensors are recorder
+    actual  the model under test, whose tensors are taken
     """
     end = next((site for site in view.sites if site.name == name), None)
     block = base.layer_of(end.module) if end is not None else ""
