@@ -1,18 +1,69 @@
-"""Exact percentiles of values that are read in portions, in two passes and little memory."""
+"""Exact percentiles of values that are read in portions, in few passes and little memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-_SHIFT = 47
-"""Bits below the exponent and five more: 32 groups per power of two, in the order of magnitudes."""
-_GROUPS = 1 << 16
+Bits = npt.NDArray[np.int64]
+_SHIFTS = (63, 47, 31, 15, 0)
+"""Bits of a magnitude below its group: the whole, 32 groups per power of two, and finer ones."""
+_PARTS = 1 << 16
+_MOST_SORTED = 1 << 19
+"""Values of one group that are sorted; a larger group is divided."""
+
+
+@dataclass
+class _Group:
+    """Values with the same first bits, and the ranks (from 1) that are wanted of them."""
+
+    first_bits: int
+    level: int
+    size: int
+    ranks: list[int]
+    bits: list[Bits] = field(default_factory=list)
+    counts: Bits = field(default_factory=lambda: np.zeros(_PARTS, dtype=np.int64))
+
+    @property
+    def _width(self) -> int:
+        """Bits that a part has more than the group."""
+        return _SHIFTS[self.level] - _SHIFTS[self.level + 1]
+
+    def add(self, bits: Bits) -> None:
+        """Take those of these values that are in the group: keep a few, count many."""
+        if self.level:
+            bits = bits[bits >> _SHIFTS[self.level] == self.first_bits]
+        if self.size <= _MOST_SORTED:
+            self.bits.append(bits)
+        else:
+            parts = (bits >> _SHIFTS[self.level + 1]) - (self.first_bits << self._width)
+            self.counts += np.bincount(parts, minlength=_PARTS)
+
+    def divide(self) -> list[_Group]:
+        """Return those parts of a counted group that hold a rank."""
+        ends = np.cumsum(self.counts)
+        ranks_of: dict[int, list[int]] = {}
+        for rank, part in zip(self.ranks, np.searchsorted(ends, self.ranks), strict=True):
+            before = int(ends[part] - self.counts[part])
+            ranks_of.setdefault(int(part), []).append(rank - before)
+        start = self.first_bits << self._width
+        return [
+            _Group(start + part, self.level + 1, int(self.counts[part]), ranks)
+            for part, ranks in ranks_of.items()
+        ]
+
+    def values(self) -> Bits:
+        """Return the bits of the values at the ranks."""
+        if not _SHIFTS[self.level]:  # all are equal
+            return np.full(len(self.ranks), self.first_bits, dtype=np.int64)
+        values: Bits = np.sort(np.concatenate(self.bits))[np.array(self.ranks) - 1]
+        return values
 
 
 def exact_percentiles(
@@ -20,33 +71,23 @@ def exact_percentiles(
 ) -> list[float]:
     """Return the smallest magnitudes that so many percent do not exceed; NaN without values.
 
-    `portions` starts a pass over all values, which are finite. The first pass counts them by group,
-    the second keeps those of the groups that hold a percentile.
+    `portions` starts a pass over all values, which are finite, and `percents` are in order. Each
+    pass divides the groups of values that hold a percentile until these are small or all equal.
     """
-    counts = np.zeros(_GROUPS, dtype=np.int64)
-    for part in portions():
-        counts += np.bincount(_groups(np.abs(part)), minlength=_GROUPS)
-    ends = np.cumsum(counts)
-    total = int(ends[-1])
+    total = sum(part.size for part in portions())
     if not total:
         return [math.nan] * len(percents)
     ranks = [max(-(-percent * total // 100), 1) for percent in percents]
-    groups = [int(group) for group in np.searchsorted(ends, ranks)]
-    parts_of: dict[int, list[Array]] = {group: [] for group in groups}
-    for part in portions():
-        sizes = np.abs(part)
-        group_of = _groups(sizes)
-        for group, parts in parts_of.items():
-            parts.append(sizes.reshape(-1)[group_of == group])
-    values = {group: np.sort(np.concatenate(parts)) for group, parts in parts_of.items()}
-    before = ends - counts
-    return [
-        float(values[group][rank - 1 - before[group]])
-        for rank, group in zip(ranks, groups, strict=True)
-    ]
-
-
-def _groups(sizes: Array) -> npt.NDArray[np.int64]:
-    """Return the group of each magnitude: no larger one is in an earlier group."""
-    bits = np.ascontiguousarray(sizes, dtype=np.float64).reshape(-1).view(np.int64)
-    return bits >> _SHIFT
+    groups = [_Group(0, 0, total, ranks)]
+    closed: list[_Group] = []
+    while groups:
+        for part in portions():
+            bits = np.ascontiguousarray(np.abs(part), dtype=np.float64).reshape(-1).view(np.int64)
+            for group in groups:
+                group.add(bits)
+        closed += [group for group in groups if group.bits]
+        parts = [part for group in groups if not group.bits for part in group.divide()]
+        closed += [part for part in parts if not _SHIFTS[part.level]]
+        groups = [part for part in parts if _SHIFTS[part.level]]
+    values = np.sort(np.concatenate([group.values() for group in closed]))
+    return [float(value) for value in values.view(np.float64)]

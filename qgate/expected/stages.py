@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ def stage_cast(number: int) -> StageCast:
 
 
 def _quantized(x: Tensor, call: int) -> Tensor:
-    cast, run = _CALLS[call]
+    cast, run = sys.modules[__name__]._CALLS[call]
     result = cast(x)
     if run is not None and run.keeps:
         run.inputs.append(x.double())
@@ -99,9 +100,10 @@ def _quantized(x: Tensor, call: int) -> Tensor:
     return result
 
 
-_library = torch.library.Library("qgate", "FRAGMENT")
-_library.define("quantized(Tensor x, int call) -> Tensor")
-_library.impl("quantized", _quantized, "CompositeExplicitAutograd")
+if not hasattr(torch.ops.qgate, "quantized"):  # else this module was imported before, and removed
+    _library = torch.library.Library("qgate", "FRAGMENT")
+    _library.define("quantized(Tensor x, int call) -> Tensor")
+    _library.impl("quantized", _quantized, "CompositeExplicitAutograd")
 QUANTIZED = torch.ops.qgate.quantized.default
 """The operator of all stages, as modes see it."""
 OPERATOR, BEFORE_CAST = "quantized", "quantized.before"
