@@ -92,7 +92,8 @@ def stage_cast(number: int) -> StageCast:
 
 
 def _quantized(x: Tensor, call: int) -> Tensor:
-    cast, run = sys.modules[__name__]._CALLS[call]
+    calls: dict[int, tuple[StageCast, StageRun | None]] = sys.modules[__name__]._CALLS
+    cast, run = calls[call]
     result = cast(x)
     if run is not None and run.keeps:
         run.inputs.append(x.double())
