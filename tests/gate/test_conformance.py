@@ -271,6 +271,39 @@ def test_a_module_that_disagrees_is_named(words: str) -> None:
     assert words in held.about or words == "in another order", held.about
 
 
+SHAPES_OF_FAULTS = {
+    "at 129 to 513 tokens": lambda x, y: y * 1.01 if 128 < x.shape[-2] < 600 else y,
+    "at 768 and more rows": lambda x, y: (
+        y * 1.002 if x.numel() // 16 > 600 else y
+    ),
+    "at 8,192 tokens": lambda x, y: y * 1.01 if x.shape[-2] > 5000 else y,
+    "without a batch axis": lambda x, y: y + 0.1 if x.dim() == 2 else y,
+    "at 100 and more tokens": lambda x, y: (
+        torch.cat([y[..., :-1, :], 0 * y[..., -1:, :]], -2) if x.shape[-2] >= 100 else y
+    ),
+    "at 16 and more samples": lambda x, y: y.flip(0) if len(x) > 5 and x.dim() == 3 else y,
+    "at 16 samples of 1 tokens": lambda x, y: y.flip(0) if x.shape[:2] == (16, 1) else y,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", SHAPES_OF_FAULTS)
+def test_a_fault_at_a_shape_that_no_sample_has_is_named(words: str) -> None:
+    held = agreement(lambda x, y, _n: SHAPES_OF_FAULTS[words](x, y), shaped=True)
+    assert held.share > 0
+    assert words in held.about
+    assert agreement(lambda x, y, _n: SHAPES_OF_FAULTS[words](x, y)).share == 0
+
+
+def test_a_right_module_is_right_in_all_shapes() -> None:
+    held = agreement(shaped=True)
+    assert held.share == 0
+    assert held.about.endswith("derived inputs, in 31 shapes of up to 8,192 rows")
+    mixed = [Quantizer("int8", granularity="tensor")]
+    whole = agreement(lambda x, y, _n: y + 0.01 * x.abs().amax(), shaped=True, quantizers=mixed)
+    assert whole.share == 0
+    assert " shapes of up to 8,192 rows" in whole.about
+
+
 def signs(values: Tensor, call: int) -> Tensor:
     """Return signs that are others in each call, as sums in another order have them."""
     draw = torch.Generator().manual_seed(call)
