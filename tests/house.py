@@ -31,7 +31,7 @@ FLOORS = {
         6: "bisecting comparing collecting sweeps activation_stats kernel_checks checkpoints audits relations",
         5: "summaries modes causes",
         4: "capture scales dumps expected project",
-        3: "arithmetics code_changes formats stats models results baselines engine",
+        3: "arithmetics formats stats models results baselines engine",
         2.5: "charts",
         2: "hooks storage devices kernels metrics",
         1: "arithmetic registry archives hashing records text documents tensor_inputs device_errors",

@@ -38,7 +38,6 @@ NOT_READERS: dict[str, str] = {
     "qgate.baselines.manifest:_record": "a manifest that `read_manifest` has read before",
     "qgate.cli._base_gates:_planned": _OURS,
     "qgate.cli.doctor:_plugins": "looked for a name in, and not parsed",
-    "qgate.code_changes.reach:_read": "code of the project, which Python's own parser reads",
     "qgate.sweeps.page:_is_marked": "looked for a mark in, and not parsed",
     "qgate.engine._backends:_start_process": _OURS,
     "qgate.engine.sharing:value": _OURS,
