@@ -28,7 +28,7 @@ FLOORS = {
         9: "page analysis testing",
         8: "gate",
         7: "drawing engines",
-        6: "bisecting comparing collecting sweeps activation_stats kernel_checks checkpoints audits relations",
+        6: "comparing collecting sweeps activation_stats kernel_checks checkpoints audits relations",
         5: "summaries modes causes",
         4: "capture scales dumps expected project",
         3: "arithmetics formats stats models results baselines engine",

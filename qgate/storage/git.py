@@ -99,7 +99,7 @@ def last_changes(folder: Location, names: Iterable[str]) -> dict[str, tuple[str,
     return changes
 
 
-def without_outer_git() -> dict[str, str]:
+def _without_outer_git() -> dict[str, str]:
     """Return an environment in which git finds the repository by the folder it runs in."""
     return {name: text for name, text in os.environ.items() if name not in _OF_AN_OUTER_GIT}
 
@@ -115,7 +115,7 @@ def _output(
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="surrogateescape",
-            env={**without_outer_git(), **environment}, stdin=subprocess.DEVNULL, check=False,
+            env={**_without_outer_git(), **environment}, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise QgateError("git is not installed here, or not on PATH: install it first.") from None

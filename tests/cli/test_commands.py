@@ -160,10 +160,6 @@ def test_numbers_are_short_and_exact(value: float, text: str) -> None:
         (["run", "--gate-frmo", "main"], ["qgate run: ", "Did you mean --gate-from?"]),
         (["activations", "--modle", "x"], ["qgate activations: ", "Did you mean --model?"]),
         (["compare", "2-1", "--refernce=0"], ["--refernce=0", "Did you mean --reference?"]),
-        (
-            ["bisect", "v1", "main", "--jsn"],
-            ["unrecognized arguments: --jsn. Did you mean --json?"],
-        ),
         (["compare", "2-1", "2-2"], ["qgate compare: unrecognized arguments: 2-2."]),
         (["capture", "--mode", "0", "--samples", "x"], ["--samples", "'x'"]),
         (["capture", "--mode", "0", "--arithmetic", "bf16"], ["'bf16'", "Allowed: fp16, fp32."]),

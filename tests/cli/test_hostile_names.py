@@ -36,7 +36,6 @@ CASES = {
         "baselines prune --mode * --dry-run", "baselines prune --results run/results.jsonl --dry-run",
         "baselines unlock --model \n::error::x", "baselines prune --mode *",
     ],
-    "bisect": ["bisect \n::error::y HEAD", "bisect HEAD \n::error::y --json"],
     "calibrate": [f"calibrate {MODELS} --calibration c.json"],
     "capture": [f"capture {MODELS} --mode int8 --output-dir captured"],
     "checkpoint": [
