@@ -143,20 +143,20 @@ def test_numbers_are_short_and_exact(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["quikc", "x"], ["qgate: ", "'quikc'", "Did you mean quick?", "Allowed: activations,"]),
+        (["dumsp", "x"], ["qgate: ", "'dumsp'", "Did you mean dumps?", "Allowed: activations,"]),
         (["dumps", "wacht"], ["qgate dumps: ", "'wacht'", "Did you mean watch?"]),
-        (["quick"], ["qgate quick: ", "required: DIR."]),
+        (["draw"], ["qgate draw: ", "required: DIR."]),
         (["dumps"], ["qgate dumps: ", "required: VERB: ls, info, verify, compare"]),
         (
             ["dumps", "ls", "d", "--jsn"],
             ["qgate dumps ls: ", "Did you mean --json?", "`qgate dumps ls --help`"],
         ),
-        (["help", "quikc"], ["'quikc'", "Did you mean quick?"]),
+        (["help", "dumsp"], ["'dumsp'", "Did you mean dumps?"]),
         (
             ["--colour", "never", "formats"],
             ["qgate: unrecognized arguments: --colour. Did you mean --color?"],
         ),
-        (["quick", "d", "--ouput-dir", "x"], ["--ouput-dir", "Did you mean --output-dir?"]),
+        (["draw", "d", "--ouput-dir", "x"], ["--ouput-dir", "Did you mean --output-dir?"]),
         (["run", "--gate-frmo", "main"], ["qgate run: ", "Did you mean --gate-from?"]),
         (["activations", "--modle", "x"], ["qgate activations: ", "Did you mean --model?"]),
         (["compare", "2-1", "--refernce=0"], ["--refernce=0", "Did you mean --reference?"]),

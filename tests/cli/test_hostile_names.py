@@ -45,9 +45,8 @@ CASES = {
     ],
     "collect": ["collect --dir collected --watch-underflow -- hostile_model.py"],
     "compare": ["compare int8 --output-dir captured", "compare --all --output-dir captured"],
-    "completion": ["completion bash", "completion \n::error::y"],
     "doctor": ["doctor", "doctor --json"],
-    "draw": ["draw dump other --output-dir drawn --no-plots", "draw drawn/analysis.json --output-dir again --no-plots"],
+    "draw": ["draw dump other --output-dir drawn --no-plots", "draw drawn/analysis.json --output-dir again --no-plots", "draw dump --quick --output-dir quickly"],
     "dumps": [
         "dumps ls dump --limit 100", "dumps ls dump --json", "dumps info dump", "dumps info dump --json",
         "dumps verify dump", "dumps compare dump other", "dumps compare dump other --json",
@@ -63,7 +62,6 @@ CASES = {
     "help": ["help \n::error::y"],
     "init": ["init product --suites \n::error::y"],
     "modes": ["modes --model hostile_model.py:build"],
-    "quick": ["quick dump --output q.png"],
     "report": ["report run --output r.md --output r.csv --output r.html --output r.json --history h.jsonl",
                "report a=run b=run --output c.html --output c.md"],
     "results": ["results merge run --output merged-run"],

@@ -26,7 +26,7 @@ from tests.results.making import record, write
 Capsys = pytest.CaptureFixture[str]
 # What neither lists nor decides: it runs another program, follows one, writes files or prints text.
 WITHOUT_JSON = {
-    "run", "help", "completion", "collect", "capture", "dumps watch", "baselines unlock",
+    "run", "help", "collect", "capture", "dumps watch", "baselines unlock",
     "baselines migrate",
 }  # fmt: skip
 SHORT = "--samples 1 --seqlen 16"
@@ -71,7 +71,7 @@ JSON: dict[str, tuple[int, Callable[[Any], object], object]] = {
     "dumps merge dump --output merged": (0, lambda d: (d["ranks"], d["records"]), (1, 1)),
     "dumps export dump --output exported": (0, lambda d: d["files"], 1),
     "draw dump --no-plots": (0, lambda d: (d["tensors"], d["page"]), (1, "draw/index.html")),
-    "quick dump": (0, lambda d: (d["tensors"], d["picture"]), (1, "quick_analysis.png")),
+    "draw dump --quick": (0, lambda d: (d["tensors"], d["picture"]), (1, "draw/quick_analysis.png")),
     "compare 2-1": (0, lambda d: d["compared_mode"], "2-1"),
     "compare --all": (0, lambda d: [each["compared_mode"] for each in d], ["2-1"]),
     "report": (0, lambda d: (d["passed"], d["gates"], len(d["failed"])), (False, 2, 1)),

@@ -153,7 +153,7 @@ DUMPS = Group(
         step("dumps-export", "qgate dumps export dumps/faulty --output exported --layer 1 --sample 0 --rank 0"),
         step("dumps-verify-damaged", "qgate dumps verify damaged"),
         step("dumps-ls-unknown", "qgate dumps ls dumps/faulty --name wieght"),
-        step("quick", "qgate quick dumps/faulty --output quick.png"),
+        step("draw-quick", "qgate draw dumps/faulty --quick --output-dir quick", strip="quick"),
         step("draw", "qgate draw dumps/faulty --output-dir drawn", strip="drawn"),
         step("draw-compare", "qgate draw dumps/faulty dumps/clean --compare hifp8,mxfp8 --output-dir compared", strip="compared",
              keep=["*.txt", "compared/comparisons/*", "*.html", "compared/quant_comparison/*"]),
