@@ -66,7 +66,6 @@ CASES = {
                "report a=run b=run --output c.html --output c.md"],
     "results": ["results merge run --output merged-run"],
     "run": ["run --gate-from \n::error::y"],
-    "show": ["show model hostile_model.py:build --samples 2", f"show mode int8 {MODELS}", "show mode \n::error::y --model tiny-llama"],
     "sweep": ["sweep t.safetensors t.npz --no-plots --output-dir swept"],
 }  # fmt: skip
 

@@ -58,8 +58,6 @@ JSON: dict[str, tuple[int, Callable[[Any], object], object]] = {
     "formats": (0, lambda d: [each["name"] for each in d], list(FORMATS.names())),
     "formats fp4_e2m1": (0, lambda d: (d["max"], d["values"][:3]), (6.0, [0.0, 0.5, 1.0])),
     "modes int8": (0, lambda d: [(each["mode"], each["models"]) for each in d], [("int8", ["any"])]),
-    f"show mode int8 --model tiny-llama {SHORT}": (0, lambda d: d[0]["mode"], "int8"),
-    f"show model tiny-llama {SHORT}": (0, lambda d: d["name"], "tiny-llama"),
     "baselines list": (0, lambda d: d[0]["modes"]["2-4"]["entries"], 1),
     "baselines verify": (0, lambda d: (d["passed"], d["problems"]), (True, [])),
     "baselines prune --mode 2-4 --dry-run": (0, lambda d: d["changes"][-1]["old"], 0.5),

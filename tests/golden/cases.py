@@ -187,8 +187,6 @@ def _model_steps(model: str, modes: tuple[str, str], calibrated: str) -> tuple[S
     short = f"--data.num_samples 2 --data.seq_len 64 --visualization.save_dir activations-{model}"
     wanted = "--sensitivity.enabled true --visualization.enabled.distribution true"
     return (
-        step(f"show-model-{model}", f"qgate show model {model} {SHORT}"),
-        step(f"show-mode-{model}", f"qgate show mode {first} --model {model} {calibrated}"),
         step(
             f"capture-{model}",
             f"qgate capture --model {model} --mode {first},{second} {calibrated} --output-dir captured-{model}",
