@@ -10,7 +10,6 @@ It reads the first rows of large tensors, and at most 500 tensors. `qgate draw D
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from typing import TYPE_CHECKING
 
 from qgate.cli._console import add_json, print_json
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(
             {
                 "tensors": len(analysis["tensors"]),
-                "findings": [dataclasses.asdict(finding) for finding in findings.findings],
+                "findings": [finding._asdict() for finding in findings.findings],
                 "notes": analysis["notes"],
                 "picture": str(output),
             }
