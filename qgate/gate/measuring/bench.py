@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qgate.capture import Capture, run
 from qgate.expected.fused_attention import FusedAttention
-from qgate.gate.measured import Measured, Scope
+from qgate.gate.measured import Measured
 from qgate.gate.measuring.attention_arithmetic import RunAttention
 from qgate.gate.measuring.cache_rows import cache_rows
 from qgate.gate.measuring.cache_traces import RunTraces
@@ -280,7 +280,7 @@ class Bench(LoadedModel):
         return segment_rows(segments, noise, self._places)
 
     def _blocks(
-        self, scope: Scope, actual: Capture, reference: Capture, layers: Sequence[str]
+        self, scope: str, actual: Capture, reference: Capture, layers: Sequence[str]
     ) -> list[Measured]:
         rows = []
         for layer in layers:
@@ -314,7 +314,7 @@ class Bench(LoadedModel):
     def _row(
         self,
         site: str,
-        scope: Scope,
+        scope: str,
         pairs: Pairs,
         pictures: bool = True,
         order: int | None = None,

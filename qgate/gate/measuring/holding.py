@@ -101,10 +101,10 @@ class Holding:
         figures = {site: (record.conformance(),) for site, record in sites.items()}
         for site, agreement in self._agreements.items():
             figures[site] = (*figures.get(site, ()), agreement)
-        local = {row.site for row in rows if row.scope == "local"}
+        local = {row.site for row in rows if row.about.has_budget}
         attached = [
             replace(row, conformance=figures[row.site])
-            if row.scope == "local" and row.site in figures
+            if row.about.has_budget and row.site in figures
             else row
             for row in rows
         ]
