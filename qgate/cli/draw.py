@@ -15,7 +15,6 @@ Exit status: 0, also where tensors are bad; `pytest suites --dump DIR` is the ga
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from typing import TYPE_CHECKING
 
 from qgate.cli._console import add_json, print_json
@@ -102,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(
             {
                 "tensors": len(analysis["tensors"]),
-                "findings": [dataclasses.asdict(finding) for finding in findings.findings],
+                "findings": [finding._asdict() for finding in findings.findings],
                 "skipped": list(skipped_lines(analysis, written, plots=not args.no_plots)),
                 "page": str(folder / "index.html"),
             }
@@ -128,7 +127,7 @@ def _draw_quickly(args: argparse.Namespace, analysis: DumpAnalysis, findings: Du
         print_json(
             {
                 "tensors": len(analysis["tensors"]),
-                "findings": [dataclasses.asdict(finding) for finding in findings.findings],
+                "findings": [finding._asdict() for finding in findings.findings],
                 "notes": analysis["notes"],
                 "picture": str(picture),
             }

@@ -21,6 +21,7 @@ from qgate.page.pages import Section
 from qgate.page.runs import Run
 from qgate.page.tables import cut_middle
 from qgate.text import distinct, one_line, shortened
+from qgate.text.findings import Finding
 
 _ROWS = 2000
 _RUN_HEAD = ("run", "verdict", "device", "commit", "started", "failed", "gates")
@@ -34,7 +35,7 @@ def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Sectio
     names = comparison.names
     several = len({row.model for row in comparison.rows}) > 1
     differences = [
-        ("warn" if difference.warning else "info", difference.text(names))
+        Finding("warn" if difference.warning else "info", difference.text(names))
         for difference in comparison.differences
     ]
     heads = distinct([cut_middle(one_line(name), 30) for name in names])
