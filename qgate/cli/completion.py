@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from qgate.loading import LateModule
 from qgate.models.naming import TINY_NAMES
-from qgate.project.options import OPTIONS
+from qgate.project.gate_kinds import known_options
 
 if TYPE_CHECKING:
     from qgate import formats
@@ -91,7 +91,7 @@ def script(top: argparse.ArgumentParser) -> str:
                     name: action.choices or of_options.get(name[2:], []) for name in options
                 }
         if parser.get_default("forwards"):
-            for name, option in OPTIONS.items():
+            for name, option in known_options().items():
                 words.append(f"--{name}")
                 if option.kind is not bool:
                     choices = option.kind if isinstance(option.kind, tuple) else ()

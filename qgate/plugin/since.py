@@ -16,7 +16,6 @@ import pytest
 from qgate.code_changes.compute import TouchedCode, touched_since
 from qgate.errors import QgateError
 from qgate.plugin.gate_collection import (
-    SUBJECT_LAYERS,
     gates_of,
     is_gate,
     parameters_of,
@@ -25,6 +24,7 @@ from qgate.plugin.gate_collection import (
 from qgate.plugin.runs import selection_of
 from qgate.plugin.settings import option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
+from qgate.project.gate_kinds import kinds_by_cases
 from qgate.storage.git import GitRepository
 from qgate.text import counted, listed, one_line
 
@@ -75,7 +75,7 @@ def _touched(config: pytest.Config, commit: str, gates: Sequence[pytest.Item]) -
                 return TouchedCode(everything=reason)
         except QgateError as error:
             return TouchedCode(everything=str(error))
-    if any(SUBJECT_LAYERS.keys() & parameters_of(item) for item in gates):
+    if any(kinds_by_cases().keys() & parameters_of(item) for item in gates):
         return TouchedCode(everything="dumps, checkpoints and engines are not traced")
     files = {getattr(module, "__file__", None) for module in [*sys.modules.values()]}
     try:
