@@ -488,6 +488,30 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ],
         ),
     },
+    house.name_comparison_violations: {
+        "scopes anywhere": (
+            {
+                "engines/a.py": "x = scope == 'local'\nx = row['scope'] in LOCAL\n",
+                "gate/measuring/a.py": "x = 'local' != row.scope\nmatch scope:\n    case _: x\n",
+            },
+            [
+                "qgate/engines/a.py:1: scope == 'local' asks for a name",
+                "qgate/engines/a.py:2: row['scope'] in LOCAL asks",
+                "qgate/gate/measuring/a.py:1: 'local' != row.scope asks",
+                "qgate/gate/measuring/a.py:2: scope asks",
+            ],
+        ),
+        "kinds of limits": (
+            {
+                "gate/a.py": "x = check.kind in ('a', *b)\n",
+                "page/a.py": "x = check.get('kind', '') == KIND\n",
+            },
+            [
+                "qgate/gate/a.py:1: check.kind in ('a', *b) asks",
+                "qgate/page/a.py:1: check.get('kind', '') == KIND asks",
+            ],
+        ),
+    },
     house.print_violations: {
         "names as they are": (
             {"cli/a.py": "x = 1\nprint(x)\n"},
@@ -598,6 +622,13 @@ GOOD: dict[Rule, Files] = {
     house.removal_violations: {
         "storage/removing.py": "import shutil\nshutil.rmtree(x)\nx.unlink()\n",
         "cli/a.py": "from qgate.storage.removing import remove_files\nremove_files(x, 'a')\nx.remove(y)\n",
+    },
+    house.name_comparison_violations: {
+        "gate/a.py": "x = scope_of(row.scope).is_local\nx = row.scope == other.scope\n"
+        "x = kind.name in kinds\nx = 'kind' in row\n",
+        "gate/measuring/a.py": "x = site.kind == 'linear'\n",
+        "formats/a.py": "x = fmt.kind == 'block'\n",
+        "results/schema.py": "x = header['kind'] == 'header'\n",
     },
     house.print_violations: {
         "cli/a.py": "from qgate.text.printing import print_line\nprint_line(x)\nraise option_error(x)\n",

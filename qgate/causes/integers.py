@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from qgate.causes.layouts import Cast, grouped, tensor_state
+from qgate.causes.layouts import Cast, grouped, spread_scales, tensor_state
 from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
+from qgate.formats.definition import quantize as define
 from qgate.formats.definition import round_by_list
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
@@ -20,6 +21,10 @@ BOUNDS = (96.0, 100.0, 112.0, 120.0, 126.0)
 """Largest codes of int8 that a kernel may saturate at."""
 FNUZ = 240.0
 """The largest number of the E4M3 of other devices."""
+
+
+ROUNDED_DOWN = "is rounded down (floor), not to the nearest"
+ROUNDED_UP = "is rounded up (ceil), not to the nearest"
 
 
 def code_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
@@ -48,10 +53,10 @@ def code_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
                 x, q, lambda r: np.rint(_rounded(r, q) / step) * step
             ),
         )
-    for words, rounded in (("down (floor)", np.floor), ("up (ceil)", np.ceil)):
+    for words, rounded in ((ROUNDED_DOWN, np.floor), (ROUNDED_UP, np.ceil)):
         for is_product in (False, True):
             yield (
-                f"is rounded {words}, not to the nearest",
+                words,
                 lambda x, rounded=rounded, is_product=is_product: _coded(  # type: ignore[misc]
                     x, q, lambda r: clipped(rounded(r)), ratio=_product if is_product else _quotient
                 ),
@@ -78,6 +83,36 @@ def code_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
                 x, q, lambda r: np.clip(np.rint(r), -bound, bound)
             ),
         )
+
+
+def grid_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
+    """List other codes of a format that has no integers: rounded one way, or saturated early."""
+    if q.format.kind == "element" and "narrow" in q.format.options:
+        return
+    yield ROUNDED_DOWN, lambda x: _directed(x, q, up=False)
+    yield ROUNDED_UP, lambda x: _directed(x, q, up=True)
+    largest = float(q.format.element.magnitudes().max())
+    for share in (0.5, 0.75, 0.9):
+        yield (
+            f"saturates at {share * largest:.4g}, not at {largest:g}",
+            lambda x, share=share: _saturated(x, q, share * largest),  # type: ignore[misc]
+        )
+
+
+def _directed(x: Floats, q: QuantizerSettings, *, up: bool) -> Floats:
+    """Round to the next value of the format above or below."""
+    numbers = q.format.element.magnitudes()
+    numbers = np.unique(np.concatenate([-numbers, numbers]))
+    scales = spread_scales(x, q)
+    ratios = x / scales
+    index = np.searchsorted(numbers, ratios, "left" if up else "right") - (not up)
+    result: Floats = numbers[index.clip(0, len(numbers) - 1)] * scales
+    return np.where(np.isfinite(x), result, x)
+
+
+def _saturated(x: Floats, q: QuantizerSettings, largest: float) -> Floats:
+    bounds = spread_scales(x, q) * largest
+    return np.clip(define(x, q), -bounds, bounds)
 
 
 def _coded(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,13 @@ from qgate.expected.searched_scales import scales_of
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 EIGHTS = np.array([0, 2, 4, 6, 1, 3, 5, 7])
 """The order in which eight codes of 4 bits are packed, so that pairs are 16 bits apart."""
 Cast = Callable[[Floats], Floats]
+AnyArray = TypeVar("AnyArray", Floats, "Tensor")
 Move = Callable[[Floats], Floats]
 """The scales of one tensor, a row of them for each line of elements, in another order."""
 
@@ -28,7 +32,7 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[tuple[str, Cast
     for tile in (8, 16, 32, 64, 128):
         yield (
             f"has its tiles of {tile}x{tile} transposed",
-            lambda x, tile=tile: _tiles_transposed(ideal(x), tile),  # type: ignore[misc]
+            lambda x, tile=tile: tiles_transposed(ideal(x), tile),  # type: ignore[misc]
         )
     yield (
         "has neighboring codes swapped (the order of nibbles)",
@@ -166,7 +170,8 @@ def _in_eights(values: Floats, order: Any) -> Floats:
     return values.reshape(*values.shape[:-1], -1, len(order))[..., order].reshape(values.shape)
 
 
-def _tiles_transposed(values: Floats, tile: int) -> Floats:
+def tiles_transposed(values: AnyArray, tile: int) -> AnyArray:
+    """Return a matrix of whole tiles, of numpy or torch, with each of them transposed."""
     if values.ndim < 2 or any(length % tile for length in values.shape[-2:]):
         raise QgateError(f"no whole tiles of {tile}x{tile}")
     rows, columns = (length // tile for length in values.shape[-2:])

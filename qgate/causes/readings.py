@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qgate.causes.layouts import tiles_transposed
+
 MOST_NUMBERS = 64
 """Numbers from zero that an integer argument is tried as."""
 _HALF_POWERS = [power for power in range(-10, 11) if power]
@@ -159,13 +161,6 @@ def _floats(x: Tensor, is_declared: bool) -> Iterator[tuple[str, Tensor]]:
             rounded = change(x)
             if not torch.equal(rounded, x):
                 yield f"rounded to {_rounding_words(name, [(x, rounded)])}", rounded
-
-
-def tiles_transposed(x: Tensor, tile: int) -> Tensor:
-    """Return a matrix of whole tiles with each of them transposed."""
-    rows, columns = x.shape[-2] // tile, x.shape[-1] // tile
-    parts = x.reshape(*x.shape[:-2], rows, tile, columns, tile)
-    return parts.transpose(-1, -3).reshape(x.shape)
 
 
 def _tf32(x: Tensor) -> Tensor:

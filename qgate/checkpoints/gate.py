@@ -22,7 +22,7 @@ from qgate.checkpoints.record import CheckpointFinding, CheckpointRecord, Weight
 from qgate.checkpoints.weight_parts import StoredWeight
 from qgate.errors import QgateError, unknown
 from qgate.gate.checks import FINDINGS
-from qgate.gate.measured import Measured, Scope
+from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import OUTSIDE, Subject, commit_here, layer_order
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WEIGHTS, ACCOUNTING, RECIPE = "weights", "accounting", "recipe"
 """Names of the accepted records, and of the gates in what people read."""
-SCOPE: Scope = "checkpoint"
+SCOPE = "checkpoint"
 PLAN = "quantizer"
 _ERRORS = ("over_ideal_db", "relative_mse")
 _NOISE = 1e-13

@@ -251,7 +251,7 @@ class DumpGates(GateSession):
             row = Measured(
                 site=site.name,
                 layer=site.layer,
-                scope=site.scope,  # type: ignore[arg-type]
+                scope=site.scope,
                 values=values,
                 order=site.order,
                 nonfinite=pooled.nonfinite,

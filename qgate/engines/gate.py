@@ -28,7 +28,7 @@ from qgate.engines.units import UnitFigures, mean_noise, single_noise, tokens_te
 from qgate.engines.weights import MatchedWeights
 from qgate.errors import QgateError, unknown
 from qgate.gate.checks import FINDINGS
-from qgate.gate.measured import Measured, Scope
+from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import Subject, commit_here
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 TOKENS, WEIGHTS, SITES = "tokens", "weights", "sites"
 PARTS = (TOKENS, WEIGHTS, SITES)
 """Names of the gates, and of their accepted records."""
-SCOPE: Scope = "engines"
+SCOPE = "engines"
 ALL, SAMPLE, TOKEN, FLIPS = "all tokens", "worst sample", "worst token", "most likely tokens"
 """Sites of the gate of tokens."""
 PLAN = "quantizer"

@@ -9,14 +9,13 @@ from qgate.exports import lazy
 if TYPE_CHECKING:
     from qgate.gate.checks import Check
     from qgate.gate.limits import Bound, Limits, parse_bound
-    from qgate.gate.measured import SCOPES, Measured
+    from qgate.gate.measured import Measured
     from qgate.gate.policy import Policy
     from qgate.gate.texts import failure_text, first_line
     from qgate.gate.updating import WHICH, EntryChange, GateUpdate, decide_update
     from qgate.gate.verdict import Verdict, judge
 
 __all__ = [
-    "SCOPES",
     "WHICH",
     "Bound",
     "Check",
@@ -38,7 +37,7 @@ __getattr__ = lazy(
     {
         "checks": "Check",
         "limits": "Bound Limits parse_bound",
-        "measured": "SCOPES Measured",
+        "measured": "Measured",
         "policy": "Policy",
         "texts": "failure_text first_line",
         "updating": "WHICH EntryChange GateUpdate decide_update",

@@ -26,7 +26,6 @@ from qgate.baselines import (
 from qgate.errors import QgateError
 from qgate.gate.accepted_rows import absent_sites, with_accepted
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, comparable
-from qgate.gate.checks import ACCEPTABLE
 from qgate.gate.ledger import Decision, Ledger
 from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
@@ -225,7 +224,7 @@ class GateSession:
         ]
         compared = self._positions.setdefault(mode.name, {})
         # A format that is swept may have the name of a mode, and has no positions.
-        forward = (row for row in rows if row.scope in ("carried", "task"))
+        forward = (row for row in rows if row.about.of_whole_model)
         compared |= {row.site: row.positions for row in forward}
         if idle := self.policy.idle_bounds(rows, mode.name):
             raise QgateError(f"{idle}: it limits nothing. Name its scopes, or leave it out.")
@@ -287,7 +286,7 @@ class GateSession:
             notes = {**(notes or {}), NOT_ACROSS_WEIGHTS: left_out}
         if notes:
             records = [{**row, "notes": dict(notes)} for row in records]
-        acceptable = any(check.kind in ACCEPTABLE for check in failed) and not hint(tuple(failed))
+        acceptable = any(check.limit.is_acceptable for check in failed) and not hint(tuple(failed))
         record = {
             "passed": not failed,
             "updated": decision.entries if writes else 0,
@@ -309,7 +308,7 @@ class GateSession:
         across["accepted"] = sorted({*across["accepted"], other_weights})
         self.note_left_out(left_out)
         for check in verdict.checks:
-            if check.kind == "regression" and check.allowed and "@" not in check.metric:
+            if check.limit.is_accepted and check.allowed and "@" not in check.metric:
                 shares = [*across["room"].get(check.scope, ()), check.allowed]
                 across["room"][check.scope] = [min(shares), max(shares)]
 
@@ -384,7 +383,7 @@ class GateSession:
         decision = self.ledger.decide(title, suite, calibrated, verdict, "failed", accept_plan=True)
         values, barred = dict(decision.values), {}
         for check in verdict.failed:
-            if check.kind not in ACCEPTABLE and check.value is not None and check.metric:
+            if not check.limit.is_acceptable and check.value is not None and check.metric:
                 key = Key(suite, check.site, check.scope, check.metric)
                 values[key] = check.value
                 barred[key] = f"{check.kind}: {check.reason or 'limit broken'}"

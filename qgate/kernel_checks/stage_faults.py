@@ -7,19 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qgate.causes.casts import WrongCast, wrong_casts
-from qgate.causes.layouts import spread_scales
+from qgate.causes.integers import code_faults, grid_faults
 from qgate.expected.dispatching import DispatchMode
 from qgate.expected.noise import evaluate
 from qgate.expected.stages import QUANTIZED, StageCast, StagedFunction
-from qgate.formats.definition import quantize as define
 from qgate.formats.options import Floats
-from qgate.formats.settings import QuantizerSettings
 from qgate.kernel_checks.closeness import energy_left
 from qgate.kernel_checks.declared import Quantization, from_array, to_array
 from qgate.kernel_checks.explanations import MOST_WORK, work_of
@@ -122,44 +119,14 @@ def _casts(quantization: Quantization) -> Iterator[WrongCast]:
         "is quantized after its rows were normalized to a sum of 1, not before",
         lambda x: _normalized(x, ideal),
     )
+    q = quantization.quantizer
+    of_codes = [] if q is None else [*code_faults(q), *grid_faults(q)]
+    yield from (WrongCast(words, values) for words, values in of_codes)
     # Rounded to 16 bits and not quantized is not quantized.
-    if quantization.quantizer is not None:
-        yield from _of_codes(quantization.quantizer)
-    yield from (cast for cast in listed if not cast.words.startswith(("is bf16,", "is fp16,")))
-
-
-def _of_codes(q: QuantizerSettings) -> Iterator[WrongCast]:
-    """List other codes under the same scales: rounded one way, or saturated too early."""
-    for way, words in ((-1, "down"), (1, "up")):
-        yield WrongCast(
-            f"is rounded {words}, not to the nearest",
-            lambda x, way=way: _directed(x, q, way),  # type: ignore[misc]
-        )
-    largest = float(q.format.element.magnitudes().max())
-    for share in (0.5, 240 / 448, 0.75, 0.9):
-        yield WrongCast(
-            f"saturates at {share * largest:.4g}, not at {largest:g}",
-            lambda x, share=share: _saturated(x, q, share * largest),  # type: ignore[misc]
-        )
-
-
-def _directed(x: Floats, q: QuantizerSettings, way: int) -> Floats:
-    """Round to the next value of the format below or above."""
-    numbers = q.format.element.magnitudes()
-    numbers = np.unique(np.concatenate([-numbers, numbers]))
-    scales = spread_scales(x, q)
-    ratios = x / scales
-    if way < 0:
-        index = np.searchsorted(numbers, ratios, "right") - 1
-    else:
-        index = np.searchsorted(numbers, ratios, "left")
-    result: Floats = numbers[index.clip(0, len(numbers) - 1)] * scales
-    return np.where(np.isfinite(x), result, x)
-
-
-def _saturated(x: Floats, q: QuantizerSettings, largest: float) -> Floats:
-    bounds = spread_scales(x, q) * largest
-    return np.clip(define(x, q), -bounds, bounds)
+    before = {words for words, _ in of_codes}
+    for cast in listed:
+        if cast.words not in before and not cast.words.startswith(("is bf16,", "is fp16,")):
+            yield cast
 
 
 def _normalized(x: Floats, ideal: Callable[[Floats], Floats]) -> Floats:

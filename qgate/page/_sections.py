@@ -24,6 +24,7 @@ from qgate.page.plots.trends import Trend, TrendPoint, trend_lines
 from qgate.page.runs import Run
 from qgate.page.tables import cut_middle
 from qgate.text import distinct, one_line, shortened, times_figure
+from qgate.text.findings import Finding
 
 # Values below these say nothing, and would stretch an axis over many decades.
 _QUIET = {"margin": 0.01, "error": 1e-9}
@@ -40,7 +41,7 @@ def comparison_section(comparison: RunComparison, runs: Sequence[Run]) -> Sectio
     names = comparison.names
     several = len({row.model for row in comparison.rows}) > 1
     differences = [
-        ("warn" if difference.warning else "info", difference.text(names))
+        Finding("warn" if difference.warning else "info", difference.text(names))
         for difference in comparison.differences
     ]
     heads = distinct([cut_middle(one_line(name), 30) for name in names])

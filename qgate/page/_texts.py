@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qgate.gate.checks import ACCEPTABLE, Check
+from qgate.gate.checks import Check
 from qgate.gate.texts import cells_of, finding
 from qgate.gate.updating import hint
 from qgate.metrics import METRICS
@@ -17,13 +17,9 @@ from qgate.project.gate_kinds import gate_kinds
 from qgate.project.options import PathPair
 from qgate.results.extent import partial_head
 from qgate.results.failure_causes import suspect_of
+from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
-from qgate.results.ranking import (
-    WITHOUT_NUMBER,
-    needs_accepted,
-    severity,
-    times_text,
-)
+from qgate.results.ranking import needs_accepted, severity, times_text
 from qgate.results.schema import Record
 from qgate.text import counted, times_figure
 
@@ -184,7 +180,7 @@ def _headline(run: Run) -> tuple[str, ...]:
     gate = run.gates[0]
     if changed := updated_text(run.header.get("update")):
         return first, f"baselines: {changed}"
-    if gate.check is None or gate.check["kind"] == "missing":
+    if gate.check is None or limit_kind_of(gate.check["kind"]).is_new:
         return (first,)
     location = f"{gate.record['site']} (mode {gate.record['mode']})"
     nearest = f"nearest to its limit is {gate.check['metric']} at {location}"
@@ -242,9 +238,9 @@ def times_cell(check: Check | None) -> tuple[str, float]:
 
     Values that are not finite sort as worst, those without a number between failed and passed.
     """
-    if check is None or check.kind in WITHOUT_NUMBER:
+    if check is None or not check.limit.has_number:
         return "–", 1.0
-    unfit = check.kind == "nonfinite" or check.value is None or not math.isfinite(check.value)
+    unfit = check.limit.is_nonfinite or check.value is None or not math.isfinite(check.value)
     if unfit or check.times is None or not math.isfinite(check.times):
         return "∞", math.inf
     return f"{times_figure(check.times)}×", check.times
@@ -271,7 +267,7 @@ def accept_command(run: Run, gate: RecordedGate) -> tuple[str, str]:
         return "", f"mend {cause.place} first: this gate follows from it"
     if why := hint(tuple(failed)):
         return "", why
-    if not any(check.kind in ACCEPTABLE for check in failed):
+    if not any(check.limit.is_acceptable for check in failed):
         return "", ""
     if commands := gate.record.get("commands"):
         return str(commands["accept"]), ""

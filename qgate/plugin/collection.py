@@ -34,7 +34,6 @@ from qgate.plugin.lacking import LackingSuites
 from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
-from qgate.plugin.since import untouched_gates
 from qgate.plugin.used_formats import drop_unused_formats, selected_formats
 from qgate.project.gate_kinds import GateKind, kinds_by_cases, subject_kinds
 from qgate.project.settings import home_above
@@ -232,7 +231,6 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     beyond = [item for item in [*items, *unreached] if _is_beyond_layers(item, selection)]
     deselect(config, items, beyond)
     drop_unused_formats(config, items, selection)
-    deselect(config, items, untouched_gates(config, items))
     if options.shard is not None and items:
         groups = _deal(config, items, selection, options.shard)
         number = options.shard[0]

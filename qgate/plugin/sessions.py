@@ -105,13 +105,13 @@ class Sessions:
 
     def typed_again(self, *names: str) -> list[tuple[str, ...]]:
         """Return options of the subject as they are typed again: paths of a file from here."""
-        options, known = self.options, known_options()
+        options, every = self.options, known_options()
         typed: list[tuple[str, ...]] = []
         for name in names:
             value = options.values[name]
             if value is not None:
                 values = value if isinstance(value, list) else [value]
-                if known[name].kind in (Path, PathPair) and name not in options.typed:
+                if every[name].kind in (Path, PathPair) and name not in options.typed:
                     values = [relative_text(options.directory, text) for text in values]
                 typed.append((name, *values))
         return typed

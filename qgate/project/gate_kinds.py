@@ -172,13 +172,13 @@ _LOADED: list[bool] = []
 
 def register(kind: GateKind) -> GateKind:
     """Add a kind of gate; its names must be nobody else's."""
-    known = known_options()
     for other in gate_kinds():
-        both = {kind.fixture, *kind.cases[:1]} & {other.fixture, *other.cases[:1]}
-        if both:
-            raise QgateError(f"the fixture {min(both)!r} is one of the gates of {other.name}.")
-    if taken := [name for name in kind.options if name in known]:
-        raise QgateError(f"the option {taken[0]!r} of the gates of {kind.name} is taken.")
+        fixtures = {kind.fixture, *kind.cases[:1]} & {other.fixture, *other.cases[:1]}
+        if fixtures:
+            raise QgateError(f"the fixture {min(fixtures)!r} is one of the gates of {other.name}.")
+    options = known_options()
+    if repeated := [name for name in kind.options if name in options]:
+        raise QgateError(f"the option {repeated[0]!r} of the gates of {kind.name} is taken.")
     return _KINDS.add(kind)
 
 

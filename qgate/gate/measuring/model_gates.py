@@ -46,8 +46,8 @@ from qgate.models.task_metric import metric_name
 from qgate.modes import Mode
 from qgate.modes.formats import FP32
 from qgate.results.coverage import ModeScope
-from qgate.results.failure_causes import LOCAL
 from qgate.results.long_texts import LONG_TEXT
+from qgate.results.scopes import scope_of
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -138,11 +138,11 @@ class ModelGates(GateSession):
 
     def explain_more_error(self, mode: Mode, verdict: Verdict) -> tuple[Room, Mapping[str, str]]:
         """Measure what attention in another right arithmetic adds to errors over accepted ones."""
-        scopes = {check.scope for check in verdict.failed}
-        is_backward = scopes == {"backward"}
-        if not scopes or not (is_backward or scopes <= {"local", "carried"}):
+        scopes = [check.about for check in verdict.failed]
+        is_backward = all(scope.is_gradient for scope in scopes)
+        if not scopes or not (is_backward or all(scope.has_grades for scope in scopes)):
             return {}, {}
-        if any(check.kind != "regression" for check in verdict.failed):
+        if not all(check.limit.is_accepted for check in verdict.failed):
             return {}, {}
         rows, words = self.bench.with_reference_attention(mode, gradients=is_backward)
         less = {row.key: row for row in rows}
@@ -154,7 +154,7 @@ class ModelGates(GateSession):
     def leave_reproduction(self, folder: Path, outcome: Outcome) -> Path | None:
         for row in outcome.record["rows"]:
             reproduction = self._diagnoses.reproduction(row["mode"], row["site"])
-            if reproduction is None or row["passed"] or row["scope"] not in LOCAL:
+            if reproduction is None or row["passed"] or not scope_of(row["scope"]).is_local:
                 continue
             title = (
                 f"{row['site']}, mode {row['mode']} of {row['model']}: {row['finding']['fault']}"
@@ -242,7 +242,7 @@ class ModelGates(GateSession):
         same, across = self.ledger.same_device(accepted), bool(accepted.other_weights)
         limits = self.policy.limits_of(mode.name, across)
         changed = [row for row in self.bench.measure(mode) if differs(row)]
-        carried = [row for row in changed if row.scope == "carried"]
+        carried = [row for row in changed if row.about.over_tokens]
         rows = [row for row in carried if row.layer] or carried
         share = MORE_ERROR_ELSEWHERE
         if same and not across:
