@@ -35,7 +35,6 @@ from qgate.plugin.relation_suites import asks_for_relations, unasked_relations
 from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
-from qgate.plugin.since import untouched_gates
 from qgate.plugin.used_formats import drop_unused_formats, selected_formats
 from qgate.project.settings import home_above
 from qgate.text import counted
@@ -238,7 +237,6 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     beyond = [item for item in [*items, *unreached] if _is_beyond_layers(item, selection)]
     deselect(config, items, beyond)
     drop_unused_formats(config, items, selection)
-    deselect(config, items, untouched_gates(config, items))
     if options.shard is not None and items:
         groups = _deal(config, items, selection, options.shard)
         number = options.shard[0]

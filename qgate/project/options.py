@@ -222,13 +222,6 @@ OPTIONS = {
         "command",
         kind=bool,
     ),
-    "since": Option(
-        "run only gates that the changes since a commit, at which all passed, can affect; run all "
-        "where that is unclear",
-        None,
-        "command",
-        "COMMIT",
-    ),
     "watch-underflow": Option(
         "list at the end where quantization lost values below the smallest normal number "
         "of the format (slows the run)",

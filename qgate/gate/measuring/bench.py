@@ -31,6 +31,7 @@ from qgate.gate.measuring.compared_sites import (
     untouched_sites,
 )
 from qgate.gate.measuring.expert_rows import expert_rows
+from qgate.gate.measuring.gradient_factors import OwnGradients
 from qgate.gate.measuring.holding import Holding
 from qgate.gate.measuring.ideals import IdealErrors, ideal_errors
 from qgate.gate.measuring.loaded_model import LoadedModel
@@ -210,10 +211,16 @@ class Bench(LoadedModel):
         return self._gradients[mode.name]
 
     def _gradient_rows(self, mode: Mode) -> list[Measured]:
-        return [
-            unless_vanished(self._row(site, "backward", list(zip(*pair, strict=True))), *pair)
-            for site, pair in self.gradient_pairs(mode).items()
-        ]
+        quantized = self.quantized(mode)
+        own = OwnGradients(quantized, self.meant_of(quantized))
+        with own.watch():
+            pairs = self.gradient_pairs(mode)
+        rows = []
+        for site, pair in pairs.items():
+            row = self._row(site, "backward", list(zip(*pair, strict=True)))
+            row = replace(row, conformance=own.conformance(row, pair[0]))
+            rows.append(unless_vanished(row, *pair))
+        return rows
 
     def _rows_with_room(self, mode: Mode) -> list[Measured]:
         """Measure gradients, and how much more error rounding the scaled scores adds to them.
