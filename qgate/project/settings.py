@@ -13,7 +13,7 @@ from typing import Any
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
 from qgate.project.options import OPTIONS, Kind, PathPair
-from qgate.storage.locations import text_below
+from qgate.storage.locations import local_path, text_below
 
 NAME = "qgate.toml"
 
@@ -136,3 +136,13 @@ def _allowed(kind: Kind) -> str:
     return {list: "a text or a list of texts", Path: "a path",
             PathPair: "a list of two paths", int: "a whole number",
             float: "a number", str: "a text", bool: "true or false"}[kind]  # fmt: skip
+
+
+def baselines_folder(text: str | Path) -> Path:
+    """Return the folder of baselines that a text names; a URL is none."""
+    return local_path(
+        text,
+        "the folder of baselines",
+        "accepted errors are text that people review in git. Give a folder of this machine, such "
+        "as baselines, and commit it; git LFS keeps large reference-*.safetensors.",
+    )

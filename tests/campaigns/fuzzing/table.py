@@ -35,7 +35,6 @@ NOT_READERS: dict[str, str] = {
     "qgate.bisecting.running:__init__": _OURS,
     "qgate.drawing.files:draw_analysis": "pictures that it has just drawn, to copy them",
     "qgate.bisecting.running:run": "what a plugin of this package wrote in a run of its own",
-    "qgate.baselines.manifest:_record": "a manifest that `read_manifest` has read before",
     "qgate.cli._base_gates:_planned": _OURS,
     "qgate.cli.doctor:_plugins": "looked for a name in, and not parsed",
     "qgate.code_changes.reach:_read": "code of the project, which Python's own parser reads",
