@@ -174,6 +174,13 @@ def _extras(examination: Examination, _project: ProjectSettings) -> None:
         }
         for extra in installation.extras()
     }
+    examination.problems += [
+        f"{package.problem} for {extra.purpose}: {extra.command}."
+        for extra in installation.extras()
+        if extra.name == "gate"
+        for package in extra.packages
+        if package.problem
+    ]
 
 
 # The project -------------------------------------------------------------------------------------
