@@ -28,10 +28,10 @@ FLOORS = {
         9: "page analysis testing",
         8: "gate",
         7: "drawing engines",
-        6: "bisecting comparing collecting sweeps activation_stats kernel_checks checkpoints audits relations",
+        6: "comparing collecting sweeps activation_stats kernel_checks checkpoints audits relations",
         5: "summaries modes causes",
         4: "capture scales dumps expected project",
-        3: "arithmetics code_changes formats stats models results baselines engine",
+        3: "arithmetics formats stats models results baselines engine",
         2.5: "charts",
         2: "hooks storage devices kernels metrics",
         1: "arithmetic registry archives hashing records text documents tensor_inputs device_errors",
@@ -39,6 +39,10 @@ FLOORS = {
     }.items()
     for room in rooms.split()
 }
+BRINGING = ("kind", "gate", "gate_sites")
+"""Files of any room above the gate that bring a kind of gate: they stand on a floor above the gate's,
+and nothing of their room imports them."""
+BRINGING_FLOOR = 8.5
 TORCH_FREE = ("gate", "results", "charts", "page", "records", "text")
 """Rooms that work without torch."""
 MEASURING = ("gate.measuring",)
@@ -94,6 +98,10 @@ DIVISIONS = {
     "qgate/expected/searched_scales.py: state / 6.0": "an array of numpy, which divides",
 }
 """Divisions by numbers in them that divide no tensor, with the reason."""
+OF_LIMITS = ("gate", "results", "page")
+"""Rooms in which `kind` is that of a limit or of a row."""
+FILE_KINDS = {"qgate/page/history.py": 1, "qgate/results/schema.py": 1}
+"""Files of these rooms that read which kind of file another one is, and how often."""
 LONGEST = 400
 MOST_EXPORTS = 25
 # How much of the package a newcomer cannot read. The numbers only fall.
@@ -383,10 +391,12 @@ def floor_violations(package_dir: Path) -> list[str]:
     for module in found:
         if module.room not in FLOORS:
             continue
-        floor = FLOORS[module.room]
+        floor = _floor(module.name)
         for each in module.imports:
             room = _room(each.name)
-            if each.name.split(".")[0] != package or room == module.room:
+            if each.name.split(".")[0] != package:
+                continue
+            if room == module.room and (room not in FLOORS or _floor(each.name) <= floor):
                 continue
             where = f"{module.at(each.line)}: {module.room} (floor {floor}) imports"
             if room not in FLOORS:
@@ -394,11 +404,20 @@ def floor_violations(package_dir: Path) -> list[str]:
                     f"{where} {each.name}, which is no room: import a name from the module that "
                     f"defines it, not from {package}."
                 )
-            elif FLOORS[room] == floor:
+            elif _floor(each.name) == floor:
                 bad.append(f"{where} its sibling {room}: rooms of one floor do not meet.")
-            elif FLOORS[room] > floor:
-                bad.append(f"{where} {room} (floor {FLOORS[room]}): imports point down only.")
+            elif _floor(each.name) > floor:
+                at = _floor(each.name)
+                bad.append(f"{where} {room} (floor {at}): imports point down only.")
     return _once(bad)
+
+
+def _floor(name: str) -> float:
+    """Return the floor of a module or a name in it; files that bring a kind of gate have their own."""
+    file = [*name.split("."), "", ""][2]
+    room = _room(name)
+    brings = file in BRINGING and FLOORS[room] < BRINGING_FLOOR and room != "gate"
+    return BRINGING_FLOOR if brings else FLOORS[room]
 
 
 def cycle_violations(package_dir: Path) -> list[str]:
@@ -824,6 +843,77 @@ def removal_violations(package_dir: Path) -> list[str]:
     return _once(bad)
 
 
+def name_comparison_violations(package_dir: Path) -> list[str]:
+    """No code asks by name which scope an error has, or of which kind a limit or a row is.
+
+    `Scope` and `LimitKind` have what it wants to know as fields, so that a new one is one literal.
+    """
+    bad = []
+    for module in modules(package_dir):
+        if len(found := _name_comparisons(module)) > FILE_KINDS.get(module.shown, 0):
+            bad += [
+                f"{module.at(node.lineno)}: {ast.unparse(node)} asks for a name: read a field of "
+                "the scope or of the kind (qgate.results.scopes, qgate.results.limit_kinds)."
+                for node in found
+            ]
+    return bad
+
+
+def _name_comparisons(module: Module) -> list[ast.expr]:
+    """Comparisons of a scope, or in the rooms of limits of a kind, with texts or constants."""
+    inside = module.name.partition(".")[2]
+    has_limits = module.room in OF_LIMITS and not f"{inside}.".startswith("gate.measuring.")
+    names = ("scope", "kind") if has_limits else ("scope",)
+    matched = [node.subject for node in module.nodes if isinstance(node, ast.Match)]
+    return [subject for subject in matched if _named(subject) in names] + [
+        node
+        for node in module.nodes
+        if isinstance(node, ast.Compare)
+        and any(_named(side) in names for side in (node.left, *node.comparators))
+        and any(_is_text(side) for side in (node.left, *node.comparators))
+    ]
+
+
+def _named(node: ast.expr) -> str:
+    """The name that a value is read by: `kind` of `kind`, `x.kind`, `x["kind"]`, `x.get("kind")`."""
+    match node:
+        case ast.Name():
+            return node.id
+        case ast.Attribute():
+            return node.attr
+        case ast.Subscript(slice=ast.Constant(value=str() as name)):
+            return name
+        case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=str() as name), *_]):
+            return name
+    return ""
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Tell if an operand is a text, a constant by its name, or several of them."""
+    match node:
+        case ast.Constant():
+            return isinstance(node.value, str)
+        case ast.Tuple() | ast.List() | ast.Set():
+            return any(_is_text(part) for part in node.elts)
+        case ast.Starred():
+            return _is_text(node.value)
+    return (_dotted(node) or "a").rpartition(".")[2].isupper()
+
+
+def hook_violations(package_dir: Path) -> list[str]:
+    """Modules are tapped by `qgate.hooks` alone, which removes what it added."""
+    return [
+        f"{module.at(node.lineno)}: {node.attr} taps a module: use qgate.hooks.ModuleHooks."
+        for module in modules(package_dir)
+        if module.room != "hooks"
+        for node in module.nodes
+        if isinstance(node, ast.Attribute) and _TAP.fullmatch(node.attr)
+    ]
+
+
+_TAP = re.compile(r"register_(forward|full_backward)_(pre_)?hook")
+
+
 def division_violations(package_dir: Path) -> list[str]:
     """No tensor is divided by a number: CUDA multiplies by its reciprocal, one bit off.
 
@@ -921,6 +1011,8 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     length_violations,
     print_violations,
     removal_violations,
+    name_comparison_violations,
+    hook_violations,
     division_violations,
 )
 

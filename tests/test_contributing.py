@@ -21,6 +21,7 @@ BLOCKS = {
 THINGS = (
     "format",
     "metric",
+    "scope, or a kind of limit",
     "mode",
     "model",
     "plot",

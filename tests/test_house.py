@@ -96,6 +96,19 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             },
             ["qgate/engines.py:3: engines (floor 7) imports its sibling drawing"],
         ),
+        "what brings a kind of gate": (
+            {
+                "dumps/gate.py": "import qgate.gate.sessions\nimport qgate.plugin.fixtures\n",
+                "dumps/reading.py": "from qgate.dumps.gate import gates\n",
+                "page/a.py": "import qgate.dumps.kind\n",
+                "gate/a.py": "from qgate.dumps import kind\n",
+            },
+            [
+                "qgate/dumps/gate.py:2: dumps (floor 8.5) imports plugin (floor 10)",
+                "qgate/dumps/reading.py:1: dumps (floor 4) imports dumps (floor 8.5)",
+                "qgate/gate/a.py:1: gate (floor 8) imports dumps (floor 8.5)",
+            ],
+        ),
         "sibling, relative": (
             {"capture/a.py": "from ..scales import b\n", "scales/b.py": ""},
             ["qgate/capture/a.py:1: capture (floor 4) imports its sibling scales"],
@@ -475,6 +488,41 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ],
         ),
     },
+    house.name_comparison_violations: {
+        "scopes anywhere": (
+            {
+                "engines/a.py": "x = scope == 'local'\nx = row['scope'] in LOCAL\n",
+                "gate/measuring/a.py": "x = 'local' != row.scope\nmatch scope:\n    case _: x\n",
+            },
+            [
+                "qgate/engines/a.py:1: scope == 'local' asks for a name",
+                "qgate/engines/a.py:2: row['scope'] in LOCAL asks",
+                "qgate/gate/measuring/a.py:1: 'local' != row.scope asks",
+                "qgate/gate/measuring/a.py:2: scope asks",
+            ],
+        ),
+        "kinds of limits": (
+            {
+                "gate/a.py": "x = check.kind in ('a', *b)\n",
+                "page/a.py": "x = check.get('kind', '') == KIND\n",
+            },
+            [
+                "qgate/gate/a.py:1: check.kind in ('a', *b) asks",
+                "qgate/page/a.py:1: check.get('kind', '') == KIND asks",
+            ],
+        ),
+    },
+    house.hook_violations: {
+        "a tap of its own": (
+            {
+                "modes/a.py": "module.register_forward_hook(f)\nx = module.register_forward_pre_hook\n"
+            },
+            [
+                "qgate/modes/a.py:1: register_forward_hook taps a module",
+                "qgate/modes/a.py:2: register_forward_pre_hook taps",
+            ],
+        ),
+    },
     house.print_violations: {
         "names as they are": (
             {"cli/a.py": "x = 1\nprint(x)\n"},
@@ -585,6 +633,17 @@ GOOD: dict[Rule, Files] = {
     house.removal_violations: {
         "storage/removing.py": "import shutil\nshutil.rmtree(x)\nx.unlink()\n",
         "cli/a.py": "from qgate.storage.removing import remove_files\nremove_files(x, 'a')\nx.remove(y)\n",
+    },
+    house.name_comparison_violations: {
+        "gate/a.py": "x = scope_of(row.scope).is_local\nx = row.scope == other.scope\n"
+        "x = kind.name in kinds\nx = 'kind' in row\n",
+        "gate/measuring/a.py": "x = site.kind == 'linear'\n",
+        "formats/a.py": "x = fmt.kind == 'block'\n",
+        "results/schema.py": "x = header['kind'] == 'header'\n",
+    },
+    house.hook_violations: {
+        "hooks/a.py": "module.register_forward_hook(f)\n",
+        "modes/a.py": "hooks.add(module, f)\ntensor.register_hook(f)\n",
     },
     house.print_violations: {
         "cli/a.py": "from qgate.text.printing import print_line\nprint_line(x)\nraise option_error(x)\n",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from qgate.activation_stats.reading import (
     BROKEN_DB,
@@ -26,28 +24,15 @@ from qgate.activation_stats.reading import (
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.summaries.reading import figure_of, flushed, nonfinite, worst
 from qgate.text import brief, counted, decibels, percent
+from qgate.text.findings import Finding, Level, worst_first
 
-Level = Literal["fail", "warn", "info"]
 Sentences = Iterator[tuple[Level, str]]
-_MARKS = {"fail": "BROKEN", "warn": "LOSS  ", "info": "note  "}
 _MOST = 5
 
 
-@dataclass(frozen=True)
-class ActivationFinding:
-    """One sentence; `fail` breaks a run, `warn` costs accuracy, `info` is good to know."""
-
-    level: Level
-    text: str
-
-    def __str__(self) -> str:
-        return f"{_MARKS[self.level]}  {self.text}"
-
-
-def findings(record: ActivationsRecord) -> list[ActivationFinding]:
+def findings(record: ActivationsRecord) -> list[Finding]:
     """List the findings, the worst first."""
-    all_findings = [ActivationFinding(*pair) for detect in _DETECTORS for pair in detect(record)]
-    return sorted(all_findings, key=lambda finding: tuple(_MARKS).index(finding.level))
+    return worst_first(Finding(*pair) for detect in _DETECTORS for pair in detect(record))
 
 
 def summary(record: ActivationsRecord) -> str:

@@ -26,9 +26,10 @@ from qgate.activation_stats.reading import (
 )
 from qgate.activation_stats.record import ActivationsRecord, LayerActivations
 from qgate.activation_stats.texts import keep_lines, max_over_rms, worst_layers
-from qgate.charts.pages import Cell, leading, number, render
+from qgate.charts.pages import Cell, headline, number, render
 from qgate.summaries.reading import figure_of
 from qgate.text import decibels, shortened
+from qgate.text.findings import not_drawn
 
 Rows = list[list[Cell]]
 _MOST = 150
@@ -73,17 +74,13 @@ def page(
     settings += [(f"version of {part}", value) for part, value in record["versions"].items()]
     settings += [(f"seconds of {part}", f"{s:.2f}") for part, s in record["seconds"].items()]
     names = format_names(record)
-    sentences = [
-        *(("fail", f"{path} could not be drawn: {why}") for path, why in failed.items()),
-        *((finding.level, finding.text) for finding in findings(record)),
-    ]
-    level, first = next(iter(sentences), ("info", ""))
-    is_quiet = level == "info"
+    sentences = [*not_drawn(failed), *findings(record)]
+    first, tone = headline(sentences, name)
     return render(
         "activation_stats/page",
         title=f"Activations of {shortened(name, 60)}",
-        first=f"Nothing is broken or lost in {name}" if is_quiet else leading(first),
-        tone="good" if is_quiet else level,
+        first=first,
+        tone=tone,
         name=name,
         summary=summary(record),
         findings=sentences,

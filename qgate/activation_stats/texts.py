@@ -19,7 +19,7 @@ def activation_text(record: ActivationsRecord) -> str:
     parts = [
         _wrapped(f"{record['model']}: {summary(record)}"),
         _table(record),
-        "\n".join(_wrapped(str(finding), "        ") for finding in findings(record)),
+        "\n".join(_wrapped(finding.line(), "        ") for finding in findings(record)),
         "\n".join(keep_lines(record)),
         "\n".join(_wrapped(f"note    {note}", "        ") for note in record["notes"]),
     ]

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from qgate.causes.layouts import Cast, grouped, tensor_state
+from qgate.causes.faults import WrongCast
+from qgate.causes.layouts import grouped, spread_scales, tensor_state
 from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
+from qgate.formats.definition import quantize as define
 from qgate.formats.definition import round_by_list
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
@@ -22,13 +24,17 @@ FNUZ = 240.0
 """The largest number of the E4M3 of other devices."""
 
 
-def code_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
+ROUNDED_DOWN = "is rounded down (floor), not to the nearest"
+ROUNDED_UP = "is rounded up (ceil), not to the nearest"
+
+
+def code_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
     """List wrong codes: words, and the values that each makes of a source."""
     if q.format.kind != "element" or q.zero_point is not None or q.rotation is not None:
         return
     if "narrow" not in q.format.options:
         if q.format.max > FNUZ > q.format.max / 2:
-            yield (
+            yield WrongCast(
                 f"saturates at {FNUZ:g}, the largest number of E4M3 FNUZ, not at {q.format.max:g}",
                 lambda x: _coded(x, q, lambda r: _rounded(np.clip(r, -FNUZ, FNUZ), q)),
             )
@@ -42,42 +48,72 @@ def code_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
 
     for upper in range(bits - 1, 1, -1):
         step = 2.0 ** (bits - upper)
-        yield (
+        yield WrongCast(
             f"keeps the upper {upper} of {bits} bits of its codes",
             lambda x, step=step: _coded(  # type: ignore[misc]
                 x, q, lambda r: np.rint(_rounded(r, q) / step) * step
             ),
         )
-    for words, rounded in (("down (floor)", np.floor), ("up (ceil)", np.ceil)):
+    for words, rounded in ((ROUNDED_DOWN, np.floor), (ROUNDED_UP, np.ceil)):
         for is_product in (False, True):
-            yield (
-                f"is rounded {words}, not to the nearest",
+            yield WrongCast(
+                words,
                 lambda x, rounded=rounded, is_product=is_product: _coded(  # type: ignore[misc]
                     x, q, lambda r: clipped(rounded(r)), ratio=_product if is_product else _quotient
                 ),
             )
-    yield (
+    yield WrongCast(
         "has half a step added before codes are cut off toward zero, negative ones too",
         lambda x: _coded(x, q, lambda r: clipped(np.trunc(r + 0.5))),
     )
     for divisor in (half, half + 0.5):
-        yield (
+        yield WrongCast(
             f"has codes that wrap: {half:g} becomes {-half:g}",
             lambda x, divisor=divisor: _coded(  # type: ignore[misc]
                 x, q, lambda r: (np.rint(r) + half) % (2 * half) - half, top / divisor
             ),
         )
-    yield (
+    yield WrongCast(
         "has negative codes read without their sign",
         lambda x: _coded(x, q, lambda r: clipped(np.rint(r)) % (2 * half)),
     )
     for bound in (half / 2 - 1, half / 2, *(BOUNDS if bits == 8 else ())):
-        yield (
+        yield WrongCast(
             f"saturates early: no code is beyond {bound:g}",
             lambda x, bound=bound: _coded(  # type: ignore[misc]
                 x, q, lambda r: np.clip(np.rint(r), -bound, bound)
             ),
         )
+
+
+def grid_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
+    """List other codes of a format that has no integers: rounded one way, or saturated early."""
+    if q.format.kind == "element" and "narrow" in q.format.options:
+        return
+    yield WrongCast(ROUNDED_DOWN, lambda x: _directed(x, q, up=False))
+    yield WrongCast(ROUNDED_UP, lambda x: _directed(x, q, up=True))
+    largest = float(q.format.element.magnitudes().max())
+    for share in (0.5, 0.75, 0.9):
+        yield WrongCast(
+            f"saturates at {share * largest:.4g}, not at {largest:g}",
+            lambda x, share=share: _saturated(x, q, share * largest),  # type: ignore[misc]
+        )
+
+
+def _directed(x: Floats, q: QuantizerSettings, *, up: bool) -> Floats:
+    """Round to the next value of the format above or below."""
+    numbers = q.format.element.magnitudes()
+    numbers = np.unique(np.concatenate([-numbers, numbers]))
+    scales = spread_scales(x, q)
+    ratios = x / scales
+    index = np.searchsorted(numbers, ratios, "left" if up else "right") - (not up)
+    result: Floats = numbers[index.clip(0, len(numbers) - 1)] * scales
+    return np.where(np.isfinite(x), result, x)
+
+
+def _saturated(x: Floats, q: QuantizerSettings, largest: float) -> Floats:
+    bounds = spread_scales(x, q) * largest
+    return np.clip(define(x, q), -bounds, bounds)
 
 
 def _coded(

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from qgate.causes.layouts import tiles_transposed
 from qgate.causes.places import TILES, axis_word, factor_words, place_words, range_words
-from qgate.causes.readings import tiles_transposed
 from qgate.expected.noise import Expected
 
 Pattern = Callable[[Tensor, Expected, Tensor], str]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qgate.charts.heat import margin_step
 from qgate.charts.palette import HEAT_DARK, HEAT_LIGHT
 from qgate.text import brief, for_html, one_line, shortened, times_figure
+from qgate.text.findings import NOTHING, Finding
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -98,6 +99,14 @@ def leading(sentence: str, most: int = 160) -> str:
         return text
     clauses = [match.start() for match in re.finditer(r"[,:;] ", text[: most - 1])]
     return f"{text[: clauses[-1]]} …" if clauses else shortened(text, most)
+
+
+def headline(findings: Sequence[Finding], name: str) -> tuple[str, str]:
+    """Return the first finding as the words and the tone of a page; a note is no headline."""
+    first = next(iter(findings), NOTHING)
+    if first.level == NOTHING.level:
+        return f"Nothing is broken or lost in {name}", "good"
+    return leading(first.text), first.level
 
 
 def first_rows(count: int) -> int:

@@ -1,10 +1,8 @@
 """List the modes (ways to quantize a model): what each quantizes, and for which models.
 
-  qgate modes                           the modes of the group `all`, and the names of others
-  qgate modes '2-*' --model tiny-mamba  the modes that a pattern selects for a model
-  qgate modes essential                 the modes of a group
-
-`qgate show mode NAME --model MODEL` shows what a mode does at each site.
+qgate modes                           the modes of the group `all`, and the names of others
+qgate modes '2-*' --model tiny-mamba  the modes that a pattern selects for a model
+qgate modes essential                 the modes of a group
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 RECORD, LISTED, PAGE, STATISTICS = "analysis.json", "written.json", "index.html", "tensor_stats.txt"
+OVERVIEW = "quick_analysis.png"
 OTHER_NAMES = {"attention_analysis": "attention_maps"}
 """Folders whose pictures are also written under the name of megatron-tensor-saver's first plots."""
 _KIND = "qgate dump drawing 1"
@@ -115,10 +116,31 @@ def draw_analysis(
     return [folder / name for name in written]
 
 
+def draw_overview(
+    analysis: DumpAnalysis, folder: Location | str, findings: DumpFindings
+) -> Location:
+    """Write the overview on one page and the texts; return the path of the picture.
+
+    Other files of an earlier drawing stay.
+    """
+    folder = location_of(folder)
+    check_folder(folder)
+    folder_of(folder).make()
+    _write_list(folder, {*_earlier_files(folder), OVERVIEW, STATISTICS})
+    write_text(folder / STATISTICS, tensor_stats(analysis, findings))
+    with local_files([folder / OVERVIEW]) as (file,):
+        _picture(OVERVIEW).draw(file, analysis)
+    return folder / OVERVIEW
+
+
 def _pictures() -> tuple[DumpPicture, ...]:
     from qgate.drawing.plots import pictures
 
     return pictures.PICTURES
+
+
+def _picture(path: str) -> DumpPicture:
+    return next(picture for picture in _pictures() if picture.path == path)
 
 
 def _copies() -> dict[str, str]:
@@ -147,12 +169,6 @@ def check_folder(folder: Location | str) -> None:
             raise QgateError(
                 f"{str(folder / name)!r} exists and was not drawn by qgate; give another folder."
             )
-
-
-def list_file(folder: Location | str, name: str) -> None:
-    """List a file as one of a drawing before it is written, so that a later one replaces it."""
-    folder = location_of(folder)
-    _write_list(folder, {*_earlier_files(folder), name})
 
 
 def _earlier_files(folder: Location) -> list[str]:
@@ -218,7 +234,7 @@ def _draw_pictures(
 
 def _draw(analysis: DumpAnalysis, file: Path, path: str, dpi: float | None) -> PictureOutcome:
     """Draw one picture and return its errors; those of the disk are raised."""
-    draw = next(picture.draw for picture in _pictures() if picture.path == path)
+    draw = _picture(path).draw
     try:
         return PictureOutcome(path, draw(file, analysis, **({} if dpi is None else {"dpi": dpi})))
     except OSError:

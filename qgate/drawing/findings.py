@@ -6,7 +6,6 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from qgate.drawing.losses import FormatLosses, FormatSummary, losses_in
 from qgate.summaries.reading import (
@@ -33,11 +32,9 @@ from qgate.summaries.reading import (
 )
 from qgate.summaries.record import DumpAnalysis, PeerCell, TensorSummary
 from qgate.text import brief, counted, decibels, percent
+from qgate.text.findings import Finding, worst_first
 
-Level = Literal["fail", "warn", "info"]
-Findings = Iterator["DumpFinding"]
-LEVELS: tuple[Level, ...] = ("fail", "warn", "info")
-MARKS: dict[Level, str] = {"fail": "BROKEN", "warn": "LOSS", "info": "note"}
+Findings = Iterator[Finding]
 FORMATS_ABOUT = (
     "SQNR with the format's own scales; a format without scales is cast as it is or with the one "
     "power of two that loses least, whichever is better. Massive elements are a few that are more "
@@ -54,20 +51,10 @@ _HUGE = 2.0**60
 
 
 @dataclass(frozen=True)
-class DumpFinding:
-    """One sentence; `fail` breaks a run, `warn` costs accuracy, `info` is good to know. `cost` is
-    the share that is lost, and of findings of one level the costly ones come first."""
-
-    level: Level
-    text: str
-    cost: float = 0.0
-
-
-@dataclass(frozen=True)
 class DumpFindings:
     """Sentences, and the losses of formats, the worst first, that page, text and terminal show."""
 
-    findings: list[DumpFinding]
+    findings: list[Finding]
     formats: list[FormatSummary]
 
 
@@ -92,8 +79,7 @@ def findings_of(analysis: DumpAnalysis) -> DumpFindings:
         *_channels(analysis),
         *_pairs(analysis),
     ]
-    sentences.sort(key=lambda finding: (LEVELS.index(finding.level), -finding.cost))
-    return DumpFindings(sentences, formats)
+    return DumpFindings(worst_first(sentences), formats)
 
 
 def _is_scaled(analysis: DumpAnalysis, name: str) -> bool:
@@ -106,14 +92,14 @@ def _is_scaled(analysis: DumpAnalysis, name: str) -> bool:
 def _nonfinite(analysis: DumpAnalysis) -> Findings:
     broken = [tensor for tensor in analysis["tensors"] if nonfinite(tensor)]
     if not analysis["tensors"]:
-        yield DumpFinding("fail", "The dump holds no tensors to analyze.")
+        yield Finding("fail", "The dump holds no tensors to analyze.")
     if not broken:
         return
     kinds = {"NaN": "nan", "+Inf": "posinf", "−Inf": "neginf"}
     counts = {name: int(figures_of(broken, key).sum()) for name, key in kinds.items()}
     words = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     first = min(broken, key=lambda tensor: (tensor["order"], tensor["rank"]))
-    yield DumpFinding(
+    yield Finding(
         "fail",
         f"{counted(len(broken), 'tensor')} {'holds' if len(broken) == 1 else 'hold'} values that "
         f"are not finite ({words}); the first in order of execution is {tensor_title(first)}.",
@@ -124,7 +110,7 @@ def _weights(analysis: DumpAnalysis) -> Findings:
     ranks = analysis["ranks"]
     if ranks and (names := ranks["unequal_weights"]):
         text = f"{counted(len(names), 'weight')} not equal on all ranks, such as "
-        yield DumpFinding("warn", f"{text}{tensor_title({'title': names[0]})}.")
+        yield Finding("warn", f"{text}{tensor_title({'title': names[0]})}.")
 
 
 def _overflow(analysis: DumpAnalysis, bare: Mapping[str, FormatLosses]) -> Findings:
@@ -139,16 +125,16 @@ def _overflow(analysis: DumpAnalysis, bare: Mapping[str, FormatLosses]) -> Findi
             f"Cast without a scale, values saturate, worst in {where}: {percent(share)} "
             f"of its values in {name}, {percent(cost)} of its squared error; {more}."
         )
-        yield DumpFinding("warn", text, math.inf)
+        yield Finding("warn", text, math.inf)
         return
     names = ", ".join(n for n, edges in analysis["formats"].items() if not edges["scaled"])
     tensors = analysis["tensors"]
     if tensors and not any(map(nonfinite, tensors)):
         cast = f", and cast to {names} none saturates" if bare else ""
         text = f"Nothing overflows: all values of {counted(len(tensors), 'tensor')} are finite"
-        yield DumpFinding("info", f"{text}{cast}.")
+        yield Finding("info", f"{text}{cast}.")
     elif bare:
-        yield DumpFinding("info", f"Cast without a scale, no finite values saturate in {names}.")
+        yield Finding("info", f"Cast without a scale, no finite values saturate in {names}.")
 
 
 def _flush(bare: Mapping[str, FormatLosses]) -> Findings:
@@ -160,7 +146,7 @@ def _flush(bare: Mapping[str, FormatLosses]) -> Findings:
     assert most.tensor is not None
     gradient = is_gradient(most.tensor)
     noun, lost = ("gradients", bare[name].gradients) if gradient else ("values", most)
-    yield DumpFinding(
+    yield Finding(
         "warn" if most.most > MUCH_FLUSHED else "info",
         f"Cast without a scale, {percent(lost.of_all)} of all {noun} become zero in {name}; worst "
         f"{percent(most.most)} in {tensor_title(most.tensor)}.",
@@ -183,7 +169,7 @@ def _losses(formats: Sequence[FormatSummary]) -> Findings:
     if len(formats) > 1:
         last = max(formats, key=lambda row: row.median_db[1])
         text += f". {last.label} loses least: {decibels(last.median_db[1])} in the median"
-    yield DumpFinding("warn" if first.least_db < FEW_DB else "info", f"{text}.")
+    yield Finding("warn" if first.least_db < FEW_DB else "info", f"{text}.")
 
 
 def _hidden(analysis: DumpAnalysis, losses: Mapping[str, FormatLosses]) -> Findings:
@@ -199,7 +185,7 @@ def _hidden(analysis: DumpAnalysis, losses: Mapping[str, FormatLosses]) -> Findi
             f"{tensor_title(hidden.worst)} has {decibels(whole)} with them and {decibels(calm)} "
             "without."
         )
-        yield DumpFinding("warn" if calm < FEW_DB else "info", text, hidden.tensors / 1e9)
+        yield Finding("warn" if calm < FEW_DB else "info", text, hidden.tensors / 1e9)
 
 
 def _loss_scales(analysis: DumpAnalysis) -> Findings:
@@ -210,14 +196,14 @@ def _loss_scales(analysis: DumpAnalysis) -> Findings:
                 f"{row['format']}: no loss scale saves all gradients; at 2^{row['advised']} "
                 f"{after} become zero ({before} without)."
             )
-            yield DumpFinding("warn", text, figure_of(row, "at_best"))
+            yield Finding("warn", text, figure_of(row, "at_best"))
         elif row["least"] > 0:
             text = (
                 f"{row['format']}: a loss scale of 2^{row['advised']} (or any from "
                 f"2^{row['least']} to 2^{row['largest']}) lowers the share of gradients that "
                 f"become zero from {before} to {after}."
             )
-            yield DumpFinding("info", text)
+            yield Finding("info", text)
 
 
 def _channels(analysis: DumpAnalysis) -> Findings:
@@ -226,7 +212,7 @@ def _channels(analysis: DumpAnalysis) -> Findings:
         tensor, factor = widest[0]
         channel = tensor["channels"]["largest"][0][0]
         times = f"{brief(factor)} times the median channel"
-        yield DumpFinding("info", f"Channel {channel} of {tensor_title(tensor)} is {times}.")
+        yield Finding("info", f"Channel {channel} of {tensor_title(tensor)} is {times}.")
 
 
 def _pairs(analysis: DumpAnalysis) -> Findings:
@@ -234,7 +220,7 @@ def _pairs(analysis: DumpAnalysis) -> Findings:
     pairs = comparison["pairs"] if comparison else []
     if comparison and (least := worst(pairs, lambda pair: -figure_of(pair, "correlation"))):
         pair, value = least[0]
-        yield DumpFinding(
+        yield Finding(
             "warn" if -value < CORRELATION else "info",
             f"{comparison['second']} against {comparison['first']}: least correlation "
             f"{-value:.4f} of {counted(len(pairs), 'pair')}, at {tensor_title(pair)}.",
@@ -244,7 +230,7 @@ def _pairs(analysis: DumpAnalysis) -> Findings:
 # Ranks and samples -------------------------------------------------------------------------------
 
 
-def rank_findings(analysis: DumpAnalysis) -> list[DumpFinding]:
+def rank_findings(analysis: DumpAnalysis) -> list[Finding]:
     """Say which rank stands out, in which layers; or that none does."""
     ranks = analysis["ranks"]
     if not ranks or len(ranks["rows"]) < 2:
@@ -255,23 +241,23 @@ def rank_findings(analysis: DumpAnalysis) -> list[DumpFinding]:
     if out is None:
         if in_layers or (ranks["unequal_weights"] and count > 2):
             return in_layers
-        return [DumpFinding("info", f"{none_stands_out(count)}.")]
+        return [Finding("info", f"{none_stands_out(count)}.")]
     mine = [tensor for tensor in ranks["tensors"] if tensor["farthest"] == out]
     text = f"Rank {out} of {count} stands out{layers_apart(cells, out)}"
     if far := worst(mine, lambda tensor: figure_of(tensor, "factor")):
         times = brief(far[0][1]) if far[0][1] < _HUGE else "more than 2^60, or all zeros,"
         text += f": a factor of {times} at {tensor_title(far[0][0])}"
-    return [DumpFinding("warn", f"{text}."), *in_layers]
+    return [Finding("warn", f"{text}."), *in_layers]
 
 
-def sample_findings(analysis: DumpAnalysis) -> list[DumpFinding]:
+def sample_findings(analysis: DumpAnalysis) -> list[Finding]:
     """Say which sample stands out, in which layers; or, of three or more, that none does."""
     cells = analysis.get("samples") or []
     count = len({cell["member"] for cell in cells})
     in_layers = [*_peers_apart(cells, "sample", count)]
     if in_layers or count < 3:
         return in_layers
-    return [DumpFinding("info", f"No sample of {count} stands out.")]
+    return [Finding("info", f"No sample of {count} stands out.")]
 
 
 def _peers_apart(cells: Sequence[PeerCell], word: str, count: int) -> Findings:
@@ -287,7 +273,7 @@ def _peers_apart(cells: Sequence[PeerCell], word: str, count: int) -> Findings:
             f"{brief(first['ratio'])} times as far from the other {word}s as is usual for such "
             f"tensors, worst at {tensor_title(first)}{_factor_text(first['log2'])}."
         )
-        yield DumpFinding("warn", text, first["ratio"] / 1e6)
+        yield Finding("warn", text, first["ratio"] / 1e6)
         if count == 2:
             return
 

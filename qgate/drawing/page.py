@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from qgate.charts.pages import Cell, leading, number, render
+from qgate.charts.pages import Cell, headline, leading, number, render
 from qgate.drawing.findings import (
     FORMATS_ABOUT,
-    LEVELS,
     DumpFindings,
     findings_of,
     summary_line,
@@ -31,6 +30,7 @@ from qgate.summaries.reading import (
 )
 from qgate.summaries.record import DumpAnalysis, FormatOutcome, TensorSummary
 from qgate.text import decibels, percent, shortened
+from qgate.text.findings import NOTHING, not_drawn, worst_first
 
 _WORST = 60
 # Folders of pictures in the order of the page, with their titles and what an empty one says.
@@ -85,22 +85,18 @@ def page(
 ) -> str:
     """Render the page with links to `files`; `failed` says why pictures are missing."""
     findings = findings or findings_of(analysis)
-    sentences = [(finding.level, finding.text) for finding in findings.findings]
-    sentences += [
-        ("fail", f"{path} could not be drawn: {why}") for path, why in (failed or {}).items()
-    ]
+    sentences = worst_first([*findings.findings, *not_drawn(failed or {})])
     by_folder: dict[str, list[Mapping[str, object]]] = {folder: [] for folder in ("", *SECTIONS)}
     for picture in pictures:
         by_folder[picture.path.rpartition("/")[0]].append(vars(picture))
     name = str(analysis["dump"].get("folder") or "a dump")
-    sentences.sort(key=lambda row: LEVELS.index(row[0]))
-    level, first = sentences[0] if sentences else ("info", "Nothing stands out")
+    first, tone = headline(sentences, name)
     worst = _worst_rows(analysis)
     return render(
         "drawing/page",
-        title=leading(first, 110),
-        first=leading(first) if level != "info" else f"Nothing is broken or lost in {name}",
-        tone={"fail": "fail", "warn": "warn"}.get(level, "good"),
+        title=leading((sentences or [NOTHING])[0].text, 110),
+        first=first,
+        tone=tone,
         name=name,
         summary=summary_line(analysis),
         findings=sentences,

@@ -13,7 +13,6 @@ import numpy as np
 
 from qgate.drawing.findings import (
     FORMATS_ABOUT,
-    MARKS,
     DumpFindings,
     findings_of,
     rank_findings,
@@ -54,7 +53,7 @@ def tensor_stats(analysis: DumpAnalysis, findings: DumpFindings | None = None) -
     sentences = [
         line
         for finding in findings.findings
-        for line in _lines_of(finding.text, f"{MARKS[finding.level]:<6}  ")
+        for line in _lines_of(finding.text, f"{finding.mark}  ")
     ]
     notes = [line for note in analysis["notes"] for line in _lines_of(note)]
     parts = [
@@ -74,7 +73,7 @@ def tensor_stats(analysis: DumpAnalysis, findings: DumpFindings | None = None) -
 
 def finding_lines(findings: DumpFindings) -> list[str]:
     """Write each finding on one line, the broken ones first."""
-    return [f"{MARKS[item.level]:<6}  {one_line(item.text)}" for item in findings.findings]
+    return [finding.line() for finding in findings.findings]
 
 
 def skipped_lines(

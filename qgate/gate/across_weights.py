@@ -37,10 +37,10 @@ def comparable(row: Measured) -> tuple[Measured, list[str]]:
 
     The sentences name what was left out.
     """
-    if row.scope == "isolated":
+    if row.about.against_noise:
         return row, []
     accepted, gated = dict(row.accepted or {}), row.gated
-    if row.scope == "task":
+    if row.about.is_task:
         must = [metric.name for metric in METRICS.of("task")] if gated is None else gated
         comparable_values = {
             name: value
@@ -51,7 +51,7 @@ def comparable(row: Measured) -> tuple[Measured, list[str]]:
         gated = tuple(name for name in must if name not in _OF_WEIGHTS)
         row = replace(row, gated=gated, parts={}, accepted=comparable_values or None)
         return row, [TASK] if {*_OF_WEIGHTS} & {*must} else [SAMPLES]
-    if row.scope == "local" and row.ideal is not None:
+    if row.about.has_budget and row.ideal is not None:
         texts = dict(row.accepted_texts)
         if accepted:
             # A plan that covers more than the accepted one is another one.
@@ -67,7 +67,7 @@ def comparable(row: Measured) -> tuple[Measured, list[str]]:
     for part in row.parts:
         if part == "worst_token":
             left_out[part] = TOKEN
-        elif part == "worst_channel" and row.scope == "local" and "worst_sample" not in row.parts:
+        elif part == "worst_channel" and row.about.has_budget and "worst_sample" not in row.parts:
             left_out[part] = CHANNEL
         elif part == "without_massive" and accepted and part not in present:
             left_out[part] = MASSIVE

@@ -11,38 +11,31 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from qgate.gate.limits import Bound, Limits, Side, room_for_few_tokens, times_over, within
 from qgate.gate.measured import Measured, is_finite
 from qgate.gate.paired import paired_change
 from qgate.metrics import METRICS, Metric, sample_number
 from qgate.metrics.plan_changes import is_plan_change
+from qgate.results.limit_kinds import NO_ACCEPTED, LimitKind, limit_kind_of
 from qgate.results.ranking import severity
+from qgate.results.scopes import Scope, scope_of
 
-Kind = Literal[
-    "nonfinite", "conformance", "isolated", "budget", "regression", "absolute", "missing",
-    "absent", "nothing", "finding",
-]  # fmt: skip
-NO_ACCEPTED = "no accepted value"
 NO_SAMPLES = "the accepted file has figures of the mean alone: --update-baselines adds the samples"
 TASK_CHANGE, FINDINGS = "task_change", "findings"
 # Stands for a quantizer where there is none: a plan that covers less is no improvement.
 NOT_QUANTIZED = "nothing"
-# What an update of the accepted errors can cure.
-ACCEPTABLE: tuple[Kind, ...] = ("regression", "missing", "absent")
 # Half the error (3 dB) is no noise of other arithmetic, which moves an error against FP32 by 5 %
 # at most. What has less meaning may fall, but not to a millionth. Below 1e-12 all is noise.
 _FAR_BETTER, _TRACE, _LEAST = 0.5, 1e-6, 1e-12
-_TWO_SIDED = ("local", "carried")
-# Scopes of tensors that stay the same, so that another error is another quantizer.
-_STEADY = ("sweep", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One number held against one limit.
 
+    scope, kind   names of a scope and of a kind of limit
     against    what the limit was made from: the accepted value or the ideal quantizer's error
     bound      what the value has to keep, on the side `side`
     times      how many times over the bound; None where there is no number to compare with
@@ -60,7 +53,7 @@ class Check:
     scope: str
     order: int
     metric: str
-    kind: Kind
+    kind: str
     passed: bool
     value: float | None = None
     side: Side = "<="
@@ -76,6 +69,14 @@ class Check:
     accepted_text: str = ""
     accepted_on: str = ""
     room: float = 0.0
+
+    @property
+    def about(self) -> Scope:
+        return scope_of(self.scope)
+
+    @property
+    def limit(self) -> LimitKind:
+        return limit_kind_of(self.kind)
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -120,7 +121,7 @@ def checks_of(measured: Measured, limits: Limits, device_matches: bool = True) -
     return checks or [check(measured, "", "nothing", False, reason="nothing was compared")]
 
 
-def check(measured: Measured, metric: str, kind: Kind, passed: bool, **fields: Any) -> Check:
+def check(measured: Measured, metric: str, kind: str, passed: bool, **fields: Any) -> Check:
     return Check(
         site=measured.site, layer=measured.layer, scope=measured.scope, order=measured.order,
         metric=metric, kind=kind, passed=passed, **fields,
@@ -130,7 +131,7 @@ def check(measured: Measured, metric: str, kind: Kind, passed: bool, **fields: A
 def _bounded(
     measured: Measured,
     metric: str,
-    kind: Kind,
+    kind: str,
     value: float | None,
     side: Side,
     bound: float,
@@ -164,7 +165,7 @@ def _nonfinite(measured: Measured) -> Iterator[Check]:
 
 def _isolated(measured: Measured) -> Iterator[Check]:
     """Check what FP32 code makes of a run's own tensors against the noise of that code."""
-    if measured.scope == "isolated":
+    if measured.about.against_noise:
         metric = "relative_mse@worst_token"
         reason = (measured.why or {}).get("isolated", "")
         value, bound = measured.value(metric), measured.floor
@@ -181,7 +182,7 @@ def _budget(measured: Measured, limits: Limits) -> Iterator[Check]:
 
     An error well below the ideal's is no improvement: no quantizer of that format can make it.
     """
-    if measured.scope != "local" or measured.ideal is None:
+    if not measured.about.has_budget or measured.ideal is None:
         return
     metric, value = "relative_mse", measured.value("relative_mse")
     ideal = measured.ideal.get(metric, math.nan)
@@ -263,7 +264,7 @@ def _samples(measured: Measured, limits: Limits, device_matches: bool) -> Iterat
             why = _missing(measured) if accepted or not measured.accepted else NO_SAMPLES
             yield check(measured, name, "missing", False, value=now[number], reason=why)
     paired = {number: value for number, value in now.items() if value is not None}
-    is_paired = accepted and accepted.keys() == paired.keys() and measured.scope != "engines"
+    is_paired = accepted and accepted.keys() == paired.keys() and measured.about.pairs_samples
     if not (is_paired and all(map(is_finite, now.values()))):
         return
     change = paired_change(accepted, paired)
@@ -317,12 +318,12 @@ def _regression(
     side: Side = ">=" if metric.direction == "higher" else "<="
     bound, better = (goal - slack, goal + slack) if side == ">=" else (goal + slack, goal - slack)
     reason = "" if math.isfinite(accepted) else f"the accepted value is {accepted}"
-    is_steady = metric.direction == "steady" or (measured.scope in _STEADY and side == "<=")
+    is_steady = metric.direction == "steady" or (measured.about.is_steady and side == "<=")
     if is_steady and (metric.task or not limits.other_weights) and size < better:
         default = "it is to stay as it is: the tensors are the same"
         side, bound, reason = ">=", better, (measured.why or {}).get(metric.name, default)
     elif metric.relative and goal > _LEAST:
-        is_held = measured.scope in _TWO_SIDED and not metric.part
+        is_held = measured.about.is_two_sided and not metric.part
         least = goal * (_FAR_BETTER / (1 + tolerance) if is_held else _TRACE) - limits.atol
         if size < least:
             side, bound, reason = ">=", least, _far_better(size, goal)

@@ -151,7 +151,7 @@ class Ledger:
         recorded = self.recorded
         if recorded is not None and recorded.kind != self._origin.kind:
             # All but a model have names of their own by options.
-            kinds = [kind for kind in (self._origin.kind, recorded.kind) if kind != "model"]
+            kinds = [of.kind for of in (self._origin, recorded) if of.is_collected]
             raise QgateError(
                 f"the baseline {str(self.store.folder)!r} is of {recorded.noun}, and what is "
                 f"measured is {self._origin.noun}: give the {kinds[0]} another name "
@@ -310,7 +310,7 @@ class Ledger:
         remaining = decided.remaining + tuple(
             check
             for check in verdict.failed
-            if check.kind == "absent" and (check.site, check.scope) in absent
+            if check.limit.is_absent and (check.site, check.scope) in absent
         )
         return Decision(title, suite, calibrated, values, drops, remaining)
 

@@ -146,7 +146,7 @@ class Limits:
     regression_other_device   the same where the accepted errors were made with other arithmetic:
                               another device, other instructions, another torch
     regression_across_weights the same where they are of other weights (`other_weights`); local
-                              errors have twice this room, others more (`policy._BY_SCOPE`)
+                              errors have twice this room, others more (`Scope.limits`)
     task_margin               share of the accepted bits per byte, or of the accepted task metric,
                               that its mean change stays within, with all of its 95 % interval, on
                               both sides; a metric with one number for all has no interval

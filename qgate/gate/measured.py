@@ -5,31 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any
 
 from qgate.errors import QgateError, unknown
 from qgate.metrics import METRICS, PARTS, Metric, sample_number
-
-Scope = Literal[
-    "local", "carried", "isolated", "forward", "backward", "task", "sweep", "checkpoint", "engines"
-]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
+from qgate.results.scopes import SCOPES, Scope, scope_of
 
 _PART_ORDER = {part.name: index for index, part in enumerate(PARTS)}
-TENSOR_METRICS = ("relative_mse", "one_minus_correlation")
-_GATED: Mapping[Scope, tuple[str, ...]] = {
-    "local": TENSOR_METRICS,
-    "carried": TENSOR_METRICS,
-    "isolated": (),
-    "forward": TENSOR_METRICS,
-    "backward": TENSOR_METRICS,
-    "task": tuple(metric.name for metric in METRICS.of("task")),
-    "sweep": ("relative_mse",),
-    "checkpoint": (),
-    "engines": (),
-}
-
-
 OTHER_VALUES = "gives other values"
 """How the fault of a module begins that does not agree with itself; its cause says more."""
 UNNAMED_FAULT = "is not what the definition gives"
@@ -60,6 +42,7 @@ class Conformance:
 class Measured:
     """Numbers of one comparison.
 
+    scope                the name of one of `SCOPES`
     values               metric → value; None where it is not defined
     order                place of the site in the order of execution
     nonfinite            NaN and infinities of actual; nonfinite_reference those of the reference
@@ -89,7 +72,7 @@ class Measured:
 
     site: str
     layer: str
-    scope: Scope
+    scope: str
     values: Mapping[str, float | None]
     order: int
     nonfinite: int
@@ -112,8 +95,8 @@ class Measured:
     channels: int = 0
 
     def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            raise unknown(f"scope of {self.site}", self.scope, SCOPES)
+        if self.scope not in SCOPES.entries:
+            raise unknown(f"scope of {self.site}", self.scope, SCOPES.names())
         if not (math.isfinite(self.floor) and self.floor >= 0):
             raise QgateError(
                 f"noise floor {self.floor} at {self.site} is not allowed: it is finite, from 0."
@@ -135,9 +118,14 @@ class Measured:
         return self.site, self.scope
 
     @property
+    def about(self) -> Scope:
+        """Return what is compared with what, and how that is judged."""
+        return scope_of(self.scope)
+
+    @property
     def carried_tokens(self) -> int:
         """Return over how many tokens an error is a mean that blocks carry along; 0 of others."""
-        return sum(self.positions) if self.scope == "carried" else 0
+        return sum(self.positions) if self.about.over_tokens else 0
 
     @property
     def compared(self) -> tuple[str, ...]:
@@ -155,7 +143,7 @@ class Measured:
 
     @property
     def _must(self) -> tuple[str, ...]:
-        return _GATED[self.scope] if self.gated is None else self.gated
+        return self.about.gated if self.gated is None else self.gated
 
     def value(self, metric: str) -> float | None:
         """Return a value by name, also of a part; 1 - correlation is derived if need be."""

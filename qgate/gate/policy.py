@@ -39,21 +39,13 @@ from qgate.gate.limits import (
     parse_bound,
     times_over,
 )
-from qgate.gate.measured import SCOPES, Measured
+from qgate.gate.measured import Measured
 from qgate.metrics import METRICS
 from qgate.results.schema import LooserLimit
+from qgate.results.scopes import SCOPES, Scope, scope_of
 
 MARKER = "limits marker"
 _VALUES = (*NUMBERS, "absolute", "missing")
-# How far other weights moved errors is in docs/limits.md: each is the next round share above it.
-# The smallest divergence of a task is mostly noise, and gradients are of two samples: other
-# instructions moved them by up to 7 %.
-_BY_SCOPE: Mapping[str, Mapping[str, float]] = {
-    "task": {"regression_other_device": 0.15, "regression_across_weights": 1.0},
-    "backward": {"regression_other_device": 0.1, "regression_across_weights": 9.0},
-    "local": {"regression_across_weights": 0.5},
-    "sweep": {"regression_across_weights": 4.0},
-}
 _WHERE = ("sites", "modes", "models", "scopes", "reason")
 
 
@@ -148,10 +140,17 @@ class Setting:
         )  # fmt: skip
 
 
+def _scope(name: str) -> Scope:
+    """Return a scope by its exact name; another name is an error with near ones."""
+    if name not in SCOPES.entries:
+        raise unknown("scope", name, SCOPES.names())
+    return scope_of(name)
+
+
 def _least_default(name: str, scopes: tuple[str, ...]) -> float:
     """Return the tightest default of a limit in some scopes, or in all."""
     default = float(getattr(Limits(), name))
-    return min(_BY_SCOPE.get(scope, {}).get(name, default) for scope in scopes or SCOPES)
+    return min(scope_of(scope).limits.get(name, default) for scope in scopes or SCOPES.names())
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
@@ -161,11 +160,8 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 def _homes(metric: str) -> tuple[str, ...]:
     """Return the scopes that a limit of a metric is about where none is named."""
     sources = METRICS.find(metric).sources
-    if sources and {*sources} <= {"checkpoint", "engines"}:
-        return sources
-    if sources == ("experts",):
-        return ("forward",)
-    return ("carried",) if {"task", "metric", "long_text"}.isdisjoint(sources) else ("task",)
+    homes = (scope.name for scope in SCOPES if not {*sources}.isdisjoint(scope.sources))
+    return tuple(homes) or ("carried",)
 
 
 @dataclass(frozen=True)
@@ -239,9 +235,8 @@ class Policy:
         self, site: str, mode: str = "", scope: str = "local", other_weights: bool = False
     ) -> Limits:
         """Return the limits at a site, for accepted errors of the same or of other weights."""
-        if scope not in SCOPES:
-            raise unknown("scope", scope, SCOPES)
-        values: dict[str, Any] = dict(_BY_SCOPE.get(scope, {}))
+        about = _scope(scope)
+        values: dict[str, Any] = dict(about.limits)
         absolute: dict[str, Bound] = {}
         sources: dict[str, str] = {}
         for setting in self.settings:
@@ -259,7 +254,7 @@ class Policy:
 
         def limits(row: Measured) -> Limits:
             all_limits = self.limits_for(row.site, mode, row.scope, other_weights)
-            if row.scope != "engines":
+            if not row.about.own_bounds:
                 return all_limits
             own = {name: all_limits.absolute[name] for name in all_limits.absolute
                    if name in row.values}  # fmt: skip
@@ -349,8 +344,7 @@ def _setting(source: str, table: Mapping[str, Any]) -> Setting:
             raise QgateError(f"sites = {sites!r} is no regular expression: {error}.") from None
         scopes = tuple(_texts("scopes", table))
         for scope in scopes:
-            if scope not in SCOPES:
-                raise unknown("scope", scope, SCOPES)
+            _scope(scope)
         modes, models = (tuple(_texts(name, table)) for name in ("modes", "models"))
         return Setting(source, values, bounds, sites, modes, scopes, models, reason)
     except QgateError as error:

@@ -22,7 +22,6 @@ from qgate.results.power import DefectKind, SmallestDefect
 _HALVED = 0.25
 _LAST_PLACE = 2.0**-24
 """The smallest relative change that a float32 can have."""
-_LIMITS = ("budget", "regression", "absolute", "isolated")
 Sizes = Iterator[tuple[DefectKind, float]]
 
 
@@ -46,15 +45,15 @@ def smallest_defects(verdict: Verdict) -> list[SmallestDefect]:
 
 
 def _sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
-    if row.scope == "task":
+    if row.about.is_task:
         own = [name for name in row.values if METRICS.find(name).task]
         room = min(_room(checks, name) for name in (TASK_CHANGE, *own))
         yield "metric" if own else "task", room
     elif not all(check.passed for check in checks):
         return
-    elif row.scope == "isolated":
+    elif row.about.against_noise:
         yield from _isolated_sizes(row, checks)
-    elif row.scope == "local":
+    elif row.about.has_budget:
         yield from _local_sizes(row, checks)
 
 
@@ -83,13 +82,13 @@ def _local_sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
         yield "scale", min(1.0, whole / _HALVED)
         return
     kinds: tuple[DefectKind, ...] = ("token", "sample", "channel")
+    # Samples have about the same energy; that of a token or channel may be next to none.
+    most = {"sample": whole * len(row.positions)}
     for kind in kinds if port == "output" else kinds[:2]:
         worst = row.value(f"relative_mse@worst_{kind}")
         if worst is not None:
             part = _room(checks, f"relative_mse@worst_{kind}") + worst - error
-            # Samples have about the same energy; that of a token or channel may be next to none.
-            most = whole * len(row.positions) if kind == "sample" else math.inf
-            yield kind, math.sqrt(max(0.0, min(part, most)))
+            yield kind, math.sqrt(max(0.0, min(part, most.get(kind, math.inf))))
 
 
 def _room(checks: Iterable[Check], metric: str) -> float:
@@ -97,7 +96,7 @@ def _room(checks: Iterable[Check], metric: str) -> float:
     rooms = [
         check.bound - check.value
         for check in checks
-        if check.metric == metric and check.kind in _LIMITS and check.side == "<="
+        if check.metric == metric and check.limit.has_room and check.side == "<="
         if check.bound is not None and check.value is not None
     ]
     return max(0.0, min(rooms, default=math.inf))

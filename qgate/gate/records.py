@@ -55,7 +55,7 @@ def record_rows(
             row["finding"] = finding(check, (diagnoses or {}).get(measured.key, ""))
         if calm := measured.parts.get("without_massive"):
             row["without_massive"] = dict(calm)
-        if measured.scope in ("carried", "local") and (grades := grades_of(measured.values)):
+        if measured.about.has_grades and (grades := grades_of(measured.values)):
             row["grades"] = grades
         rows.append(row)
     drawable = [index for index, row in enumerate(verdict.measured) if row.pictures]
@@ -66,7 +66,7 @@ def record_rows(
         {**about, "layer": where, "order": check.order, "site": check.site, "scope": check.scope}
         | {**nothing, "checks": [check.to_dict()], "passed": False, "finding": finding(check)}
         for check in verdict.checks
-        if check.kind == "absent"
+        if check.limit.is_absent
     ]
 
 

@@ -1,6 +1,7 @@
 """The path from measured rows to a verdict and its record, the same for every kind of gate.
 
-A gate measures rows and gives them to `GateSession.judge`; a new kind of gate needs nothing else.
+A gate measures rows and gives them to `GateSession.judge`. A new kind of gate is a session with
+such methods, and a `GateKind` (`qgate.project.gate_kinds`) that says how it is opened.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from qgate.baselines import (
     Candidate,
@@ -25,7 +26,6 @@ from qgate.baselines import (
 from qgate.errors import QgateError
 from qgate.gate.accepted_rows import absent_sites, with_accepted
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, comparable
-from qgate.gate.checks import ACCEPTABLE
 from qgate.gate.ledger import Decision, Ledger
 from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
@@ -76,6 +76,18 @@ class Outcome:
         rows = [{**first, "passed": False, "failure": text}, *more]
         record = {**self.record, "passed": False, "updated": 0, "rows": rows}
         return Outcome(self.verdict, text, record, replace(self.decision, values={}, drops=()))
+
+
+Method = TypeVar("Method", bound=Callable[..., Outcome])
+
+
+def gate(method: Method) -> Method:
+    """Mark a method of a session as a gate, which tests call by its name without the suite.
+
+    A parameter called `mode` is a mode, which tests give by its name.
+    """
+    method.is_gate = True  # type: ignore[attr-defined]
+    return method
 
 
 class GateSession:
@@ -139,6 +151,12 @@ class GateSession:
         other.policy, other.command = policy, command or self.command
         return other
 
+    @classmethod
+    def gates(cls) -> dict[str, Callable[..., Outcome]]:
+        """Return the gates of these sessions by their names."""
+        methods = {name: getattr(cls, name) for name in dir(cls)}
+        return {name: method for name, method in methods.items() if hasattr(method, "is_gate")}
+
     @property
     def store(self) -> Store:
         return self.ledger.store
@@ -153,6 +171,25 @@ class GateSession:
 
     def check_policy(self, policy: Policy | None = None) -> None:
         """Refuse a rule or marker that fits no site or no mode: it would limit nothing."""
+
+    def layers(self, suite: str) -> list[str]:  # noqa: ARG002
+        """List the layers or parts of the subject, and those a suite has accepted figures of."""
+        return []
+
+    def left_out(self, suite: str, fmt: str, layer: str) -> str | None:  # noqa: ARG002
+        """Say why a format cannot be looked at in a layer; empty where there is no such layer."""
+        return None
+
+    def mode_named(self, name: str) -> Mode:
+        """Return the mode that a test names."""
+        raise QgateError(f"gates of {self.subject.name} have no modes, and {name!r} is one.")
+
+    def prepare(self, mode: str) -> None:
+        """Make ready what a test with a mode needs: what fails here is no verdict."""
+
+    def title_of(self, mode: str, fmt: str) -> tuple[str, bool] | None:  # noqa: ARG002
+        """Return the name of a test's accepted errors, and whether a calibration decides them."""
+        return None
 
     def judge(
         self,
@@ -186,7 +223,7 @@ class GateSession:
         ]
         compared = self._positions.setdefault(mode.name, {})
         # A format that is swept may have the name of a mode, and has no positions.
-        forward = (row for row in rows if row.scope in ("carried", "task"))
+        forward = (row for row in rows if row.about.of_whole_model)
         compared |= {row.site: row.positions for row in forward}
         if idle := self.policy.idle_bounds(rows, mode.name):
             raise QgateError(f"{idle}: it limits nothing. Name its scopes, or leave it out.")
@@ -248,7 +285,7 @@ class GateSession:
             notes = {**(notes or {}), NOT_ACROSS_WEIGHTS: left_out}
         if notes:
             records = [{**row, "notes": dict(notes)} for row in records]
-        acceptable = any(check.kind in ACCEPTABLE for check in failed) and not hint(tuple(failed))
+        acceptable = any(check.limit.is_acceptable for check in failed) and not hint(tuple(failed))
         record = {
             "passed": not failed,
             "updated": decision.entries if writes else 0,
@@ -270,7 +307,7 @@ class GateSession:
         across["accepted"] = sorted({*across["accepted"], other_weights})
         self.note_left_out(left_out)
         for check in verdict.checks:
-            if check.kind == "regression" and check.allowed and "@" not in check.metric:
+            if check.limit.is_accepted and check.allowed and "@" not in check.metric:
                 shares = [*across["room"].get(check.scope, ()), check.allowed]
                 across["room"][check.scope] = [min(shares), max(shares)]
 
@@ -345,7 +382,7 @@ class GateSession:
         decision = self.ledger.decide(title, suite, calibrated, verdict, "failed", accept_plan=True)
         values, barred = dict(decision.values), {}
         for check in verdict.failed:
-            if check.kind not in ACCEPTABLE and check.value is not None and check.metric:
+            if not check.limit.is_acceptable and check.value is not None and check.metric:
                 key = Key(suite, check.site, check.scope, check.metric)
                 values[key] = check.value
                 barred[key] = f"{check.kind}: {check.reason or 'limit broken'}"

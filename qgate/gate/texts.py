@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from qgate.errors import QgateError
-from qgate.gate.checks import ACCEPTABLE, NO_ACCEPTED, Check
+from qgate.gate.checks import Check
 from qgate.gate.measured import OTHER_VALUES, UNNAMED_FAULT
 from qgate.gate.updating import hint
 from qgate.gate.verdict import Verdict
@@ -46,9 +46,9 @@ def first_line(
     more = _more_checks(len(failed) - 1)
     check = verdict.entry or failed[0]
     diagnosis = diagnoses.get((check.site, check.scope), "")
-    if check.kind == "isolated":
+    if check.limit.says_fault:
         diagnosis = diagnosis or _fault(check)
-    if check.kind in ("conformance", "finding"):
+    if check.limit.separator:
         text = f"{check.site} ({label} {mode}) {check.reason}"
     elif diagnosis:
         text = f"{check.site} ({label} {mode}) {diagnosis}: {sentence(check)}"
@@ -63,7 +63,7 @@ def _more_checks(count: int) -> str:
 
 def _plan_changes(verdict: Verdict) -> list[PlanChange]:
     total = sum(bool(measured.texts) for measured in verdict.measured)
-    total += sum(check.kind == "absent" and check.is_plan_change for check in verdict.checks)
+    total += sum(check.limit.is_absent and check.is_plan_change for check in verdict.checks)
     return merged(plan_changes(map(vars, verdict.checks)), total)
 
 
@@ -72,22 +72,8 @@ def sentence(check: Check, where: str = "") -> str:
     at, colon = (f" {where}", f" {where}:") if where else ("", ",")
     if check.is_plan_change:
         return f"{check.accepted_text} accepted, {check.text} found{', ' * bool(where)}{where}"
-    if check.kind == "missing":
-        lacking = f", {check.reason}" if check.reason not in ("", NO_ACCEPTED) else ""
-        return f"no accepted {check.metric}{at}{lacking}: record it with --update-baselines"
-    if check.kind == "absent":
-        reason = "it has accepted errors, the set of sites changed"
-        if check.accepted_on:
-            reason += f" (only an update on {check.accepted_on} removes them)"
-        return f"not measured{colon} {reason}" if where else reason
-    if check.kind == "nothing":
-        if check.times is None:
-            return f"nothing compared{colon} a gate that compared nothing does not pass"
-        return f"not in effect{colon} {check.reason}" if where else check.reason
-    if check.kind == "conformance":
-        return f"wrong values{colon} {check.reason}"
-    if check.kind == "finding":
-        return f"not as declared{colon} {check.reason}"
+    if check.limit.sentence is not None:
+        return check.limit.sentence(check, where)
     if check.metric.startswith("nonfinite"):
         return f"non-finite values{colon} {check.reason}"
     if check.value is None or not math.isfinite(check.value):
@@ -105,17 +91,14 @@ def sentence(check: Check, where: str = "") -> str:
 
 def finding(check: Check, diagnosis: str = "") -> FindingWords:
     """Return what is wrong in words, and by how much against what, as records keep it."""
-    if check.kind == "conformance":
-        fault, _, first = check.reason.partition("; ")
+    if separator := check.limit.separator:
+        fault, _, first = check.reason.partition(separator)
         if diagnosis and fault.startswith(OTHER_VALUES):
             return FindingWords(fault=diagnosis, figures=fault, diagnosed=True)
         is_named = fault != UNNAMED_FAULT
         words = fault if is_named else diagnosis or fault
         is_diagnosed = is_named or bool(diagnosis)
         return FindingWords(fault=words, figures=first, diagnosed=is_diagnosed)
-    if check.kind == "finding":
-        fault, _, figures = check.reason.partition(": ")
-        return FindingWords(fault=fault, figures=figures, diagnosed=True)
     return FindingWords(
         fault=diagnosis or _fault(check), figures=sentence(check), diagnosed=bool(diagnosis)
     )
@@ -125,53 +108,33 @@ def _fault(check: Check) -> str:
     """Say in words what a failed check means."""
     if check.is_plan_change:
         return "is quantized in another way than accepted"
-    if check.kind == "isolated":
-        return check.reason or "is not what FP32 code makes of the same tensors"
-    if check.kind == "budget" and check.side == ">=":
+    kind = check.limit
+    if kind.says_fault and check.reason:
+        return check.reason
+    if kind.is_ideal and check.side == ">=":
         return "is not quantized, or not as declared"
-    if check.kind == "budget" and check.against == 0 and not check.quantizer:
+    if kind.is_ideal and check.against == 0 and not check.quantizer:
         return "changed, and the mode leaves it as it is"
-    if check.kind == "budget":
+    if kind.is_ideal:
         return f"is not what correct {check.quantizer or 'quantization'} gives"
-    metric = METRICS.find(check.metric) if check.kind == "regression" else None
+    metric = METRICS.find(check.metric) if kind.is_accepted else None
     if metric is not None and (check.side == "==" or metric.direction == "steady"):
         return "is not what was accepted"
-    if metric is not None and check.side == ">=" and check.scope == "checkpoint":
-        return "is not what was accepted"
+    if metric is not None and check.side == ">=" and check.about.better_words:
+        return check.about.better_words
     if metric is not None and check.side == ">=" and metric.relative:
         return "is far better than accepted"
-    return _FAULTS.get(check.kind, "is wrong")
-
-
-_FAULTS: Mapping[str, str] = {
-    "regression": "is worse than accepted",
-    "absolute": "is beyond a limit of its suite",
-    "nonfinite": "is not finite",
-    "nothing": "is not in effect",
-    "missing": "has no accepted value",
-    "absent": "was not measured",
-}
+    return kind.fault
 
 
 def _why(check: Check) -> str:
-    against = check.against
-    if check.kind == "absolute":
-        return f"absolute limit{f', {check.reason}' if check.reason else ''}"
-    if check.kind == "isolated":
-        return "only float noise is allowed"
-    if against is None or (check.kind == "regression" and check.reason):
+    against, kind = check.against, check.limit
+    if kind.why:
+        return kind.why.format(reason=f", {check.reason}" if check.reason else "")
+    if against is None or (kind.is_accepted and check.reason):
         return check.reason
-    if check.kind == "budget" and check.reason and check.bound is None:
-        return check.reason
-    if check.kind == "budget" and check.side == ">=":
-        return f"better than an ideal {check.quantizer or 'declared'} quantizer: {check.reason}"
-    if check.kind == "budget":
-        if against == 0 and not check.quantizer:
-            return "the mode leaves it as it is, only float noise is allowed"
-        name = f"the ideal {check.quantizer or 'declared'} quantizer"
-        if against == 0:
-            return f"{name} is exact here, only the noise floor is allowed"
-        return f"{_decibels(check)} dB over {name}, {check.allowed:g} allowed"
+    if kind.is_ideal:
+        return _why_of_ideal(check)
     logarithm = METRICS.find(check.metric).logarithm
     if logarithm == "log2":
         return _factors(check.value, against, check.bound or 0.0)
@@ -180,6 +143,19 @@ def _why(check: Check) -> str:
     if not check.allowed and check.bound is not None:
         return f"accepted is {number(against)}, it may be {number(abs(check.bound - against))} off"
     return _times(check.value, against, check.allowed or 0.0) + _elsewhere(check)
+
+
+def _why_of_ideal(check: Check) -> str:
+    if check.reason and check.bound is None:
+        return check.reason
+    name = f"ideal {check.quantizer or 'declared'} quantizer"
+    if check.side == ">=":
+        return f"better than an {name}: {check.reason}"
+    if check.against == 0 and not check.quantizer:
+        return "the mode leaves it as it is, only float noise is allowed"
+    if check.against == 0:
+        return f"the {name} is exact here, only the noise floor is allowed"
+    return f"{_decibels(check)} dB over the {name}, {check.allowed:g} allowed"
 
 
 def _elsewhere(check: Check) -> str:
@@ -264,7 +240,7 @@ def failure_text(
     failed = verdict.failed
     changes = _plan_changes(verdict)
     first = first_line(verdict, mode, label=label, diagnoses=diagnoses, follows=earlier.words)
-    if not changes and all(check.kind == "missing" for check in failed):
+    if not changes and all(check.limit.is_new for check in failed):
         # Nothing is known to be wrong: a table of what is not there helps nobody.
         return f"{first}\n  to record it: {command}"
     lines = [first]
@@ -283,7 +259,7 @@ def failure_text(
         lines.append(f"  baseline  {baseline}")
     if not earlier.is_acceptable:
         lines.append(f"  mend that first: this test {_verb(earlier)}")
-    elif any(check.kind in ACCEPTABLE for check in failed) and not hint(failed):
+    elif any(check.limit.is_acceptable for check in failed) and not hint(failed):
         lines.append(f"  if intended: {command}")
         if changes:
             lines.append("  an update without --accept-plan writes nothing of this gate")
@@ -302,11 +278,11 @@ def _verb(earlier: EarlierCause) -> str:
 
 def _enters(verdict: Verdict) -> str:
     entry = verdict.entry
-    if entry is not None and entry.scope == "engines":
+    if entry is not None and not entry.about.is_local:
         return ""
     if entry is not None:
         return f"the error enters at {entry.site}, the first whose {entry.scope} error is out"
-    if not any(check.scope == "carried" for check in verdict.failed):
+    if not any(check.about.over_tokens for check in verdict.failed):
         return ""
     if verdict.has_local:
         return "no local error is out: the error is carried here or amplified"
@@ -315,7 +291,7 @@ def _enters(verdict: Verdict) -> str:
 
 def _carried(verdict: Verdict) -> str:
     """Write what is carried along, the worst where there are several; a failure has no grades."""
-    carried = [measured.values for measured in verdict.measured if measured.scope == "carried"]
+    carried = [measured.values for measured in verdict.measured if measured.about.over_tokens]
     with_bands = [values for values in carried if graded(values)]
     if not with_bands:
         return ""
@@ -370,7 +346,7 @@ def _moved(check: Check) -> str:
         return f"{value - against:+.3g}"
     if against == 0:
         return "from 0"
-    if check.kind == "budget":
+    if check.limit.is_ideal:
         return f"{_decibels(check)} dB"
     percent = 100 * (value - against) / abs(against)
     if abs(percent) >= 1e4:

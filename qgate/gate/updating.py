@@ -23,10 +23,11 @@ from typing import Literal, get_args
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.errors import unknown
-from qgate.gate.checks import ACCEPTABLE, TASK_CHANGE, Check
+from qgate.gate.checks import TASK_CHANGE, Check
 from qgate.gate.measured import is_finite
 from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS, sample_number
+from qgate.results.limit_kinds import LIMIT_KINDS
 from qgate.text import counted
 
 Which = Literal["failed", "new", "all"]
@@ -79,7 +80,9 @@ def decide_update(
         raise unknown("choice of what to update", which, WHICH)
     if not accept_plan and any(check.is_plan_change for check in verdict.failed):
         return GateUpdate({}, (), (), verdict.failed, hint(verdict.failed))
-    broken = {(check.site, check.scope) for check in verdict.failed if check.kind not in ACCEPTABLE}
+    broken = {
+        (check.site, check.scope) for check in verdict.failed if not check.limit.is_acceptable
+    }
     open_checks = [check for check in verdict.checks if (check.site, check.scope) not in broken]
     changes = [
         change
@@ -97,7 +100,7 @@ def decide_update(
     remaining = tuple(
         check
         for check in verdict.failed
-        if check.kind not in ACCEPTABLE
+        if not check.limit.is_acceptable
         or not (_is_settled(check, values) or (check.site, check.scope) in removed)
     )
     return GateUpdate(values, removed, tuple(changes), remaining, hint(remaining))
@@ -105,11 +108,11 @@ def decide_update(
 
 def _change(check: Check) -> EntryChange | None:
     """Return what an update could do about one check, None where there is nothing."""
-    if check.kind == "absent":
+    if check.limit.is_absent:
         return EntryChange(*check.key, "removed", None, None)
-    if check.kind not in ACCEPTABLE or not is_finite(check.value) or check.metric == TASK_CHANGE:
+    if not check.limit.is_acceptable or not is_finite(check.value) or check.metric == TASK_CHANGE:
         return None
-    if check.kind == "missing":
+    if check.limit.is_new:
         return EntryChange(*check.key, "new", None, check.text or check.value)
     state: State = "improved" if check.improved else "same" if check.passed else "worse"
     old, new = check.accepted_text or check.against, check.text or check.value
@@ -137,7 +140,7 @@ def _samples(verdict: Verdict, broken: set[tuple[str, str]]) -> Iterator[EntryCh
     moved = {
         (check.site, check.scope)
         for check in verdict.failed
-        if check.metric == TASK_CHANGE or check.scope == "engines"
+        if check.metric == TASK_CHANGE or not check.about.pairs_samples
     }
     for measured in verdict.measured:
         if measured.key in broken:
@@ -162,16 +165,11 @@ def _is_settled(check: Check, values: Mapping[Key, float | str]) -> bool:
 
 def hint(failed: tuple[Check, ...]) -> str:
     """Say what to do about failures that --update-baselines cannot accept; empty without one."""
-    kinds = dict.fromkeys(check.kind for check in failed)
+    kinds = {check.kind for check in failed}
     sources = {check.kind: check.source for check in reversed(failed) if check.source}
-    advice = {
-        "nonfinite": "find what overflows or divides by zero",
-        "conformance": "fix the quantizer or the module: it gives other values than it has to",
-        "finding": "mend what it names, or allow it by a rule of limits that says why",
-        "isolated": "find what differs from FP32 code there",
-        "absolute": f"fix the mode or change the limit ({sources.get('absolute', 'its suite')})",
-        "budget": f"fix the quantizer or raise budget_db ({sources.get('budget', 'default')})",
-        "nothing": "put the mode into effect, or give the site something to compare",
-    }
-    parts = [text for kind, text in advice.items() if kind in kinds]
+    parts = [
+        kind.advice.format(source=sources.get(kind.name, kind.usual_source))
+        for kind in LIMIT_KINDS
+        if kind.advice and kind.name in kinds
+    ]
     return f"{'; '.join(parts)}: --update-baselines cannot accept this" if parts else ""

@@ -50,7 +50,7 @@ class Verdict(Overviewed):
 
     @property
     def has_local(self) -> bool:
-        return any(measured.scope == "local" for measured in self.measured)
+        return any(measured.about.has_budget for measured in self.measured)
 
     @property
     def entry(self) -> Check | None:
@@ -59,12 +59,7 @@ class Verdict(Overviewed):
         Local and isolated errors are made at their sites, so the first one in the order of the
         model is the cause; of two engines it is the first beyond what was accepted.
         """
-        own = [
-            check
-            for check in self.failed
-            if check.scope in ("local", "isolated", "engines")
-            and check.kind not in ("missing", "absent", "nothing")
-        ]
+        own = [check for check in self.failed if check.about.enters and check.limit.has_number]
         return min(own, key=lambda c: (needs_accepted(vars(c)), *c.position), default=None)
 
     @property

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qgate.causes.casts import WrongCast, wrong_casts
-from qgate.causes.layouts import spread_scales
+from qgate.causes.casts import wrong_casts
+from qgate.causes.faults import Fault, Function, WrongCast
+from qgate.causes.integers import code_faults, grid_faults
 from qgate.expected.dispatching import DispatchMode
 from qgate.expected.noise import evaluate
 from qgate.expected.stages import QUANTIZED, StageCast, StagedFunction
-from qgate.formats.definition import quantize as define
 from qgate.formats.options import Floats
-from qgate.formats.settings import QuantizerSettings
 from qgate.kernel_checks.closeness import energy_left
 from qgate.kernel_checks.declared import Quantization, from_array, to_array
 from qgate.kernel_checks.explanations import MOST_WORK, work_of
 from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
-from qgate.kernel_checks.subject import RESULT, Function
+from qgate.kernel_checks.subject import RESULT
 
 LEFT = 0.1
 """Share of what was off that a fault may leave: codes that float noise decides."""
@@ -40,15 +37,7 @@ class _CannotOccur(ValueError):
     """A fault that values of this shape cannot have."""
 
 
-@dataclass(frozen=True)
-class StageFault:
-    """A fault in words, and the reference that has it."""
-
-    words: str
-    like: Function
-
-
-def stage_faults(case: Failing) -> Iterator[StageFault]:
+def stage_faults(case: Failing) -> Iterator[Fault[Function]]:
     """List the faults that the stages of a reference may have, the plainest first."""
     like = case.subject.like
     if not isinstance(like, StagedFunction):
@@ -61,13 +50,13 @@ def stage_faults(case: Failing) -> Iterator[StageFault]:
         casts = _casts(quantization)
         plain = list(itertools.islice(casts, 1))
         for cast in plain:
-            yield StageFault(f"stage {name} {cast.words}", like.with_cast(name, _faulty(cast)))
+            yield Fault(f"stage {name} {cast.words}", like.with_cast(name, _faulty(cast)))
         for number in _some(len(inputs)):
             words = f"stage {name} {plain[0].words} in call {number + 1} of {len(inputs)}"
-            yield StageFault(words, like.with_cast((name, number), _faulty(plain[0])))
+            yield Fault(words, like.with_cast((name, number), _faulty(plain[0])))
         yield from _elsewhere(like, name, inputs, case.ideal)
         for cast in casts:
-            yield StageFault(f"stage {name} {cast.words}", like.with_cast(name, _faulty(cast)))
+            yield Fault(f"stage {name} {cast.words}", like.with_cast(name, _faulty(cast)))
 
 
 def _some(count: int) -> list[int]:
@@ -88,7 +77,7 @@ def describe_wrong_stage(case: Failing) -> str:
     affordable = max(MOST_WORK // max(work_of(case), 1), FEWEST)
     for number, fault in enumerate(itertools.islice(stage_faults(case), affordable)):
         try:
-            values = evaluate(fault.like, case.ideal)
+            values = evaluate(fault.change, case.ideal)
         except LENGTH_REFUSALS:
             continue
         if output is not None:
@@ -122,44 +111,14 @@ def _casts(quantization: Quantization) -> Iterator[WrongCast]:
         "is quantized after its rows were normalized to a sum of 1, not before",
         lambda x: _normalized(x, ideal),
     )
+    q = quantization.quantizer
+    of_codes = [] if q is None else [*code_faults(q), *grid_faults(q)]
+    yield from of_codes
     # Rounded to 16 bits and not quantized is not quantized.
-    if quantization.quantizer is not None:
-        yield from _of_codes(quantization.quantizer)
-    yield from (cast for cast in listed if not cast.words.startswith(("is bf16,", "is fp16,")))
-
-
-def _of_codes(q: QuantizerSettings) -> Iterator[WrongCast]:
-    """List other codes under the same scales: rounded one way, or saturated too early."""
-    for way, words in ((-1, "down"), (1, "up")):
-        yield WrongCast(
-            f"is rounded {words}, not to the nearest",
-            lambda x, way=way: _directed(x, q, way),  # type: ignore[misc]
-        )
-    largest = float(q.format.element.magnitudes().max())
-    for share in (0.5, 240 / 448, 0.75, 0.9):
-        yield WrongCast(
-            f"saturates at {share * largest:.4g}, not at {largest:g}",
-            lambda x, share=share: _saturated(x, q, share * largest),  # type: ignore[misc]
-        )
-
-
-def _directed(x: Floats, q: QuantizerSettings, way: int) -> Floats:
-    """Round to the next value of the format below or above."""
-    numbers = q.format.element.magnitudes()
-    numbers = np.unique(np.concatenate([-numbers, numbers]))
-    scales = spread_scales(x, q)
-    ratios = x / scales
-    if way < 0:
-        index = np.searchsorted(numbers, ratios, "right") - 1
-    else:
-        index = np.searchsorted(numbers, ratios, "left")
-    result: Floats = numbers[index.clip(0, len(numbers) - 1)] * scales
-    return np.where(np.isfinite(x), result, x)
-
-
-def _saturated(x: Floats, q: QuantizerSettings, largest: float) -> Floats:
-    bounds = spread_scales(x, q) * largest
-    return np.clip(define(x, q), -bounds, bounds)
+    before = {cast.words for cast in of_codes}
+    for cast in listed:
+        if cast.words not in before and not cast.words.startswith(("is bf16,", "is fp16,")):
+            yield cast
 
 
 def _normalized(x: Floats, ideal: Callable[[Floats], Floats]) -> Floats:
@@ -177,7 +136,7 @@ def _normalized(x: Floats, ideal: Callable[[Floats], Floats]) -> Floats:
 
 def _elsewhere(
     like: StagedFunction, name: str, inputs: Sequence[Tensor], ideal: Sequence[Any]
-) -> Iterator[StageFault]:
+) -> Iterator[Fault[Function]]:
     """List the operators before and after which the values may be quantized instead."""
     cast = (like.casts or {})[name]
     shapes = {x.shape for x in inputs}
@@ -187,10 +146,10 @@ def _elsewhere(
     passing = like.with_cast(name, StageCast(torch.clone))
     for operator, operand in listing.before:
         words = f"stage {name} is quantized before {_word(operator)}, not after"
-        yield StageFault(words, _cast_at(passing, shapes, cast, operator, operand))
+        yield Fault(words, _cast_at(passing, shapes, cast, operator, operand))
     for operator in listing.after:
         words = f"stage {name} is quantized after {_word(operator)}, not before"
-        yield StageFault(words, _cast_at(passing, shapes, cast, operator, None))
+        yield Fault(words, _cast_at(passing, shapes, cast, operator, None))
 
 
 def _word(operator: str) -> str:

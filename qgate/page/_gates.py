@@ -166,15 +166,12 @@ def _site_row(checks: Sequence[Check]) -> tuple[Any, ...]:
     check, *further_checks = checks
     site, scope, metric, against, now, moved, limit, kind = plain_cells(check)
     far, times = times_cell(check)
-    reasons = {
-        "budget": f"more than {check.allowed or 0:g} dB over an ideal {check.quantizer} quantizer",
-        "isolated": "float noise of FP32 code fed with the same tensors",
-        "regression": f"at most {100 * (check.allowed or 0):.3g} % from what was accepted",
-        "absolute": "an absolute limit",
-        "missing": "no error was accepted yet",
-    }
+    allowed = check.allowed or 0
+    limit_text = check.limit.page_words.format(
+        allowed=allowed, percent=100 * allowed, quantizer=check.quantizer
+    )
     where = f" ({check.source})" if check.source and check.source != "default" else ""
-    reason = check.reason or reasons.get(check.kind, "") + where
+    reason = check.reason or limit_text + where
     if check.accepted_on:
         reason += f"; accepted on {check.accepted_on}"
     also = [f"{other.metric} {times_cell(other)[0]} ({other.kind})" for other in further_checks]

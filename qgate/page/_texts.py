@@ -8,39 +8,29 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from qgate.gate.checks import ACCEPTABLE, Check
+from qgate.gate.checks import Check
 from qgate.gate.texts import cells_of, finding
 from qgate.gate.updating import hint
 from qgate.metrics import METRICS
 from qgate.page.runs import RecordedGate, Run
+from qgate.project.gate_kinds import gate_kinds
+from qgate.project.options import PathPair
 from qgate.results.extent import partial_head
 from qgate.results.failure_causes import suspect_of
+from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
-from qgate.results.ranking import (
-    WITHOUT_NUMBER,
-    needs_accepted,
-    severity,
-    times_text,
-)
+from qgate.results.ranking import needs_accepted, severity, times_text
 from qgate.results.schema import Record
 from qgate.text import counted, times_figure
 
 FAILED, NEW, UNKNOWN, PASSED, IMPROVED = "failed", "new", "no verdict", "passed", "improved"
 VERDICTS = (FAILED, NEW, UNKNOWN, PASSED, IMPROVED)
-# Of these suites the mode of a record is a format.
-_OF_FORMATS = ("overflow", "scaling", "dump_overflow")
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Check))
 # Options that say what a run is about; a gate is run again with those it was run with.
 _ABOUT = (
-    "mode", "model", "format", "layers", "dump", "dump-name", "checkpoint", "parent",
-    "recipe", "checkpoint-name", "engines", "engines-name", "engines-weights", "engines-logits",
-    "reference", "baselines", "device",
+    "mode", "model", "format", "layers", "reference", "baselines", "device",
     "samples", "seqlen", "calib-samples", "calib-seqlen", "percentile-alpha", "calibration",
 )  # fmt: skip
-
-
-# Those of them that take two values.
-_PAIRS = ("engines", "engines-weights")
 
 
 def verdict_of(gate: RecordedGate, run: Run) -> str:
@@ -103,7 +93,8 @@ def fault_texts(record: Record) -> tuple[str, str]:
 
 
 def _place(record: Record) -> str:
-    label = "format" if record["suite"] in _OF_FORMATS else "mode"
+    by_format = {suite for kind in gate_kinds() for suite in kind.by_format}
+    label = "format" if record["suite"] in by_format else "mode"
     return f"{record['site']} ({label} {record['mode']})"
 
 
@@ -189,7 +180,7 @@ def _headline(run: Run) -> tuple[str, ...]:
     gate = run.gates[0]
     if changed := updated_text(run.header.get("update")):
         return first, f"baselines: {changed}"
-    if gate.check is None or gate.check["kind"] == "missing":
+    if gate.check is None or limit_kind_of(gate.check["kind"]).is_new:
         return (first,)
     location = f"{gate.record['site']} (mode {gate.record['mode']})"
     nearest = f"nearest to its limit is {gate.check['metric']} at {location}"
@@ -247,9 +238,9 @@ def times_cell(check: Check | None) -> tuple[str, float]:
 
     Values that are not finite sort as worst, those without a number between failed and passed.
     """
-    if check is None or check.kind in WITHOUT_NUMBER:
+    if check is None or not check.limit.has_number:
         return "–", 1.0
-    unfit = check.kind == "nonfinite" or check.value is None or not math.isfinite(check.value)
+    unfit = check.limit.is_nonfinite or check.value is None or not math.isfinite(check.value)
     if unfit or check.times is None or not math.isfinite(check.times):
         return "∞", math.inf
     return f"{times_figure(check.times)}×", check.times
@@ -276,7 +267,7 @@ def accept_command(run: Run, gate: RecordedGate) -> tuple[str, str]:
         return "", f"mend {cause.place} first: this gate follows from it"
     if why := hint(tuple(failed)):
         return "", why
-    if not any(check.kind in ACCEPTABLE for check in failed):
+    if not any(check.limit.is_acceptable for check in failed):
         return "", ""
     if commands := gate.record.get("commands"):
         return str(commands["accept"]), ""
@@ -286,6 +277,8 @@ def accept_command(run: Run, gate: RecordedGate) -> tuple[str, str]:
 
 
 def _options(command: Iterable[object]) -> list[str]:
+    subjects = {name: option for kind in gate_kinds() for name, option in kind.options.items()
+                if option.about == "subject"}  # fmt: skip
     options: list[str] = []
     awaited = 0
     for word in map(str, command):
@@ -294,7 +287,8 @@ def _options(command: Iterable[object]) -> list[str]:
         if awaited:
             options.append(word)
             awaited -= 1
-        elif word.startswith("--") and option in _ABOUT:
+        elif word.startswith("--") and option in (*_ABOUT, *subjects):
             options.append(word)
-            awaited = 0 if equals else 1 + (option in _PAIRS)
+            is_pair = option in subjects and subjects[option].kind is PathPair
+            awaited = 0 if equals else 1 + is_pair
     return options

@@ -28,7 +28,7 @@ from qgate.results.extent import cause_text, covered_texts, extent_of, is_partia
 from qgate.results.looser import factor_text, looser_of, places_text, value_text
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
 from qgate.results.pictures import Plots
-from qgate.results.power import HEADS, KINDS, power_of, size_text
+from qgate.results.power import DEFECT_WORDS, KINDS, power_of, size_text
 from qgate.results.tasks import BLIND, TASK_HEADS, detectable_text, task_cells, tasks_of
 from qgate.text import listed, shortened
 
@@ -299,7 +299,7 @@ def _power(run: Run) -> dict[str, object] | None:
         return None
     # A model has one task: text, or a metric of its own.
     measured = {defect["kind"] for mode in modes for defect in mode["defects"]}
-    kinds = [kind for kind in KINDS if kind != "metric" or kind in measured]
+    kinds = [kind for kind in KINDS if kind in measured or DEFECT_WORDS[kind].is_usual]
     rows = []
     for mode in modes:
         defects = {defect["kind"]: defect for defect in mode["defects"]}
@@ -310,7 +310,7 @@ def _power(run: Run) -> dict[str, object] | None:
             for kind in kinds
         ]
         rows.append((f"{mode['model']} {mode['mode']}", cells))
-    return {"about": _POWER, "heads": [HEADS[kind] for kind in kinds], "rows": rows}
+    return {"about": _POWER, "heads": [DEFECT_WORDS[kind].head for kind in kinds], "rows": rows}
 
 
 def _tasks(run: Run) -> dict[str, object] | None:

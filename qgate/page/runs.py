@@ -16,10 +16,12 @@ from typing import Any
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.results import binding, read
 from qgate.results.failure_causes import FailureCause
+from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.other_tests import is_finished, other_tests_of
 from qgate.results.ranking import badness
 from qgate.results.reading import effective_header
 from qgate.results.schema import Record, is_counted
+from qgate.results.scopes import SCOPES, scope_of
 from qgate.results.summary import Tally
 from qgate.text import counted
 
@@ -30,8 +32,6 @@ MOST_FAILED = 40
 MOST_DRAWN = 2000
 # Where a test is that holds several layers at once, such as that of the reference.
 EVERYWHERE = "all layers"
-# What stands for a cell of the heat map, the most telling scope first.
-_SCOPES = ("carried", "local", "sweep", "forward", "backward", "task", "checkpoint", "engines")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ class RecordedGate:
     def is_new(self) -> bool:
         """Tell if the gate fails only because no errors are accepted yet."""
         checks = [check for record in self.failed for check in record["checks"]]
-        return not self.passed and all(c["passed"] or c["kind"] == "missing" for c in checks)
+        return not self.passed and all(
+            c["passed"] or limit_kind_of(c["kind"]).is_new for c in checks
+        )
 
     @property
     def value(self) -> float | None:
@@ -275,7 +277,7 @@ def _add(gate: _GateRecords, record: Record) -> None:
     error, scope = record["values"].get("relative_mse"), record["scope"]
     if error is not None:
         gate.errors[scope] = max(gate.errors.get(scope, 0.0), error)
-    if scope in ("carried", "local"):
+    if scope_of(scope).has_grades:
         gate.blocks[scope, record["site"]] = (record.get("order", 0), error)
 
 
@@ -305,7 +307,7 @@ def _layer_errors(
 
 def representative_error(errors: Mapping[str, float]) -> tuple[str, float | None]:
     """Return the most telling scope that has an error, and the error."""
-    scope = next((scope for scope in _SCOPES if scope in errors), "")
+    scope = next((s.name for s in SCOPES if s.name in errors and not s.against_noise), "")
     return scope, errors.get(scope)
 
 
@@ -314,11 +316,13 @@ def _growth(gathered: Mapping[str, _GateRecords]) -> list[Growth]:
     by_mode: dict[tuple[str, str], dict[str, tuple[int, str, float | None, float | None]]] = {}
     for gate in gathered.values():
         record = gate.worst
-        carried = {site: at for (scope, site), at in gate.blocks.items() if scope == "carried"}
-        for site, (order, error) in carried.items():
-            local = gate.blocks.get(("local", site), (0, None))[1]
+        blocks = [(scope_of(scope), site, *at) for (scope, site), at in gate.blocks.items()]
+        local_of = {site: error for scope, site, _, error in blocks if scope.has_budget}
+        for scope, site, order, error in blocks:
+            if not scope.over_tokens:
+                continue
             sites = by_mode.setdefault((str(record["model"]), str(record["mode"])), {})
-            sites[site] = (order, str(record["layer"]), error, local)
+            sites[site] = (order, str(record["layer"]), error, local_of.get(site))
     lines = []
     for (model, mode), sites in sorted(by_mode.items()):
         rows = sorted(sites.values(), key=lambda row: row[:2])

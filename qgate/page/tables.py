@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from tabulate import tabulate
 
 from qgate.metrics import METRICS
-from qgate.results.ranking import WITHOUT_NUMBER, figure_texts, value_of
+from qgate.results.limit_kinds import limit_kind_of
+from qgate.results.ranking import figure_texts, value_of
 from qgate.results.summary import ComparisonSummary
 from qgate.text import for_terminal, one_line, times_figure
 
@@ -117,7 +118,7 @@ def value_text(finding: ComparisonSummary) -> str:
         return one_line(value)
     if value is not None and math.isfinite(value):
         return figure_texts(check, _DIGITS)[0]
-    return "-" if check["kind"] in WITHOUT_NUMBER else "not finite"
+    return "not finite" if limit_kind_of(check["kind"]).has_number else "-"
 
 
 def short(value: float) -> str:
@@ -138,11 +139,12 @@ def far_text(finding: ComparisonSummary) -> str:
     check = finding.check
     if check is None:
         return "nothing"
-    if check["kind"] in WITHOUT_NUMBER:
-        return one_line(check["kind"])
+    kind = limit_kind_of(check["kind"])
+    if not kind.has_number:
+        return one_line(kind.name)
     times = check["times"]
     unfit = check["value"] is None or not math.isfinite(check["value"])
-    if unfit or check["kind"] == "nonfinite":
+    if unfit or kind.is_nonfinite:
         return "-"
     return f"{times_figure(times)}x" if times is not None and math.isfinite(times) else "over 0"
 

@@ -12,16 +12,30 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from qgate.records import Meta
 from qgate.results.pictures import Count
+from qgate.results.scopes import scope_of
 from qgate.text import listed
 
 NOT_COMPARED = "not compared"
 _NO_GATE = "no gate of this run compares"
 _IDLE = "the first sample does not pass"
-_COMPARING = ("local", "carried", "task")
 _MODES = 3
-_NOUNS = {"module": "quantized modules", "output": "outputs", "layer": "layers"}
 
 PartKind = Literal["module", "output", "layer"]
+
+
+class PartWords(NamedTuple):
+    """The name of several parts of one kind, and where they are."""
+
+    noun: str
+    is_layer: bool = False
+    is_in_layer: bool = False
+
+
+_PARTS: Mapping[PartKind, PartWords] = {
+    "module": PartWords("quantized modules", is_in_layer=True),
+    "output": PartWords("outputs"),
+    "layer": PartWords("layers", is_layer=True),
+}
 
 
 class CoveredShare(TypedDict):
@@ -143,14 +157,18 @@ def coverage_of(
 
     What no record is about is explained by an omitted gate of its layer, if there is one.
     """
-    sites: dict[str, set[str]] = {name: set() for name in _COMPARING}
+    local: set[str] = set()
+    compared: set[str] = set()
+    has_records = False
     for row in rows:
         if (row["model"], row["mode"]) == (scope.model, scope.mode) and row["checks"]:
-            sites.setdefault(row["scope"], set()).add(row["site"])
-    if not any(sites.values()):
+            about, site, has_records = scope_of(row["scope"]), row["site"], True
+            if about.is_covering:
+                compared.add(site)
+            if about.has_budget:
+                local.add(site.partition(":")[0])
+    if not has_records:
         return None
-    local = {site.partition(":")[0] for site in sites["local"]}
-    compared = sites["local"] | sites["carried"] | sites["task"]
 
     def is_held(module: str) -> bool:
         unit = scope.modules[module][0]
@@ -251,11 +269,12 @@ def gaps_of(coverage: Iterable[ModeCoverage]) -> list[tuple[str, str, str, str, 
     gaps: dict[tuple[str, str, str, str], list[str]] = {}
     for of in coverage:
         parts = [part for part in of["uncovered"] if part["cause"] == NOT_COMPARED]
-        layers = {part["name"] for part in parts if part["kind"] == "layer"}
+        layers = {part["name"] for part in parts if _PARTS[part["kind"]].is_layer}
         for part in parts:
-            if part["kind"] == "module" and part["layer"] in layers:
+            words = _PARTS[part["kind"]]
+            if words.is_in_layer and part["layer"] in layers:
                 continue
-            reason = f"{_NOUNS[part['kind']]} that {part['reason']}"
+            reason = f"{words.noun} that {part['reason']}"
             key = (NOT_COMPARED, reason, of["model"], of["mode"])
             gaps.setdefault(key, []).append(part["name"])
         if 0 < of["tokens"]["held"] < of["tokens"]["of"]:

@@ -14,18 +14,14 @@ from typing import Any, Literal, NamedTuple
 
 from qgate.metrics import METRICS
 from qgate.metrics.plan_changes import PlanChange
-from qgate.results.ranking import check_text, needs_accepted, severity
+from qgate.results.limit_kinds import limit_kind_of
+from qgate.results.ranking import check_text, severity
+from qgate.results.scopes import Tier, scope_of
 from qgate.text import counted, listed, one_line, shortened
 
 # Suspects kept per test and mode, the most likely first.
 MOST_SUSPECTS = 40
 REFERENCE = "fp32"
-CHECKPOINT = "checkpoint"
-# Scopes whose errors are made at their place.
-LOCAL = ("local", "isolated")
-(
-    _LOCAL, _LOCAL_ACCEPTED, _NONFINITE, _CARRIED, _BACKWARD, _TASK, _WHOLE, _ABSENT
-) = range(8)  # fmt: skip
 _QUANTIZED_PORTS = ("input", "weight")
 Relation = Literal["same", "follows", ""]
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
@@ -38,7 +34,7 @@ _MODES, _LONGEST_NAME, _LONGEST_WORDS = 3, 120, 400
 class Suspect(NamedTuple):
     """A failed comparison that may be the cause of others; the likeliest sorts first."""
 
-    tier: int
+    tier: Tier
     order: int
     site: str
     scope: str
@@ -53,7 +49,7 @@ class Suspect(NamedTuple):
 
     @property
     def is_local(self) -> bool:
-        return self.tier in (_LOCAL, _LOCAL_ACCEPTED)
+        return self.tier <= Tier.LOCAL_ACCEPTED
 
     @property
     def cast(self) -> str:
@@ -91,7 +87,7 @@ class FailureCause:
     @property
     def is_acceptable(self) -> bool:
         """Tell if an update could accept it: the limit needs an accepted value."""
-        return self.suspect.tier not in (_LOCAL, _NONFINITE)
+        return self.suspect.tier not in (Tier.LOCAL, Tier.NONFINITE)
 
     def title(self) -> str:
         """Write place and fault, for a headline with the figures below it."""
@@ -130,10 +126,10 @@ class FailureCause:
     def explains(self, other: Suspect) -> Relation:
         """Say how another failure of the mode comes from this one: same, follows or neither."""
         first = self.suspect
-        if first.scope == CHECKPOINT:
+        if not scope_of(first.scope).spreads:
             # Weights are stored one by one: what is wrong with one is no cause of another.
             return "same" if other.fault == first.fault else ""
-        if other.tier == _ABSENT or first.tier == _ABSENT:
+        if Tier.ABSENT in (other.tier, first.tier):
             return "same" if other.tier == first.tier else ""
         if other.is_local and first.is_local:
             if other.is_diagnosed:
@@ -144,10 +140,10 @@ class FailureCause:
             return "same" if is_same else below
         if other.is_local:
             return ""
-        if other.scope == "backward":
-            in_layer = other.layer in self._layers or first.scope == "backward"
+        if scope_of(other.scope).is_gradient:
+            in_layer = other.layer in self._layers or scope_of(first.scope).is_gradient
             return "follows" if in_layer else ""
-        is_later = other.order >= first.order or other.tier in (_TASK, _WHOLE)
+        is_later = other.order >= first.order or other.tier in (Tier.TASK, Tier.WHOLE)
         return "follows" if is_later else ""
 
     def _is_below(self, other: Suspect) -> bool:
@@ -187,14 +183,14 @@ def suspect_of(record: Mapping[str, Any]) -> Suspect | None:
         return None
     failed = [check for check in record["checks"] if not check["passed"]]
     check = max(failed, key=severity, default=None)
-    if check is not None and check["kind"] == "missing":
+    if check is not None and limit_kind_of(check["kind"]).is_new:
         return None
     finding = record.get("finding") or {}
     tier, order = _tier(record, check), int(record.get("order", 0))
     return Suspect(
         tier=tier,
         # A wrong gradient flows back: the last site that has one is the first it was made at.
-        order=-order if tier == _BACKWARD else order,
+        order=-order if tier is Tier.BACKWARD else order,
         site=str(record["site"]),
         scope=str(record["scope"]),
         layer=str(record["layer"]),
@@ -208,24 +204,26 @@ def suspect_of(record: Mapping[str, Any]) -> Suspect | None:
     )
 
 
-def _tier(record: Mapping[str, Any], check: Mapping[str, Any] | None) -> int:
-    """Return how directly a failure points at its place, 0 for limits without accepted value."""
+def _tier(record: Mapping[str, Any], check: Mapping[str, Any] | None) -> Tier:
+    """Return how directly a failure points at its place."""
     if check is None:
-        return _WHOLE
-    if check["kind"] == "absent":
-        return _ABSENT
-    if record["scope"] == "task":
-        return _TASK
-    if record["scope"] in (*LOCAL, CHECKPOINT) or check["kind"] == "finding":
-        return _LOCAL_ACCEPTED if needs_accepted(check) else _LOCAL
-    if check["kind"] == "nonfinite":
-        return _NONFINITE
-    return _BACKWARD if is_wrong_gradient({**check, "scope": record["scope"]}) else _CARRIED
+        return Tier.WHOLE
+    kind, scope = limit_kind_of(check["kind"]), scope_of(record["scope"])
+    if kind.tier is Tier.ABSENT or scope.is_task:
+        return Tier.ABSENT if kind.tier is Tier.ABSENT else Tier.TASK
+    if Tier.LOCAL in (scope.tier, kind.tier):
+        return Tier.LOCAL_ACCEPTED if kind.needs_accepted else Tier.LOCAL
+    if kind.tier is not None:
+        return kind.tier
+    is_magnitude = scope.is_gradient and not is_wrong_gradient({**check, "scope": scope.name})
+    return Tier.CARRIED if is_magnitude else scope.tier
 
 
 def is_wrong_gradient(check: Mapping[str, Any]) -> bool:
     """Tell if a check compares a gradient with the reference's, and not only its magnitudes."""
-    return check["scope"] == "backward" and METRICS.find(check["metric"]).direction != "steady"
+    return (
+        scope_of(check["scope"]).is_gradient and METRICS.find(check["metric"]).direction != "steady"
+    )
 
 
 def causes_of_mode(

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qgate.metrics import METRICS
+from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.ranking import binding
 from qgate.results.schema import Record, is_counted
 from qgate.text import times_figure
@@ -63,11 +64,11 @@ class Movements:
 
 def movement_of(record: Mapping[str, Any]) -> Movement:
     """Return what moved most at one comparison; if it failed, what decided that."""
-    checks = [check for check in record["checks"] if check["kind"] == "regression"]
+    checks = [check for check in record["checks"] if limit_kind_of(check["kind"]).is_accepted]
     moved = [move for check in checks if (move := _moved(record, check)).old is not None]
     if not record["passed"] and (check := binding(record)) is not None:
         decided = _moved(record, check)
-        outcome = "new" if check["kind"] == "missing" else "failed"
+        outcome = "new" if limit_kind_of(check["kind"]).is_new else "failed"
         return decided._replace(outcome=outcome)
     most = max(moved, key=lambda move: move.size, default=None)
     return most or _moved(record, {})

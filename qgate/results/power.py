@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Literal, TypedDict, get_args
+from typing import Annotated, Literal, NamedTuple, TypedDict, get_args
 
 from qgate.records import Meta
 from qgate.text import counted, listed
@@ -12,23 +12,29 @@ from qgate.text import counted, listed
 DefectKind = Literal["weight", "scale", "channel", "token", "sample", "task", "metric"]
 KINDS: tuple[DefectKind, ...] = get_args(DefectKind)
 _MODES, _LINES = 3, 4
-_WORDS: Mapping[DefectKind, str] = {
-    "weight": "each weight of a module off by {}",
-    "scale": "scales off by one in {} of its blocks",
-    "channel": "a channel off by {}",
-    "token": "a token by {}",
-    "sample": "a sample by {}",
-    "task": "{} bits per byte",
-    "metric": "the task metric by {}",
-}
-HEADS: Mapping[DefectKind, str] = {
-    "weight": "each weight of a module",
-    "scale": "blocks with a scale off by one",
-    "channel": "one channel",
-    "token": "one token",
-    "sample": "one sample",
-    "task": "bits per byte",
-    "metric": "task metric",
+
+
+class DefectWords(NamedTuple):
+    """The words of a kind of defect.
+
+    of_task    the size has a unit of its own, and is no share
+    is_usual   it has a column also where no mode shows it
+    """
+
+    sentence: str
+    head: str
+    of_task: bool = False
+    is_usual: bool = True
+
+
+DEFECT_WORDS: Mapping[DefectKind, DefectWords] = {
+    "weight": DefectWords("each weight of a module off by {}", "each weight of a module"),
+    "scale": DefectWords("scales off by one in {} of its blocks", "blocks with a scale off by one"),
+    "channel": DefectWords("a channel off by {}", "one channel"),
+    "token": DefectWords("a token by {}", "one token"),
+    "sample": DefectWords("a sample by {}", "one sample"),
+    "task": DefectWords("{} bits per byte", "bits per byte", of_task=True),
+    "metric": DefectWords("the task metric by {}", "task metric", True, is_usual=False),
 }
 
 
@@ -84,7 +90,9 @@ def power_texts(header: Mapping[str, object]) -> list[str]:
     for mode in sorted(modes, key=_sharpness):
         sizes = {defect["kind"]: defect["size"] for defect in mode["defects"]}
         parts = [
-            _WORDS[kind].format(size_text(kind, sizes[kind])) for kind in KINDS if kind in sizes
+            DEFECT_WORDS[kind].sentence.format(size_text(kind, sizes[kind]))
+            for kind in KINDS
+            if kind in sizes
         ]
         name = f"{mode['mode']} of {mode['model']}" if several else mode["mode"]
         names.setdefault(", ".join(parts) or "none of any kind", []).append(name)
@@ -101,11 +109,12 @@ def _sharpness(mode: ModePower) -> tuple[float, ...]:
     """Order modes by what they see of each kind, the least first; a kind without a figure is not
     seen at all."""
     sizes = {defect["kind"]: defect["size"] for defect in mode["defects"]}
-    return tuple(-sizes.get(kind, math.inf) for kind in KINDS if kind not in ("task", "metric"))
+    kinds = (kind for kind in KINDS if not DEFECT_WORDS[kind].of_task)
+    return tuple(-sizes.get(kind, math.inf) for kind in kinds)
 
 
 def size_text(kind: DefectKind, size: float) -> str:
     """Write the size of a defect as a percentage, that of a task in its own unit."""
-    if kind in ("task", "metric"):
+    if DEFECT_WORDS[kind].of_task:
         return f"{size:.2g}"
     return f"{100 * size:.0f} %" if size >= 0.1 else f"{100 * size:.2g} %"

@@ -6,16 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from qgate.results.limit_kinds import limit_kind_of
 from qgate.text import times_figure
-
-WITHOUT_NUMBER = ("missing", "absent", "nothing")
-# Kinds of limits that say less: they need an accepted value, or a user chose them.
-_NEEDS_ACCEPTED = ("regression", "missing", "absent", "absolute")
 
 
 def needs_accepted(check: Mapping[str, Any]) -> bool:
     """Tell if a check needs an accepted value or a chosen limit; others say what is right."""
-    return check["kind"] in _NEEDS_ACCEPTED
+    return limit_kind_of(check["kind"]).needs_accepted
 
 
 def severity(check: Mapping[str, Any]) -> tuple[int, int, float]:
@@ -28,12 +25,12 @@ def severity(check: Mapping[str, Any]) -> tuple[int, int, float]:
     if check["passed"]:
         return 0, 0, times or 0.0
     worst = math.inf if times is None else times
-    if check["kind"] in WITHOUT_NUMBER:
-        return (1, 2, math.inf) if check["kind"] == "nothing" else (1, 0, 0.0)
-    value = check["value"]
-    if check["kind"] == "nonfinite" or value is None or not math.isfinite(value):
+    kind, value = limit_kind_of(check["kind"]), check["value"]
+    if not kind.has_number:
+        return 1, kind.severity, math.inf if kind.severity else 0.0
+    if kind.is_nonfinite or value is None or not math.isfinite(value):
         return 1, 3, worst
-    return 1, 1 if needs_accepted(check) else 2, worst
+    return 1, 1 if kind.needs_accepted else 2, worst
 
 
 def binding(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -82,9 +79,10 @@ def measured_sites(
 
 def times_text(check: Mapping[str, Any]) -> str:
     """Write `26.6x its limit (regression)`."""
-    if check["kind"] in WITHOUT_NUMBER:
-        return str(check["kind"])
-    if check["kind"] == "nonfinite" or check["value"] is None:
+    kind = limit_kind_of(check["kind"])
+    if not kind.has_number:
+        return kind.name
+    if kind.is_nonfinite or check["value"] is None:
         return "not finite"
     times = math.inf if check["times"] is None else check["times"]
     text = f"{times_figure(times)}x its limit" if math.isfinite(times) else "over a limit of 0"

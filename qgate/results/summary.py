@@ -21,10 +21,12 @@ from qgate.results.failure_causes import (
     joined_causes,
     suspect_of,
 )
+from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.long_texts import LONG_TEXT, long_text_words
 from qgate.results.movements import ratio_text
 from qgate.results.ranking import binding, rank
 from qgate.results.schema import Record, is_counted
+from qgate.results.scopes import scope_of
 from qgate.text import counted, listed
 
 # Failures kept per test and mode, worst first; the others are counted.
@@ -67,7 +69,7 @@ class ComparisonSummary(NamedTuple):
     @property
     def is_new(self) -> bool:
         """True if the only problem is that no errors were accepted yet."""
-        return self.check is not None and self.check["kind"] == "missing"
+        return self.check is not None and limit_kind_of(self.check["kind"]).is_new
 
     @property
     def is_plan_change(self) -> bool:
@@ -267,7 +269,7 @@ def _add(part: _TestTally, record: Mapping[str, Any]) -> None:
     changes = plan_changes(checks)
     part.plan = merged([*part.plan, *changes])
     part.planned += sum(bool(check.get("text")) for check in checks)
-    is_missing = any(check["kind"] == "missing" for check in checks)
+    is_missing = any(limit_kind_of(check["kind"]).is_new for check in checks)
     finding = summarize_comparison(record)
     if record["passed"]:
         part.passed += 1
@@ -292,7 +294,7 @@ def _add(part: _TestTally, record: Mapping[str, Any]) -> None:
         part.errors[scope] = max(part.errors.get(scope, 0.0), error)
     if record["site"] == LONG_TEXT:
         part.long_text = long_text_words(record["values"])
-    if scope == "carried" and record.get("grades"):
+    if scope_of(scope).over_tokens and record.get("grades"):
         for metric, grade in record["grades"].items():
             value = record["values"].get(metric)
             if value is None:
@@ -323,7 +325,7 @@ def summarize_comparison(record: Mapping[str, Any]) -> ComparisonSummary:
 
 def is_unknown(record: Mapping[str, Any]) -> bool:
     """Tell whether the only problem is that no errors were accepted yet."""
-    return all(check["passed"] or check["kind"] == "missing" for check in record["checks"])
+    return all(check["passed"] or limit_kind_of(check["kind"]).is_new for check in record["checks"])
 
 
 def _mode(model: str, mode: str, parts: list[_TestTally]) -> ModeSummary:

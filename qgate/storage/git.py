@@ -62,24 +62,6 @@ class GitRepository:
         _output(self.folder, *words, hooks=True)
         return self.run("rev-parse", "HEAD")
 
-    def changed_files(self, commit: str) -> list[tuple[Path, bool]]:
-        """List files that differ from a commit, and whether it has them; without ignored ones."""
-        fields = self.names("diff", "--no-renames", "--name-status", "-z", commit)
-        pairs = zip(fields[::2], fields[1::2], strict=True)
-        new = self.names("ls-files", "--others", "--exclude-standard", "-z")
-        changed = [(self.root / name, status != "A") for status, name in pairs]
-        return [*changed, *((self.root / name, False) for name in new)]
-
-    def files_at(self, commit: str) -> set[Path]:
-        """Return the files of a commit."""
-        return {
-            self.root / name for name in self.names("ls-tree", "-r", "-z", "--name-only", commit)
-        }
-
-    def text_at(self, commit: str, path: Path) -> str:
-        """Return the text of a file as a commit has it."""
-        return self.run("show", f"{commit}:{path.relative_to(self.root).as_posix()}")
-
     def names(self, *words: str) -> list[str]:
         """Return names that git ends with NUL, whatever folder it is asked in."""
         return [name for name in self.run(*words, folder=self.root).split("\0") if name]
@@ -117,7 +99,7 @@ def last_changes(folder: Location, names: Iterable[str]) -> dict[str, tuple[str,
     return changes
 
 
-def without_outer_git() -> dict[str, str]:
+def _without_outer_git() -> dict[str, str]:
     """Return an environment in which git finds the repository by the folder it runs in."""
     return {name: text for name, text in os.environ.items() if name not in _OF_AN_OUTER_GIT}
 
@@ -133,7 +115,7 @@ def _output(
     try:
         done = subprocess.run(
             command, capture_output=True, encoding="utf-8", errors="surrogateescape",
-            env={**without_outer_git(), **environment}, stdin=subprocess.DEVNULL, check=False,
+            env={**_without_outer_git(), **environment}, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except FileNotFoundError:
         raise QgateError("git is not installed here, or not on PATH: install it first.") from None

@@ -19,11 +19,11 @@ from qgate.sweeps.record import (
     sqnr_without_massive,
 )
 from qgate.text import counted, decibels
+from qgate.text.findings import Finding, Level, worst_first
 
 KINDS = {"tensor": "one scale", "block": "block offset"}
 EQUAL_DB = 0.005
 _MOST_NAMED = 20
-SweepFinding = tuple[str, str]
 
 
 class SweptFormat(TypedDict):
@@ -99,20 +99,21 @@ def _size(data: bytes) -> tuple[int, int]:
 
 def findings(
     entries: Sequence[SweptFormat], results: Sequence[tuple[str, str | None]]
-) -> list[SweepFinding]:
+) -> list[Finding]:
     bad = [(name, reason) for name, reason in results if reason]
-    rows = [("fail", f"{name}: {reason}") for name, reason in bad[:_MOST_NAMED]]
+    rows = [Finding("fail", f"{name}: {reason}") for name, reason in bad[:_MOST_NAMED]]
     if len(bad) > _MOST_NAMED:
-        rows.append(("fail", f"and {len(bad) - _MOST_NAMED} more tensors that failed"))
+        rows.append(Finding("fail", f"and {len(bad) - _MOST_NAMED} more tensors that failed"))
     groups: dict[tuple[str, str, str], list[SweptFormat]] = {}
     for entry in entries:
         # What a tensor with NaN or infinities says of its other values is no advice.
         if not entry["failed"]:
             groups.setdefault((entry["format"], entry["kind"], entry["usual"]), []).append(entry)
     for (name, kind, usual), group in groups.items():
-        rows += [(grade, f"{name}, {KINDS[kind]}: {text}") for grade, text in _group(group, usual)]
-    rows = rows or [("info", "nothing was swept")]
-    return sorted(rows, key=lambda row: ("fail", "warn", "info").index(row[0]))
+        rows += [
+            Finding(level, f"{name}, {KINDS[kind]}: {text}") for level, text in _group(group, usual)
+        ]
+    return worst_first(rows or [Finding("info", "nothing was swept")])
 
 
 def headline(
@@ -124,11 +125,11 @@ def headline(
         name, reason = bad[0]
         return f"{counted(len(bad), 'tensor')} of {len(results)} failed: {name}: {reason}", "fail"
     rows = findings(entries, results)
-    if rows[0][0] == "warn":
-        return rows[0][1], "warn"
+    if rows[0].level == "warn":
+        return rows[0].text, "warn"
     ranked = [entry for entry in entries if not math.isnan(entry["sqnr_db"])]
     if not ranked:
-        return rows[0][1], ""
+        return rows[0].text, ""
     least = min(ranked, key=lambda entry: entry["sqnr_db"])
     return (
         f"{least['format']} loses most in {least['tensor']}: SQNR "
@@ -137,7 +138,7 @@ def headline(
     )
 
 
-def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[SweepFinding]:
+def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[tuple[Level, str]]:
     """Yield findings over the sweeps of one format, each with the worst or best tensor."""
     count = len(group)
     severe = [entry for entry in group if entry["severe"]]
@@ -160,17 +161,18 @@ def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[SweepFinding]:
         )
     gaps = [entry for entry in group if math.isfinite(entry["gap_db"])]
     scale = "offset" if group[0]["kind"] == "block" else "scale"
-    for sign, grade, text in ((-1, "warn", "worse"), (1, "info", "better")):
+    sides: tuple[tuple[int, Level, str], ...] = ((-1, "warn", "worse"), (1, "info", "better"))
+    for sign, level, text in sides:
         beyond = [entry for entry in gaps if sign * entry["gap_db"] >= EQUAL_DB]
         if beyond:
             most = max(beyond, key=lambda entry: sign * entry["gap_db"])
             tensor, decibels_off = most["tensor"], f"{abs(most['gap_db']):.2f} dB"
             if count == 1:
                 words = f"in {tensor}, the recommended {scale} {most['level']} is {decibels_off}"
-                yield grade, f"{words} {text} than {usual}"
+                yield level, f"{words} {text} than {usual}"
                 continue
             yield (
-                grade,
+                level,
                 f"in {len(beyond)} of {counted(count, 'tensor')} the recommended {scale} is {text} "
                 f"than {usual}, most in {tensor}: {most['level']} is {decibels_off} {text}",
             )

@@ -1,6 +1,6 @@
 """Files of other versions are refused with what to do; results without newer keys are read.
 
-`files/old` was written by the code as it was: gates and captures at 923e133, a history at 75a4c5a.
+`files/old` was written by the code as it was at 923e133.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qgate.engine.journal import Journal
 from qgate.engines.record import KIND as ENGINES
 from qgate.errors import QgateError
 from qgate.modes import calibration
-from qgate.page import data, history
+from qgate.page import data
 from qgate.results import read, schema
 from qgate.summaries.record import ANALYSIS
 from tests.baselines.building import ORIGIN, key, recorded
@@ -62,12 +62,8 @@ def test_results_are_read_and_reported(old: Path, capsys: Capsys) -> None:
     said(capsys, "report", "failed.jsonl", "-o", "page.html", "-o", "all.json")
     gates = json.loads((old / "all.json").read_text())["runs"][0]["gates"]
     assert [gate["passed"] for gate in gates] == [False]
-    told = said(capsys, "report", "a=failed.jsonl", "b=results.jsonl", "-o", "two.html",
-                "--history", "history.jsonl")  # fmt: skip
+    told = said(capsys, "report", "a=failed.jsonl", "b=results.jsonl", "-o", "two.html")
     assert "fixed" in told
-    points = (old / "history.jsonl").read_text().splitlines()
-    names = {json.loads(point)["name"] for point in points}
-    assert names == {"a", "b"}, "the point of the same run is in its place"
 
 
 @pytest.mark.usefixtures("old")
@@ -129,8 +125,6 @@ def test_files_of_other_versions_are_refused(
     [
         ("results.jsonl", (r'"schema":1,"kind":"header","qgate":"0.1.0"', '"schema":9,"kind":"header","qgate":"0.9.0"'),
          ["report", "results.jsonl"], "has schema 9; qgate 0.1.0 reads schema 1. Read it with qgate 0.9.0."),
-        ("history.jsonl", ('"schema":1', '"schema":9'),
-         ["report", "results.jsonl", "--history", "history.jsonl"], "has schema 9, and this qgate knows 1: use the"),
         ("capture/mode_int8_stats.json", (VERSION, '"version": 9'), ["compare", "int8", "--output-dir", "capture"], "version 9, and this qgate reads"),
     ],
     ids=lambda value: value if isinstance(value, str) and "/" in value else None,
@@ -177,7 +171,6 @@ def test_a_newer_journal_is_not_overwritten(tmp_path: Path) -> None:
 VERSIONS: dict[str, Callable[[], int]] = {
     "results.jsonl": lambda: schema.SCHEMA,
     "report.json": lambda: data.SCHEMA,
-    "history.jsonl": lambda: history.SCHEMA,
     "baselines/NAME/manifest.json": lambda: manifest.VERSION,
     "baselines/NAME/accepted/MODE.txt": lambda: accepted.VERSION,
     "candidates/*.json": lambda: candidates.VERSION,

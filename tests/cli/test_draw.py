@@ -1,4 +1,4 @@
-"""`qgate draw` and `qgate quick`: what they write, say, refuse and leave alone."""
+"""`qgate draw`: what they write, say, refuse and leave alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from qgate.cli import main, quick
+from qgate.cli import draw, main
 from qgate.drawing.compute import DrawingRequest, analyze_dump
 from qgate.drawing.findings import summary_line
 from qgate.drawing.page import SECTIONS
@@ -118,32 +118,19 @@ def test_an_analysis_is_drawn_without_the_dump(dump: Path, here: Path, capsys: C
 
 
 def test_quick_draws_one_picture(dump: Path, here: Path, capsys: Capsys) -> None:
-    assert run("quick", dump, "--layer", 0) == 0
-    assert (here / "quick_analysis.png").stat().st_size > 10_000
-    assert "30 tensors: quick_analysis.png" in capsys.readouterr().out
-    assert "no folder 'pictures'" in refusal(capsys, "quick", dump, "--output", "pictures/one.png")
-    assert "is a folder" in refusal(capsys, "quick", dump, "--output", here)
-
-
-def test_quick_draws_into_a_folder(dump: Path, here: Path, capsys: Capsys) -> None:
-    assert run("quick", dump, "--layer", 0, "--output-dir", "new/pictures") == 0
-    assert (here / "new/pictures/quick_analysis.png").stat().st_size > 10_000
-    assert "30 tensors: new/pictures/quick_analysis.png" in capsys.readouterr().out
-    assert not (here / "quick_analysis.png").exists()
-    assert run("draw", dump, "--no-plots", "--output-dir", "new/pictures") == 0, "it is qgate's"
-    assert run("quick", dump, "--layer", 0, "--output-dir", "new/pictures") == 0
-    assert (here / "new/pictures/index.html").is_file()
-    (here / "note.txt").write_text("mine")
-    for options, words in (
-        (("--output-dir", "note.txt"), ["--output-dir 'note.txt' is a file", "name a folder"]),
-        (("--output", "a.png", "--output-dir", "b"), ["'a.png'", "'b'", "give one of them"]),
-        (("--output-dir", "foo://a"), ["foo:// is not known"]),
-    ):
-        said = refusal(capsys, "quick", dump, *options)
-        assert said.count("\n") == 1
-        assert all(word in said for word in words), said
-    assert (here / "note.txt").read_text() == "mine"
-    assert not (here / "b").exists()
+    assert run("draw", dump, "--quick", "--layer", 0) == 0
+    written = {"quick_analysis.png", "tensor_stats.txt", "written.json"}
+    assert {path.name for path in (here / "draw").iterdir()} == written
+    assert (here / "draw/quick_analysis.png").stat().st_size > 10_000
+    assert "30 tensors: draw/quick_analysis.png" in capsys.readouterr().out
+    assert run("draw", dump, "--no-plots") == 0, "it is qgate's"
+    assert run("draw", dump, "--quick", "--layer", 0) == 0
+    assert (here / "draw/index.html").is_file()
+    (here / "foreign").mkdir()
+    (here / "foreign/quick_analysis.png").write_text("mine")
+    refused = refusal(capsys, "draw", dump, "--quick", "--output-dir", "foreign")
+    assert "was not drawn by qgate" in refused
+    assert (here / "foreign/quick_analysis.png").read_text() == "mine"
 
 
 @pytest.mark.usefixtures("here")
@@ -151,8 +138,8 @@ def test_quick_says_how_many_tensors_it_read(
     dump: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without it `all values are finite` was said of a dump that had hardly been looked at."""
-    monkeypatch.setattr(quick, "_TENSORS", 7)
-    assert run("quick", dump, "--layer", 0) == 0
+    monkeypatch.setattr(draw, "_QUICK_TENSORS", 7)
+    assert run("draw", dump, "--quick", "--layer", 0) == 0
     assert "7 of 30 tensors were looked at, evenly spaced" in capsys.readouterr().out
     looked = analyze_dump(dump, request=DrawingRequest(tensors=7))
     assert summary_line(looked).startswith("7 of 60 tensors, evenly spaced, ")
@@ -277,25 +264,24 @@ def test_a_foreign_page_in_a_bucket_is_left_alone(dump: Path, memory: Any, capsy
 @proof
 @pytest.mark.usefixtures("here")
 def test_quick_draws_into_a_bucket(dump: Path, memory: Any, capsys: Capsys) -> None:
-    assert run("quick", dump, "--layer", 0, "--output-dir", "memory://c/d") == 0
+    assert run("draw", dump, "--quick", "--layer", 0, "--output-dir", "memory://c/d") == 0
     assert memory.cat("/c/d/quick_analysis.png").startswith(b"\x89PNG")
-    memory.rm("/c", recursive=True)
-    assert run("quick", dump, "--layer", 0, "--output", "memory://a/b.png") == 0
-    assert memory.cat("/a/b.png").startswith(b"\x89PNG")
-    for verb, option in (("quick", "--output"), ("draw", "--output-dir")):
-        assert "foo:// is not known" in refusal(capsys, verb, dump, option, "foo://a/b.png")
-    assert "'memory://a/b.odd'" in refusal(capsys, "quick", dump, "--output", "memory://a/b.odd")
-    assert memory.find("/") == ["/a/b.png"]
+    refused = refusal(capsys, "draw", dump, "--quick", "--output-dir", "foo://a")
+    assert "foo:// is not known" in refused
 
 
 @pytest.mark.usefixtures("here")
 def test_a_bucket_that_refuses_is_named(
     dump: Path, memory: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError("Access Denied")
+    opened = type(memory)._open
+
+    def refuse(store: Any, path: str, mode: str = "rb", **options: Any) -> Any:
+        if mode != "rb":
+            raise PermissionError("Access Denied")
+        return opened(store, path, mode, **options)
 
     monkeypatch.setattr(type(memory), "_open", refuse)
-    told = refusal(capsys, "quick", dump, "--layer", 0, "--output", "memory://a/b.png")
+    told = refusal(capsys, "draw", dump, "--quick", "--layer", 0, "--output-dir", "memory://a")
     assert "Access Denied" in told
-    assert "memory://a/b.png" in told
+    assert "memory://a/" in told

@@ -36,7 +36,6 @@ CASES = {
         "baselines prune --mode * --dry-run", "baselines prune --results run/results.jsonl --dry-run",
         "baselines prune --mode *",
     ],
-    "bisect": ["bisect \n::error::y HEAD", "bisect HEAD \n::error::y --json"],
     "calibrate": [f"calibrate {MODELS} --calibration c.json"],
     "capture": [f"capture {MODELS} --mode int8 --output-dir captured"],
     "checkpoint": [
@@ -46,9 +45,8 @@ CASES = {
     ],
     "collect": ["collect --dir collected --watch-underflow -- hostile_model.py"],
     "compare": ["compare int8 --output-dir captured", "compare --all --output-dir captured"],
-    "completion": ["completion bash", "completion \n::error::y"],
     "doctor": ["doctor", "doctor --json"],
-    "draw": ["draw dump other --output-dir drawn --no-plots", "draw drawn/analysis.json --output-dir again --no-plots"],
+    "draw": ["draw dump other --output-dir drawn --no-plots", "draw drawn/analysis.json --output-dir again --no-plots", "draw dump --quick --output-dir quickly"],
     "dumps": [
         "dumps ls dump --limit 100", "dumps ls dump --json", "dumps info dump", "dumps info dump --json",
         "dumps verify dump", "dumps compare dump other", "dumps compare dump other --json",
@@ -64,12 +62,10 @@ CASES = {
     "help": ["help \n::error::y"],
     "init": ["init product --suites \n::error::y"],
     "modes": ["modes --model hostile_model.py:build"],
-    "quick": ["quick dump --output q.png"],
-    "report": ["report run --output r.md --output r.csv --output r.html --output r.json --history h.jsonl",
+    "report": ["report run --output r.md --output r.csv --output r.html --output r.json",
                "report a=run b=run --output c.html --output c.md"],
     "results": ["results merge run --output merged-run"],
     "run": ["run --gate-from \n::error::y"],
-    "show": ["show model hostile_model.py:build --samples 2", f"show mode int8 {MODELS}", "show mode \n::error::y --model tiny-llama"],
     "sweep": ["sweep t.safetensors t.npz --no-plots --output-dir swept"],
 }  # fmt: skip
 

@@ -92,7 +92,7 @@ def test_capture_runs_the_modes_of_the_settings_on_their_model(
 
 def test_several_models_are_a_question(project: Path, capsys: Capsys) -> None:
     (project / "qgate.toml").write_text('model = ["tiny-llama", "tiny-mamba"]')
-    assert main(["show", "mode", "int8"]) == 2
+    assert main(["capture", "--mode", "int8"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "names 2 models, and this command runs one: give --model tiny-llama or" in error

@@ -25,7 +25,7 @@ from tests.results.making import record, write
 
 Capsys = pytest.CaptureFixture[str]
 # What neither lists nor decides: it runs another program, follows one, writes files or prints text.
-WITHOUT_JSON = {"run", "help", "completion", "collect", "capture", "dumps watch"}
+WITHOUT_JSON = {"run", "help", "collect", "capture", "dumps watch"}
 SHORT = "--samples 1 --seqlen 16"
 CAPTURED = CaptureSettings(
     mode="fp32", model="net", basis="plain", weights="aa" * 32, inputs="bb" * 32, calibration=None,
@@ -55,8 +55,6 @@ JSON: dict[str, tuple[int, Callable[[Any], object], object]] = {
     "formats": (0, lambda d: [each["name"] for each in d], list(FORMATS.names())),
     "formats fp4_e2m1": (0, lambda d: (d["max"], d["values"][:3]), (6.0, [0.0, 0.5, 1.0])),
     "modes int8": (0, lambda d: [(each["mode"], each["models"]) for each in d], [("int8", ["any"])]),
-    f"show mode int8 --model tiny-llama {SHORT}": (0, lambda d: d[0]["mode"], "int8"),
-    f"show model tiny-llama {SHORT}": (0, lambda d: d["name"], "tiny-llama"),
     "baselines list": (0, lambda d: d[0]["modes"]["2-4"]["entries"], 1),
     "baselines verify": (0, lambda d: (d["passed"], d["problems"]), (True, [])),
     "baselines prune --mode 2-4 --dry-run": (0, lambda d: d["changes"][-1]["old"], 0.5),
@@ -68,7 +66,7 @@ JSON: dict[str, tuple[int, Callable[[Any], object], object]] = {
     "dumps merge dump --output merged": (0, lambda d: (d["ranks"], d["records"]), (1, 1)),
     "dumps export dump --output exported": (0, lambda d: d["files"], 1),
     "draw dump --no-plots": (0, lambda d: (d["tensors"], d["page"]), (1, "draw/index.html")),
-    "quick dump": (0, lambda d: (d["tensors"], d["picture"]), (1, "quick_analysis.png")),
+    "draw dump --quick": (0, lambda d: (d["tensors"], d["picture"]), (1, "draw/quick_analysis.png")),
     "compare 2-1": (0, lambda d: d["compared_mode"], "2-1"),
     "compare --all": (0, lambda d: [each["compared_mode"] for each in d], ["2-1"]),
     "report": (0, lambda d: (d["passed"], d["gates"], len(d["failed"])), (False, 2, 1)),
@@ -108,7 +106,7 @@ def test_every_command_that_lists_or_decides_has_json() -> None:
     options = {" ".join(words): parser._option_string_actions for words, parser in LEAVES.items()}
     assert {name for name, known in options.items() if "--json" not in known} == WITHOUT_JSON
     # In tests of their own.
-    with_checks = {"bisect", "checkpoint", "engines", "doctor", "calibrate"}
+    with_checks = {"checkpoint", "engines", "doctor", "calibrate"}
     checked = {name for name in options for line in JSON if f"{line} ".startswith(f"{name} ")}
     assert checked == options.keys() - WITHOUT_JSON - with_checks
     assert {name for name, known in options.items() if "--quiet" not in known} == {"run"}

@@ -334,7 +334,7 @@ def test_what_cannot_be_opened_is_told(
     with pytest.raises(QgateError, match=words):
         Dump.open(url)
     assert main(["dumps", "info", url]) == 2
-    assert main(["quick", url]) == 2
+    assert main(["draw", url, "--quick"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 

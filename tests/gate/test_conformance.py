@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections import Counter
 from typing import Any
 
@@ -29,6 +30,7 @@ from qgate.gate.measuring.relations import RelatedModule, calls_of, mixes, relat
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.modes import Mode, Rule, apply
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
+from tests.shares import share
 from tests.tables import each_of
 
 QUANTIZERS: dict[str, dict[str, Any]] = {
@@ -184,6 +186,42 @@ def test_a_quantized_state_is_held(factor: float) -> None:
         assert "power of two" in rows[wrong.pop()].about
 
 
+@share(5)
+@pytest.mark.parametrize("mode", ["int8", "mxfp4", "fp8_e4m3", "hif8", "bf16"])
+def test_one_wrong_weight_at_any_place_is_red(mode: str) -> None:
+    of = bench(LLAMA, layers=2)
+    quantized = of.quantized(mode_of(of, mode))
+    planned = quantized.plan.quantizers()
+    weights = [site for site in of.model.sites() if site.port == "weight"]
+    sites = [site for site in weights if mode == "bf16" or site.name in planned]
+    draw, places = random.Random(mode), {}
+    for site in draw.sample(sites, 8):
+        owner = quantized.model.module.get_submodule(site.module)
+        wrong = owner.weight.detach().clone()
+        place = draw.randrange(wrong.numel())
+        wrong.view(-1)[place] = 2 * wrong.view(-1)[place] + 0.125
+        wrong_one = {"weight": property(lambda _self, w=wrong: w)}
+        owner.__class__ = type("Wrong", (type(owner),), wrong_one)
+        row, column = divmod(place, wrong.shape[1])
+        places[site.name] = f"first at [{row}, {column}] of"
+    holding = Holding(quantized, of.model, quantized)
+    with holding._run.watch(), torch.no_grad():
+        quantized.model(of.model.inputs[0])
+    rows = {row.site: row.conformance[0] for row in holding.attach([], PLACES)}
+    assert {name for name, held in rows.items() if held.differing} == set(places)
+    assert all(words in rows[name].about for name, words in places.items())
+
+
+def test_passes_look_at_other_places_of_large_tensors() -> None:
+    x, q = torch.randn(4, 64, 512), Quantizer("mxfp8_e4m3")
+    first, second = (
+        {(int(line), int(block)) for (sample,) in [sample_groups(x, q, seed)[:1]]
+         for line, block in zip(sample.lines, sample.blocks, strict=True)}
+        for seed in (0, 1)
+    )  # fmt: skip
+    assert len(second - first) > 20
+
+
 # Relations ----------------------------------------------------------------------------------------
 
 
@@ -233,10 +271,43 @@ def test_a_module_that_disagrees_is_named(words: str) -> None:
     assert words in held.about or words == "in another order", held.about
 
 
+SHAPES_OF_FAULTS = {
+    "at 129 to 513 tokens": lambda x, y: y * 1.01 if 128 < x.shape[-2] < 600 else y,
+    "at 768 and more rows": lambda x, y: (
+        y * 1.002 if x.numel() // 16 > 600 else y
+    ),
+    "at 8,192 tokens": lambda x, y: y * 1.01 if x.shape[-2] > 5000 else y,
+    "without a batch axis": lambda x, y: y + 0.1 if x.dim() == 2 else y,
+    "at 100 and more tokens": lambda x, y: (
+        torch.cat([y[..., :-1, :], 0 * y[..., -1:, :]], -2) if x.shape[-2] >= 100 else y
+    ),
+    "at 16 and more samples": lambda x, y: y.flip(0) if len(x) > 5 and x.dim() == 3 else y,
+    "at 16 samples of 1 tokens": lambda x, y: y.flip(0) if x.shape[:2] == (16, 1) else y,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", SHAPES_OF_FAULTS)
+def test_a_fault_at_a_shape_that_no_sample_has_is_named(words: str) -> None:
+    held = agreement(lambda x, y, _n: SHAPES_OF_FAULTS[words](x, y), shaped=True)
+    assert held.share > 0
+    assert words in held.about
+    assert agreement(lambda x, y, _n: SHAPES_OF_FAULTS[words](x, y)).share == 0
+
+
+def test_a_right_module_is_right_in_all_shapes() -> None:
+    held = agreement(shaped=True)
+    assert held.share == 0
+    assert held.about.endswith("derived inputs, in 31 shapes of up to 8,192 rows")
+    mixed = [Quantizer("int8", granularity="tensor")]
+    whole = agreement(lambda x, y, _n: y + 0.01 * x.abs().amax(), shaped=True, quantizers=mixed)
+    assert whole.share == 0
+    assert " shapes of up to 8,192 rows" in whole.about
+
+
 def signs(values: Tensor, call: int) -> Tensor:
     """Return signs that are others in each call, as sums in another order have them."""
-    random = torch.Generator().manual_seed(call)
-    return torch.randint(0, 2, values.shape, generator=random) * 2.0 - 1.0
+    draw = torch.Generator().manual_seed(call)
+    return torch.randint(0, 2, values.shape, generator=draw) * 2.0 - 1.0
 
 
 def test_other_bits_in_a_second_call_are_a_note_within_float_noise() -> None:

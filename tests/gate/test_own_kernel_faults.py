@@ -7,6 +7,8 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from qgate.gate import Policy
 from qgate.gate.measuring.bench import Bench
@@ -14,7 +16,7 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.modes.setups import ModelSetup
 from qgate.results import Tally
 from tests.campaigns.mutants.bed import SUITE
-from tests.gate.own_kernels import FORMATS, own_model, product_of
+from tests.gate.own_kernels import FORMATS, Cast, own_model, product_of
 from tests.gate.wrong_own_kernels import WRONG, OwnFault
 from tests.shares import share
 
@@ -74,3 +76,41 @@ def test_a_script_is_left_that_checks_the_kernel_by_itself(
     runpy.run_path(str(folder / "run.py"))
     said = capsys.readouterr().out
     assert said.startswith("kernel is wrong: argument 1 is not quantized to int8"), said
+
+
+# Faults at inputs that no sample has --------------------------------------------------------------
+
+
+def _without_floor(x: Tensor) -> Tensor:
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round() * scale
+
+
+def _narrow_exponents(x: Tensor) -> Tensor:
+    blocks = x.unflatten(-1, (-1, 32))
+    exponents = blocks.abs().amax(-1, keepdim=True).clamp_min(1e-30).log2().floor() - 8
+    power = torch.exp2(exponents.clamp(-13, 4))
+    return ((blocks / power).clamp(-448, 448).to(torch.float8_e4m3fn).float() * power).flatten(-2)
+
+
+def _to_zero(x: Tensor) -> Tensor:
+    """Cast as one should, but what is beyond a range becomes zero."""
+    return FORMATS["fp8"].cast(x.where(x.abs() < 500, 0.0))
+
+
+@share(4)
+@pytest.mark.parametrize(
+    ("fmt", "cast", "words"),
+    [
+        ("int8", _without_floor, "with rows of zeros: .* results are NaN"),
+        ("int8", lambda x: FORMATS["int8"].cast(x.clamp(-100, 100)), "as large: "),
+        ("mxfp8", _narrow_exponents, "as large: "),
+        ("fp8", _to_zero, "as large: "),
+    ],
+    ids=["zeros", "clamped", "narrow exponents", "to zero"],
+)
+def test_a_fault_at_inputs_that_no_sample_has_is_red(
+    fmt: str, cast: Cast, words: str, tmp_path: Path
+) -> None:
+    first = causes(gates_of(own_model(fmt, product_of(fmt, cast)), tmp_path), layers=1)[0]
+    assert re.search(f"^layers.0.attention.q_proj:output .*is wrong for inputs .*{words}", first)

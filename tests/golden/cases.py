@@ -153,7 +153,7 @@ DUMPS = Group(
         step("dumps-export", "qgate dumps export dumps/faulty --output exported --layer 1 --sample 0 --rank 0"),
         step("dumps-verify-damaged", "qgate dumps verify damaged"),
         step("dumps-ls-unknown", "qgate dumps ls dumps/faulty --name wieght"),
-        step("quick", "qgate quick dumps/faulty --output quick.png"),
+        step("draw-quick", "qgate draw dumps/faulty --quick --output-dir quick", strip="quick"),
         step("draw", "qgate draw dumps/faulty --output-dir drawn", strip="drawn"),
         step("draw-compare", "qgate draw dumps/faulty dumps/clean --compare hifp8,mxfp8 --output-dir compared", strip="compared",
              keep=["*.txt", "compared/comparisons/*", "*.html", "compared/quant_comparison/*"]),
@@ -187,8 +187,6 @@ def _model_steps(model: str, modes: tuple[str, str], calibrated: str) -> tuple[S
     short = f"--data.num_samples 2 --data.seq_len 64 --visualization.save_dir activations-{model}"
     wanted = "--sensitivity.enabled true --visualization.enabled.distribution true"
     return (
-        step(f"show-model-{model}", f"qgate show model {model} {SHORT}"),
-        step(f"show-mode-{model}", f"qgate show mode {first} --model {model} {calibrated}"),
         step(
             f"capture-{model}",
             f"qgate capture --model {model} --mode {first},{second} {calibrated} --output-dir captured-{model}",

@@ -48,7 +48,7 @@ def test_each_stored_case_is_run() -> None:
 
 
 # What they print names this machine, or is pytest's; `--help` of all is a case.
-WITHOUT_CASE = {"bisect", "completion", "doctor", "help", "run"}
+WITHOUT_CASE = {"doctor", "help", "run"}
 
 
 def test_each_command_has_a_case() -> None:

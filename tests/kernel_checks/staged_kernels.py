@@ -416,7 +416,7 @@ STAGED = (
             "scale of the next row": _NEXT_ROW,
             "one expert missing": ("in call 1 of 3",),
             "e5m2": ("is fp8_e5m2",),
-            "saturates at 240": ("saturates",),
+            "saturates at 240": ("saturates at 240, the largest number of E4M3 FNUZ, not at 448",),
         },
     ),
     Staged(
@@ -453,10 +453,10 @@ STAGED = (
         {
             "missing": _MISSING_INT8,
             "per tensor": _ONE_SCALE,
-            "saturates at 63": ("saturates",),
+            "saturates at 63": ("saturates early: no code is beyond 63",),
             "7 bits": ("twice the scale", "int7"),
             "no activation": ("identity is computed in the place of silu",),
-            "rounded down": ("is rounded down",),
+            "rounded down": ("is rounded down (floor), not to the nearest",),
         },
     ),
     Staged(
@@ -480,7 +480,7 @@ STAGED = (
             "normalized first": ("normalized to a sum of 1",),
             "e5m2": ("is fp8_e5m2",),
             "no scale": ("without a scale", "scale"),
-            "saturates at 240": ("saturates",),
+            "saturates at 240": ("saturates at 240, the largest number of E4M3 FNUZ, not at 448",),
         },
     ),
     Staged(
@@ -503,7 +503,7 @@ STAGED = (
             "missing": _MISSING_INT8,
             "blocks of 64": ("has blocks of 64", "one scale"),  # the largest of each row is 1
             "per tensor": ("one scale",),
-            "truncated": ("is rounded down",),  # no value is negative
+            "truncated": ("is rounded down (floor)",),  # no value is negative
         },
     ),
     Staged(

@@ -9,19 +9,13 @@ import pytest
 import torch
 
 from qgate.baselines.store import BASELINES
-from qgate.bisecting import running
-from qgate.bisecting.record import CommitName
-from qgate.bisecting.worktree import OwnWorktree
 from qgate.drawing import files as drawings
 from qgate.dumps import Record
 from qgate.dumps.writing import DumpWriter
 from qgate.engine.journal import Journal
 from qgate.errors import QgateError
-from qgate.storage.git import GitRepository
 from qgate.storage.removing import clear, refuse_links, remove_files, remove_own_folder
 from qgate.storage.updates import UPDATE, LocalFiles, write_update
-from tests.bisecting.conftest import History
-from tests.bisecting.conftest import history as history
 
 Work = Callable[[Path], object]
 NAMES = {
@@ -80,24 +74,6 @@ def test_no_feature_removes_through_a_link(feature: str, tmp_path: Path) -> None
         work(home)
     assert {path: path.read_bytes() for path in precious.iterdir()} == before
     assert (home / link).is_symlink()
-
-
-def test_a_commit_with_a_link_for_its_results_has_no_verdict(
-    history: History, tmp_path: Path
-) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "results.jsonl").write_text("precious")
-    (history.folder / "qgate-out").symlink_to(precious)
-    history.git("add", "qgate-out")
-    commit = history.commit("a link")
-    around = tmp_path / "around"
-    around.mkdir()
-    tree = OwnWorktree(GitRepository.around(history.folder), around)
-    history.git("worktree", "add", "--quiet", "--detach", str(tree.root), commit)
-    answer = running.CommitGates(tree, [], []).run(CommitName(commit, "a link"))
-    assert "qgate-out' is a link, and nothing is removed through it" in answer.reason
-    assert (precious / "results.jsonl").read_text() == "precious"
 
 
 def test_a_journal_that_is_a_link_is_removed_as_a_link(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 from qgate.sweeps.findings import SweptFormat, entry_of, findings, headline
 from qgate.sweeps.page import page
 from qgate.sweeps.record import SweepRecord
+from qgate.text.findings import Finding
 from tests.sweeps import sweep_records
 
 
@@ -43,37 +44,37 @@ def test_an_entry_is_the_recommended_level() -> None:
     assert made["pictures"] == [("summary.png", 30, 20)]
 
 
-def said(*entries: SweptFormat, bad: int = 0) -> list[tuple[str, str]]:
+def said(*entries: SweptFormat, bad: int = 0) -> list[Finding]:
     results = [(f"t{i}", "is broken") for i in range(bad)]
     return findings(list(entries), [*results, *((each["tensor"], None) for each in entries)])
 
 
 def test_what_costs_against_production_is_a_loss_and_what_gains_a_note() -> None:
     told = said(entry(1, gap_db=-1.25), entry(2, gap_db=0.0), entry(3, gap_db=2.5))
-    (cost,) = [words for level, words in told if level == "warn"]
+    (cost,) = [words for level, words, _ in told if level == "warn"]
     assert (
         "in 1 of 3 tensors the recommended scale is worse than production, most in t001.pt" in cost
     )
     assert cost.endswith("is 1.25 dB worse")
-    assert any("is better than production, most in t003.pt" in words for _, words in told)
+    assert any("is better than production, most in t003.pt" in words for _, words, _ in told)
 
 
 def test_saturation_at_the_recommended_level_is_a_loss() -> None:
     told = said(entry(1, severe=True, overflow=0.2), entry(2))
     assert ("warn", True) in [
-        (level, "in 1 of 2 tensors, most in t001.pt: 20.00%" in words) for level, words in told
+        (level, "in 1 of 2 tensors, most in t001.pt: 20.00%" in words) for level, words, _ in told
     ]
 
 
 def test_many_failures_are_counted() -> None:
-    told = [words for level, words in said(bad=25) if level == "fail"]
+    told = [words for level, words, _ in said(bad=25) if level == "fail"]
     assert len(told) == 21
     assert told[-1] == "and 5 more tensors that failed"
 
 
 @pytest.mark.parametrize(("gap", "shown"), [(math.inf, "+inf"), (math.nan, "–")])
 def test_gaps_without_a_number_are_no_finding(gap: float, shown: str) -> None:
-    assert not [level for level, _ in said(entry(1, gap_db=gap)) if level == "warn"]
+    assert not [level for level, *_ in said(entry(1, gap_db=gap)) if level == "warn"]
     assert shown in page([entry(1, gap_db=gap)], [("a", None)], "", {})
 
 
@@ -91,7 +92,7 @@ def test_of_many_tensors_the_worst_are_pictured() -> None:
 
 def test_values_beside_nan_give_no_advice_and_do_not_lead() -> None:
     bad = entry(1, failed="1 NaN in the tensor", gap_db=9.0, level="2^-77", severe=True)
-    told = [words for level, words in said(bad, entry(2, gap_db=0.5)) if level != "fail"]
+    told = [words for level, words, _ in said(bad, entry(2, gap_db=0.5)) if level != "fail"]
     assert told
     assert not any("t001.pt" in words for words in told)
     text = page([bad, entry(2)], [("t001.pt", "1 NaN in the tensor"), ("t002.pt", None)], "", {})

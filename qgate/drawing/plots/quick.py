@@ -11,7 +11,7 @@ from qgate.charts import sheet as charts
 from qgate.charts.figure import LABEL, PANEL, SMALL, TICK, dress
 from qgate.charts.palette import BLACK, BROWN, COLORS, GRAY, INK, WARN, format_color
 from qgate.charts.sheet import Sheet, plain
-from qgate.drawing.findings import MARKS, DumpFindings, findings_of, summary_line, worst_tensors
+from qgate.drawing.findings import DumpFindings, findings_of, summary_line, worst_tensors
 from qgate.drawing.losses import FormatSummary
 from qgate.drawing.plots.magnitudes import border_formats, draw_magnitudes
 from qgate.summaries.reading import FINE_DB, grouped, quant_type_of, row_titles
@@ -78,7 +78,7 @@ def _write_findings(axes: Axes, analysis: DumpAnalysis, findings: DumpFindings) 
         if rows + len(lines) > 10:
             break
         y, color = 1 - step * (rows + 1.25), _INK[finding.level]
-        write(0, y, MARKS[finding.level], TICK, color=color, weight="bold")
+        write(0, y, finding.mark.strip(), TICK, color=color, weight="bold")
         text = "\n".join(plain(part, 100) for part in lines)
         write(0.058, y, text, LABEL, color=color, linespacing=1.15)
         rows += len(lines) + 0.2

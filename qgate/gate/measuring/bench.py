@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qgate.capture import Capture, run
 from qgate.expected.fused_attention import FusedAttention
-from qgate.gate.measured import Measured, Scope
+from qgate.gate.measured import Measured
 from qgate.gate.measuring.attention_arithmetic import RunAttention
 from qgate.gate.measuring.cache_rows import cache_rows
 from qgate.gate.measuring.cache_traces import RunTraces
@@ -31,6 +31,7 @@ from qgate.gate.measuring.compared_sites import (
     untouched_sites,
 )
 from qgate.gate.measuring.expert_rows import expert_rows
+from qgate.gate.measuring.gradient_factors import OwnGradients
 from qgate.gate.measuring.holding import Holding
 from qgate.gate.measuring.ideals import IdealErrors, ideal_errors
 from qgate.gate.measuring.loaded_model import LoadedModel
@@ -210,10 +211,16 @@ class Bench(LoadedModel):
         return self._gradients[mode.name]
 
     def _gradient_rows(self, mode: Mode) -> list[Measured]:
-        return [
-            unless_vanished(self._row(site, "backward", list(zip(*pair, strict=True))), *pair)
-            for site, pair in self.gradient_pairs(mode).items()
-        ]
+        quantized = self.quantized(mode)
+        own = OwnGradients(quantized, self.meant_of(quantized))
+        with own.watch():
+            pairs = self.gradient_pairs(mode)
+        rows = []
+        for site, pair in pairs.items():
+            row = self._row(site, "backward", list(zip(*pair, strict=True)))
+            row = replace(row, conformance=own.conformance(row, pair[0]))
+            rows.append(unless_vanished(row, *pair))
+        return rows
 
     def _rows_with_room(self, mode: Mode) -> list[Measured]:
         """Measure gradients, and how much more error rounding the scaled scores adds to them.
@@ -273,7 +280,7 @@ class Bench(LoadedModel):
         return segment_rows(segments, noise, self._places)
 
     def _blocks(
-        self, scope: Scope, actual: Capture, reference: Capture, layers: Sequence[str]
+        self, scope: str, actual: Capture, reference: Capture, layers: Sequence[str]
     ) -> list[Measured]:
         rows = []
         for layer in layers:
@@ -307,7 +314,7 @@ class Bench(LoadedModel):
     def _row(
         self,
         site: str,
-        scope: Scope,
+        scope: str,
         pairs: Pairs,
         pictures: bool = True,
         order: int | None = None,

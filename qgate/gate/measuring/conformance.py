@@ -1,7 +1,8 @@
 """Quantized tensors of a run, held bit for bit against what the definition makes of their sources.
 
 Sources and results are taken at the sites of the model, so that whatever runs between them is what
-is looked at. The definition is that of `qgate.formats.definition`, which no quantizer runs.
+is looked at. The definition is that of `qgate.formats.definition`, which no quantizer runs. It is
+slow, so each tensor gets it at other places; weights are also held whole, against the quantizer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +28,7 @@ from qgate.expected.sampled import (
     undefined,
 )
 from qgate.formats import Quantizer
+from qgate.formats.quantizer import quantize_tensor
 from qgate.gate.measured import UNNAMED_FAULT, Conformance
 from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.casts import check_cast
@@ -62,6 +65,11 @@ class HeldSite:
     right: Counter[tuple[int, ...]] = field(default_factory=Counter)
     wrong: Counter[tuple[int, ...]] = field(default_factory=Counter)
     difference: WrongValue | None = None
+
+    @property
+    def tensors(self) -> int:
+        """Count the tensors that were held."""
+        return self.right.total() + self.wrong.total()
 
     def conformance(self) -> Conformance:
         """Return the figures of the site, with what was looked at or what is wrong in words."""
@@ -162,8 +170,10 @@ class QuantizerRun(HeldSites):
         self._sources: dict[str, Tensor] = {}
         self._weights: dict[str, tuple[Tensor, int | None]] = {}
         self._shared: tuple[Tensor, str, list[tuple[GroupSample, Tensor]]] | None = None
+        weights = {site.name for site in base.sites() if site.port == "weight"}
         for name, quantizer in quantizers.items():
-            self.sites[name] = HeldSite(undefined(quantizer))
+            is_whole = name in weights and quantizer.rounding != "stochastic"
+            self.sites[name] = HeldSite("" if is_whole else undefined(quantizer))
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -190,10 +200,13 @@ class QuantizerRun(HeldSites):
         if weight is not result or version is None or version != before:
             self._weights[site.name] = result, version
             source = getattr(self.base.module.get_submodule(site.module), site.port)
-            self.hold(site.name, source.detach(), result.detach())
+            self.hold(site.name, source.detach(), result.detach(), whole=True)
 
-    def hold(self, site: str, source: Tensor, result: Tensor) -> None:
-        """Compare a quantized tensor with what the definition makes of its source."""
+    def hold(self, site: str, source: Tensor, result: Tensor, *, whole: bool = False) -> None:
+        """Compare a quantized tensor with what the definition makes of its source.
+
+        `whole` compares all of it with what its quantizer makes of the source, too.
+        """
         quantizer = self._quantizers[site]
         if self.sites[site].reason or not source.numel():
             return
@@ -209,8 +222,10 @@ class QuantizerRun(HeldSites):
                 sample.rows,
                 functools.partial(sample.place, source.shape),
             )
-            for sample, expected in self._expected(source, quantizer, dtype)
+            for sample, expected in self._expected(site, source, quantizer, dtype)
         ]
+        if whole:
+            parts.append(_whole(source, result, quantizer))
         self.compare(
             site,
             source.shape,
@@ -219,17 +234,34 @@ class QuantizerRun(HeldSites):
         )
 
     def _expected(
-        self, source: Tensor, quantizer: Quantizer, dtype: torch.dtype
+        self, site: str, source: Tensor, quantizer: Quantizer, dtype: torch.dtype
     ) -> list[tuple[GroupSample, Tensor]]:
+        if undefined(quantizer):
+            return []
         # Query, key and value read one tensor.
         key = f"{quantizer!r} {dtype}"
         if self._shared is None or self._shared[0] is not source or self._shared[1] != key:
             samples = [
                 (sample, cast_once(define_groups(sample, quantizer, source), dtype))
-                for sample in sample_groups(source, quantizer)
+                for sample in sample_groups(source, quantizer, seed=self.sites[site].tensors)
             ]
             self._shared = (source, key, samples)
         return self._shared[2]
+
+
+def _whole(source: Tensor, result: Tensor, quantizer: Quantizer) -> HeldRows:
+    """Return all of a tensor beside what its quantizer makes of the source, as lines."""
+    expected = quantize_tensor(source, quantizer)
+    actual, right, before = (
+        tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1).cpu()
+        for tensor in (result, expected, source)
+    )
+
+    def place(row: int, column: int) -> tuple[int, ...]:
+        index = np.unravel_index(row * actual.shape[-1] + column, source.shape)
+        return tuple(int(number) for number in index)
+
+    return HeldRows(actual, right, before, place)
 
 
 def cause_of(result: Tensor, source: Tensor, quantizer: Quantizer) -> str:

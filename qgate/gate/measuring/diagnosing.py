@@ -41,7 +41,7 @@ from qgate.kernel_checks.subject import KernelRefusal
 from qgate.models import Model, Site
 from qgate.models.rows import is_text
 from qgate.modes import Mode, Quantized
-from qgate.results.failure_causes import LOCAL, is_wrong_gradient
+from qgate.results.failure_causes import is_wrong_gradient
 from qgate.results.ranking import needs_accepted
 
 MOST_SITES, MOST_OF_GATE = 8, 2
@@ -104,13 +104,13 @@ class SiteDiagnoses:
 
     def _fault(self, mode: Mode, check: Check) -> str:
         """Diagnose a failure; an isolated error inside a block has words of its own."""
-        if check.scope == "backward":
+        if check.about.is_gradient:
             return self._gradient(mode, check.site)
-        if check.scope == "isolated" and (words := self._code_fault(mode, check)):
+        if check.about.against_noise and (words := self._code_fault(mode, check)):
             return words
         words = self._diagnose(mode, check.site)
         is_block = check.site.rpartition(":")[0] in self._bench.model.layers
-        if check.scope == "isolated" and not is_block:
+        if check.about.against_noise and not is_block:
             return self._mask_fault(mode, check.layer)
         return words
 
@@ -253,18 +253,15 @@ class SiteDiagnoses:
 def _entries(verdict: Verdict) -> Sequence[Check]:
     """Return the failures of a gate where its error may enter, the likeliest first."""
     first: dict[str, Check] = {}
-    of_tensors = [check for check in verdict.failed if check.kind not in _WITHOUT_TENSORS]
-    local = [check for check in of_tensors if check.scope in LOCAL]
+    of_tensors = [check for check in verdict.failed if check.limit.has_number]
+    local = [check for check in of_tensors if check.about.is_local]
     # A wrong gradient flows back.
-    errors = [check for check in of_tensors if check.kind == "regression"]
+    errors = [check for check in of_tensors if check.limit.is_accepted]
     gradients = [check for check in errors if is_wrong_gradient(vars(check))]
     likely = sorted(local, key=lambda c: (needs_accepted(vars(c)), c.order))
     for check in likely or sorted(gradients, key=lambda c: -c.order):
         first.setdefault(check.site, check)
     return list(first.values())[:MOST_OF_GATE]
-
-
-_WITHOUT_TENSORS = ("missing", "absent", "nothing")
 
 
 def cast_fault(actual: Tensor, source: Tensor, quantizer: Quantizer) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor
 from qgate import formats
 from qgate.errors import QgateError
 from qgate.gate import Limits, Measured
-from qgate.gate.measured import Scope
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.pictures import magnitude_picture
 from qgate.models import Model, Site
@@ -98,7 +97,7 @@ def overflow_rows(bench: Bench, fmt: str, layer: str, phase: str) -> list[Measur
     if phase not in ("forward", "backward"):
         raise QgateError(f"phase {phase!r} is not allowed; it is forward or backward.")
     tensors = _tensors(bench, layer) if phase == "forward" else _gradients(bench, layer)
-    scope: Scope = "sweep" if phase == "forward" else "backward"
+    scope: str = "sweep" if phase == "forward" else "backward"
     rows = []
     for order, (site, tensor) in enumerate(tensors.items()):
         lost = formats.report(tensor, fmt)
@@ -115,7 +114,7 @@ def overflow_rows(bench: Bench, fmt: str, layer: str, phase: str) -> list[Measur
 def _row(
     site: str,
     layer: str,
-    scope: Scope,
+    scope: str,
     order: int,
     values: dict[str, float],
     tensor: Tensor,

@@ -12,6 +12,7 @@ from qgate.expected.derived import derive
 from qgate.formats import Quantizer
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.conformance import QuantizerRun, other_lengths
+from qgate.gate.measuring.hard_inputs import HardInputs
 from qgate.gate.measuring.mixer_conformance import MixerRun
 from qgate.gate.measuring.related import mixers_of, related_modules
 from qgate.gate.measuring.relations import METRIC as RELATIONS_METRIC
@@ -37,6 +38,7 @@ class Holding:
         self._modules = list(related_modules(quantized, base, quantizers))
         # A quantized mixer is held as a whole, and related part by part.
         self._whole = mixers_of(quantized, base) or self._modules
+        self._hard = HardInputs(quantized, base, meant)
         self._agreements: dict[str, Conformance] = {}
         self._run: QuantizerRun | MixerRun
         if quantized.mode.choices is not None and quantized.scales is not None:
@@ -50,11 +52,14 @@ class Holding:
         with self._run.watch():
             yield
             calls = self._run_other_lengths()
-        self._agreements |= {
-            related.site: relate(related, *calls[related.site])
-            for related in self._modules
-            if related.site in calls
-        }
+        for related in self._modules:
+            if related.site not in calls:
+                continue
+            call, samples = calls[related.site]
+            agreement = relate(related, call, samples)
+            if related.shaped:
+                agreement = self._hard.add(related.site, call, agreement)
+            self._agreements[related.site] = agreement
         if not self.quantized.mode.own:
             self._run_special(calls)
 
@@ -96,10 +101,10 @@ class Holding:
         figures = {site: (record.conformance(),) for site, record in sites.items()}
         for site, agreement in self._agreements.items():
             figures[site] = (*figures.get(site, ()), agreement)
-        local = {row.site for row in rows if row.scope == "local"}
+        local = {row.site for row in rows if row.about.has_budget}
         attached = [
             replace(row, conformance=figures[row.site])
-            if row.scope == "local" and row.site in figures
+            if row.about.has_budget and row.site in figures
             else row
             for row in rows
         ]

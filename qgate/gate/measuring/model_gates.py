@@ -36,7 +36,7 @@ from qgate.gate.measuring.site_errors import differs
 from qgate.gate.measuring.suite_needs import SuiteNeeds
 from qgate.gate.measuring.tasks import task_row
 from qgate.gate.policy import Policy
-from qgate.gate.sessions import GateSession, Outcome, Room
+from qgate.gate.sessions import GateSession, Outcome, Room, gate
 from qgate.gate.subjects import Subject, commit_here
 from qgate.gate.updating import Which
 from qgate.gate.verdict import Verdict, judge
@@ -46,8 +46,8 @@ from qgate.models.task_metric import metric_name
 from qgate.modes import Mode
 from qgate.modes.formats import FP32
 from qgate.results.coverage import ModeScope
-from qgate.results.failure_causes import LOCAL
 from qgate.results.long_texts import LONG_TEXT
+from qgate.results.scopes import scope_of
 
 REFERENCE_CAP = 1 << 17
 
@@ -135,11 +135,11 @@ class ModelGates(GateSession):
 
     def explain_more_error(self, mode: Mode, verdict: Verdict) -> tuple[Room, Mapping[str, str]]:
         """Measure what attention in another right arithmetic adds to errors over accepted ones."""
-        scopes = {check.scope for check in verdict.failed}
-        is_backward = scopes == {"backward"}
-        if not scopes or not (is_backward or scopes <= {"local", "carried"}):
+        scopes = [check.about for check in verdict.failed]
+        is_backward = all(scope.is_gradient for scope in scopes)
+        if not scopes or not (is_backward or all(scope.has_grades for scope in scopes)):
             return {}, {}
-        if any(check.kind != "regression" for check in verdict.failed):
+        if not all(check.limit.is_accepted for check in verdict.failed):
             return {}, {}
         rows, words = self.bench.with_reference_attention(mode, gradients=is_backward)
         less = {row.key: row for row in rows}
@@ -151,7 +151,7 @@ class ModelGates(GateSession):
     def leave_reproduction(self, folder: Path, outcome: Outcome) -> Path | None:
         for row in outcome.record["rows"]:
             reproduction = self._diagnoses.reproduction(row["mode"], row["site"])
-            if reproduction is None or row["passed"] or row["scope"] not in LOCAL:
+            if reproduction is None or row["passed"] or not scope_of(row["scope"]).is_local:
                 continue
             title = (
                 f"{row['site']}, mode {row['mode']} of {row['model']}: {row['finding']['fault']}"
@@ -173,13 +173,22 @@ class ModelGates(GateSession):
         mode_names = [*modes.names(), *of_model, *formats.names(), HEALTHY.name]
         checked.check_modes(mode_names, formats.unlisted_names())
 
-    def prepare(self, mode: Mode) -> None:
+    def mode_named(self, name: str) -> Mode:
+        return self.bench.mode(name)
+
+    def title_of(self, mode: str, fmt: str) -> tuple[str, bool] | None:
+        if mode:
+            return self.subject.title(mode), self.bench.mode(mode).calibrated
+        return (fmt, False) if fmt else None
+
+    def prepare(self, mode: str) -> None:
         """Resolve a mode, its scales and its accepted errors: what fails here is no verdict."""
+        named = self.bench.mode(mode)
         if self.ledger.updating is None:
-            self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
-        if reason := self.misfit(mode):
+            self.ledger.accepted(self.subject.title(mode), named.calibrated)
+        if reason := self.misfit(named):
             raise QgateError(reason)
-        self.bench.quantized(mode)
+        self.bench.quantized(named)
 
     def misfit(self, mode: Mode) -> str:
         """Say why a mode cannot be compared with the reference chosen; empty where it can."""
@@ -210,10 +219,12 @@ class ModelGates(GateSession):
 
     # The gates ------------------------------------------------------------------------------------
 
+    @gate
     def layer(self, suite: str, mode: Mode, layer: str) -> Outcome:
         """Judge the errors of one layer in one mode."""
         return self._of_layer(suite, mode, layer, self.bench.measure, self._not_isolated)
 
+    @gate
     def outputs(self, suite: str, mode: Mode) -> Outcome:
         """Judge the outputs of the model in one mode, and what lies outside its blocks."""
         rows = [row for row in self.bench.measure(mode) if not row.layer]
@@ -228,7 +239,7 @@ class ModelGates(GateSession):
         same, across = self.ledger.same_device(accepted), bool(accepted.other_weights)
         limits = self.policy.limits_of(mode.name, across)
         changed = [row for row in self.bench.measure(mode) if differs(row)]
-        carried = [row for row in changed if row.scope == "carried"]
+        carried = [row for row in changed if row.about.over_tokens]
         rows = [row for row in carried if row.layer] or carried
         share = MORE_ERROR_ELSEWHERE
         if same and not across:
@@ -247,6 +258,7 @@ class ModelGates(GateSession):
             )
         return ""
 
+    @gate
     def gradients(self, suite: str, mode: Mode, layer: str) -> Outcome:
         """Judge the gradients of one layer in one mode."""
         return self._of_layer(suite, mode, layer, self.bench.gradients)
@@ -269,6 +281,7 @@ class ModelGates(GateSession):
         rows = [row for row in measure(mode) if row.layer == layer]
         return self.judge(suite, mode, rows, layer, notes(mode))
 
+    @gate
     def scaling(self, suite: str, fmt: str, layer: str) -> Outcome:
         """Judge the scale of a format that suits each tensor of a layer, and the error at it."""
         accepted = self.ledger.accepted(fmt, False)
@@ -287,12 +300,14 @@ class ModelGates(GateSession):
         mode = Mode(fmt, "the format alone")
         return self.judge(suite, mode, rows, layer, notes, title=fmt, label="format")
 
-    def overflow(self, suite: str, fmt: str, layer: str, phase: str) -> Outcome:
+    @gate
+    def overflow(self, suite: str, fmt: str, layer: str, phase: str = "forward") -> Outcome:
         """Judge what a format saturates and flushes in the tensors or gradients of a layer."""
         rows = overflow_rows(self.bench, fmt, layer, phase)
         mode = Mode(fmt, "the format alone")
         return self.judge(suite, mode, rows, f"{layer} {phase}", {}, title=fmt, label="format")
 
+    @gate
     def reference(self, suite: str) -> Outcome:
         """Judge whether the stored reference is the live one, and that one is unquantized.
 
@@ -340,6 +355,7 @@ class ModelGates(GateSession):
                 raise
             return []
 
+    @gate
     def canary(self, suite: str) -> Outcome:
         """Judge whether a quantizer that truncates is rejected: the gate can fail."""
         bench = self.bench
@@ -355,6 +371,7 @@ class ModelGates(GateSession):
             )
         return outcome
 
+    @gate
     def task(self, suite: str, mode: Mode) -> Outcome:
         """Judge how much worse the model does its work."""
         row, notes, summary = task_row(self.bench, mode)

@@ -49,6 +49,7 @@ def related_modules(
     quantizers = quantized.plan.quantizers() if meant is None else meant
     names = {site.rpartition(":")[0] for site in quantizers}
     unit = ARITHMETICS[mode.dtype or ("tf32" if mode.own else "float32")]
+    alike: set[tuple[object, ...]] = set()
     for site in base.sites():
         if site.port != "output":
             continue
@@ -61,10 +62,14 @@ def related_modules(
             continue
         ports = {name: q for name, q in quantizers.items() if name.startswith(f"{site.module}:")}
         flowing = [q for name, q in ports.items() if not name.endswith(":weight")]
+        shape = getattr(getattr(module, "weight", None), "shape", None)
+        kernel = (type(module), shape, *map(repr, flowing))
         yield RelatedModule(
             site.name, module, flowing, tokens=_tokens(site, module), unit=unit,
             left_out=_NOT_DECLARED if mode.own and not meant else "",
+            shaped=mode.own and kernel not in alike,
         )  # fmt: skip
+        alike.add(kernel)
 
 
 def _tokens(site: Site, module: nn.Module) -> str:

@@ -22,6 +22,7 @@ from qgate.expected.repeats import has_a_factor
 from qgate.expected.shared_scales import mixes
 from qgate.formats import Quantizer
 from qgate.gate.measured import OTHER_VALUES, Conformance
+from qgate.gate.measuring.shapes import CallShape, call_shapes, most_rows, range_of, reshaped
 from qgate.hooks import ModuleHooks
 from qgate.kernel_checks.runs import REFUSALS, REPETITIONS
 from qgate.models import Model
@@ -45,6 +46,7 @@ class RelatedModule:
     is_exact    its results are integers times scales, so that no noise is allowed
     tokens      how tokens depend on each other: "alone", "causal" or "unknown"
     unit        the unit roundoff of its arithmetic
+    shaped      it is also called with numbers of tokens and samples that no sample has
     """
 
     site: str
@@ -54,6 +56,7 @@ class RelatedModule:
     tokens: str = "alone"
     unit: float = ARITHMETICS["float32"]
     left_out: str = ""
+    shaped: bool = False
 
 
 @dataclass
@@ -136,23 +139,110 @@ def relate(related: RelatedModule, call: RelatedCall, samples: int) -> Conforman
                 continue
             count += 1
             values += expected.numel()
-            wrong_count, about = _disagreement(variant, actual, expected, noise)
+            relation = f" {_WORDS[variant.relation]} ({variant.name})"
+            wrong_count, about = _disagreement(relation, actual, expected, noise)
             if about:
                 return Conformance(METRIC, values, wrong_count, about)
+        shapes = _Shapes(related, call, samples) if related.shaped else None
+        if shapes is not None and shapes.about:
+            return Conformance(METRIC, values + shapes.values, shapes.differing, shapes.about)
     about = f"the same in {REPETITIONS} calls and at {count} derived inputs{unsteady}"
+    if shapes is not None and shapes.right:
+        values += shapes.values
+        about += f", in {len(shapes.right)} shapes of up to {shapes.rows:,} rows"
     if left_out:
         about += f"; left out: {', '.join(left_out)}"
     return Conformance(METRIC, values, 0, about)
 
 
+class _Shapes:
+    """A module in shapes that no sample has: where it is right, and what is wrong elsewhere."""
+
+    def __init__(self, related: RelatedModule, call: RelatedCall, samples: int) -> None:
+        self.values, self.differing, self.rows, self.about = 0, 0, 0, ""
+        self.right: list[CallShape] = []
+        arguments = [*call.arguments.values(), call.result]
+        by_sample = _axis(arguments, 0, samples, is_causal=False)
+        if by_sample is None:
+            return
+        by_token = _axis(arguments, 1, samples, is_causal=False)
+        has_tokens = by_token is not None and related.tokens == "alone"
+        batched = [position for position, _ in by_sample.dimensions]
+        first, noise = arguments[batched[0]], _noise(related, call)
+        least = float(noise(torch.zeros(1)))
+        wrong: dict[CallShape, str] = {}
+        rows = most_rows(related.module, arguments)
+        if not has_tokens:
+            rows //= max(1, first.shape[1:-1].numel())
+        for shape in call_shapes(rows, has_tokens=has_tokens):
+            if not _promises(related, first, shape):
+                continue
+            shaped = [
+                reshaped(value, shape) if position in batched else value
+                for position, value in enumerate(arguments)
+            ]
+            try:
+                actual = call.repeat(related.module, shaped[:-1])
+            except REFUSALS:
+                continue
+            self.values, self.rows = self.values + shaped[-1].numel(), max(self.rows, shape.rows)
+            count, about = 0, ""
+            if not _is_near(actual, shaped[-1], least):
+                count, about = _disagreement("", actual, shaped[-1], noise)
+            if not about and (factor := _factor(actual, shaped[-1], related.unit)):
+                count, about = (
+                    actual.numel(),
+                    f"{OTHER_VALUES}: all are {factor:.4g} times as large",
+                )
+            if about:
+                wrong[shape] = about
+                self.differing += count
+            else:
+                self.right.append(shape)
+        if wrong:
+            where, words = range_of(list(wrong), self.right), next(iter(wrong.values()))
+            self.about = words.replace(OTHER_VALUES, f"{OTHER_VALUES} {where}", 1)
+
+
+def _is_near(actual: Tensor, expected: Tensor, distance: float) -> bool:
+    """Tell quickly if no value is further away than what noise may be at zero."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return False
+    return bool((actual - expected).abs_().max() <= distance)
+
+
+def _factor(actual: Tensor, expected: Tensor, unit: float) -> float:
+    """Return the factor by which all values changed, within their noise; 0 for none."""
+    change = (actual - expected).reshape(-1).float()
+    values = expected.reshape(-1).float()
+    energy = float(values.dot(values))
+    factor = float(change.dot(values)) / energy if energy else 0.0
+    return 1 + factor if abs(factor) > unit and has_a_factor(change, values) else 0.0
+
+
+def _promises(related: RelatedModule, first: Tensor, shape: CallShape) -> bool:
+    """Tell if rows keep their result in a shape: what shares a scale has to stay together."""
+    if related.left_out:
+        return False
+    is_whole = (shape.samples or 0) >= len(first) and (
+        shape.tokens is None or shape.tokens >= first.shape[1]
+    )
+    for q in related.quantizers:
+        if any(mixes(q, first.dim(), dim) for dim in (0, 1)):
+            scales_of_all = q.granularity == "tensor" or q.format.kind == "block"
+            along = q.granularity == "block" and q.axis_of(first.dim()) != first.dim() - 1
+            if not (is_whole and scales_of_all) or along or q.tile or q.rotation:
+                return False
+    return True
+
+
 def _disagreement(
-    variant: DerivedInput, actual: Tensor, expected: Tensor, noise: Callable[[Tensor], Tensor]
+    relation: str, actual: Tensor, expected: Tensor, noise: Callable[[Tensor], Tensor]
 ) -> tuple[int, str]:
     """Count the values that noise does not explain, and say what they are; empty for none."""
-    relation = f"{_WORDS[variant.relation]} ({variant.name})"
     if actual.shape != expected.shape:
         sizes = ["x".join(map(str, tensor.shape)) for tensor in (actual, expected)]
-        return max(1, actual.numel()), f"gives {sizes[0]} {relation}, right is {sizes[1]}"
+        return max(1, actual.numel()), f"gives {sizes[0]}{relation}, right is {sizes[1]}"
     width, exact = noise(expected), expected.double()
     near = (actual.double() - exact).abs() <= width
     wrong = ~(near | (actual == expected) | (actual.isnan() & expected.isnan()))
@@ -161,7 +251,7 @@ def _disagreement(
     words = describe(actual, Expected.around(exact, width), wrong) or scattered(wrong)
     first = tuple(int(index) for index in wrong.nonzero()[0])
     return int(wrong.sum()), (
-        f"{OTHER_VALUES} {relation}: {words}; first {float(actual[first]):.9g} where it gave "
+        f"{OTHER_VALUES}{relation}: {words}; first {float(actual[first]):.9g} where it gave "
         f"{float(expected[first]):.9g}"
     )
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from qgate.errors import QgateError
-from qgate.gate.measured import TENSOR_METRICS, Measured, Scope
+from qgate.gate.measured import Measured
 from qgate.gate.measuring.pictures import error_picture
 from qgate.models import Model
 from qgate.models.rows import split_rows
+from qgate.results.scopes import TENSOR_METRICS, scope_of
 from qgate.stats import ErrorStats, errors, massive_beyond
 
 FLOOR = 1e-12
@@ -26,7 +27,7 @@ Pairs = Sequence[tuple[Tensor, Tensor]]
 def site_errors(
     site: str,
     layer: str,
-    scope: Scope,
+    scope: str,
     order: int,
     pairs: Pairs,
     *,
@@ -48,7 +49,7 @@ def site_errors(
     stats = compare(pairs, channels=beyond is not None)
     parts = {} if beyond is None else tensor_parts(stats, pairs, beyond)
     if whole:
-        parts |= worst_rows(pairs, tokens=scope == "local")
+        parts |= worst_rows(pairs, tokens=scope_of(scope).is_local)
     texts = {"quantizer": quantizer} if quantizer else {}
     return Measured(
         site=site,

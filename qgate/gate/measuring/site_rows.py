@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from qgate.gate.measured import Conformance, Measured, Scope
+from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.conformance import METRIC
 from qgate.gate.measuring.site_errors import Pairs, site_errors
 
@@ -28,7 +28,7 @@ class ModelSites:
     def row(
         self,
         site: str,
-        scope: Scope,
+        scope: str,
         order: int,
         values: Mapping[str, float] = _NO_VALUES,
         **details: Any,

@@ -32,12 +32,9 @@ _OURS = "what this very run, or this package, wrote"
 _CODE = "code that the user named"
 NOT_READERS: dict[str, str] = {
     "qgate.kernel_checks.isolation:_run": "what a process of this check sent to it",
-    "qgate.bisecting.running:__init__": _OURS,
     "qgate.drawing.files:draw_analysis": "pictures that it has just drawn, to copy them",
-    "qgate.bisecting.running:run": "what a plugin of this package wrote in a run of its own",
     "qgate.cli._base_gates:_planned": _OURS,
     "qgate.cli.doctor:_plugins": "looked for a name in, and not parsed",
-    "qgate.code_changes.reach:_read": "code of the project, which Python's own parser reads",
     "qgate.sweeps.page:_is_marked": "looked for a mark in, and not parsed",
     "qgate.engine._backends:_start_process": _OURS,
     "qgate.engine.sharing:value": _OURS,

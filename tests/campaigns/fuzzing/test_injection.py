@@ -252,8 +252,8 @@ def test_baselines_are_listed(
 
 
 WAYS: dict[str, Callable[[str], list[str]]] = {
-    "mode": lambda bad: ["show", "mode", bad, "--model", "tiny-llama"],
-    "model": lambda bad: ["show", "model", f"hf:{bad}"],
+    "mode": lambda bad: ["capture", "--mode", bad, "--model", "tiny-llama"],
+    "model": lambda bad: ["calibrate", "--model", f"hf:{bad}"],
     "format": lambda bad: ["formats", bad],
     "modes": lambda bad: ["modes", bad],
     "results": lambda bad: ["report", bad],

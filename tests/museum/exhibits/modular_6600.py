@@ -46,7 +46,7 @@ EXHIBIT = Exhibit(
     "scales",
     "A global scale that is stored as a divisor was used as a factor.",
     "garbage from every checkpoint of that kind",
-    "the result is [0-9.e+]+ times the expected one: a scale or factor is off",
+    "argument 1 is decoded with the reciprocal of the scale of the tensor",
     arguments, inverted, as_stored, linear,
     options={"pack": {1: pack}, "relations": ["one"]}, terms=64,
 )  # fmt: skip

@@ -49,7 +49,7 @@ EXHIBIT = Exhibit(
     "packing",
     "Signed 4-bit codes were extended with zeros instead of their sign.",
     "a stored -8 decodes to +8, without an error message",
-    "argument 1 has 7 of 15 codes decoded wrongly: -7 as 9, -6 as 10, -5 as 11",
+    "argument 1 has negative codes read without their sign",
     arguments, sign_extended, zero_extended, linear,
     options={"pack": {1: packed}, "relations": ["one"]}, terms=64,
 )  # fmt: skip

@@ -43,7 +43,7 @@ EXHIBIT = Exhibit(
     "experts",
     "The weights of a token's experts were not divided by their sum.",
     "a very high gradient norm with converted weights",
-    "rows are off by a factor each",
+    "the division by the result of a sum is left out",
     arguments, normalized, not_normalized, mixed, {0: "mxfp8", 2: "mxfp8"},
     options={"relations": ["one", "odd"]},
 )  # fmt: skip

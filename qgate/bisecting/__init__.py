@@ -1,1 +1,0 @@
-"""Find the commit at which a gate turned red."""

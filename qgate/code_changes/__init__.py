@@ -1,1 +1,0 @@
-"""Tell from the code alone which functions of a project a difference can touch."""

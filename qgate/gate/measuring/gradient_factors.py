@@ -1,0 +1,161 @@
+"""Gradients of own kernels beside those that FP32 code makes of the same tensors.
+
+A product y = x w has two gradients: of the weight from x and the gradient at y, of the input from w
+and that gradient. A kernel may take each of these tensors quantized or not. A factor between its
+gradient and the nearest of those products is a fault, whatever error was accepted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from qgate.expected.repeats import has_a_factor
+from qgate.formats import Quantizer
+from qgate.gate.measured import Conformance, Measured
+from qgate.gate.measuring.compared_sites import backward_sites
+from qgate.hooks import ModuleHooks
+from qgate.hooks.tapping import tap_sites
+from qgate.models import Site
+from qgate.modes import Quantized
+
+METRIC = "differing_share"
+_LEAST, _MOST = 0.5, 2.0
+"""Factors that are taken for one: beyond, a kernel has no gradient of a product at all."""
+_ALLOWED = 0.004
+"""How far from 1 a factor may be: rounding the gradient at the output moves it by less."""
+_ALIKE = 0.9
+Cast = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class _Product:
+    """Calls of one module: inputs, gradients at outputs and at inputs, in the same order."""
+
+    site: Site
+    module: nn.Module
+    inputs: list[Tensor] = field(default_factory=list)
+    outer: dict[int, Tensor] = field(default_factory=dict)
+    inner: dict[int, Tensor] = field(default_factory=dict)
+
+
+class OwnGradients:
+    """Gradients of the products of an own kernel, watched in a pass back."""
+
+    def __init__(self, quantized: Quantized, meant: Quantized) -> None:
+        """`meant` is the mode that a kernel stands for; what is no own kernel has no products."""
+        self._root = quantized.model.module
+        self._quantizers = {} if meant is quantized else meant.plan.quantizers()
+        sites = backward_sites(quantized.model, is_forced=True) if quantized.mode.own else []
+        self._products = {
+            site.module: _Product(site, self._root.get_submodule(site.module))
+            for site in sites
+            if site.port == "weight"
+        }
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Keep what passes the products inside."""
+        hooks = ModuleHooks()
+
+        def take(place: Site, tensor: Tensor) -> Tensor | None:
+            product = self._products[place.module]
+            if place.port == "input":
+                product.inputs.append(tensor.detach())
+                tensor = tensor.view_as(tensor)
+            if tensor.requires_grad:
+                gradients = product.inner if place.port == "input" else product.outer
+                number = len(product.inputs) - 1
+                hooks.keep(
+                    tensor.register_hook(lambda g: gradients.__setitem__(number, g.detach()))
+                )
+            return tensor if place.port == "input" else None
+
+        places = [
+            Site(product.site.module, port, product.site.kind)
+            for product in self._products.values()
+            for port in ("input", "output")
+        ]
+        try:
+            with tap_sites(self._root, places, take, lenient=True):
+                yield
+        finally:
+            hooks.remove()
+
+    def conformance(self, row: Measured, gradients: Sequence[Tensor]) -> tuple[Conformance, ...]:
+        """Return what was compared, given a row of gradients of a weight; nothing for others."""
+        product = self._products.get(row.site.removesuffix(":weight"))
+        if product is None or not product.inputs or len(product.outer) < len(product.inputs):
+            return ()
+        return (self._of(product, gradients[0]),)
+
+    def _of(self, product: _Product, of_weight: Tensor) -> Conformance:
+        weight = getattr(product.module, "weight").detach()  # noqa: B009
+        turned = product.site.transposed
+        of_input = self._quantizers.get(f"{product.site.module}:input")
+        of_stored = self._quantizers.get(product.site.name)
+        xs, gs = zip(
+            *((_rows(x), _rows(product.outer[n])) for n, x in enumerate(product.inputs)),
+            strict=True,
+        )
+        x, g = torch.cat(xs), torch.cat(gs)
+        outer_casts: list[Cast] = [_same]
+        if of_input is not None:
+            outer_casts += [of_input, _along_rows(of_input)]
+        values = of_weight.numel()
+        input_casts: list[Cast] = [_same] if of_input is None else [_same, of_input]
+        casts = itertools.product(input_casts, outer_casts)
+        nearest = [cast_g(g).T @ cast_x(x) for cast_x, cast_g in casts]
+        factor = _factor(of_weight.T if turned else of_weight, nearest)
+        words = "its gradient"
+        if factor == 1 and len(product.inner) == len(product.inputs):
+            inner = torch.cat([_rows(product.inner[n]) for n in range(len(product.inputs))])
+            values += inner.numel()
+            plain = weight.T if turned else weight
+            weight_casts: list[Cast] = [_same] if of_stored is None else [_same, of_stored]
+            casts = itertools.product(weight_casts, outer_casts[:2])
+            factor = _factor(inner, [cast_g(g) @ cast_w(plain) for cast_w, cast_g in casts])
+            words = "the gradient of the input"
+        about = f"gradients of the weight and the input, of {len(product.inputs)} calls"
+        if factor != 1:
+            about = (
+                f"{words} is {factor:.4g} times what FP32 code makes of the input, the weight and "
+                "the gradient at the output"
+            )
+        return Conformance(METRIC, values, 0 if factor == 1 else values, about)
+
+
+def _factor(actual: Tensor, candidates: list[Tensor]) -> float:
+    """Return the factor between a gradient and the candidate that is nearest to it but for one."""
+    flat = actual.reshape(-1).double()
+    norm, best, factor = float(flat.norm()), _ALIKE, 1.0
+    for candidate in candidates:
+        values = candidate.reshape(-1).double()
+        energy = float(values.square().sum())
+        if values.shape != flat.shape or not (norm and energy):
+            continue
+        alike = float(flat.dot(values)) / (norm * energy**0.5)
+        if alike <= best:
+            continue
+        best, times = alike, float(flat.dot(values)) / energy
+        is_off = abs(times - 1) > _ALLOWED and has_a_factor(flat - values, values)
+        factor = times if is_off and _LEAST < times < _MOST else 1.0
+    return factor
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1]).float()
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _along_rows(quantizer: Quantizer) -> Cast:
+    """Return the same cast with scales along the rows, as a product over these needs it."""
+    return lambda tensor: quantizer(tensor.T.contiguous()).T

@@ -1,0 +1,78 @@
+"""Inputs that no sample has, for products of own kernels: beyond a range, zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from qgate.errors import QgateError
+from qgate.gate.measured import Conformance
+from qgate.gate.measuring.relations import METRIC, RelatedCall
+from qgate.kernel_checks.explained import FEW_ROWS, module_fault
+from qgate.kernel_checks.runs import LENGTH_REFUSALS
+from qgate.kernel_checks.subject import KernelRefusal
+from qgate.models import Model
+from qgate.modes import Quantized
+
+_LARGE = {torch.float16: 2.0**4}
+"""Factor of large values, by dtype; 2^12 in the others, whose sums it does not overflow."""
+
+
+def hard_rows(rows: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """List hard inputs that are made from rows of a tensor, each with a name."""
+    large = _LARGE.get(rows.dtype, 2.0**12)
+    half = torch.arange(len(rows), device=rows.device).unsqueeze(1) % 2 == 0
+    yield "with rows of zeros", rows.where(half, 0.0)
+    yield f"{large:g} times as large", rows * large
+    yield f"{1 / large:g} times as large", rows / large
+    channel = torch.arange(rows.shape[1], device=rows.device) == min(3, rows.shape[1] - 1)
+    yield "with one large channel", rows.where(~channel, rows * (large / 4))
+    yield "with rows of different sizes", rows * torch.where(half, large, 1 / large).to(rows.dtype)
+
+
+class HardInputs:
+    """Holds an own kernel at hard inputs, beside what it stands for."""
+
+    def __init__(self, quantized: Quantized, base: Model, meant: Quantized) -> None:
+        declared = meant is not quantized and quantized.mode.own and not quantized.mode.convention
+        self._quantizers = meant.plan.quantizers() if declared else {}
+        self._products = {
+            site.module for site in base.sites() if site.is_product and site.kind == "linear"
+        }
+        self._base, self._own = base.module, quantized.model.module
+        self._is_wrong = False
+
+    def add(self, site: str, call: RelatedCall, agreement: Conformance) -> Conformance:
+        """Add to what was held of a module what is wrong at hard inputs, or how many are right.
+
+        After one fault the others of a mode are not looked for: they mostly are the same one.
+        """
+        name = site.rpartition(":")[0]
+        ports = ("input", "weight", "output")
+        quantizers = {
+            p: self._quantizers[s] for p in ports if (s := f"{name}:{p}") in self._quantizers
+        }
+        if agreement.differing or self._is_wrong or not quantizers or name not in self._products:
+            return agreement
+        (x, *_others) = (x for x in call.arguments.values() if isinstance(x, Tensor))
+        rows = x.reshape(-1, x.shape[-1])[:FEW_ROWS]
+        modules: list[nn.Module] = [of.get_submodule(name) for of in (self._base, self._own)]
+        count = 0
+        for words, hard in hard_rows(rows):
+            try:
+                fault = module_fault(modules[0], modules[1], hard, quantizers)
+            except (QgateError, KernelRefusal, *LENGTH_REFUSALS):
+                continue
+            if fault:
+                self._is_wrong = True
+                about = f"is wrong for inputs {words}: {fault}"
+                return Conformance(METRIC, agreement.values, max(1, hard.numel()), about)
+            count += 1
+        return Conformance(
+            agreement.metric,
+            agreement.values,
+            0,
+            f"{agreement.about}, right for {count} hard inputs",
+        )

@@ -1,0 +1,108 @@
+"""Shapes of inputs that no sample has, which serve a kernel's modules one at a time.
+
+The rows of a recorded call are repeated to other numbers of tokens and samples. Each row keeps its
+result, so no accepted value is needed. Kernels choose tiles and code by shape: lengths lie at and
+beside the powers of two, and between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LENGTHS = (1, 3, 8, 17, 33, 64, 100, 129, 200, 256, 257, 384, 513, 768, 1025, 2049, 4097, 8192)
+"""Numbers of tokens, or of samples without tokens."""
+BATCHES = (2, 5, 16, 64)
+"""Numbers of samples, of one token and of a few each; of the last one also the most rows."""
+_FEW_TOKENS = 7
+_MOST_ROWS = LENGTHS[-1]
+_MOST_ELEMENTS, _MOST_PRODUCTS = 2**24, 2**36
+"""Of one call: elements of an argument or result, and products with a weight, about a second."""
+
+
+@dataclass(frozen=True)
+class CallShape:
+    """So many samples of so many tokens; without that axis where there is none."""
+
+    samples: int | None
+    tokens: int | None
+
+    @property
+    def rows(self) -> int:
+        return (self.samples or 1) * (self.tokens or 1)
+
+    def __str__(self) -> str:
+        if self.tokens is None:
+            return f"{self.samples:,} samples"
+        if self.samples is None:
+            return f"{self.tokens:,} tokens without a batch"
+        if self.samples == 1:
+            return f"{self.tokens:,} tokens"
+        return f"{self.samples} samples of {self.tokens:,} tokens"
+
+
+def most_rows(module: nn.Module, arguments: Sequence[Any]) -> int:
+    """Return how many rows a call of a module may have to take about a second."""
+    widths = [x.shape[-1] for x in arguments if isinstance(x, Tensor) and x.dim()]
+    weight = getattr(module, "weight", None)
+    products = weight.numel() if isinstance(weight, Tensor) else 1
+    return max(
+        1,
+        min(_MOST_ROWS, _MOST_ELEMENTS // max(widths, default=1), _MOST_PRODUCTS // (2 * products)),
+    )
+
+
+def call_shapes(rows: int, *, has_tokens: bool) -> Iterator[CallShape]:
+    """List shapes of at most so many rows."""
+    lengths = [length for length in LENGTHS if length <= rows]
+    if not has_tokens:
+        yield from (CallShape(length, None) for length in lengths)
+        return
+    yield from (CallShape(1, length) for length in lengths)
+    yield from (CallShape(None, length) for length in lengths if length in (1, 17, 129, 513))
+    for samples in BATCHES:
+        most = rows // samples if samples == BATCHES[-1] else 1
+        for tokens in sorted({1, _FEW_TOKENS, most}):
+            if 0 < tokens * samples <= rows:
+                yield CallShape(samples, tokens)
+
+
+def reshaped(tensor: Tensor, shape: CallShape) -> Tensor:
+    """Repeat or cut the samples, and the tokens of each, to a shape."""
+    if shape.samples is None:
+        tensor = tensor[0]
+    else:
+        tensor = tensor[torch.arange(shape.samples) % len(tensor)]
+    if shape.tokens is None:
+        return tensor
+    dim = 0 if shape.samples is None else 1
+    index = torch.arange(shape.tokens, device=tensor.device) % tensor.shape[dim]
+    return tensor.index_select(dim, index)
+
+
+def range_of(wrong: Sequence[CallShape], right: Sequence[CallShape]) -> str:
+    """Say at which shapes a module is wrong: what tells them from those at which it is right."""
+    if len(wrong) == 1:
+        return f"at {wrong[0]}"
+    if all(shape.samples is None for shape in wrong):
+        return "without a batch axis"
+    for words, count in _COUNTED.items():
+        bad, good = {count(shape) for shape in wrong}, {count(shape) for shape in right}
+        if any(min(bad) <= number <= max(bad) for number in good):
+            continue
+        if max(bad) < max(good, default=0):
+            return f"at {min(bad):,} to {max(bad):,} {words}"
+        return f"at {min(bad):,} and more {words}"
+    listed = ", ".join(map(str, wrong[:3]))
+    return f"at {listed}" + (f" and {len(wrong) - 3} more shapes" if len(wrong) > 3 else "")
+
+
+_COUNTED: dict[str, Callable[[CallShape], int]] = {
+    "rows": lambda shape: shape.rows,
+    "tokens": lambda shape: shape.tokens or 0,
+    "samples": lambda shape: shape.samples or 0,
+}

@@ -1,0 +1,86 @@
+"""Gradients of own kernels: a factor is a fault, and quantizing the gradient is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.gate.own_kernels import FORMATS, Cast, Product, own_model
+from tests.gate.test_own_kernel_faults import gates_of
+from tests.shares import share
+
+SUITE = "suites/test_gradients.py::test_gradients"
+
+
+class _Product(torch.autograd.Function):
+    """A product of quantized tensors with a pass back of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, fmt: str, of_weight: Cast, inner: Cast) -> Tensor:
+        quantized = FORMATS[fmt].cast(x), FORMATS[fmt].of_weight(w)
+        ctx.save_for_backward(*quantized)
+        ctx.casts = of_weight, inner
+        return quantized[0] @ quantized[1].T
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,), (x, w), (of_weight, inner) = gradients, ctx.saved_tensors, ctx.casts
+        return inner(g) @ w, of_weight(g).flatten(0, -2).T @ x.flatten(0, -2), None, None, None
+
+
+def trained(fmt: str, of_weight: Cast, inner: Cast) -> Product:
+    return lambda x, w, _b: _Product.apply(x, w, fmt, of_weight, inner)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def red(folder: Path, fmt: str, product: Product | None, seed: int = 0) -> dict[str, str]:
+    """Run the gates of gradients; return what is red at each site."""
+    gated = gates_of(own_model(fmt, product, seed=seed), folder)
+    mode = gated.bench.setup.select("mine", gated.bench.model)[0]
+    outcomes = [gated.gradients(SUITE, mode, layer) for layer in gated.bench.layers]
+    rows = [row for outcome in outcomes for row in outcome.record["rows"]]
+    assert len(rows) > 14
+    return {row["site"]: row["finding"]["fault"] for row in rows if not row["passed"]}
+
+
+def same(gradient: Tensor) -> Tensor:
+    return gradient
+
+
+@share(6)
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("seed", range(5))
+def test_right_gradients_are_green(fmt: str, seed: int, tmp_path: Path) -> None:
+    cast = FORMATS[fmt].cast
+    casts = [
+        (same, same),
+        (cast, cast),
+        (lambda g: cast(g.transpose(-1, -2)).transpose(-1, -2), same),
+    ]
+    for number, (of_weight, inner) in enumerate(casts):
+        product = trained(fmt, of_weight, inner)
+        assert red(tmp_path / str(number), fmt, product, seed) == {}
+
+
+@share(4)
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("factor", [1.01, 0.99, 1.5])
+@pytest.mark.parametrize("part", ["its gradient", "the gradient of the input"])
+def test_a_factor_is_red(part: str, factor: float, fmt: str, tmp_path: Path) -> None:
+    def scaled(gradient: Tensor) -> Tensor:
+        return factor * gradient
+
+    casts = (scaled, same) if part == "its gradient" else (same, scaled)
+    faults = red(tmp_path, fmt, trained(fmt, *casts))
+    sites = {site for site in faults if site.endswith("_proj:weight")}
+    assert len(sites) >= 8
+    for site in sites:
+        assert faults[site].startswith(f"{part} is {factor:.3g}"), faults[site]
+        assert "times what FP32 code makes" in faults[site]
+
+
+def test_a_kernel_without_straight_through_gradients_has_no_factor(tmp_path: Path) -> None:
+    assert red(tmp_path, "int8", None) == {}
