@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -48,9 +48,6 @@ from qgate.modes.formats import FP32
 from qgate.results.coverage import ModeScope
 from qgate.results.long_texts import LONG_TEXT
 from qgate.results.scopes import scope_of
-
-if TYPE_CHECKING:
-    from qgate.storage.locations import Location
 
 REFERENCE_CAP = 1 << 17
 
@@ -127,7 +124,7 @@ class ModelSubject(Subject):
 class ModelGates(GateSession):
     """Gates of one model; a copy with another policy shares everything else."""
 
-    def __init__(self, bench: Bench, baselines: Location, policy: Policy, **options: Any) -> None:
+    def __init__(self, bench: Bench, baselines: Path, policy: Policy, **options: Any) -> None:
         super().__init__(ModelSubject(bench), baselines, policy, **options)
         self.bench, self._diagnoses = bench, SiteDiagnoses(bench)
         self.needs = SuiteNeeds(bench)
