@@ -96,6 +96,19 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             },
             ["qgate/engines.py:3: engines (floor 7) imports its sibling drawing"],
         ),
+        "what brings a kind of gate": (
+            {
+                "dumps/gate.py": "import qgate.gate.sessions\nimport qgate.plugin.fixtures\n",
+                "dumps/reading.py": "from qgate.dumps.gate import gates\n",
+                "page/a.py": "import qgate.dumps.kind\n",
+                "gate/a.py": "from qgate.dumps import kind\n",
+            },
+            [
+                "qgate/dumps/gate.py:2: dumps (floor 8.5) imports plugin (floor 10)",
+                "qgate/dumps/reading.py:1: dumps (floor 4) imports dumps (floor 8.5)",
+                "qgate/gate/a.py:1: gate (floor 8) imports dumps (floor 8.5)",
+            ],
+        ),
         "sibling, relative": (
             {"capture/a.py": "from ..scales import b\n", "scales/b.py": ""},
             ["qgate/capture/a.py:1: capture (floor 4) imports its sibling scales"],

@@ -17,10 +17,9 @@ _DEVICE = re.compile(rf"{KIND}(-[A-Za-z0-9_.+]+)*")
 COLLECTED = "collected"
 """Stands in the place of hashes: numbers of a dump are of a run elsewhere, and no weights or
 samples of qgate's have to fit them."""
-CHECKPOINT = "checkpoint"
-"""Stands in the place of the samples of a checkpoint, which is not run."""
-ENGINES = "engines"
-"""Begins what stands in the place of the samples of two engines: their tokens."""
+MODEL, DUMP = "model", "dump"
+_BARE = ("checkpoint", "engines")
+"""Kinds that begin the inputs of their origins without a colon, as they were first stored."""
 
 
 class Key(NamedTuple):
@@ -75,19 +74,17 @@ class Origin:
         self._check("device", is_device(self.device), form)
 
     @classmethod
-    def of_dump(cls, name: str, torch: str, commit: str | None) -> Origin:
-        """Return the origin of a dump, under the name of its accepted record."""
-        return cls(name, COLLECTED, COLLECTED, None, 1, 1, 0, "cpu", torch, commit)
+    def of_subject(
+        cls, kind: str, name: str, torch: str, commit: str | None, about: str = ""
+    ) -> Origin:
+        """Return the origin of figures of a kind of subject, under the name of their record.
 
-    @classmethod
-    def of_checkpoint(cls, name: str, torch: str, commit: str | None) -> Origin:
-        """Return the origin of a checkpoint's figures, under the name of its accepted record."""
-        return cls(name, COLLECTED, CHECKPOINT, None, 1, 1, 0, "cpu", torch, commit)
-
-    @classmethod
-    def of_engines(cls, name: str, tokens: str, torch: str, commit: str | None) -> Origin:
-        """Return the origin of two engines' figures over tokens, under the name of their record."""
-        return cls(name, COLLECTED, f"{ENGINES} {tokens}", None, 1, 1, 0, "cpu", torch, commit)
+        `about` identifies its samples: figures of other ones are not compared.
+        """
+        inputs = COLLECTED if kind == DUMP else kind if kind in _BARE else f"{kind}:"
+        return cls(
+            name, COLLECTED, f"{inputs} {about}".strip(), None, 1, 1, 0, "cpu", torch, commit
+        )
 
     @property
     def is_collected(self) -> bool:
@@ -96,17 +93,16 @@ class Origin:
 
     @property
     def kind(self) -> str:
-        """Return what it is of: a model, a dump, a checkpoint or engines."""
+        """Return what it is of: a model, or the kind of a subject."""
         if not self.is_collected:
-            return "model"
-        if self.inputs.startswith(f"{ENGINES} "):
-            return ENGINES
-        return "checkpoint" if self.inputs == CHECKPOINT else "dump"
+            return MODEL
+        first = self.inputs.partition(" ")[0]
+        return first.removesuffix(":") if first in _BARE or first.endswith(":") else DUMP
 
     @property
     def noun(self) -> str:
         """Return its kind as a sentence has it."""
-        return "two engines" if self.kind == ENGINES else f"a {self.kind}"
+        return "two engines" if self.kind == "engines" else f"a {self.kind}"
 
     def _check(self, name: str, good: bool, form: str) -> None:
         if not good:

@@ -36,14 +36,14 @@ from qgate.text.printing import print_text
 if TYPE_CHECKING:
     from qgate import baselines, devices
     from qgate.models import naming
-    from qgate.project import installation
+    from qgate.project import gate_kinds, installation
 else:
     baselines, devices = LateModule("qgate.baselines"), LateModule("qgate.devices")
+    gate_kinds = LateModule("qgate.project.gate_kinds")
     installation = LateModule("qgate.project.installation")
     naming = LateModule("qgate.models.naming")
 
 _PLUGIN = "qgate.plugin"
-_SUBJECTS = {"dump": "--dump DIR", "checkpoint": "--checkpoint CHILD", "engines": "--engines A B"}
 _LABEL = 14
 
 
@@ -207,8 +207,11 @@ def _project(examination: Examination, project: ProjectSettings) -> None:
             examination.problems.append(
                 f"results cannot be written into {str(project.home)!r}: make it writable."
             )
-        left_out = [f"{name}s ({how})".replace("ss ", "s ") for name, how in _SUBJECTS.items()
-                    if project.options.get(name) is None]  # fmt: skip
+        left_out = [
+            f"{kind.plural} (--{kind.subject} {kind.metavar})"
+            for kind in gate_kinds.subject_kinds()
+            if project.options.get(kind.subject) is None
+        ]
         if left_out:
             examination.notes.append(f"suites are left out that need {', '.join(left_out)}.")
 

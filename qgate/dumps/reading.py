@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -25,11 +25,14 @@ from qgate.dumps.layout import (
 from qgate.dumps.record import Record, RecordSelection
 from qgate.dumps.shards import ShardReader
 from qgate.errors import QgateError, unknown
+from qgate.loading import LateModule
 from qgate.storage import locations
 from qgate.storage.access import folder_of
 from qgate.storage.folders import Folder, Stamp
 from qgate.text import counted, shortened
 
+_tensor_saver: Any = LateModule("qgate.dumps.tensor_saver_files")
+"""Reads folders of the one other collector that is known; it extends what is here."""
 _RANKS_OPEN = 16
 _MOST_RECORDS = 20_000
 """Records of ranks that a dump keeps in memory; those of more ranks are read again."""
@@ -96,8 +99,6 @@ class Dump(Overviewed):
     damaged   those among them that were a part of it: torn, empty; and an edited description
     """
 
-    openers: ClassVar[list[Callable[[Folder], Dump | None]]] = []
-    """Functions that open folders of one other program each, or return None."""
     is_foreign = False
     """True where another program wrote it."""
 
@@ -129,9 +130,9 @@ class Dump(Overviewed):
         manifest = read_manifest(files)
         if manifest is not None:
             return Dump(files, manifest)
-        for dump in (opener(files) for opener in cls.openers):
-            if dump is not None:
-                return dump
+        saved: Dump | None = _tensor_saver.opened(files)
+        if saved is not None:
+            return saved
         raise QgateError(
             f"{name} is no dump: it has no dump.json, and no .pt files of megatron-tensor-saver."
         )

@@ -320,11 +320,9 @@ class TensorSaverDump(Dump):
         return self.files.at(stored.file)
 
 
-def _open(files: Folder) -> Dump | None:
+def opened(files: Folder) -> Dump | None:
+    """Open a folder of the collector; None where it is none."""
     return TensorSaverDump(files) if TensorSaverDump.is_one(files) else None
-
-
-Dump.openers.append(_open)
 
 
 def ordered(saved: list[SavedTensor]) -> dict[int, list[Record]]:

@@ -1,17 +1,21 @@
 """The gate decides: plain numbers and limits in, a verdict with reasons out."""
 
-from qgate.gate.checks import Check
-from qgate.gate.limits import Bound, Limits, parse_bound
-from qgate.gate.measured import Measured
-from qgate.gate.policy import Policy
-from qgate.gate.texts import failure_text, first_line
-from qgate.gate.updating import WHICH, EntryChange, GateUpdate, decide_update
-from qgate.gate.verdict import Verdict, judge
-from qgate.metrics.grades import grade_of, grades_of
-from qgate.results.scopes import SCOPES
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qgate.exports import lazy
+
+if TYPE_CHECKING:
+    from qgate.gate.checks import Check
+    from qgate.gate.limits import Bound, Limits, parse_bound
+    from qgate.gate.measured import Measured
+    from qgate.gate.policy import Policy
+    from qgate.gate.texts import failure_text, first_line
+    from qgate.gate.updating import WHICH, EntryChange, GateUpdate, decide_update
+    from qgate.gate.verdict import Verdict, judge
 
 __all__ = [
-    "SCOPES",
     "WHICH",
     "Bound",
     "Check",
@@ -24,8 +28,19 @@ __all__ = [
     "decide_update",
     "failure_text",
     "first_line",
-    "grade_of",
-    "grades_of",
     "judge",
     "parse_bound",
 ]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "checks": "Check",
+        "limits": "Bound Limits parse_bound",
+        "measured": "Measured",
+        "policy": "Policy",
+        "texts": "failure_text first_line",
+        "updating": "WHICH EntryChange GateUpdate decide_update",
+        "verdict": "Verdict judge",
+    },
+)

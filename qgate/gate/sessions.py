@@ -1,6 +1,7 @@
 """The path from measured rows to a verdict and its record, the same for every kind of gate.
 
-A gate measures rows and gives them to `GateSession.judge`; a new kind of gate needs nothing else.
+A gate measures rows and gives them to `GateSession.judge`. A new kind of gate is a session with
+such methods, and a `GateKind` (`qgate.project.gate_kinds`) that says how it is opened.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from qgate.baselines import (
     Candidate,
@@ -78,6 +79,18 @@ class Outcome:
         return Outcome(self.verdict, text, record, replace(self.decision, values={}, drops=()))
 
 
+Method = TypeVar("Method", bound=Callable[..., Outcome])
+
+
+def gate(method: Method) -> Method:
+    """Mark a method of a session as a gate, which tests call by its name without the suite.
+
+    A parameter called `mode` is a mode, which tests give by its name.
+    """
+    method.is_gate = True  # type: ignore[attr-defined]
+    return method
+
+
 class GateSession:
     """Gates of one subject: their limits, their accepted errors, and the update they collect.
 
@@ -139,6 +152,12 @@ class GateSession:
         other.policy, other.command = policy, command or self.command
         return other
 
+    @classmethod
+    def gates(cls) -> dict[str, Callable[..., Outcome]]:
+        """Return the gates of these sessions by their names."""
+        methods = {name: getattr(cls, name) for name in dir(cls)}
+        return {name: method for name, method in methods.items() if hasattr(method, "is_gate")}
+
     @property
     def store(self) -> Store:
         return self.ledger.store
@@ -153,6 +172,25 @@ class GateSession:
 
     def check_policy(self, policy: Policy | None = None) -> None:
         """Refuse a rule or marker that fits no site or no mode: it would limit nothing."""
+
+    def layers(self, suite: str) -> list[str]:  # noqa: ARG002
+        """List the layers or parts of the subject, and those a suite has accepted figures of."""
+        return []
+
+    def left_out(self, suite: str, fmt: str, layer: str) -> str | None:  # noqa: ARG002
+        """Say why a format cannot be looked at in a layer; empty where there is no such layer."""
+        return None
+
+    def mode_named(self, name: str) -> Mode:
+        """Return the mode that a test names."""
+        raise QgateError(f"gates of {self.subject.name} have no modes, and {name!r} is one.")
+
+    def prepare(self, mode: str) -> None:
+        """Make ready what a test with a mode needs: what fails here is no verdict."""
+
+    def title_of(self, mode: str, fmt: str) -> tuple[str, bool] | None:  # noqa: ARG002
+        """Return the name of a test's accepted errors, and whether a calibration decides them."""
+        return None
 
     def judge(
         self,

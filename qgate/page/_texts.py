@@ -13,6 +13,8 @@ from qgate.gate.texts import cells_of, finding
 from qgate.gate.updating import hint
 from qgate.metrics import METRICS
 from qgate.page.runs import RecordedGate, Run
+from qgate.project.gate_kinds import gate_kinds
+from qgate.project.options import PathPair
 from qgate.results.extent import partial_head
 from qgate.results.failure_causes import suspect_of
 from qgate.results.limit_kinds import limit_kind_of
@@ -23,20 +25,12 @@ from qgate.text import counted, times_figure
 
 FAILED, NEW, UNKNOWN, PASSED, IMPROVED = "failed", "new", "no verdict", "passed", "improved"
 VERDICTS = (FAILED, NEW, UNKNOWN, PASSED, IMPROVED)
-# Of these suites the mode of a record is a format.
-_OF_FORMATS = ("overflow", "scaling", "dump_overflow")
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Check))
 # Options that say what a run is about; a gate is run again with those it was run with.
 _ABOUT = (
-    "mode", "model", "format", "layers", "dump", "dump-name", "checkpoint", "parent",
-    "recipe", "checkpoint-name", "engines", "engines-name", "engines-weights", "engines-logits",
-    "reference", "baselines", "device",
+    "mode", "model", "format", "layers", "reference", "baselines", "device",
     "samples", "seqlen", "calib-samples", "calib-seqlen", "percentile-alpha", "calibration",
 )  # fmt: skip
-
-
-# Those of them that take two values.
-_PAIRS = ("engines", "engines-weights")
 
 
 def verdict_of(gate: RecordedGate, run: Run) -> str:
@@ -99,7 +93,8 @@ def fault_texts(record: Record) -> tuple[str, str]:
 
 
 def _place(record: Record) -> str:
-    label = "format" if record["suite"] in _OF_FORMATS else "mode"
+    by_format = {suite for kind in gate_kinds() for suite in kind.by_format}
+    label = "format" if record["suite"] in by_format else "mode"
     return f"{record['site']} ({label} {record['mode']})"
 
 
@@ -282,6 +277,8 @@ def accept_command(run: Run, gate: RecordedGate) -> tuple[str, str]:
 
 
 def _options(command: Iterable[object]) -> list[str]:
+    subjects = {name: option for kind in gate_kinds() for name, option in kind.options.items()
+                if option.about == "subject"}  # fmt: skip
     options: list[str] = []
     awaited = 0
     for word in map(str, command):
@@ -290,7 +287,8 @@ def _options(command: Iterable[object]) -> list[str]:
         if awaited:
             options.append(word)
             awaited -= 1
-        elif word.startswith("--") and option in _ABOUT:
+        elif word.startswith("--") and option in (*_ABOUT, *subjects):
             options.append(word)
-            awaited = 0 if equals else 1 + (option in _PAIRS)
+            is_pair = option in subjects and subjects[option].kind is PathPair
+            awaited = 0 if equals else 1 + is_pair
     return options

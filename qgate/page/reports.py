@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qgate.loading import without_collector
-from qgate.page._sections import comparison_section, trend_section
+from qgate.page._sections import comparison_section
 from qgate.page.comparison_texts import comparison_markdown, diagnosis
 from qgate.page.comparisons import ComparedRun, RunComparison
 from qgate.page.data import comparison_csv, report_json
-from qgate.page.history import Point
 from qgate.page.pages import page
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
@@ -60,18 +59,17 @@ def write_report(
     *,
     plots: Plots = "worst",
     comparison: RunComparison | None = None,
-    history: Sequence[Point] = (),
 ) -> None:
     """Write one file in the format that its ending names."""
     match output.suffix.lower():
         case ".html":
             runs = [run.run for run in loaded]
-            write_page(output, runs, plots=plots, history=history, comparison=comparison)
+            write_page(output, runs, plots=plots, comparison=comparison)
         case ".md":
             write_text(output, markdown_report(loaded, comparison))
         case ".json":
             pairs = [(run.run, run.tally) for run in loaded]
-            write_text(output, report_json(pairs, comparison, history))
+            write_text(output, report_json(pairs, comparison))
         case _ if comparison is not None:
             write_text(output, comparison_csv(comparison))
         case _:
@@ -83,15 +81,13 @@ def write_page(
     runs: Sequence[Run],
     *,
     plots: Plots = "worst",
-    history: Sequence[Point] = (),
     comparison: RunComparison | None = None,
 ) -> None:
-    """Write the page of the last run, with the comparison and the history.
+    """Write the page of the last run, with the comparison.
 
     A comparison has to be passed in, since runs keep only the worst of each gate.
     """
     sections = [comparison_section(comparison, runs)] if comparison is not None else []
-    sections += [trend_section(history)] if history else []
     lead = diagnosis(comparison) if comparison is not None else None
     with without_collector():
         html = page(runs[-1], plots=plots, sections=sections, lead=lead)

@@ -20,30 +20,18 @@ from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, note_running, select
 from qgate.plugin.command_line import add_nearest_names, add_options, add_short_names
 from qgate.plugin.fixtures import (
-    GATES,
-    CheckpointGate,
-    DumpGate,
-    EngineGate,
-    Gate,
-    activation_gate,
-    checkpoint_gate,
-    checkpoint_layer,
+    SuiteGate,
     device,
-    dump_gate,
-    dump_layer,
-    engine_gate,
-    engine_part,
+    fixtures_of,
     fmt,
-    gate,
     layer,
     mode,
     model,
     qgate_check,
     qgate_check_kernel,
     qgate_check_relations,
-    relation_gate,
 )
-from qgate.plugin.gate_collection import FileHooks, gates_of, has_fixture
+from qgate.plugin.gate_collection import FileHooks, gates_of, kind_of_gate
 from qgate.plugin.holding_back import hold_back
 from qgate.plugin.lost_devices import note_loss, refuse_without_device
 from qgate.plugin.out_folder import reserve_out_folder, tell_worker
@@ -53,30 +41,19 @@ from qgate.plugin.runs import WATCH, SuiteRun
 from qgate.plugin.settings import options_of
 from qgate.plugin.shared_sessions import check_sample_files
 from qgate.plugin.used_formats import selected_formats
+from qgate.project.gate_kinds import gate_kinds
 from qgate.text import for_terminal, one_line
 
 __all__ = [
-    "CheckpointGate",
-    "DumpGate",
-    "EngineGate",
-    "Gate",
-    "activation_gate",
-    "checkpoint_gate",
-    "checkpoint_layer",
+    "SuiteGate",
     "device",
-    "dump_gate",
-    "dump_layer",
-    "engine_gate",
-    "engine_part",
     "fmt",
-    "gate",
     "layer",
     "mode",
     "model",
     "qgate_check",
     "qgate_check_kernel",
     "qgate_check_relations",
-    "relation_gate",
 ]
 
 _MARKERS = (
@@ -129,6 +106,7 @@ def pytest_configure(config: pytest.Config) -> None:
         watch = lazy.underflow.watch_underflow(lambda _text: None)
         config.stash[WATCH] = stack.enter_context(watch)
         config.add_cleanup(stack.close)
+    config.pluginmanager.register(fixtures_of(gate_kinds()), "qgate-kinds")
     config.pluginmanager.register(FileHooks(config), "qgate-files")
     run = config.stash[_RUN] = SuiteRun(options)
     if not hasattr(config, "workerinput"):
@@ -153,14 +131,14 @@ def pytest_pycollect_makeitem(collector: pytest.Collector):  # type: ignore[no-u
     """Note all gates of a file, also those that node ids leave out."""
     result = yield
     for item in result if isinstance(result, list) else [result]:
-        if isinstance(item, pytest.Item) and has_fixture(item, *GATES):
+        if isinstance(item, pytest.Item) and kind_of_gate(item) is not None:
             gates_of(collector.config).note(item)
     return result
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark tests that use a fixture of ours that judges, for `-m qgate` and for reports."""
-    if has_fixture(item, *GATES):
+    if kind_of_gate(item) is not None:
         item.add_marker(pytest.mark.qgate)
         gates_of(item.config).reached.add(id(item))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,25 +17,25 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.models.naming import check_names, shown_name
+from qgate.plugin.asked_suites import asks_for, unasked_tests
 from qgate.plugin.gate_collection import (
-    SUBJECT_LAYERS,
-    SubjectKind,
     deselect,
     deselecting_options,
     gates_of,
     has_fixture,
     is_gate,
+    kind_of_gate,
     model_and_mode,
     parameters_of,
     suite_of,
     text_parameter,
 )
 from qgate.plugin.lacking import LackingSuites
-from qgate.plugin.relation_suites import asks_for_relations, unasked_relations
 from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.plugin.used_formats import drop_unused_formats, selected_formats
+from qgate.project.gate_kinds import GateKind, kinds_by_cases, subject_kinds
 from qgate.project.settings import home_above
 from qgate.text import counted
 
@@ -43,12 +43,6 @@ if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession
 
 _REFUSED = "refused"
-# What gates by a fixture are about, its plural, and what the option of that name takes.
-_SUBJECTS: Mapping[str, tuple[SubjectKind, str, str]] = {
-    "dump_gate": ("dump", "dumps", "DIR"),
-    "checkpoint_gate": ("checkpoint", "checkpoints", "CHILD"),
-    "engine_gate": ("engines", "engines", "A B"),
-}
 
 
 # Cases ------------------------------------------------------------------------------------------
@@ -66,7 +60,7 @@ class Cases:
         """Parametrize this plugin's fixtures."""
         listing: dict[str, Callable[[], list[Any]]] = {
             "fmt": self._formats,
-            **{name: partial(self._subject_layers, of) for name, of in SUBJECT_LAYERS.items()},
+            **{name: partial(self._subject_cases, kind) for name, kind in kinds_by_cases().items()},
         }
         for name, values in listing.items():
             if self._wants(name):
@@ -123,16 +117,16 @@ class Cases:
             return None
         return names
 
-    def _subject_layers(self, kind: SubjectKind) -> list[str]:
-        """The layers of a dump or checkpoint, the parts of engines; without one a single case."""
-        session = sessions_of(self.config).of_subject(kind)
+    def _subject_cases(self, kind: GateKind) -> list[str]:
+        """The layers or parts of a subject; without one a single case."""
+        session = sessions_of(self.config).of(kind)
         if session is None:
-            return [f"no_{kind}"]
+            return [_no(kind)]
         self._check_limits(session)
-        if kind == "engines":
-            return session.layers("")
-        suite = suite_of(self.metafunc.definition.path)
-        return self._layers("", session.layers(suite), f"{kind} {session.subject.name}")
+        cases: list[str] = session.layers(suite_of(self.metafunc.definition.path))
+        if kind.has_layers:
+            cases = self._layers("", cases, f"{kind.name} {session.subject.name}")
+        return cases
 
     def _check_limits(self, session: GateSession) -> None:
         """Limits that cannot be read are usage errors, before anything is computed."""
@@ -218,9 +212,9 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the tests that run; without a gate left nothing may look green."""
     options, selection, gates = options_of(config), selection_of(config), gates_of(config)
     unreached = gates.unreached(items)
-    for fixture in _SUBJECTS:
-        deselect(config, items, _without_subject(config, items, fixture))
-    deselect(config, items, unasked_relations(config, items))
+    for kind in subject_kinds():
+        deselect(config, items, _without_subject(config, items, kind))
+    deselect(config, items, unasked_tests(config, items))
     _check_home(options, items, selection)
     if selection.refused:
         if hasattr(config, "workerinput"):
@@ -251,11 +245,11 @@ def note_running(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _fits(config: pytest.Config, item: pytest.Item) -> bool:
     """Tell if a gate is within what a run asks for: its mode fits, its dump is there."""
-    for fixture, (kind, *_) in _SUBJECTS.items():
-        if has_fixture(item, fixture):
-            session = sessions_of(config).of_subject(kind)
-            return session is not None and _lacking(config, item) is None
-    if has_fixture(item, "relation_gate") and not asks_for_relations(config, item):
+    kind = kind_of_gate(item)
+    if kind is not None and not kind.is_of_model:
+        has_subject = sessions_of(config).of(kind) is not None
+        return has_subject and _lacking(config, item, kind) is None
+    if kind is not None and not asks_for(config, item, kind):
         return False
     return model_and_mode(item) not in selection_of(config).unfit
 
@@ -264,50 +258,55 @@ def _is_beyond_layers(item: pytest.Item, selection: Selection) -> bool:
     """Return True if --layers leaves out the layer of a test."""
     parameters = parameters_of(item)
     function = f"{item.parent.nodeid}::{item.originalname}" if item.parent else ""  # type: ignore[attr-defined]
-    for name in ("layer", *SUBJECT_LAYERS):
+    kinds = kinds_by_cases()
+    for name in ("layer", *kinds):
         model = parameters.get("model", "") if name == "layer" else ""
         layer = parameters.get(name)
         narrowed = selection.layers.get((function, model if isinstance(model, str) else ""))
         if isinstance(layer, str) and narrowed is not None:
-            return layer not in ("", f"no_{SUBJECT_LAYERS.get(name)}", _REFUSED, *narrowed)
+            absent = _no(kinds[name]) if name in kinds else ""
+            return layer not in ("", absent, _REFUSED, *narrowed)
     return False
 
 
+def _no(kind: GateKind) -> str:
+    """Return the case that stands for a subject that the run does not name."""
+    return f"no_{kind.subject}"
+
+
 def _without_subject(
-    config: pytest.Config, items: list[pytest.Item], fixture: str
+    config: pytest.Config, items: list[pytest.Item], kind: GateKind
 ) -> list[pytest.Item]:
     """The gates over a dump or other subject where there is none, or that find nothing in it."""
     selection = selection_of(config)
-    kind, plural, metavar = _SUBJECTS[fixture]
-    gates = [item for item in items if has_fixture(item, fixture)]
+    gates = [item for item in items if has_fixture(item, kind.fixture)]
     if selection.refused or not gates:
         return []
     try:
-        session = sessions_of(config).of_subject(kind)
+        session = sessions_of(config).of(kind)
     except QgateError as error:
         selection.refuse(error)
         return []
     if session is None:
         suites = len({item.path for item in gates})
-        selection.notes.append(
-            f"{counted(suites, 'suite')} on {plural} left out: give "
-            f"{options_of(config).spelled(kind)} {metavar}"
+        selection.unasked[kind.plural] = (
+            f"{counted(suites, 'suite')} on {kind.plural} left out: give "
+            f"{options_of(config).spelled(kind.subject)} {kind.metavar}"
         )
         return gates
-    unfit = [(item, why) for item in gates if (why := _lacking(config, item)) is not None]
+    unfit = [(item, why) for item in gates if (why := _lacking(config, item, kind)) is not None]
     for why, count in Counter(why for _, why in unfit if why).items():
         selection.notes.append(f"{counted(count, 'test')} deselected: {why}")
     return [item for item, _ in unfit]
 
 
-def _lacking(config: pytest.Config, item: pytest.Item) -> str | None:
-    """Why a test of a format has nothing to look at in a dump; None where it has."""
-    fmt, layer = text_parameter(item, "fmt"), text_parameter(item, "dump_layer")
-    session = sessions_of(config).of_dump()
+def _lacking(config: pytest.Config, item: pytest.Item, kind: GateKind) -> str | None:
+    """Why a test of a format has nothing to look at in a subject; None where it has."""
+    fmt, layer = text_parameter(item, "fmt"), text_parameter(item, *kind.cases[:1])
+    session: GateSession | None = sessions_of(config).of(kind)
     if session is None or not (fmt and layer):
         return None
-    why = session.left_out(suite_of(item.path), fmt, layer)
-    return f"{fmt} on {session.subject.folder}: {why}" if why else why
+    return session.left_out(suite_of(item.path), fmt, layer)
 
 
 def _check_home(options: RunOptions, items: list[pytest.Item], selection: Selection) -> None:

@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from qgate.plugin.hooks import listed
-from qgate.project.options import OPTIONS
+from qgate.project.gate_kinds import known_options
 
 
 def dest(name: str) -> str:
@@ -20,7 +21,7 @@ def dest(name: str) -> str:
 
 def typed_options(config: pytest.Config) -> dict[str, object]:
     """Return what the command line has of each option that it names."""
-    typed = {name: config.getoption(dest(name)) for name in OPTIONS}
+    typed = {name: config.getoption(dest(name)) for name in known_options()}
     return {name: value for name, value in typed.items() if value is not None}
 
 
@@ -28,15 +29,23 @@ def add_options(parser: pytest.Parser) -> None:
     about = "qgate: accuracy of quantization (each option also as --qgate-NAME)"
     hooks = "\n".join(f"  {line}" for line in listed())
     group = parser.getgroup("qgate", f"{about}; hooks for conftest.py:\n{hooks}")
-    for name, option in OPTIONS.items():
-        group.addoption(f"--qgate-{name}", dest=dest(name), **option.argparse)
+    _add_long_names(group)
+
+
+def _add_long_names(group: Any) -> None:
+    """Add the options that the group has not; a conftest may have brought a kind of gate."""
+    present = {option.dest for option in group.options}
+    for name, option in known_options().items():
+        if dest(name) not in present:
+            group.addoption(f"--qgate-{name}", dest=dest(name), **option.argparse)
 
 
 def add_short_names(parser: pytest.Parser) -> None:
     """Add the names that nobody else has; help then shows them instead of the long ones."""
     group = parser.getgroup("qgate")
+    _add_long_names(group)
     long_names = {option.dest: option for option in group.options}
-    for name, option in OPTIONS.items():
+    for name, option in known_options().items():
         with contextlib.suppress(ValueError, argparse.ArgumentError):
             group.addoption(f"--{name}", dest=dest(name), **option.argparse)
             long_names[dest(name)].attrs()["help"] = argparse.SUPPRESS
@@ -44,7 +53,7 @@ def add_short_names(parser: pytest.Parser) -> None:
 
 def add_nearest_names(parser: pytest.Parser, words: Iterable[str]) -> None:
     """Let pytest's error about an unknown option name the nearest one of qgate."""
-    names = [f"{dashes}{name}" for dashes in ("--", "--qgate-") for name in OPTIONS]
+    names = [f"{dashes}{name}" for dashes in ("--", "--qgate-") for name in known_options()]
     typed = [word.partition("=")[0] for word in words if word.startswith("--")]
     near = {
         name: difflib.get_close_matches(name, names, n=1, cutoff=0.75)

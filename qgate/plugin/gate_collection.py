@@ -12,11 +12,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from qgate.models.naming import shown_name
+from qgate.project.gate_kinds import GateKind, gate_kinds, kinds_by_cases
 
 if TYPE_CHECKING:
     Place = tuple[str, str, str]
@@ -30,16 +31,6 @@ _DESELECTING = {
     "deselect": "--deselect",
     "splits": "--splits",
 }
-_USES_GATE = re.compile(
-    r"\bdef \w+\([^)]*\b(?:gate|(?:dump|checkpoint|engine|activation|relation)_gate)\b"
-)
-
-
-SubjectKind = Literal["dump", "checkpoint", "engines"]
-# What the fixture of a subject's layers, or of its parts, is a fixture of.
-SUBJECT_LAYERS: Mapping[str, SubjectKind] = {
-    "dump_layer": "dump", "checkpoint_layer": "checkpoint", "engine_part": "engines",
-}  # fmt: skip
 
 
 @dataclass
@@ -134,6 +125,11 @@ def has_fixture(item: pytest.Item, *names: str) -> bool:
     return any(defs and defs[-1].func.__module__.startswith("qgate.plugin") for defs in defined)
 
 
+def kind_of_gate(item: pytest.Item) -> GateKind | None:
+    """Return the kind of gate that a test has the fixture of; None where it is no gate."""
+    return next((kind for kind in gate_kinds() if has_fixture(item, kind.fixture)), None)
+
+
 def is_gate(item: pytest.Item) -> bool:
     return item.get_closest_marker("qgate") is not None
 
@@ -159,7 +155,7 @@ def model_and_mode(item: pytest.Item) -> tuple[str, str]:
 
 def place_of(item: pytest.Item) -> tuple[str, str, str]:
     """Return model, mode or format, and layer of a gate; its suite stands for no layer."""
-    keys = ("model",), ("mode", "fmt"), ("layer", *SUBJECT_LAYERS)
+    keys = ("model",), ("mode", "fmt"), ("layer", *kinds_by_cases())
     names = [text_parameter(item, *alternatives) for alternatives in keys]
     return shown_name(names[0]), names[1], names[2] or suite_of(item.path)
 
@@ -204,7 +200,9 @@ class FileHooks:
         patterns = self._config.getini("python_files")
         if not any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns):
             return False
+        fixtures = "|".join(re.escape(kind.fixture) for kind in gate_kinds())
+        uses_gate = re.compile(rf"\bdef \w+\([^)]*\b(?:{fixtures})\b")
         try:
-            return _USES_GATE.search(path.read_text(encoding="utf-8", errors="replace")) is not None
+            return uses_gate.search(path.read_text(encoding="utf-8", errors="replace")) is not None
         except OSError:
             return False

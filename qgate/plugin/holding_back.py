@@ -15,10 +15,10 @@ import pytest
 from qgate.errors import QgateError
 from qgate.plugin.gate_collection import deselect, gates_of, has_fixture, text_parameter
 from qgate.plugin.shared_sessions import sessions_of
+from qgate.project.gate_kinds import gate_kinds
 
 if TYPE_CHECKING:
-    from qgate.gate.measuring.model_gates import ModelGates
-    from qgate.plugin.sessions import Sessions
+    from qgate.gate.sessions import GateSession
 
 
 def hold_back(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -29,39 +29,31 @@ def hold_back(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("collectonly", False):
         return
     by_model: dict[tuple[str, str], list[pytest.Item]] = {}
+    kinds = {kind.name: kind for kind in gate_kinds() if kind.is_of_model}
     for item in items:
-        name = text_parameter(item, "model")
-        for fixture in ("gate", "activation_gate"):
-            if name and has_fixture(item, fixture) and has_fixture(item, "model"):
-                by_model.setdefault((fixture, name), []).append(item)
+        model = text_parameter(item, "model")
+        for name, kind in kinds.items():
+            if model and has_fixture(item, kind.fixture) and has_fixture(item, "model"):
+                by_model.setdefault((name, model), []).append(item)
     held_back: list[pytest.Item] = []
-    for (fixture, name), gates in by_model.items():
+    for (name, model), gates in by_model.items():
         try:
-            held_back += _misfits(sessions_of(config), fixture, name, gates)[1:]
+            held_back += _misfits(sessions_of(config).of(kinds[name], model), gates)[1:]
         except QgateError:
             continue
     gates_of(config).held_back |= set(map(id, held_back))
     deselect(config, items, held_back)
 
 
-def _misfits(
-    sessions: Sessions, fixture: str, name: str, gates: Sequence[pytest.Item]
-) -> Sequence[pytest.Item]:
-    """Return the gates of a model that have no baseline of what is measured."""
-    session = sessions.of_model(name)
-    judging = session if fixture == "gate" else sessions.of_activations(name)
+def _misfits(session: GateSession, gates: Sequence[pytest.Item]) -> Sequence[pytest.Item]:
+    """Return the gates of a session that have no baseline of what is measured."""
     try:
-        judging.check_baseline()
+        session.check_baseline()
     except QgateError:
         return gates
-    titles = {gate: _title(session, gate) for gate in gates} if fixture == "gate" else {}
+    titles = {
+        gate: session.title_of(text_parameter(gate, "mode"), text_parameter(gate, "fmt"))
+        for gate in gates
+    }
     stale = session.ledger.note_stale(dict(filter(None, titles.values())))
     return [gate for gate, title in titles.items() if title and title[0] in stale]
-
-
-def _title(session: ModelGates, gate: pytest.Item) -> tuple[str, bool] | None:
-    """Return the name of a gate's accepted errors, and whether they depend on a calibration."""
-    if mode := text_parameter(gate, "mode"):
-        return session.subject.title(mode), session.bench.mode(mode).calibrated
-    fmt = text_parameter(gate, "fmt")
-    return (fmt, False) if fmt else None

@@ -14,6 +14,7 @@ from qgate.plugin.gate_collection import (
     deselect,
     has_fixture,
     is_gate,
+    kind_of_gate,
     parameters_of,
     suite_of,
     text_parameter,
@@ -41,13 +42,12 @@ class LackingSuites:
         model, mode, layer, phase = (text_parameter(item, name) for name in names)
         if not (model and has_fixture(item, "model")):
             return None
-        needs = lazy.suite_needs
+        needs, kind = lazy.suite_needs, kind_of_gate(item)
         if not layer and has_fixture(item, "layer"):
             return needs.Lack(needs.NO_LAYERS)
         if layer and mode and self._session(model).needs.is_graph(mode):
             return needs.Lack(needs.GRAPH.format(mode=mode))
-        called = _gates_called(item, needs.NEEDY) if has_fixture(item, "gate") else []
-        for gate in ["activations"] if has_fixture(item, "activation_gate") else called:
+        for gate in [] if kind is None else kind.gates_needed(_names_called(item)):
             try:
                 lack = self._session(model).needs.lack(gate, layer, phase, mode or "")
             except QgateError:
@@ -97,8 +97,7 @@ class LackingSuites:
         return bool(mode or fmt) and session.has_accepted(suite_of(item.path), title)
 
 
-def _gates_called(item: pytest.Item, names: Iterable[str]) -> list[str]:
-    """Return the gates that the code of a test calls by name: `gate.task(mode)`."""
+def _names_called(item: pytest.Item) -> tuple[str, ...]:
+    """Return the names that the code of a test has, such as that of a gate: `gate.task(mode)`."""
     function = inspect.unwrap(getattr(item, "function", None) or (lambda: None))
-    called = getattr(getattr(function, "__code__", None), "co_names", ())
-    return [name for name in names if name in called]
+    return getattr(getattr(function, "__code__", None), "co_names", ())

@@ -1,15 +1,14 @@
-"""Sessions that the tests of one process share: per model and for the dump, made when needed."""
+"""Sessions that the tests of one process share: per kind of gate and model, made when needed."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import pytest
 import torch
@@ -19,30 +18,25 @@ from qgate.baselines.store import check_root
 from qgate.devices import cpu_notice, resolve
 from qgate.errors import QgateError
 from qgate.gate import Policy
-from qgate.gate.measuring.activation_gates import ActivationGates
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.checkpoint_gates import CheckpointGates, CheckpointSubject
-from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
-from qgate.gate.measuring.engine_gates import EngineGates, EngineSubject
-from qgate.gate.measuring.model_gates import ModelGates
-from qgate.gate.measuring.relation_gates import RelationGates
 from qgate.models import Model, Sampling
 from qgate.modes import CalibrationSettings
 from qgate.modes.setups import ModelSetup, with_tokens
-from qgate.plugin.gate_collection import SubjectKind
 from qgate.plugin.runs import SESSIONS, selection_of
 from qgate.plugin.settings import options_of
-from qgate.project.options import OPTIONS, PathPair
+from qgate.project.gate_kinds import GateKind, gate_kind, known_options
+from qgate.project.options import PathPair
 from qgate.storage.locations import relative_text
 from qgate.text import for_terminal
 
 if TYPE_CHECKING:
+    from qgate.gate.measuring.model_gates import ModelGates
+    from qgate.gate.sessions import GateSession
     from qgate.gate.updating import Which
     from qgate.results.pictures import Plots
     from qgate.storage.locations import Location
 
-_NOTES = 6
-M = TypeVar("M", bound=Callable[..., Any])
+S = TypeVar("S", bound="GateSession")
 
 
 class SharedOptions(TypedDict):
@@ -59,129 +53,68 @@ class SharedOptions(TypedDict):
     plots: Plots
 
 
-def _held(make: M) -> M:
-    """Keep the session that a method makes, by the name that it was asked for with."""
-
-    @functools.wraps(make)
-    def session(sessions: Sessions, *name: str) -> Any:
-        key = (make.__name__, "".join(name))
-        if key not in sessions.held and (session := make(sessions, *name)) is not None:
-            sessions.held[key] = session
-        return sessions.held.get(key)
-
-    return cast(M, session)
-
-
 class Sessions:
     """The sessions of one process, by what they are of and the name it was asked for with."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.options = config, options_of(config)
-        self.held = config.stash.setdefault(SESSIONS, {})
+        self.opened = config.stash.setdefault(SESSIONS, {})
         self._unreached: str | None = None
 
-    @_held
+    def of(self, kind: GateKind, model: str = "") -> Any:
+        """Return the session of a kind of gate, of a model or of the subject, made once.
+
+        None where the run names no subject.
+        """
+        key = kind.name, model
+        if key not in self.opened and (session := kind.open(self, model)) is not None:
+            self.opened[key] = session
+        return self.opened.get(key)
+
     def of_model(self, name: str) -> ModelGates:
         """Return the gates of a model."""
-        policy, shared = self._policy(), self._shared()
+        session: ModelGates = self.of(gate_kind("models"), name)
+        return session
+
+    # What kinds of gates make their sessions with (`qgate.project.gate_kinds.GateRun`) ------------
+
+    def session(self, gates: type[S], subject: Any, name: str, **more: Any) -> S:
+        """Make a session of the class `gates`, under the limits of the subject's name."""
+        return gates(subject, policy=self._policy().for_model(name), **more, **self._shared())
+
+    def new_bench(self, model: str) -> Bench:
+        """Make the bench of a model."""
+        # What is wrong with limits or baselines is said before a model is loaded.
+        _ = self._policy(), self._shared()
         bench = Bench(
-            self._setup(name),
+            self._setup(model),
             reference_mode=self.options.values["reference"],
             progress=self._progress,
         )
         notes = selection_of(self.config).notes
         notes += {cpu_notice(self.options.values["device"])} - {"", *notes}
-        session = ModelGates(bench, policy=policy.for_model(bench.model.name), **shared)
-        session.check_policy()
-        return session
+        return bench
 
-    @_held
-    def of_activations(self, name: str) -> ActivationGates:
-        """Return the gates of a model's activations, which share the model itself."""
-        bench = self.of_model(name).bench
-        policy = self._policy().for_model(bench.model.name)
-        return ActivationGates(bench, policy=policy, **self._shared())
+    def bench(self, model: str) -> Bench:
+        """Return the bench of a model, which all kinds about it share."""
+        return self.of_model(model).bench
 
-    @_held
-    def of_relations(self, name: str) -> RelationGates:
-        """Return the gates of a model's relations, which share the model itself."""
-        bench, bitwise = self.of_model(name).bench, self.options.values["bitwise"]
-        policy = self._policy().for_model(bench.model.name)
-        return RelationGates(bench, policy=policy, bitwise=bitwise, **self._shared())
-
-    @_held
-    def of_dump(self) -> DumpGates | None:
-        """Return the gates of the dump; None where the run has none."""
-        options = self.options
-        folder = options.dump_folder()
-        if folder is None:
-            return None
-        name, text = options.dump_name(folder), options.values["dump"]
-        if "dump" not in options.typed:
-            text = relative_text(self.config.invocation_params.dir, text)
-        subject = DumpSubject(folder, name, text, options.values["dump-name"] or "")
-        session = DumpGates(subject, policy=self._policy().for_model(name), **self._shared())
-        session.check_policy()
-        notes = subject.notes()
-        more = [f"and {len(notes) - _NOTES} more notes"] if len(notes) > _NOTES else []
-        lines = [f"dump {text}: {note}" for note in [*notes[:_NOTES], *more]]
+    def note(self, lines: Sequence[str]) -> None:
+        """Say something of the subject at the end of the run."""
         selection_of(self.config).notes += lines
-        return session
 
-    @_held
-    def of_checkpoint(self) -> CheckpointGates | None:
-        """Return the gates of the checkpoint; None where the run has none."""
-        options = self.options
-        child = options.readable("checkpoint")
-        if child is None:
-            return None
-        parent, recipe = options.readable("parent"), options.readable("recipe")
-        name = options.checkpoint_name(child)
-        typed = self._typed_again("checkpoint", "parent", "recipe", "checkpoint-name")
-        subject = CheckpointSubject(child, parent, name, typed, recipe)
-        policy = self._policy().for_model(name)
-        session = CheckpointGates(subject, policy=policy, **self._shared())
-        session.check_policy()
-        session.check_parent()
-        return session
-
-    @_held
-    def of_engines(self) -> EngineGates | None:
-        """Return the gates of two engines; None where the run has none."""
-        options = self.options
-        engines = options.readable_pair("engines")
-        if engines is None:
-            return None
-        weights, head = options.readable_pair("engines-weights"), options.values["engines-logits"]
-        name = options.engines_name(engines[0])
-        names = "engines", "engines-name", "engines-weights", "engines-logits"
-        subject = EngineSubject(*engines, name, weights, head or "", self._typed_again(*names))
-        session = EngineGates(subject, policy=self._policy().for_model(name), **self._shared())
-        session.check_policy()
-        session.check_accepted()
-        selection_of(self.config).notes += [f"engines: {note}" for note in session.notes()]
-        return session
-
-    def _typed_again(self, *names: str) -> list[tuple[str, ...]]:
+    def typed_again(self, *names: str) -> list[tuple[str, ...]]:
         """Return options of the subject as they are typed again: paths of a file from here."""
-        options = self.options
+        options, every = self.options, known_options()
         typed: list[tuple[str, ...]] = []
         for name in names:
             value = options.values[name]
             if value is not None:
                 values = value if isinstance(value, list) else [value]
-                if OPTIONS[name].kind in (Path, PathPair) and name not in options.typed:
-                    directory = self.config.invocation_params.dir
-                    values = [relative_text(directory, text) for text in values]
+                if every[name].kind in (Path, PathPair) and name not in options.typed:
+                    values = [relative_text(options.directory, text) for text in values]
                 typed.append((name, *values))
         return typed
-
-    def of_subject(self, kind: SubjectKind) -> DumpGates | CheckpointGates | EngineGates | None:
-        """Return the gates of the dump, the checkpoint or the engines; None without them."""
-        sessions = {
-            "dump": self.of_dump, "checkpoint": self.of_checkpoint, "engines": self.of_engines,
-        }  # fmt: skip
-        return sessions[kind]()
 
     def _policy(self) -> Policy:
         return Policy.from_table(self.options.limits)

@@ -7,7 +7,6 @@ baselines are, and where results go.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -20,12 +19,12 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin.command_line import dest, typed_options
-from qgate.project.options import OPTIONS, PathPair
+from qgate.project.gate_kinds import gate_kinds, known_options, subject_kinds
+from qgate.project.options import PathPair
 from qgate.project.settings import home_above, read_project
 from qgate.storage.access import folder_of
 from qgate.storage.locations import (
     is_readable,
-    last_name,
     location_below,
     location_of,
     may_be_folder,
@@ -37,9 +36,6 @@ from qgate.text import for_terminal, one_line
 if TYPE_CHECKING:
     from qgate.gate.updating import Which
     from qgate.storage.locations import Location
-
-# What is in one file is called after it, without its ending.
-_ENDINGS = (".safetensors", ".gguf", ".onnx", ".npz", ".pt", ".jsonl", ".json")
 
 
 def option_error(sentence: object) -> pytest.UsageError:
@@ -71,7 +67,7 @@ class RunOptions:
         self.limits, self.source = project.limits, project.source
         self.typed = typed_options(config)
         self.given = self.typed.keys() | project.options.keys()
-        defaults = {name: option.default for name, option in OPTIONS.items()}
+        defaults = {name: option.default for name, option in known_options().items()}
         self.values: dict[str, Any] = {**defaults, **project.options, **self.typed}
         self.models: list[str] = list(dict.fromkeys(self.values["model"]))
         self.dry_run = bool(self.values["update-dry-run"])
@@ -79,23 +75,10 @@ class RunOptions:
 
     def check(self) -> None:
         """Refuse what cannot be meant, before anything is collected."""
-        for name in ("parent", "recipe"):
-            if name in self.typed and self.values["checkpoint"] is None:
-                raise option_error(
-                    f"qgate: {self.spelled(name)} {self.typed[name]!r} is of a checkpoint: "
-                    f"give {self.spelled('checkpoint')} CHILD, too."
-                )
-        if "engines-weights" in self.typed and self.values["engines"] is None:
-            raise option_error(
-                f"qgate: {self.spelled('engines-weights')} are those of engines: give "
-                f"{self.spelled('engines')} A B, too."
-            )
         try:
             # What a project says of its subjects is only looked at where a suite wants it.
-            _ = "dump" in self.typed and self.dump_folder()
-            for name in self.typed.keys() & {"checkpoint", "parent", "recipe"}:
-                self.readable(name)
-            _ = "engines" in self.typed and self.readable_pair("engines")
+            for kind in gate_kinds():
+                kind.check(self)
         except QgateError as error:
             raise option_error(f"qgate: {error}") from None
         _ = self.update, self.shard
@@ -164,13 +147,18 @@ class RunOptions:
         shown = short_path(self.home, folder)
         return shown if may_be_folder(folder) else f"{shown} (none yet)"
 
-    def dump_folder(self) -> Location | None:
-        """Return the folder of --dump; an error where it is none that can be read."""
-        value = self.values["dump"]
+    @property
+    def directory(self) -> Path:
+        """Return the folder that paths are typed from."""
+        return self.config.invocation_params.dir
+
+    def location(self, name: str) -> Location | None:
+        """Return the folder that an option names; an error where it is none that can be read."""
+        value = self.values[name]
         if value is None:
             return None
-        location = location_below(self.config.invocation_params.dir, value)
-        option = f"{self.spelled('dump')} {value!r}"
+        location = location_below(self.directory, value)
+        option = f"{self.spelled(name)} {value!r}"
         # A store is asked now what is there: it may not be reached, or nobody may read it.
         kind = folder_of(location).kind()
         if kind != "folder":
@@ -180,18 +168,6 @@ class RunOptions:
         if not is_readable(location):
             raise QgateError(f"{option} cannot be read: permission denied.")
         return location
-
-    def dump_name(self, folder: Location) -> str:
-        """Name the accepted record of a dump: apart from a model, which may be called the same."""
-        value = self.values["dump-name"]
-        if value is not None:
-            return str(value)
-        try:
-            model = json.loads((folder / "dump.json").read_bytes())["header"]["model"]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            model = None
-        name = model if isinstance(model, str) else folder.resolve().name
-        return f"dump-{re.sub(r'[^a-z0-9._]+', '-', name.lower()).strip('-.') or 'unnamed'}"
 
     def readable(self, name: str) -> str | None:
         """Return the path or URL of an option; an error where nothing can be read there."""
@@ -215,34 +191,24 @@ class RunOptions:
             raise QgateError(f"{option} cannot be read: permission denied.")
         return text
 
-    def checkpoint_name(self, child: str) -> str:
-        """Name the accepted record of a checkpoint: its folder's name, or its file's."""
-        return str(self.values["checkpoint-name"] or _name_of(child))
-
-    def engines_name(self, actual: str) -> str:
-        """Name the accepted record of two engines: apart from a checkpoint or a dump of A."""
-        return str(self.values["engines-name"] or f"engines-{_name_of(actual)}")
-
     # What people read and type --------------------------------------------------------------------
 
     @cached_property
     def header(self) -> str | None:
         """Modes, models, device and baselines; nothing in projects without gates."""
-        names = {"mode", "model", "format", "baselines", "reference", "layers", "dump",
-                 "checkpoint", "engines"}  # fmt: skip
+        subjects = subject_kinds()
+        names = {"mode", "model", "format", "baselines", "reference", "layers"}
+        names |= {kind.subject for kind in subjects}
         if not (names & self.given or self.source or self.baselines.is_dir()):
             return None
         values = self.values
         parts = [f"mode {','.join(values['mode'])}", f"model {', '.join(self.models)}"]
         if values["reference"] != "fp32":
             parts.append(f"reference {values['reference']}")
-        if (folder := values["dump"]) is not None:
-            name = self.dump_name(self.config.invocation_params.dir / folder)
-            parts.append(f"dump {folder} as {name}")
-        if (child := values["checkpoint"]) is not None:
-            parts.append(f"checkpoint {child} as {self.checkpoint_name(child)}")
-        if (engines := values["engines"]) is not None:
-            parts.append(f"engines {' and '.join(engines)} as {self.engines_name(engines[0])}")
+        for kind in subjects:
+            if (value := values[kind.subject]) is not None:
+                text = " and ".join(value) if isinstance(value, list) else value
+                parts.append(f"{kind.name} {text} as {kind.record_name(self)}")
         parts += [f"device {values['device']}", f"baselines {self.shown_baselines}"]
         if values["across-weights"]:
             parts.append("across weights")
@@ -261,7 +227,7 @@ class RunOptions:
             self.spelled(name)
             if option.kind is bool
             else f"{self.spelled(name)} {shlex.quote(str(self.typed[name]))}"
-            for name, option in OPTIONS.items()
+            for name, option in known_options().items()
             if option.about in kinds and name in self.typed
         ]
         here, near = self.config.invocation_params.dir, []
@@ -274,7 +240,7 @@ class RunOptions:
     def spelled(self, name: str) -> str:
         """Spell an option as this project does: by its short name, unless another one has that."""
         if name not in self._spelled:
-            option = OPTIONS[name]
+            option = known_options()[name]
             first = option.kind[0] if isinstance(option.kind, tuple) else "1"
             value = [f"--{name}" if option.kind is bool else f"--{name}={first}"]
             value = [f"--{name}", "1", "2"] if option.kind is PathPair else value
@@ -284,13 +250,6 @@ class RunOptions:
                 ours = None
             self._spelled[name] = f"--{name}" if ours else f"--qgate-{name}"
         return self._spelled[name]
-
-
-def _name_of(text: str) -> str:
-    """Return the name of a folder or a file as baselines are called."""
-    name = last_name(text)
-    name = name.removesuffix(next(filter(name.endswith, _ENDINGS), ""))
-    return re.sub(r"[^a-z0-9._]+", "-", name.lower()).strip("-.") or "unnamed"
 
 
 _OPTIONS: pytest.StashKey[RunOptions] = pytest.StashKey()

@@ -1,4 +1,7 @@
-"""The options of a run and their defaults, which the settings of a project replace."""
+"""The options of every run and their defaults, which the settings of a project replace.
+
+Those of a kind of gate are in its `kind.py`; `qgate.project.gate_kinds.known_options` has all.
+"""
 
 from __future__ import annotations
 
@@ -83,72 +86,6 @@ OPTIONS = {
         "all",
         metavar="LAYERS",
     ),
-    "dump": Option(
-        "a dump: tensors collected from a run; the suites on dumps need it",
-        None,
-        "subject",
-        "DIR",
-        Path,
-    ),
-    "dump-name": Option(
-        "name of the dump in baselines (default: dump- and its model)",
-        None,
-        "subject",
-        "NAME",
-    ),
-    "checkpoint": Option(
-        "a quantized checkpoint; the suite on checkpoints needs it",
-        None,
-        "subject",
-        "CHILD",
-        Path,
-    ),
-    "parent": Option(
-        "the checkpoint that --checkpoint was made from; without it no errors are measured",
-        None,
-        "subject",
-        "PARENT",
-        Path,
-    ),
-    "recipe": Option(
-        "file with the intended recipe, if the checkpoint does not declare it",
-        None,
-        "subject",
-        "FILE",
-        Path,
-    ),
-    "checkpoint-name": Option(
-        "name of the checkpoint in baselines (default: that of its folder)",
-        None,
-        "subject",
-        "NAME",
-    ),
-    "engines": Option(
-        "scores of two engines on the same tokens; the suite on engines needs them",
-        None,
-        "subject",
-        "A B",
-        PathPair,
-    ),
-    "engines-name": Option(
-        "name of the two engines in baselines (default: engines- and A's name)",
-        None,
-        "subject",
-        "NAME",
-    ),
-    "engines-weights": Option(
-        "the checkpoints that the engines loaded, to compare their weights",
-        None,
-        "subject",
-        "CKPT_A CKPT_B",
-        PathPair,
-    ),
-    "engines-logits": Option(
-        "module of the dumps whose output are the logits (default: the last that may be it)",
-        None,
-        "subject",
-        "MODULE",
-    ),
     "reference": Option(
         "mode to compare with: fp32 (default), or any mode with the same rotation",
         "fp32",
@@ -164,16 +101,6 @@ OPTIONS = {
         "the limit regression_across_weights (0.25) says how much they may grow",
         False,
         "baseline",
-        kind=bool,
-    ),
-    "relations": Option(
-        "also check that batches, caches and splits do not change results (the suite of relations)",
-        False,
-        kind=bool,
-    ),
-    "bitwise": Option(
-        "with relations: results must have the same bits, not only agree to float noise",
-        False,
         kind=bool,
     ),
     "device": Option("device: auto (default), cpu, cuda or cuda:N", "auto", metavar="D"),

@@ -12,7 +12,8 @@ from typing import Any
 
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
-from qgate.project.options import OPTIONS, Kind, PathPair
+from qgate.project.gate_kinds import known_options
+from qgate.project.options import Kind, PathPair
 from qgate.storage.locations import text_below
 
 NAME = "qgate.toml"
@@ -48,7 +49,7 @@ class ProjectSettings:
 
     def value(self, name: str) -> Any:
         """Return what the settings say of an option, else its default."""
-        return self.options.get(name, OPTIONS[name].default)
+        return self.options.get(name, known_options()[name].default)
 
     @property
     def suite_folders(self) -> tuple[str, ...]:
@@ -108,7 +109,7 @@ def _checked(home: Path, name: str, value: Any) -> Any:
         if not isinstance(value, dict):
             raise QgateError(f"limits = {value!r} is not allowed; it is a table.")
         return value
-    kinds = {n.replace("-", "_"): o.kind for n, o in OPTIONS.items() if o.is_setting}
+    kinds = {n.replace("-", "_"): o.kind for n, o in known_options().items() if o.is_setting}
     kinds["suites"] = list
     if name not in kinds:
         raise unknown("key", name, [*kinds, "limits"])

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from qgate.checkpoints.gate import CheckpointGates, CheckpointSubject
 from qgate.gate import Policy
-from qgate.gate.measuring.checkpoint_gates import CheckpointGates, CheckpointSubject
 from qgate.gate.sessions import Outcome
 from tests.checkpoints.exports import SCHEMES, configuration, parent_tensors, write
 from tests.checkpoints.faults import UP

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from qgate.checkpoints.recipe_texts import bits_per_weight, fold_numbers, plan_texts
-from qgate.checkpoints.record import CheckpointFinding, WeightRecord
-from qgate.errors import QgateError
-from qgate.gate.measuring.checkpoint_gates import (
+from qgate.checkpoints.gate import (
     fold_findings,
     layer_in,
     layer_order,
     site_of,
 )
+from qgate.checkpoints.recipe_texts import bits_per_weight, fold_numbers, plan_texts
+from qgate.checkpoints.record import CheckpointFinding, WeightRecord
+from qgate.errors import QgateError
 from tests.checkpoints.exports import SCHEMES, parent_tensors, write
 from tests.checkpoints.faults import FAULTS, UP, ExportFault
 from tests.checkpoints.gated import (

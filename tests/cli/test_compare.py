@@ -18,7 +18,8 @@ import torch
 from qgate.cli import main
 from qgate.comparing.layer_files import CaptureSettings, writing
 from qgate.comparing.texts import comparison_lines
-from qgate.gate import failure_text, grades_of
+from qgate.gate import failure_text
+from qgate.metrics.grades import grades_of
 from tests.gate.making import ACCEPTED, carried, verdict
 from tests.shares import proof
 

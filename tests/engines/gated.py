@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import qgate
+from qgate.engines.gate import EngineGates, EngineSubject
 from qgate.gate import Policy
-from qgate.gate.measuring.engine_gates import EngineGates, EngineSubject
 from qgate.gate.sessions import Outcome
 from qgate.models.tiny import TINY
 from tests.engines import runs

@@ -14,7 +14,7 @@ import qgate
 from qgate.collecting.figures import blocks_of, figures_of, shares_of
 from qgate.collecting.values import read
 from qgate.dumps import Dump
-from qgate.gate.measuring.dump_sites import (
+from qgate.dumps.gate_sites import (
     Sites,
     losses_of_pool,
     losses_of_tensors,

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from qgate.errors import QgateError
-from qgate.gate import Limits, Measured, grade_of, judge, parse_bound
+from qgate.gate import Limits, Measured, judge, parse_bound
 from qgate.gate.limits import within
 from qgate.metrics import METRICS
+from qgate.metrics.grades import grade_of
 
 COMPARED = [each.name for each in METRICS if each.direction != "equal"]
 BAD_VALUES = (None, math.nan, math.inf, -math.inf)

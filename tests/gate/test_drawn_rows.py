@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from qgate import formats
+from qgate.dumps.gate import DumpGates, DumpSubject
 from qgate.gate import Limits, Measured, Policy, Verdict, judge
 from qgate.gate.measuring import site_errors as comparisons
-from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
 from qgate.gate.measuring.format_rows import overflow_rows, scaling_rows
 from qgate.gate.records import MOST_DRAWN, record_rows
 from qgate.results.pictures import PLOTS, Plots

@@ -14,11 +14,11 @@ from torch import Tensor
 from qgate import formats
 from qgate.baselines import Store
 from qgate.dumps import Dump, Record
+from qgate.dumps.gate import DumpGates, DumpSubject, distribution
+from qgate.dumps.gate_sites import SitePool, Sites, losses_of_pool, needs_values, pool
 from qgate.errors import QgateError
 from qgate.formats.losses import Losses
 from qgate.gate import Policy
-from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject, distribution
-from qgate.gate.measuring.dump_sites import SitePool, Sites, losses_of_pool, needs_values, pool
 from qgate.gate.sessions import Outcome
 from tests.campaigns.mutants.bed import with_markers
 from tests.dumps.gated import at, tensors, with_nan, with_outliers, write_dump

@@ -36,7 +36,7 @@ from qgate.gate.measuring.site_errors import differs
 from qgate.gate.measuring.suite_needs import SuiteNeeds
 from qgate.gate.measuring.tasks import task_row
 from qgate.gate.policy import Policy
-from qgate.gate.sessions import GateSession, Outcome, Room
+from qgate.gate.sessions import GateSession, Outcome, Room, gate
 from qgate.gate.subjects import Subject, commit_here
 from qgate.gate.updating import Which
 from qgate.gate.verdict import Verdict, judge
@@ -176,13 +176,22 @@ class ModelGates(GateSession):
         mode_names = [*modes.names(), *of_model, *formats.names(), HEALTHY.name]
         checked.check_modes(mode_names, formats.unlisted_names())
 
-    def prepare(self, mode: Mode) -> None:
+    def mode_named(self, name: str) -> Mode:
+        return self.bench.mode(name)
+
+    def title_of(self, mode: str, fmt: str) -> tuple[str, bool] | None:
+        if mode:
+            return self.subject.title(mode), self.bench.mode(mode).calibrated
+        return (fmt, False) if fmt else None
+
+    def prepare(self, mode: str) -> None:
         """Resolve a mode, its scales and its accepted errors: what fails here is no verdict."""
+        named = self.bench.mode(mode)
         if self.ledger.updating is None:
-            self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
-        if reason := self.misfit(mode):
+            self.ledger.accepted(self.subject.title(mode), named.calibrated)
+        if reason := self.misfit(named):
             raise QgateError(reason)
-        self.bench.quantized(mode)
+        self.bench.quantized(named)
 
     def misfit(self, mode: Mode) -> str:
         """Say why a mode cannot be compared with the reference chosen; empty where it can."""
@@ -213,10 +222,12 @@ class ModelGates(GateSession):
 
     # The gates ------------------------------------------------------------------------------------
 
+    @gate
     def layer(self, suite: str, mode: Mode, layer: str) -> Outcome:
         """Judge the errors of one layer in one mode."""
         return self._of_layer(suite, mode, layer, self.bench.measure, self._not_isolated)
 
+    @gate
     def outputs(self, suite: str, mode: Mode) -> Outcome:
         """Judge the outputs of the model in one mode, and what lies outside its blocks."""
         rows = [row for row in self.bench.measure(mode) if not row.layer]
@@ -250,6 +261,7 @@ class ModelGates(GateSession):
             )
         return ""
 
+    @gate
     def gradients(self, suite: str, mode: Mode, layer: str) -> Outcome:
         """Judge the gradients of one layer in one mode."""
         return self._of_layer(suite, mode, layer, self.bench.gradients)
@@ -272,6 +284,7 @@ class ModelGates(GateSession):
         rows = [row for row in measure(mode) if row.layer == layer]
         return self.judge(suite, mode, rows, layer, notes(mode))
 
+    @gate
     def scaling(self, suite: str, fmt: str, layer: str) -> Outcome:
         """Judge the scale of a format that suits each tensor of a layer, and the error at it."""
         accepted = self.ledger.accepted(fmt, False)
@@ -290,12 +303,14 @@ class ModelGates(GateSession):
         mode = Mode(fmt, "the format alone")
         return self.judge(suite, mode, rows, layer, notes, title=fmt, label="format")
 
-    def overflow(self, suite: str, fmt: str, layer: str, phase: str) -> Outcome:
+    @gate
+    def overflow(self, suite: str, fmt: str, layer: str, phase: str = "forward") -> Outcome:
         """Judge what a format saturates and flushes in the tensors or gradients of a layer."""
         rows = overflow_rows(self.bench, fmt, layer, phase)
         mode = Mode(fmt, "the format alone")
         return self.judge(suite, mode, rows, f"{layer} {phase}", {}, title=fmt, label="format")
 
+    @gate
     def reference(self, suite: str) -> Outcome:
         """Judge whether the stored reference is the live one, and that one is unquantized.
 
@@ -343,6 +358,7 @@ class ModelGates(GateSession):
                 raise
             return []
 
+    @gate
     def canary(self, suite: str) -> Outcome:
         """Judge whether a quantizer that truncates is rejected: the gate can fail."""
         bench = self.bench
@@ -358,6 +374,7 @@ class ModelGates(GateSession):
             )
         return outcome
 
+    @gate
     def task(self, suite: str, mode: Mode) -> Outcome:
         """Judge how much worse the model does its work."""
         row, notes, summary = task_row(self.bench, mode)

@@ -30,9 +30,6 @@ INFERENCE = (
 )
 _NO_WEIGHTS = "has no linear layers and no convolutions"
 _NO_ACTIVATIONS = "has no activations to measure"
-NEEDY = ("task", "gradients", "scaling", "overflow")
-"""Gates that not every model has something for."""
-
 
 ANALYSES = with_values(ActivationSettings(), {
     "visualization.enabled.magnitude_input": True,

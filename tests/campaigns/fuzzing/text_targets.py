@@ -23,6 +23,7 @@ from qgate.baselines.names import quoted, safe_name, unquoted
 from qgate.cli import init as starter
 from qgate.cli._workers import from_one
 from qgate.devices import resolve
+from qgate.dumps.kind import KIND as dump_kind
 from qgate.dumps.tensor_files import expand, split_spec
 from qgate.dumps.tensor_saver_names import parse as known_name
 from qgate.engine.workers import Workers
@@ -116,7 +117,9 @@ def _named_dump(folder: Path) -> None:
 
 
 def _name(folder: Path) -> None:
-    options_of(project_options(folder)).dump_name(folder)
+    options = options_of(project_options(folder))
+    options.values["dump"] = str(folder)
+    dump_kind.record_name(options)
 
 
 def _rows(ending: str) -> bytes:
@@ -286,7 +289,7 @@ SETTING_FILES = (
            ("qgate.documents:toml", "qgate.project.settings:_parsed",), allowed=_USAGE, share=40),
     Target("pyproject.toml", _pyproject, _project, ("qgate.project.settings:_has_settings",), "*.toml", _USAGE),
     Target("repository to start in", _pyproject, _init, ("qgate.cli._repository:read_bytes", "qgate.cli._repository:pytest_setting")),
-    Target("name of a dump", _named_dump, _name, ("qgate.plugin.settings:dump_name",), "*.json", _USAGE),
+    Target("name of a dump", _named_dump, _name, ("qgate.dumps.kind:_record_name",), "*.json", _USAGE),
 )  # fmt: skip
 DATA = (
     *(_samples_of(ending) for ending in ("txt", "json", "jsonl", "csv", "tsv")),

@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qgate.activation_stats.gate import ActivationGates
+from qgate.checkpoints.gate import CheckpointGates, CheckpointSubject
+from qgate.dumps.gate import DumpGates, DumpSubject
+from qgate.engines.gate import EngineGates, EngineSubject
 from qgate.errors import QgateError
 from qgate.gate import Policy
-from qgate.gate.measuring.activation_gates import ActivationGates
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.checkpoint_gates import CheckpointGates, CheckpointSubject
-from qgate.gate.measuring.dump_gates import DumpGates, DumpSubject
-from qgate.gate.measuring.engine_gates import EngineGates, EngineSubject
 from qgate.gate.measuring.model_gates import ModelGates
-from qgate.gate.measuring.relation_gates import RelationGates
 from qgate.gate.sessions import GateSession, Outcome
 from qgate.models import Sampling
 from qgate.modes import Mode
 from qgate.modes.setups import ModelSetup
+from qgate.relations.gate import RelationGates
 from qgate.results.summary import Tally
 from tests.checkpoints.gated import write_pair
 from tests.dumps.gated import write_dump
@@ -181,9 +181,9 @@ def gates_of(session: Any, mode: str, suite: str) -> list[Gate]:
         return [functools.partial(session.overflow, suite, mode, layer) for layer in every]
     if isinstance(session, ActivationGates):
         every = session.subject.bench.layers
-        return [functools.partial(session.activations, suite, layer) for layer in every]
+        return [functools.partial(session.layer, suite, layer) for layer in every]
     if isinstance(session, RelationGates):
-        return [functools.partial(session.relations, suite, mode_of(session, mode))]
+        return [functools.partial(session.mode, suite, mode_of(session, mode))]
     layers = session.bench.layers
     if suite in ("reference", "canary"):
         return [functools.partial(getattr(session, suite), suite)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.gate.measuring import activation_gates
+from qgate.activation_stats import gate as activation_gates
 from tests.campaigns.mutants.bed import Bed
 from tests.campaigns.mutants.mutant import Mutant, Sow, of_activations
 

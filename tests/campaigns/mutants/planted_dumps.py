@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qgate.dumps import Dump, Record
-from qgate.gate.measuring import dump_gates
+from qgate.dumps import gate as dump_gates
 from qgate.stats import bits
 from tests.campaigns.mutants.bed import Bed
 from tests.campaigns.mutants.mutant import Mutant, Sow, of_dump

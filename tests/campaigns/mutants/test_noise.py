@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from qgate import Model
-from qgate.gate import Policy, grade_of
+from qgate.gate import Policy
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelGates
+from qgate.metrics.grades import grade_of
 from qgate.models.llama import Llama, LlamaConfig
 from qgate.modes.setups import ModelSetup
 from tests.campaigns.mutants.bed import SAMPLING, all_layers, examine, mode_of

@@ -14,11 +14,7 @@ import torch
 from qgate import formats
 from qgate.baselines import Origin
 from qgate.dumps import Dump
-from qgate.dumps.tensor_saver_names import parse
-from qgate.errors import QgateError, unknown
-from qgate.formats.losses import Losses
-from qgate.gate.measured import Measured
-from qgate.gate.measuring.dump_sites import (
+from qgate.dumps.gate_sites import (
     DumpSite,
     SitePool,
     Sites,
@@ -29,9 +25,13 @@ from qgate.gate.measuring.dump_sites import (
     pool,
     pool_picture,
 )
+from qgate.dumps.tensor_saver_names import parse
+from qgate.errors import QgateError, unknown
+from qgate.formats.losses import Losses
+from qgate.gate.measured import Measured
 from qgate.gate.measuring.pictures import log2_or_least
 from qgate.gate.policy import Policy
-from qgate.gate.sessions import GateSession, Outcome
+from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import Subject, commit_here, layer_order
 from qgate.metrics import METRICS
 from qgate.modes import Mode
@@ -60,7 +60,7 @@ class DumpSubject(Subject):
         self.options = [("dump", option or str(folder)), *named]
 
     def origin(self) -> Origin:
-        return Origin.of_dump(self.name, str(torch.__version__), commit_here())
+        return Origin.of_subject("dump", self.name, str(torch.__version__), commit_here())
 
     def layer_of(self, site: str) -> str:
         return self._layers.get(site) or layer_in_name(site)
@@ -195,11 +195,13 @@ class DumpGates(GateSession):
         if not sites:
             return None if (suite, layer) in self._accepted.get(fmt, ()) else ""
         if needs_values(fmt) and not any(site.has_values for site in sites):
-            return "only counts were stored, and it scales by blocks or tensors"
+            why = "only counts were stored, and it scales by blocks or tensors"
+            return f"{fmt} on {self.subject.folder}: {why}"
         return None
 
     # The gates ------------------------------------------------------------------------------------
 
+    @gate
     def overflow(self, suite: str, fmt: str, layer: str) -> Outcome:
         """Judge the shares that saturate and that are flushed in all tensors of a layer."""
         fmt = formats.get(fmt).name
@@ -216,6 +218,7 @@ class DumpGates(GateSession):
         sites = [site for site in sites if site.has_values or not by_tensor]
         return self._of_sites(suite, Mode(fmt, "the format alone"), layer, sites, measure, _LOSSES)
 
+    @gate
     def distributions(self, suite: str, layer: str) -> Outcome:
         """Judge where the values of a layer's tensors lie."""
 

@@ -15,7 +15,7 @@ from qgate.gate.measuring.model_gates import ModelSubject
 from qgate.gate.measuring.relations import METRIC
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.gate.policy import Policy
-from qgate.gate.sessions import GateSession, Outcome
+from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.modes import Mode
 from qgate.relations.compute import ModelRelations
 from qgate.relations.noise import FloatNoise
@@ -47,7 +47,11 @@ class RelationGates(GateSession):
         self.bench, self.bitwise = bench, bitwise
         self._noise: dict[tuple[str, str | None], FloatNoise] = {}
 
-    def relations(self, suite: str, mode: Mode) -> Outcome:
+    def mode_named(self, name: str) -> Mode:
+        return self.bench.mode(name)
+
+    @gate
+    def mode(self, suite: str, mode: Mode) -> Outcome:
         """Judge whether a mode gives the same however its tokens are computed."""
         report = self._report(mode)
         notes = {f"relation {name}": reason for name, reason in report.left_out.items()}

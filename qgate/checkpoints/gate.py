@@ -24,7 +24,7 @@ from qgate.errors import QgateError, unknown
 from qgate.gate.checks import FINDINGS
 from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
-from qgate.gate.sessions import GateSession, Outcome
+from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import OUTSIDE, Subject, commit_here, layer_order
 from qgate.modes import Mode
 
@@ -61,7 +61,7 @@ class CheckpointSubject(Subject):
         self._named: dict[str, Judged] = {}
 
     def origin(self) -> Origin:
-        return Origin.of_checkpoint(self.name, str(torch.__version__), commit_here())
+        return Origin.of_subject("checkpoint", self.name, str(torch.__version__), commit_here())
 
     def layer_of(self, site: str) -> str:
         return layer_in(site)
@@ -170,6 +170,7 @@ class CheckpointGates(GateSession):
 
     # The gates ------------------------------------------------------------------------------------
 
+    @gate
     def weights(self, suite: str, layer: str) -> Outcome:
         """Judge the weights of a layer: findings, and errors beside the accepted ones."""
         if layer not in self.layers(suite):
@@ -192,6 +193,7 @@ class CheckpointGates(GateSession):
             return site
         return f"{site} as {weight.format or 'it is stored'}"
 
+    @gate
     def accounting(self, suite: str) -> Outcome:
         """Judge what is missing, unexpected, left out or ignored in vain."""
         pair, findings = self.subject.pair, self.subject.accounting
@@ -205,6 +207,7 @@ class CheckpointGates(GateSession):
         ]
         return self._judge(suite, Mode(ACCOUNTING, "the tensors by name"), rows, OUTSIDE)
 
+    @gate
     def recipe(self, suite: str) -> Outcome:
         """Judge the format of every weight and the bits of all, against the accepted ones."""
         weights = self.subject.formats

@@ -30,7 +30,7 @@ from qgate.errors import QgateError, unknown
 from qgate.gate.checks import FINDINGS
 from qgate.gate.measured import Measured
 from qgate.gate.policy import Policy
-from qgate.gate.sessions import GateSession, Outcome
+from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import Subject, commit_here
 from qgate.metrics import METRICS, sample_number
 from qgate.modes import Mode
@@ -73,7 +73,9 @@ class EngineSubject(Subject):
 
     def origin(self) -> Origin:
         tokens = tokens_text(self.pair.samples)
-        return Origin.of_engines(self.name, tokens, str(torch.__version__), commit_here())
+        return Origin.of_subject(
+            "engines", self.name, str(torch.__version__), commit_here(), tokens
+        )
 
     def layer_of(self, site: str) -> str:  # noqa: ARG002
         return _LAYER
@@ -186,6 +188,7 @@ class EngineGates(GateSession):
 
     # The gates ------------------------------------------------------------------------------------
 
+    @gate
     def part(self, suite: str, part: str) -> Outcome:
         """Judge one of the parts by its name."""
         if part not in PARTS:

@@ -22,7 +22,7 @@ from qgate.gate.measuring.model_gates import ModelSubject
 from qgate.gate.measuring.pictures import log2_or_least
 from qgate.gate.measuring.suite_needs import ANALYSES
 from qgate.gate.policy import Policy
-from qgate.gate.sessions import GateSession, Outcome
+from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import Subject
 from qgate.metrics import METRICS
 from qgate.modes import Mode
@@ -65,7 +65,8 @@ class ActivationGates(GateSession):
     def __init__(self, bench: Bench, baselines: Location, policy: Policy, **options: Any) -> None:
         super().__init__(ActivationSubject(bench), baselines, policy, **options)
 
-    def activations(self, suite: str, layer: str) -> Outcome:
+    @gate
+    def layer(self, suite: str, layer: str) -> Outcome:
         """Judge how large a layer's values are, and how far its outliers reach."""
         rows = self._rows(layer)
         mode = Mode(TITLE, "the model as it is")
