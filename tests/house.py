@@ -900,6 +900,20 @@ def _is_text(node: ast.expr) -> bool:
     return (_dotted(node) or "a").rpartition(".")[2].isupper()
 
 
+def hook_violations(package_dir: Path) -> list[str]:
+    """Modules are tapped by `qgate.hooks` alone, which removes what it added."""
+    return [
+        f"{module.at(node.lineno)}: {node.attr} taps a module: use qgate.hooks.ModuleHooks."
+        for module in modules(package_dir)
+        if module.room != "hooks"
+        for node in module.nodes
+        if isinstance(node, ast.Attribute) and _TAP.fullmatch(node.attr)
+    ]
+
+
+_TAP = re.compile(r"register_(forward|full_backward)_(pre_)?hook")
+
+
 def division_violations(package_dir: Path) -> list[str]:
     """No tensor is divided by a number: CUDA multiplies by its reciprocal, one bit off.
 
@@ -998,6 +1012,7 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     print_violations,
     removal_violations,
     name_comparison_violations,
+    hook_violations,
     division_violations,
 )
 

@@ -512,6 +512,17 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
             ],
         ),
     },
+    house.hook_violations: {
+        "a tap of its own": (
+            {
+                "modes/a.py": "module.register_forward_hook(f)\nx = module.register_forward_pre_hook\n"
+            },
+            [
+                "qgate/modes/a.py:1: register_forward_hook taps a module",
+                "qgate/modes/a.py:2: register_forward_pre_hook taps",
+            ],
+        ),
+    },
     house.print_violations: {
         "names as they are": (
             {"cli/a.py": "x = 1\nprint(x)\n"},
@@ -629,6 +640,10 @@ GOOD: dict[Rule, Files] = {
         "gate/measuring/a.py": "x = site.kind == 'linear'\n",
         "formats/a.py": "x = fmt.kind == 'block'\n",
         "results/schema.py": "x = header['kind'] == 'header'\n",
+    },
+    house.hook_violations: {
+        "hooks/a.py": "module.register_forward_hook(f)\n",
+        "modes/a.py": "hooks.add(module, f)\ntensor.register_hook(f)\n",
     },
     house.print_violations: {
         "cli/a.py": "from qgate.text.printing import print_line\nprint_line(x)\nraise option_error(x)\n",

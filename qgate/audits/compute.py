@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qgate.audits.criteria import Closeness, ProductSums, Similarity
-from qgate.audits.faults import FAULTS, Fault, coarser_format
+from qgate.audits.faults import FAULTS, ValueFault, coarser_format
 from qgate.audits.pairs import Distances, Indices, Sides, TensorPair, pair_of
 from qgate.audits.reading import LeftOut, TensorReader
 
@@ -105,7 +105,7 @@ def _note(
 
 
 def _closeness_distances(
-    pair: TensorPair, fault: Fault, criterion: Closeness
+    pair: TensorPair, fault: ValueFault, criterion: Closeness
 ) -> dict[str, float] | bool | None:
     if fault.part != "tensor":
         part = pair.part(fault.part)
@@ -118,13 +118,13 @@ def _closeness_distances(
 
 
 def _accepted_distances(
-    pair: TensorPair, sides: Sides, fault: Fault, criterion: Closeness
+    pair: TensorPair, sides: Sides, fault: ValueFault, criterion: Closeness
 ) -> dict[str, float] | bool | None:
     return _smallest_distances(pair, sides, fault, lambda faulty: criterion.accepts(*faulty))
 
 
 def _smallest_distances(
-    pair: TensorPair, sides: Sides, fault: Fault, accepts: Callable[[Sides], bool]
+    pair: TensorPair, sides: Sides, fault: ValueFault, accepts: Callable[[Sides], bool]
 ) -> dict[str, float] | bool | None:
     """Return the smaller distances of both readings of a fault, if both are accepted."""
     distances: list[Distances] = []
@@ -138,7 +138,7 @@ def _smallest_distances(
     return first.combined(second, min)._asdict()
 
 
-def _readings(sides: Sides, fault: Fault) -> Iterable[Sides | None]:
+def _readings(sides: Sides, fault: ValueFault) -> Iterable[Sides | None]:
     """Yield both sides with the fault in the first, then with the fault in the second."""
     x = fault.change(sides.x)
     yield None if x is None else Sides(x, sides.y)
@@ -150,7 +150,7 @@ def _readings(sides: Sides, fault: Fault) -> Iterable[Sides | None]:
 
 
 def _similarity_distances(
-    pair: TensorPair, fault: Fault, criterion: Similarity, sums: ProductSums, groups: int
+    pair: TensorPair, fault: ValueFault, criterion: Similarity, sums: ProductSums, groups: int
 ) -> dict[str, float] | bool | None:
     part = None if fault.part == "tensor" else pair.part(fault.part)
     if part is None and fault.part != "tensor":

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qgate.audits.reading import Values
+from qgate.causes.faults import Fault
 
 _TABLE = 1 << 16
 _LEAST_CHANGE = 0.01
@@ -25,11 +26,10 @@ _LEAST_SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A wrong alternative: the values it makes, None where it would change nothing."""
+class ValueFault(Fault[Callable[[Values], Values | None]]):
+    """A wrong alternative of values in a part; `change` makes none where nothing would change."""
 
-    part: Literal["tensor", "row", "block", "elements"]
-    change: Callable[[Values], Values | None]
+    part: Literal["tensor", "row", "block", "elements"] = "tensor"
 
 
 def _in_coarser_format(x: Values) -> Values | None:
@@ -94,13 +94,16 @@ def _if_changed(y: Values, x: Values) -> Values | None:
 
 
 FAULTS = {
-    "zeros": Fault("tensor", np.zeros_like),
-    "constant": Fault("tensor", lambda x: _if_changed(np.full_like(x, x.mean()), x)),
-    "shuffle": Fault("tensor", lambda x: _if_changed(x[_permutation(x.size)], x)),
-    "larger": Fault("tensor", lambda x: x * 1.1),
-    "noise": Fault("tensor", lambda x: x * (1 + 0.05 * np.resize(_signs(), x.size))),
-    "row": Fault("row", np.zeros_like),
-    "scale": Fault("block", lambda x: x * 2),
-    "element": Fault("elements", lambda x: -x),
-    "coarser": Fault("tensor", _in_coarser_format),
+    fault.words: fault
+    for fault in (
+        ValueFault("zeros", np.zeros_like),
+        ValueFault("constant", lambda x: _if_changed(np.full_like(x, x.mean()), x)),
+        ValueFault("shuffle", lambda x: _if_changed(x[_permutation(x.size)], x)),
+        ValueFault("larger", lambda x: x * 1.1),
+        ValueFault("noise", lambda x: x * (1 + 0.05 * np.resize(_signs(), x.size))),
+        ValueFault("row", np.zeros_like, "row"),
+        ValueFault("scale", lambda x: x * 2, "block"),
+        ValueFault("element", lambda x: -x, "elements"),
+        ValueFault("coarser", _in_coarser_format),
+    )
 }

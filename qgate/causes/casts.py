@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from qgate.causes.faults import WrongCast
 from qgate.causes.integers import code_faults
 from qgate.causes.layouts import layout_faults, spread_scales, tensor_state
 from qgate.causes.scales import rounding_faults, size_faults
@@ -18,28 +18,6 @@ from qgate.formats import get, names
 from qgate.formats.definition import quantize as define
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
-
-
-@dataclass(frozen=True)
-class WrongCast:
-    """A fault in words, and the values that it makes of a source.
-
-    alternatives        the same fault under other conventions, for a dtype of the source
-    is_same_kind  True if the format is the right one: other conventions may differ by more
-    """
-
-    words: str
-    values: Callable[[Floats], Floats]
-    alternatives: Callable[[str], Iterable[Callable[[Floats], Floats]]] | None = None
-    is_same_kind: bool = False
-
-    def apply(self, x: Floats) -> Floats | None:
-        """Return what the fault makes of a source, None where it cannot occur."""
-        try:
-            with np.errstate(all="ignore"):
-                return self.values(x)
-        except (QgateError, IndexError, ValueError):
-            return None
 
 
 def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
@@ -57,8 +35,7 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
             f"has values {2 ** abs(exponent)} times too {way}: the scale is off by a power of two",
             lambda x, factor=2.0**exponent: ideal(x) * factor,  # type: ignore[misc]
         )
-    for words, values in size_faults(q):
-        yield WrongCast(words, values)
+    yield from size_faults(q)
     yield WrongCast("has lost its sign", lambda x: np.abs(ideal(x)))
     yield WrongCast("has the opposite sign", lambda x: -ideal(x))
     plain = QuantizerSettings(q.format, {})
@@ -75,15 +52,12 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
             _definition(with_options(q, rounding="away")),
         )
     yield WrongCast("is rounded up at every step", _rounded_up(q))
-    for words, values in code_faults(q):
-        yield WrongCast(words, values)
+    yield from code_faults(q)
     yield from _groups(q)
     yield from _parts(q)
-    for words, values in layout_faults(q, ideal):
-        yield WrongCast(words, values)
+    yield from layout_faults(q, ideal)
     yield WrongCast("flushes subnormal values to zero", _without_subnormals(q))
-    for words, values in rounding_faults(q):
-        yield WrongCast(words, values)
+    yield from rounding_faults(q)
     yield from _other_formats(q)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from qgate.causes.layouts import Cast, grouped, spread_scales, tensor_state
+from qgate.causes.faults import WrongCast
+from qgate.causes.layouts import grouped, spread_scales, tensor_state
 from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
 from qgate.formats.definition import quantize as define
@@ -27,13 +28,13 @@ ROUNDED_DOWN = "is rounded down (floor), not to the nearest"
 ROUNDED_UP = "is rounded up (ceil), not to the nearest"
 
 
-def code_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
+def code_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
     """List wrong codes: words, and the values that each makes of a source."""
     if q.format.kind != "element" or q.zero_point is not None or q.rotation is not None:
         return
     if "narrow" not in q.format.options:
         if q.format.max > FNUZ > q.format.max / 2:
-            yield (
+            yield WrongCast(
                 f"saturates at {FNUZ:g}, the largest number of E4M3 FNUZ, not at {q.format.max:g}",
                 lambda x: _coded(x, q, lambda r: _rounded(np.clip(r, -FNUZ, FNUZ), q)),
             )
@@ -47,7 +48,7 @@ def code_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
 
     for upper in range(bits - 1, 1, -1):
         step = 2.0 ** (bits - upper)
-        yield (
+        yield WrongCast(
             f"keeps the upper {upper} of {bits} bits of its codes",
             lambda x, step=step: _coded(  # type: ignore[misc]
                 x, q, lambda r: np.rint(_rounded(r, q) / step) * step
@@ -55,29 +56,29 @@ def code_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
         )
     for words, rounded in ((ROUNDED_DOWN, np.floor), (ROUNDED_UP, np.ceil)):
         for is_product in (False, True):
-            yield (
+            yield WrongCast(
                 words,
                 lambda x, rounded=rounded, is_product=is_product: _coded(  # type: ignore[misc]
                     x, q, lambda r: clipped(rounded(r)), ratio=_product if is_product else _quotient
                 ),
             )
-    yield (
+    yield WrongCast(
         "has half a step added before codes are cut off toward zero, negative ones too",
         lambda x: _coded(x, q, lambda r: clipped(np.trunc(r + 0.5))),
     )
     for divisor in (half, half + 0.5):
-        yield (
+        yield WrongCast(
             f"has codes that wrap: {half:g} becomes {-half:g}",
             lambda x, divisor=divisor: _coded(  # type: ignore[misc]
                 x, q, lambda r: (np.rint(r) + half) % (2 * half) - half, top / divisor
             ),
         )
-    yield (
+    yield WrongCast(
         "has negative codes read without their sign",
         lambda x: _coded(x, q, lambda r: clipped(np.rint(r)) % (2 * half)),
     )
     for bound in (half / 2 - 1, half / 2, *(BOUNDS if bits == 8 else ())):
-        yield (
+        yield WrongCast(
             f"saturates early: no code is beyond {bound:g}",
             lambda x, bound=bound: _coded(  # type: ignore[misc]
                 x, q, lambda r: np.clip(np.rint(r), -bound, bound)
@@ -85,15 +86,15 @@ def code_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
         )
 
 
-def grid_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
+def grid_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
     """List other codes of a format that has no integers: rounded one way, or saturated early."""
     if q.format.kind == "element" and "narrow" in q.format.options:
         return
-    yield ROUNDED_DOWN, lambda x: _directed(x, q, up=False)
-    yield ROUNDED_UP, lambda x: _directed(x, q, up=True)
+    yield WrongCast(ROUNDED_DOWN, lambda x: _directed(x, q, up=False))
+    yield WrongCast(ROUNDED_UP, lambda x: _directed(x, q, up=True))
     largest = float(q.format.element.magnitudes().max())
     for share in (0.5, 0.75, 0.9):
-        yield (
+        yield WrongCast(
             f"saturates at {share * largest:.4g}, not at {largest:g}",
             lambda x, share=share: _saturated(x, q, share * largest),  # type: ignore[misc]
         )

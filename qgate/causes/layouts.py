@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from qgate.causes.faults import Cast, WrongCast
 from qgate.errors import QgateError
 from qgate.expected.conventions import with_options
 from qgate.expected.group_scales import by_groups
@@ -20,21 +21,20 @@ if TYPE_CHECKING:
 
 EIGHTS = np.array([0, 2, 4, 6, 1, 3, 5, 7])
 """The order in which eight codes of 4 bits are packed, so that pairs are 16 bits apart."""
-Cast = Callable[[Floats], Floats]
 AnyArray = TypeVar("AnyArray", Floats, "Tensor")
 Move = Callable[[Floats], Floats]
 """The scales of one tensor, a row of them for each line of elements, in another order."""
 
 
-def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[tuple[str, Cast]]:
+def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[WrongCast]:
     """List wrong orders of codes and scales: words, and the values that each makes of a source."""
-    yield "is transposed", lambda x: _square(ideal(x)).swapaxes(-1, -2)
+    yield WrongCast("is transposed", lambda x: _square(ideal(x)).swapaxes(-1, -2))
     for tile in (8, 16, 32, 64, 128):
-        yield (
+        yield WrongCast(
             f"has its tiles of {tile}x{tile} transposed",
             lambda x, tile=tile: tiles_transposed(ideal(x), tile),  # type: ignore[misc]
         )
-    yield (
+    yield WrongCast(
         "has neighboring codes swapped (the order of nibbles)",
         lambda x: by_groups(ideal(x), grouped(q), lambda codes: _swapped(codes, 1)),
     )
@@ -43,38 +43,38 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[tuple[str, Cast
             ("is read in pairs, but stored as two halves of each block", _halves_in_pairs),
             ("is read as two halves of each block, but stored in pairs", _pairs_in_halves),
         ):
-            yield (
+            yield WrongCast(
                 f"{words} (the order of nibbles)",
                 lambda x, order=order: by_groups(ideal(x), q, order),  # type: ignore[misc]
             )
     if q.format.element.bits == 4:
         for words, eights in (("stored", EIGHTS), ("read", np.argsort(EIGHTS))):
-            yield (
+            yield WrongCast(
                 f"has its codes {words} in the order 0, 2, 4, 6, 1, 3, 5, 7 of each eight",
                 lambda x, eights=eights: _in_eights(ideal(x), eights),  # type: ignore[misc]
             )
-    yield (
+    yield WrongCast(
         "is shifted by one element",
         lambda x: np.roll(ideal(x).reshape(-1), 1).reshape(x.shape),
     )
     if q.granularity is not None:
-        yield (
+        yield WrongCast(
             "is decoded without scales: its codes are taken as values",
             lambda x: ideal(x) / spread_scales(x, q),
         )
     if q.granularity in ("block", "channel"):
         for words, move in _moves(q):
-            yield (
+            yield WrongCast(
                 f"is decoded with {words}",
                 lambda x, move=move: _moved_scales(x, q, ideal, move),  # type: ignore[misc]
             )
-        yield (
+        yield WrongCast(
             "is decoded with the scales of rows for columns",
             lambda x: _square(ideal(x)) * _turned_scales(x, q),
         )
     if q.granularity == "block" and q.tile is None:
         for step, which, way in ((-1, "last", "next"), (1, "first", "previous")):
-            yield (
+            yield WrongCast(
                 f"is decoded with the scale of the {way} group for the {which} element of each",
                 lambda x, step=step: _late_element(x, q, ideal, step),  # type: ignore[misc]
             )

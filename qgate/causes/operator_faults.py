@@ -14,14 +14,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qgate.causes.element_faults import element_faults, general_faults, rounded_faults
+from qgate.causes.faults import Function
 from qgate.causes.operator_calls import Call, CallFault, Makers, words_of
 from qgate.causes.softmax_faults import mask_faults, softmax_faults, window_faults
 from qgate.causes.sum_faults import product_faults, sum_faults
 from qgate.expected.dispatching import DispatchMode
 from qgate.expected.known_attention import AttentionSides
 from qgate.expected.noise import evaluate
-
-Function = Callable[..., Any]
 
 _aten = torch.ops.aten
 _SPELLED = get_decompositions(

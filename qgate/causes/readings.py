@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qgate.causes.faults import Fault
 from qgate.causes.layouts import tiles_transposed
 
 MOST_NUMBERS = 64
@@ -26,33 +26,25 @@ LARGEST_ARGUMENT = 2**20
 """Elements of an argument above which its entries are not tried in other orders."""
 
 
-@dataclass(frozen=True)
-class WrongReading:
-    """A fault in words, and the arguments that it makes a function see."""
-
-    words: str
-    arguments: list[Any]
-
-
-def wrong_readings(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[WrongReading]:
-    """List wrong readings of arguments, the plainest first; `declared` ones are quantized."""
+def wrong_readings(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[Fault[list[Any]]]:
+    """List arguments that are read wrongly, the plainest first; `declared` ones are quantized."""
     # An index that is read wrongly looks like a table in another order, which is less plain.
     for position in sorted(range(len(arguments)), key=lambda place: _is_float(arguments[place])):
         argument = arguments[position]
         for words, value in _values(argument, position in declared):
             changed = list(arguments)
             changed[position] = value
-            yield WrongReading(f"argument {position} is {words}", changed)
+            yield Fault(f"argument {position} is {words}", changed)
     yield from _all_rounded(arguments, declared)
     yield from _moved_together(arguments)
     for first, second in itertools.combinations(range(len(arguments)), 2):
         if _are_alike(arguments[first], arguments[second]):
             changed = list(arguments)
             changed[first], changed[second] = arguments[second], arguments[first]
-            yield WrongReading(f"arguments {first} and {second} are swapped", changed)
+            yield Fault(f"arguments {first} and {second} are swapped", changed)
 
 
-def _all_rounded(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[WrongReading]:
+def _all_rounded(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[Fault[list[Any]]]:
     """List the formats to which all arguments may be rounded that are not quantized."""
     floats = [position for position, argument in enumerate(arguments) if _is_float(argument)]
     free = [position for position in floats if position not in declared]
@@ -65,10 +57,10 @@ def _all_rounded(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[
         ]
         to = _rounding_words(name, [(arguments[position], changed[position]) for position in free])
         words = f"each of arguments {', '.join(map(str, free))} is rounded to {to}"
-        yield WrongReading(words, changed)
+        yield Fault(words, changed)
 
 
-def _moved_together(arguments: Sequence[Any]) -> Iterator[WrongReading]:
+def _moved_together(arguments: Sequence[Any]) -> Iterator[Fault[list[Any]]]:
     """List two arguments of one length that are both read in another order, as tables are."""
     places = [p for p, x in enumerate(arguments) if isinstance(x, Tensor) and x.dim()]
     for first, second in itertools.combinations(places, 2):
@@ -82,7 +74,7 @@ def _moved_together(arguments: Sequence[Any]) -> Iterator[WrongReading]:
             if words == same:
                 changed = list(arguments)
                 changed[first], changed[second] = one, other
-                yield WrongReading(f"arguments {first}, {second} are {words}", changed)
+                yield Fault(f"arguments {first}, {second} are {words}", changed)
 
 
 def _rounding_words(name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> str:

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Function = Callable[..., Any]
+from qgate.causes.faults import Function, WrongCall
 
 
-@dataclass(frozen=True)
-class Regrouping:
-    """A fault in words, and the function and the arguments that have it."""
-
-    words: str
-    like: Function
-    arguments: list[Any]
-
-
-def regroupings(like: Function, arguments: Sequence[Any], result: Tensor) -> Iterator[Regrouping]:
+def regroupings(like: Function, arguments: Sequence[Any], result: Tensor) -> Iterator[WrongCall]:
     """List functions that take some arguments in another order, and give the result back in it."""
     yield from _of_heads(like, arguments, result)
     yield from _of_pairs(like, arguments, result)
 
 
-def _of_heads(like: Function, arguments: Sequence[Any], result: Tensor) -> Iterator[Regrouping]:
+def _of_heads(like: Function, arguments: Sequence[Any], result: Tensor) -> Iterator[WrongCall]:
     """List heads that several others share, repeated one after the other or each in turn."""
     tensors = [(p, x) for p, x in enumerate(arguments) if isinstance(x, Tensor)]
     for position, x in tensors:
@@ -53,7 +43,7 @@ def _of_heads(like: Function, arguments: Sequence[Any], result: Tensor) -> Itera
                 )  # fmt: skip
 
 
-def _of_pairs(like: Function, arguments: Sequence[Any], result: Tensor) -> Iterator[Regrouping]:
+def _of_pairs(like: Function, arguments: Sequence[Any], result: Tensor) -> Iterator[WrongCall]:
     """List pairs that are neighbors in place of being half a row apart, as rotations have them."""
     for position, x in enumerate(arguments):
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.shape != result.shape:
@@ -80,7 +70,7 @@ def _of_pairs(like: Function, arguments: Sequence[Any], result: Tensor) -> Itera
 def _regrouped(
     like: Function, arguments: Sequence[Any], positions: list[int], dim: int, index: Tensor,
     words: str,
-) -> Regrouping:  # fmt: skip
+) -> WrongCall:  # fmt: skip
     changed = list(arguments)
     for position in positions:
         changed[position] = changed[position].index_select(dim, index.to(changed[position].device))
@@ -89,12 +79,10 @@ def _regrouped(
         result = like(*values)
         return result.index_select(dim, index.argsort().to(result.device))
 
-    return Regrouping(words, faulty, changed)
+    return WrongCall(words, faulty, changed)
 
 
-def late_arguments(
-    like: Function, arguments: Sequence[Any], result: Tensor
-) -> Iterator[Regrouping]:
+def late_arguments(like: Function, arguments: Sequence[Any], result: Tensor) -> Iterator[WrongCall]:
     """List arguments that are added to the result, or multiply it, in place of what is inside."""
     for position, x in enumerate(arguments):
         if not isinstance(x, Tensor) or not x.is_floating_point() or len(arguments) < 2:
@@ -113,7 +101,7 @@ def late_arguments(
                 result = like(*values)
                 return result + x if is_sum else result * x
 
-            yield Regrouping(
+            yield WrongCall(
                 f"argument {position} {does} the result, and not where it should be inside",
                 faulty, changed,
             )  # fmt: skip

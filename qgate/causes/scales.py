@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from qgate.causes.layouts import Cast, grouped, spread_scales, tensor_state
+from qgate.causes.faults import WrongCast
+from qgate.causes.layouts import grouped, spread_scales, tensor_state
 from qgate.errors import QgateError
 from qgate.expected.conventions import with_options
 from qgate.expected.group_scales import by_groups
@@ -40,20 +41,20 @@ _PARTS: dict[str, Callable[[int], int]] = {
 """Elements of a group of which a kernel may take the largest magnitude, by their length."""
 
 
-def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
+def size_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
     """List scales that are too large or too small before the elements are rounded."""
     for factor, words in ((2.0, "twice"), (0.5, "half")):
-        yield (
+        yield WrongCast(
             f"is quantized with {words} the scale of the definition",
             lambda x, factor=factor: quantize_with_scales(x, q, lambda s: s * factor),  # type: ignore[misc]
         )
     for step, words in ((1.0, "high"), (-1.0, "low")):
-        yield (
+        yield WrongCast(
             f"has every code decoded 1 too {words} (the zero point is off)",
             lambda x, step=step: define(x, q) + step * spread_scales(x, q),  # type: ignore[misc]
         )
     if q.format.kind == "element" and q.granularity is not None and q.zero_point is None:
-        yield (
+        yield WrongCast(
             "has scales of its largest values, not of its largest magnitudes",
             lambda x: by_groups(x, grouped(q), lambda rows: _of_largest_values(rows, q)),
         )
@@ -61,19 +62,19 @@ def size_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
         # Codes that saturate show if the lowest code is one further from zero.
         ways = (q, with_options(q, narrow=not q.narrow)) if "narrow" in q.format.options else (q,)
         for (words, count), way in itertools.product(_PARTS.items(), ways):
-            yield (
+            yield WrongCast(
                 f"has scales made from the first {words} of each group alone",
                 lambda x, count=count, way=way: _partial(x, q, way, count),  # type: ignore[misc]
             )
         for least in LEAST:
-            yield (
+            yield WrongCast(
                 f"has scales no smaller than {least:.3g}",
                 lambda x, least=least: quantize_with_scales(  # type: ignore[misc]
                     x, q, lambda s: _at_least(s, least)
                 ),
             )
     if q.granularity in ("block", "channel"):
-        yield (
+        yield WrongCast(
             "is quantized with one scale, that of the first group",
             lambda x: quantize_with_scales(x, q, lambda s: np.broadcast_to(s[:1], s.shape)),
         )
@@ -101,12 +102,12 @@ def _partial(
     return by_groups(x, grouped(q), rows)
 
 
-def _divisors(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
+def _divisors(q: QuantizerSettings) -> Iterator[WrongCast]:
     """List scales that are the largest magnitude over the largest number of another format."""
     largest = float(q.format.max)
     for other in DIVISORS.get(q.format.element.bits, ()):
         if other not in (largest, largest + 1):
-            yield (
+            yield WrongCast(
                 f"is quantized with a scale of amax/{other:g}, not of amax/{largest:g}",
                 lambda x, other=other: quantize_with_scales(  # type: ignore[misc]
                     x, q, lambda s: s * (largest / other)
@@ -120,10 +121,10 @@ def _at_least(scales: Floats, least: float) -> Floats:
     return np.maximum(scales, least)
 
 
-def rounding_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
+def rounding_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
     """List scales that are rounded after quantizing, too early, or by no rule of the format."""
     for way, rounded in (("up", np.ceil), ("down", np.floor)):
-        yield (
+        yield WrongCast(
             f"has scales rounded {way} to powers of two without requantizing",
             lambda x, rounded=rounded: _rescaled(  # type: ignore[misc]
                 x, q, lambda s: np.exp2(rounded(np.log2(s)))
@@ -131,26 +132,28 @@ def rounding_faults(q: QuantizerSettings) -> Iterator[tuple[str, Cast]]:
         )
     mx = mx_format(q.format)
     if mx is not None:
-        yield (
+        yield WrongCast(
             "has scales made from magnitudes that were rounded to bfloat16",
             lambda x: quantize_with_scales(x, q, lambda s: s, rounded=_to_bfloat16),
         )
-        yield (
+        yield WrongCast(
             "has scales rounded to the nearest power of two: its largest values saturate",
             lambda x: _nearest(x, q, mx),
         )
     if q.format.name == "nvfp4":
-        yield (
+        yield WrongCast(
             "is quantized with block scales that are rounded to E4M3 afterwards",
             lambda x: _nvfp4(x, q, is_late=True),
         )
-        yield (
+        yield WrongCast(
             "is quantized with the reciprocal of its tensor scale",
             lambda x: _nvfp4(x, q, is_inverse=True),
         )
-        yield "is quantized without the scale of the tensor", lambda x: _nvfp4(x, q, state=1.0)
+        yield WrongCast(
+            "is quantized without the scale of the tensor", lambda x: _nvfp4(x, q, state=1.0)
+        )
         for words, power in (("without", 1), ("with the reciprocal of", 2)):
-            yield (
+            yield WrongCast(
                 f"is decoded {words} the scale of the tensor",
                 lambda x, power=power: define(x, q) * _state(x, q) ** power,  # type: ignore[misc]
             )

@@ -125,24 +125,8 @@ for (const form of forms) {
     const said = `${left.toLocaleString('en')} of ${total.toLocaleString('en')} shown`;
     if (count.textContent !== said) count.textContent = said;
   };
-  // Another run to compare with: the change and the ratio of each row are in its data.
-  let shownBase = 0;
-  const rebase = base => {
-    if (base === shownBase) return;
-    shownBase = base;
-    texts.clear();
-    const last = names.indexOf('ratio');
-    for (const row of all()) {
-      const [group, ratio, moved] = row.dataset.changes.split(';')[base].split('|');
-      row.cells[0].textContent = group;
-      row.cells[last].textContent = ratio;
-      row.cells[last].dataset.key = moved;
-    }
-  };
   const apply = () => {
-    const base = fields.find(field => field.dataset.base !== undefined);
-    if (base) rebase(Number(base.value));
-    const wanted = fields.filter(field => field.value.trim() && field !== base);
+    const wanted = fields.filter(field => field.value.trim());
     const words = wanted.filter(f => f.dataset.column === undefined)
       .flatMap(f => f.value.toLowerCase().trim().split(/\s+/));
     const exact = wanted.filter(f => f.dataset.column !== undefined)

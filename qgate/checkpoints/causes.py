@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from qgate.causes.faults import Fault
 from qgate.checkpoints.compute import measured, squared
 from qgate.checkpoints.conventions import CONVENTIONS, NESTED
 from qgate.checkpoints.gguf.causes import block_faults
@@ -33,14 +34,12 @@ Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 
 
 @dataclass(frozen=True)
-class ExportFault:
-    """A fault in words, and what undoes it.
+class ExportFault(Fault[Change]):
+    """A fault of an exporter; `change` undoes it.
 
     reformats   what is undone has another format, and the ideal error of that one
     """
 
-    words: str
-    undo: Change
     reformats: bool = False
 
 
@@ -66,7 +65,7 @@ def find_cause(
     energy = squared(source.float())
     bounds: dict[Kind, tuple[float, float]] = {}
     for fault in faults or (*_own_faults(weight, parent), *_faults(weight)):
-        undone = fault.undo(weight)
+        undone = fault.change(weight)
         if undone is None:
             continue
         undone = undone.rows(start, stop)

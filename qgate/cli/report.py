@@ -1,12 +1,11 @@
-"""Make a report of results: a page, Markdown for a pull request, CSV, JSON; compare runs.
+"""Make a report of results: a page, Markdown for a pull request, CSV, JSON; compare two runs.
 
   qgate report qgate-out                             make report.html from the results in it
   qgate report qgate-out --output summary.md --output gates.csv
-  qgate report before=a/results.jsonl after=b/results.jsonl      compare two or more runs
-  qgate report qgate-out --history history.jsonl     add this run to a history, and show the trend
+  qgate report before=a/results.jsonl after=b/results.jsonl      compare two runs
   qgate report qgate-out --format comment            print a comment for a pull request
 
-Given several runs, the report compares them with the first, and shows the last in detail. It reads
+Given two runs, the report compares the second with the first, and shows it in detail. It reads
 results only, and needs neither the model nor pytest nor torch.
 Exit status: 0 if the report was made (with --exit-code, 1 if the run failed); 2 if files are
 missing, damaged or cannot be written, and then nothing is written.
@@ -31,16 +30,16 @@ from qgate.project.options import PLOTS
 from qgate.storage.access import write_text
 from qgate.storage.files import naming, replacing
 from qgate.storage.removing import remove_files
-from qgate.text import counted, megabytes, one_line
+from qgate.text import megabytes, one_line
 from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
     from qgate.page import comment as comments
-    from qgate.page import comparison_texts, comparisons, history, reports, terminal
+    from qgate.page import comparison_texts, comparisons, reports, terminal
 else:
     comments = LateModule("qgate.page.comment")
     comparison_texts = LateModule("qgate.page.comparison_texts")
-    comparisons, history = LateModule("qgate.page.comparisons"), LateModule("qgate.page.history")
+    comparisons = LateModule("qgate.page.comparisons")
     reports, terminal = LateModule("qgate.page.reports"), LateModule("qgate.page.terminal")
 
 _RESULTS = "results.jsonl"
@@ -55,14 +54,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "ending chooses .html (default: report.html), .md, .csv or .json; repeatable")  # fmt: skip
     add("--format", choices=("comment",), help="comment: for a pull request, what moved, by how "
         "much and since when; printed, or written to an --output that ends in .md")  # fmt: skip
-    add("--history", type=Path, metavar="FILE", help="add the runs to this file of JSON lines, and "
-        "show the trend over all its runs")  # fmt: skip
     add("--plots", choices=PLOTS, default="worst", help="gates to draw: "
         "those that failed, these and the worst that passed (default), all or none")  # fmt: skip
     add("--label", action="append", default=[], metavar="NAME", help="name of a file, in "
         "the order of the files; repeatable")  # fmt: skip
-    add("--exit-code", action="store_true", help="exit with 1 if the run failed; the last one "
-        "of several")  # fmt: skip
+    add("--exit-code", action="store_true", help="exit with 1 if the run failed; the second "
+        "of two")  # fmt: skip
     add_json(parser)
 
 
@@ -75,11 +72,11 @@ def run(args: argparse.Namespace) -> int:
             "that ends in .md, or leave it out to print the comment."
         )
     files = _files(args.results or [str(project_folder("qgate-out"))], args.label)
-    _check_outputs(outputs, args.history, [path for _, path in files])
+    _check_outputs(outputs, [path for _, path in files])
     loaded = [reports.load(path, name, compared=len(files) > 1) for name, path in files]
     compared = [run.compared for run in loaded if run.compared is not None]
-    comparison = comparisons.compare(compared) if compared else None
-    points = _write(outputs, args, loaded, comparison)
+    comparison = comparisons.compare(*compared) if compared else None
+    _write(outputs, args, loaded, comparison)
     status = int(args.exit_code and not loaded[-1].run.passed)
     if args.json:
         last = loaded[-1].run
@@ -101,8 +98,6 @@ def run(args: argparse.Namespace) -> int:
         print(line.colored(colors))
     for output in outputs:
         print_line(f"wrote {output} ({megabytes(output.stat().st_size)})")
-    if args.history is not None:
-        print_line(f"history of {counted(len(points), 'run')} in {args.history}")
     return status
 
 
@@ -111,6 +106,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _files(arguments: Sequence[str], labels: Sequence[str]) -> list[tuple[str, Path]]:
     """Return names and results files; refuse a file or a name that is there twice."""
+    if len(arguments) > 2:
+        raise QgateError(
+            f"{len(arguments)} results were named, and a report compares two: name the earlier run "
+            "first, then the later one."
+        )
     if len(labels) > len(arguments):
         raise QgateError(f"--label was given {len(labels)} times for {len(arguments)} files.")
     named = [_named_file(argument) for argument in arguments]
@@ -179,12 +179,9 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _check_outputs(outputs: Sequence[Path], history: Path | None, files: Sequence[Path]) -> None:
+def _check_outputs(outputs: Sequence[Path], files: Sequence[Path]) -> None:
     """Refuse a report that cannot be written, before anything is read."""
     used = {path.resolve() for path in files}
-    if history is not None and history.resolve() in used:
-        raise QgateError(f"--history {str(history)!r} is one of the results: name another file.")
-    used |= {history.resolve()} if history is not None else set()
     for output in outputs:
         if output.suffix.lower() not in reports.ENDINGS:
             raise QgateError(
@@ -208,21 +205,13 @@ def _write(
     args: argparse.Namespace,
     loaded: Sequence[reports.LoadedRun],
     comparison: comparisons.RunComparison | None,
-) -> Sequence[history.Point]:
-    """Write every output, then the history, and return its points.
+) -> None:
+    """Write every output.
 
     All are made beside their places before the first one is moved to its own, so whatever cannot
     be written leaves the others as they were.
     """
-    points: Sequence[history.Point] = ()
     with contextlib.ExitStack() as stack:
-        # What is entered first is moved last.
-        if args.history is not None:
-            added = [
-                history.point_of(report.run.name, report.run.header, report.tally)
-                for report in loaded
-            ]
-            points = stack.enter_context(history.extend_history(args.history, added))
         targets = [(output, stack.enter_context(replacing(output))) for output in outputs]
         for output, target in targets:
             # The ending says what is written.
@@ -232,11 +221,8 @@ def _write(
                 if args.format == "comment" and _is_markdown(output):
                     write_text(draft, comments.comment(loaded, comparison))
                 else:
-                    reports.write_report(
-                        draft, loaded, plots=args.plots, comparison=comparison, history=points
-                    )
+                    reports.write_report(draft, loaded, plots=args.plots, comparison=comparison)
                 target.write_bytes(draft.read_bytes())
-    return points
 
 
 def _is_markdown(output: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import nn
 
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
-After = Callable[[nn.Module, tuple[Any, ...], Any], Any]
+After = Callable[..., Any]
 
 
 class Handle(Protocol):
@@ -31,16 +31,19 @@ class ModuleHooks:
         *,
         first: bool = False,
         always: bool = False,
+        named: bool = False,
     ) -> None:
         """Call `before(module, args, kwargs)` and `after(module, args, result)` with each call.
 
         A value that they return replaces the arguments or the result. `first` runs before other
-        hooks, `always` also after a call that raised.
+        hooks, `always` also after a call that raised; `named` gives `after` the kwargs, too, before
+        the result. Without `remove`, hooks stay as long as the module.
         """
         if before is not None:
             self.keep(module.register_forward_pre_hook(before, with_kwargs=True, prepend=first))
         if after is not None:
-            self.keep(module.register_forward_hook(after, prepend=first, always_call=always))
+            register = module.register_forward_hook
+            self.keep(register(after, prepend=first, with_kwargs=named, always_call=always))
 
     def keep(self, *handles: Handle) -> None:
         """Keep handles of other hooks, to remove them at the same time."""

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qgate.causes.faults import Function
 from qgate.expected.narrow_floats import is_narrow
 from qgate.expected.noise import ARITHMETICS
 from qgate.formats import Encoded
 from qgate.kernel_checks.declared import by_position, declare
-from qgate.kernel_checks.subject import Function, KernelSubject
+from qgate.kernel_checks.subject import KernelSubject
 
 
 def make_subject(

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.causes.casts import WrongCast, wrong_casts
+from qgate.causes.casts import wrong_casts
+from qgate.causes.faults import WrongCast
 from qgate.causes.places import factor_words
 from qgate.causes.readings import wrong_readings
 from qgate.expected.conventions import NUDGE, Convention
@@ -270,13 +271,13 @@ def describe_wrong_reading(case: Failing) -> str:
     """Name another reading of an argument under which the reference gives the actual result."""
     for reading in wrong_readings(case.ideal, list(case.subject.inputs)):
         try:
-            result = case.result_of(reading.arguments)
+            result = case.result_of(reading.change)
         except LENGTH_REFUSALS:
             continue
         if result.shape != case.expected.width.shape:
             continue
         explained = Expected.around(result, case.expected.width)
-        if explained.explains(case.actual) or _explains_nearly(case, result, reading.arguments):
+        if explained.explains(case.actual) or _explains_nearly(case, result, reading.change):
             return reading.words
     return _wrong_weight(case)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from qgate.causes.casts import WrongCast, wrong_casts
+from qgate.causes.casts import wrong_casts
+from qgate.causes.faults import Fault, Function, WrongCast
 from qgate.causes.integers import code_faults, grid_faults
 from qgate.expected.dispatching import DispatchMode
 from qgate.expected.noise import evaluate
@@ -21,7 +21,7 @@ from qgate.kernel_checks.closeness import energy_left
 from qgate.kernel_checks.declared import Quantization, from_array, to_array
 from qgate.kernel_checks.explanations import MOST_WORK, work_of
 from qgate.kernel_checks.runs import Failing
-from qgate.kernel_checks.subject import RESULT, Function
+from qgate.kernel_checks.subject import RESULT
 from qgate.models.refusals import LENGTH_REFUSALS
 
 LEFT = 0.1
@@ -38,15 +38,7 @@ class _CannotOccur(ValueError):
     """A fault that values of this shape cannot have."""
 
 
-@dataclass(frozen=True)
-class StageFault:
-    """A fault in words, and the reference that has it."""
-
-    words: str
-    like: Function
-
-
-def stage_faults(case: Failing) -> Iterator[StageFault]:
+def stage_faults(case: Failing) -> Iterator[Fault[Function]]:
     """List the faults that the stages of a reference may have, the plainest first."""
     like = case.subject.like
     if not isinstance(like, StagedFunction):
@@ -59,13 +51,13 @@ def stage_faults(case: Failing) -> Iterator[StageFault]:
         casts = _casts(quantization)
         plain = list(itertools.islice(casts, 1))
         for cast in plain:
-            yield StageFault(f"stage {name} {cast.words}", like.with_cast(name, _faulty(cast)))
+            yield Fault(f"stage {name} {cast.words}", like.with_cast(name, _faulty(cast)))
         for number in _some(len(inputs)):
             words = f"stage {name} {plain[0].words} in call {number + 1} of {len(inputs)}"
-            yield StageFault(words, like.with_cast((name, number), _faulty(plain[0])))
+            yield Fault(words, like.with_cast((name, number), _faulty(plain[0])))
         yield from _elsewhere(like, name, inputs, case.ideal)
         for cast in casts:
-            yield StageFault(f"stage {name} {cast.words}", like.with_cast(name, _faulty(cast)))
+            yield Fault(f"stage {name} {cast.words}", like.with_cast(name, _faulty(cast)))
 
 
 def _some(count: int) -> list[int]:
@@ -86,7 +78,7 @@ def describe_wrong_stage(case: Failing) -> str:
     affordable = max(MOST_WORK // max(work_of(case), 1), FEWEST)
     for number, fault in enumerate(itertools.islice(stage_faults(case), affordable)):
         try:
-            values = evaluate(fault.like, case.ideal)
+            values = evaluate(fault.change, case.ideal)
         except LENGTH_REFUSALS:
             continue
         if output is not None:
@@ -122,9 +114,9 @@ def _casts(quantization: Quantization) -> Iterator[WrongCast]:
     )
     q = quantization.quantizer
     of_codes = [] if q is None else [*code_faults(q), *grid_faults(q)]
-    yield from (WrongCast(words, values) for words, values in of_codes)
+    yield from of_codes
     # Rounded to 16 bits and not quantized is not quantized.
-    before = {words for words, _ in of_codes}
+    before = {cast.words for cast in of_codes}
     for cast in listed:
         if cast.words not in before and not cast.words.startswith(("is bf16,", "is fp16,")):
             yield cast
@@ -145,7 +137,7 @@ def _normalized(x: Floats, ideal: Callable[[Floats], Floats]) -> Floats:
 
 def _elsewhere(
     like: StagedFunction, name: str, inputs: Sequence[Tensor], ideal: Sequence[Any]
-) -> Iterator[StageFault]:
+) -> Iterator[Fault[Function]]:
     """List the operators before and after which the values may be quantized instead."""
     cast = (like.casts or {})[name]
     shapes = {x.shape for x in inputs}
@@ -155,10 +147,10 @@ def _elsewhere(
     passing = like.with_cast(name, StageCast(torch.clone))
     for operator, operand in listing.before:
         words = f"stage {name} is quantized before {_word(operator)}, not after"
-        yield StageFault(words, _cast_at(passing, shapes, cast, operator, operand))
+        yield Fault(words, _cast_at(passing, shapes, cast, operator, operand))
     for operator in listing.after:
         words = f"stage {name} is quantized after {_word(operator)}, not before"
-        yield StageFault(words, _cast_at(passing, shapes, cast, operator, None))
+        yield Fault(words, _cast_at(passing, shapes, cast, operator, None))
 
 
 def _word(operator: str) -> str:

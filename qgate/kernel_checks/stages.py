@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qgate.causes.faults import Function
 from qgate.errors import QgateError
 from qgate.expected.conventions import MSE, Convention
 from qgate.expected.narrow_floats import is_wide_float
@@ -17,7 +18,7 @@ from qgate.expected.stages import StagedFunction, quantize_stage, stage_slot
 from qgate.formats import Encoded, Quantizer
 from qgate.formats.options import Options
 from qgate.kernel_checks.declared import Quantization, declare
-from qgate.kernel_checks.subject import Function, KernelSubject
+from qgate.kernel_checks.subject import KernelSubject
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qgate.causes.faults import Function
 from qgate.device_errors import device_error, lost_device
 from qgate.errors import CopyableError
 from qgate.expected.derived import DerivedInput, are_independent
@@ -30,7 +31,6 @@ from qgate.kernel_checks.declared import Quantization
 from qgate.kernel_checks.input_facts import EntriesOf, InputFacts
 from qgate.kernel_checks.watching import watched
 
-Function = Callable[..., Any]
 Choices = dict[Any, int]
 """Which convention each quantized argument, or the result, is taken to follow."""
 RESULT = "result"

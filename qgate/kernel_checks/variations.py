@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
 from qgate.causes.element_faults import is_half
+from qgate.causes.faults import Function, WrongCall
 from qgate.causes.operator_faults import general_operator_faults, operator_faults
 from qgate.causes.readings import wrong_readings
 from qgate.causes.regroupings import late_arguments, regroupings
@@ -25,7 +26,7 @@ from qgate.kernel_checks.closeness import FunctionFit, energy_left
 from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
 from qgate.kernel_checks.runs import Failing
 from qgate.kernel_checks.stage_faults import stage_faults
-from qgate.kernel_checks.subject import RESULT, Function
+from qgate.kernel_checks.subject import RESULT
 from qgate.kernel_checks.wrong_scales import swapped_scales
 from qgate.models.refusals import LENGTH_REFUSALS
 
@@ -40,33 +41,12 @@ FEWEST = 64
 
 
 @dataclass(frozen=True)
-class Variation:
-    """A fault in words, and the function and the arguments that have it.
-
-    alternatives  lists arguments with the same fault under other conventions
-    """
-
-    words: str
-    like: Function
-    arguments: list[Any]
-    alternatives: Callable[[], Iterable[list[Any]]] | None = None
-
-    def nearest(self, actual: Tensor) -> Variation:
-        """Return the fault under the convention that leaves least of a result."""
-        listed = [self.arguments, *(self.alternatives() if self.alternatives else ())]
-        if len(listed) == 1:
-            return self
-        energies = [energy_left(actual, _values(self.like, arguments)) for arguments in listed]
-        return replace(self, arguments=listed[energies.index(min(energies))])
-
-
-@dataclass(frozen=True)
 class _Entry:
     """A fault, its number, and the energy that it leaves of a result."""
 
     energy: float
     number: int
-    fault: Variation | TriedCast
+    fault: WrongCall | TriedCast
 
     @property
     def words(self) -> str:
@@ -77,11 +57,20 @@ class _Entry:
         """Tell if a cast is to the right format: its conventions may differ by more."""
         return isinstance(self.fault, TriedCast) and self.fault.cast.is_same_kind
 
-    def variation(self, case: Failing) -> Variation:
-        if isinstance(self.fault, Variation):
+    def call(self, case: Failing) -> WrongCall:
+        if isinstance(self.fault, WrongCall):
             return self.fault
         faulty = self.fault.faulty(case)
-        return Variation(self.fault.words, case.subject.like, faulty.arguments, faulty.alternatives)
+        return WrongCall(self.words, case.subject.like, faulty.arguments, faulty.alternatives)
+
+
+def _nearest(fault: WrongCall, actual: Tensor) -> WrongCall:
+    """Return the fault under the convention that leaves least of a result."""
+    listed = [fault.arguments, *(fault.alternatives() if fault.alternatives else ())]
+    if len(listed) == 1:
+        return fault
+    energies = [energy_left(actual, _values(fault.change, arguments)) for arguments in listed]
+    return replace(fault, arguments=listed[energies.index(min(energies))])
 
 
 def describe_operator_before_cast(case: Failing) -> str:
@@ -118,15 +107,16 @@ def describe_variation(case: Failing, casts: Sequence[TriedCast]) -> str:
     worth = _worth_a_look([entry for entry in entries if entry.energy < before], entries)
     if not worth:
         return ""
-    plain = Variation("", case.subject.like, case.ideal, lambda: _conventions(case)).nearest(actual)
-    reference = FunctionFit.of(case, plain.like, plain.arguments)
+    right = WrongCall("", case.subject.like, case.ideal, lambda: _conventions(case))
+    plain = _nearest(right, actual)
+    reference = FunctionFit.of(case, plain.change, plain.arguments)
     explaining, exact = [], []
     for entry in worth:
-        closest = entry.variation(case).nearest(actual)
+        closest = _nearest(entry.call(case), actual)
         if _explains_exactly(case, closest):
             exact.append((entry.number, entry.words))
             continue
-        fault = FunctionFit.of(case, closest.like, closest.arguments)
+        fault = FunctionFit.of(case, closest.change, closest.arguments)
         if not exact and reference.is_explained_by(fault):
             explaining.append((fault.least, entry.number, entry.words))
     if exact:
@@ -136,9 +126,9 @@ def describe_variation(case: Failing, casts: Sequence[TriedCast]) -> str:
     return min(plainest)[1] if plainest else ""
 
 
-def _explains_exactly(case: Failing, fault: Variation) -> bool:
+def _explains_exactly(case: Failing, fault: WrongCall) -> bool:
     """Tell if a fault leaves float noise alone, that of the reference or its own."""
-    values = _values(fault.like, fault.arguments)
+    values = _values(fault.change, fault.arguments)
     if values is None or values.shape != case.expected.width.shape:
         return False
     if Expected.around(values, case.expected.width).explains(case.actual):
@@ -146,14 +136,14 @@ def _explains_exactly(case: Failing, fault: Variation) -> bool:
     if not energy_left(case.actual.double(), values) < CLOSE**2 * float(values.square().sum()):
         return False
     arithmetic = case.subject.arithmetic
-    return expect(fault.like, fault.arguments, arithmetic=arithmetic).explains(case.actual)
+    return expect(fault.change, fault.arguments, arithmetic=arithmetic).explains(case.actual)
 
 
 def _tried(case: Failing, casts: Sequence[TriedCast], actual: Tensor) -> list[_Entry]:
     """Compute the faults of operators and arguments as long as their cost is bounded."""
     affordable = max(MOST_WORK // max(work_of(case), 1), FEWEST)
     entries = [
-        _Entry(energy_left(actual, _values(fault.like, fault.arguments)), number, fault)
+        _Entry(energy_left(actual, _values(fault.change, fault.arguments)), number, fault)
         for number, fault in enumerate(itertools.islice(_variations(case), affordable))
     ]
     return entries + [
@@ -185,29 +175,27 @@ def _conventions(case: Failing) -> Iterator[list[Any]]:
             yield [*case.ideal[:position], values, *case.ideal[position + 1 :]]
 
 
-def _variations(case: Failing) -> Iterator[Variation]:
+def _variations(case: Failing) -> Iterator[WrongCall]:
     like, ideal = case.subject.like, case.ideal
     tensors = [case.actual, *(x for x in case.arguments if isinstance(x, Tensor))]
     has_halves = any(tensor.dtype in HALVES for tensor in tensors)
     for stage in stage_faults(case):
-        yield Variation(stage.words, stage.like, ideal)
+        yield WrongCall(stage.words, stage.change, ideal)
     for fault in operator_faults(like, ideal, case.residual):
         if not (has_halves and is_half(fault.words)):
-            yield Variation(fault.words, fault.within(like), ideal)
-    for words, arguments in swapped_scales(case):
-        yield Variation(words, like, arguments)
-    for regrouping in regroupings(like, ideal, case.actual):
-        yield Variation(regrouping.words, regrouping.like, regrouping.arguments)
+            yield WrongCall(fault.words, fault.within(like), ideal)
+    for swap in swapped_scales(case):
+        yield WrongCall(swap.words, like, swap.change)
+    yield from regroupings(like, ideal, case.actual)
     for reading in wrong_readings(ideal, list(case.subject.inputs)):
         try:
-            case.subject.try_on_host(reading.arguments)
+            case.subject.try_on_host(reading.change)
         except LENGTH_REFUSALS:  # of a position out of range, which would end a device
             continue
-        yield Variation(reading.words, like, reading.arguments)
+        yield WrongCall(reading.words, like, reading.change)
     for fault in general_operator_faults(like, ideal):
-        yield Variation(fault.words, fault.within(like), ideal)
-    for late in late_arguments(like, ideal, case.actual):
-        yield Variation(late.words, late.like, late.arguments)
+        yield WrongCall(fault.words, fault.within(like), ideal)
+    yield from late_arguments(like, ideal, case.actual)
 
 
 def _values(like: Function, arguments: list[Any]) -> Tensor | None:

@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from qgate.causes.faults import Fault
 from qgate.kernel_checks.runs import Failing
 
 
-def swapped_scales(case: Failing) -> Iterator[tuple[str, list[Any]]]:
-    """List arguments that are decoded with the scales of others: words, and all arguments."""
+def swapped_scales(case: Failing) -> Iterator[Fault[list[Any]]]:
+    """List arguments that are decoded with the scales of others."""
     scales = case.subject.scales(case.arguments, case.choices)
     for first, second in itertools.permutations(scales, 2):
         ratio = _ratio(scales[first], scales[second])
@@ -20,13 +21,13 @@ def swapped_scales(case: Failing) -> Iterator[tuple[str, list[Any]]]:
             continue
         changed = list(case.ideal)
         changed[first] = case.ideal[first] * ratio
-        yield f"argument {first} is decoded with the scale of argument {second}", changed
+        yield Fault(f"argument {first} is decoded with the scale of argument {second}", changed)
         if first < second:
             swapped = list(changed)
             back = _ratio(scales[second], scales[first])
             if back is not None:
                 swapped[second] = case.ideal[second] * back
-                yield f"the scales of arguments {first} and {second} are swapped", swapped
+                yield Fault(f"the scales of arguments {first} and {second} are swapped", swapped)
 
 
 def _ratio(own: Tensor, other: Tensor) -> Tensor | None:

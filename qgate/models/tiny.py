@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError
 from qgate.models.experts import slice_experts
@@ -17,17 +16,6 @@ from qgate.registry import Registry
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-class TrainingRecord(TypedDict):
-    """Sizes of a trained model, with its text, steps, bits per byte and loss curve."""
-
-    model: str
-    sizes: dict[str, int]
-    text: dict[str, str | int]
-    training: dict[str, str | int | float]
-    bits_per_byte: dict[str, float]
-    held_out_curve: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -74,14 +62,6 @@ class TinyModel:
         network.load_state_dict(load_file(self.file), strict=False)
         slice_experts(network, listed=self.listed)
         return network.eval()
-
-    def record(self) -> TrainingRecord:
-        """Return how the weights were trained."""
-        from safetensors import safe_open
-
-        with safe_open(self.file, framework="numpy") as file:
-            record: TrainingRecord = json.loads(file.metadata()["qgate"])
-        return record
 
 
 TINY: Registry[TinyModel] = Registry("tiny model")

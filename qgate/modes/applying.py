@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.errors import QgateError
+from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.interruptions import RAISED_BY_USERS, raise_interruption
 from qgate.loading import LateModule
@@ -66,7 +67,7 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
     if mode.dtype is not None:
         dtype = getattr(torch, mode.dtype)
         module = in_dtype(base.module, dtype)
-        module.register_forward_pre_hook(_cast_floats(dtype), with_kwargs=True)
+        ModuleHooks().add(module, _cast_floats(dtype))
         return Quantized(base.with_module(module), mode, plan, calibration)
     module = sharing_copy(base.module)
     if mode.choices is not None and calibration is not None:
@@ -228,7 +229,7 @@ def _install(module: nn.Module, sites: list[Site], quantizers: dict[str, Quantiz
                 "forward pass does not call these modules."
             )
 
-    module.register_forward_hook(check)
+    ModuleHooks().add(module, after=check)
 
 
 def _quantize_weight(owner: nn.Module, quantizer: Quantizer) -> None:

@@ -38,7 +38,7 @@ class Plan:
         return {entry.site: entry.quantizer for entry in self.entries if entry.quantizer}
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain data, for the header of results."""
+        """Return plain data, as for JSON."""
         return {
             "mode": self.mode,
             "model": self.model,

@@ -1,4 +1,4 @@
-"""A comparison of runs as text: on a terminal, and as Markdown for pull requests."""
+"""A comparison of two runs as text: on a terminal, and as Markdown for pull requests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 
-from qgate.page.comparisons import Group, Row, RowChange, RunComparison, RunValue
+from qgate.page.comparisons import Group, Row, RunComparison, RunValue
 from qgate.page.tables import cut_middle, fit_table, short, site_text, table
 from qgate.page.terminal import NARROWEST, TerminalLine, wrapped_lines
 from qgate.results.ci import MarkdownPage, markdown_head, markdown_row
@@ -38,14 +38,14 @@ def counts_text(comparison: RunComparison) -> str:
 
 
 def headline(comparison: RunComparison) -> str:
-    """Name the runs that are compared, and the run they are compared with."""
+    """Name the run that is compared, and the run it is compared with."""
     rows = [row for row in comparison.rows if not row.mode]
     labels = []
     for number, name in enumerate(comparison.names):
         modes = dict.fromkeys(cell.mode for row in rows if (cell := row.cells[number]))
         label = f" (mode {', '.join(map(one_line, modes))})" if modes else ""
         labels.append(f"{one_line(name)}{label}")
-    return f"{', '.join(labels[1:])} compared with {labels[0]}"
+    return f"{labels[1]} compared with {labels[0]}"
 
 
 def diagnosis(comparison: RunComparison) -> tuple[str, str]:
@@ -53,7 +53,7 @@ def diagnosis(comparison: RunComparison) -> tuple[str, str]:
     counts, names = comparison.counts, list(map(one_line, comparison.names))
     if counts["broke"]:
         first = comparison.of("broke")[0]
-        where_text, later = f"{one_line(first.site)} ({mode_text(first)})", " or ".join(names[1:4])
+        where_text, later = f"{one_line(first.site)} ({mode_text(first)})", names[1]
         if counts["broke"] == 1:
             return f"{where_text} passed in {names[0]} and fails in {later}", "fail"
         many = f"{counts['broke']:,} places that passed in {names[0]} fail in {later}"
@@ -77,13 +77,11 @@ def cell_text(cell: RunValue | None) -> str:
     return short(cell.value)
 
 
-def ratio_text(row: Row | RowChange) -> str:
-    """Return the ratio of the run that moved most; empty where there is none."""
-    ratios = [ratio for ratio in row.ratios if ratio is not None]
-    if not ratios:
+def ratio_text(row: Row) -> str:
+    """Return the ratio of the two values; empty where there is none."""
+    if row.ratio is None:
         return ""
-    most = max(ratios, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf)
-    return f"{most:.4g}x" if 0.5 <= most < 2 else f"{times_figure(most)}x"
+    return f"{row.ratio:.4g}x" if 0.5 <= row.ratio < 2 else f"{times_figure(row.ratio)}x"
 
 
 def verdict_text(row: Row, names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Runs side by side: before and after a change, CPU and GPU, one format and another.
+"""Two runs side by side: before and after a change, CPU and GPU, one format and another.
 
 Results files are read once and let go record by record; of a comparison at a site stay its checked
 numbers, so that memory depends on how many sites there are and not on what records carry.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.metrics import METRICS
@@ -22,7 +22,6 @@ from qgate.results.schema import Record, is_counted
 from qgate.text import distinct
 
 Group = Literal["broke", "fixed", "worse", "better", "new", "gone", "equal"]
-T = TypeVar("T")
 GROUPS: tuple[Group, ...] = ("broke", "fixed", "worse", "better", "new", "gone", "equal")
 
 
@@ -120,7 +119,7 @@ def _site_result(record: Mapping[str, Any], node: str, attempt: int) -> SiteResu
 
 
 class RunValue(NamedTuple):
-    """The value of one run in a row."""
+    """The value of a run in a row."""
 
     mode: str
     value: float | None
@@ -128,23 +127,12 @@ class RunValue(NamedTuple):
     passed: bool
 
 
-class RowChange(NamedTuple):
-    """The change of a row against one run.
-
-    `ratios` are of the values of the other runs to that of the run, None where there is none;
-    `moved` is how far the worst of them went, as a logarithm, and positive where it got worse.
-    """
-
-    group: Group
-    ratios: tuple[float | None, ...]
-    moved: float
-
-
 @dataclass(frozen=True)
 class Row:
-    """One comparison in all runs; None where a run does not have it.
+    """One comparison in both runs; None where a run does not have it.
 
-    `group`, `ratios` and `moved` are its change against the first run; `changes` has one for each.
+    `ratio` is the value of the second run to that of the first, None where there is none; `moved`
+    is how far it went, as a logarithm, and positive where it got worse.
     """
 
     group: Group
@@ -156,10 +144,9 @@ class Row:
     scope: str
     metric: str
     order: int
-    cells: tuple[RunValue | None, ...]
-    ratios: tuple[float | None, ...]
+    cells: tuple[RunValue | None, RunValue | None]
+    ratio: float | None
     moved: float
-    changes: tuple[RowChange, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -168,9 +155,9 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class RunComparison(Overviewed):
-    """A comparison of runs: rows by group, largest change first, and differences of the headers."""
+    """A comparison of two runs: rows by group, largest change first; differences of the headers."""
 
-    names: tuple[str, ...]
+    names: tuple[str, str]
     differences: tuple[Difference, ...]
     rows: tuple[Row, ...]
 
@@ -186,7 +173,7 @@ class RunComparison(Overviewed):
         """Describe the comparison: how many rows are in each group, and those that moved most."""
         counts = ", ".join(f"{count:,} {group}" for group, count in self.counts.items() if count)
         lines = [difference.text(self.names) for difference in self.differences[:3]]
-        title = f"{', '.join(self.names[1:])} compared with {self.names[0]}: {counts}"
+        title = f"{self.names[1]} compared with {self.names[0]}: {counts}"
         return Overview(title, self.rows, self._table_row, "row", lines)
 
     def _table_row(self, row: Row) -> dict[str, object]:
@@ -206,110 +193,97 @@ class RunComparison(Overviewed):
         return not self.counts["broke"]
 
 
-def compare(runs: Sequence[ComparedRun]) -> RunComparison:
-    """Compare all runs with the first one."""
-    free = _free_suites(runs)
-    by_run = [
+def compare(first: ComparedRun, second: ComparedRun) -> RunComparison:
+    """Compare a run with the first one."""
+    runs = first, second
+    free = _free_suites(first, second)
+    before, after = (
         {
             (key._replace(mode="") if key.suite in free else key): result
             for key, result in run.latest.items()
         }
         for run in runs
-    ]
-    keys = {key: None for results in by_run for key in results}
+    )
     lower = {
         str(metric["name"]): metric.get("direction") != "higher"
         for run in runs
         for metric in run.header["metrics"]
     }
-    rows = [_row(key, [results.get(key) for results in by_run], lower) for key in keys]
+    rows = [_row(key, before.get(key), after.get(key), lower) for key in {**before, **after}]
     rank = {group: number for number, group in enumerate(GROUPS)}
     rows.sort(key=lambda row: (rank[row.group], not row.failed, -abs(row.moved), row.model,
                                row.mode, row.order, row.site, row.scope, row.suite))  # fmt: skip
-    names = tuple(run.name for run in runs)
+    names = first.name, second.name
     differing = differences(names, [run.header for run in runs])
     if all(row.group in ("new", "gone") for row in rows):
-        about = "no comparison is in the first run and in all the others"
+        about = "no comparison is in both runs"
         differing = [Difference("nothing in common", about, ()), *differing]
     return RunComparison(names, tuple(differing), tuple(rows))
 
 
-def _free_suites(runs: Sequence[ComparedRun]) -> set[str]:
-    """Return the suites in which every run has one mode of its own: there, modes are compared."""
+def _free_suites(first: ComparedRun, second: ComparedRun) -> set[str]:
+    """Return the suites in which each run has one mode of its own: there, modes are compared."""
     free = set()
-    for suite in {key.suite for run in runs for key in run.latest}:
-        modes = [{key.mode for key in run.latest if key.suite == suite} for run in runs]
-        if all(len(names) == 1 for names in modes) and len(set.union(*modes)) == len(runs):
+    for suite in {key.suite for run in (first, second) for key in run.latest}:
+        before, after = (
+            {k.mode for k in run.latest if k.suite == suite} for run in (first, second)
+        )
+        if len(before) == len(after) == 1 and before != after:
             free.add(suite)
     return free
 
 
 def _row(
-    key: ComparisonKey, results: Sequence[SiteResult | None], lower: Mapping[str, bool]
-) -> Row:
-    present = [result for result in results if result is not None]
-    metric = _metric(results, present, lower)
-    numbers = [result.numbers.get(metric) if result else None for result in results]
-    cells = tuple(
-        RunValue(result.mode, n.value if n else None, n.times if n else None, result.passed)
-        if result
-        else None
-        for result, n in zip(results, numbers, strict=True)
-    )
-    changes = tuple(
-        _change(metric, _first(results, base), _first(numbers, base), lower)
-        for base in range(len(results))
-    )
-    order = min(result.order for result in present)
-    group, ratios, moved = changes[0]
-    return Row(group, *key, metric, order, cells, ratios, moved, changes)
-
-
-def _first(values: Sequence[T], base: int) -> list[T]:
-    """Return the values with one of them in front, the others in their order."""
-    return [values[base], *values[:base], *values[base + 1 :]]
-
-
-def _change(
-    metric: str,
-    results: Sequence[SiteResult | None],
-    numbers: Sequence[MetricValue | None],
+    key: ComparisonKey,
+    first: SiteResult | None,
+    later: SiteResult | None,
     lower: Mapping[str, bool],
-) -> RowChange:
-    group, moved = _group(results, _moves(metric, numbers, lower))
-    return RowChange(group, tuple(_ratio(metric, numbers[0], n) for n in numbers[1:]), moved)
+) -> Row:
+    present = [result for result in (first, later) if result is not None]
+    metric = _metric(present, lower)
+    a, b = (result.numbers.get(metric) if result else None for result in (first, later))
+    move = _move(metric, a, b, lower)
+    group = _group(first, later, move)
+    cells = _cell(first, a), _cell(later, b)
+    order = min(result.order for result in present)
+    ratio = _ratio(metric, a, b)
+    moved = 0.0 if group in ("new", "gone") else move
+    return Row(group, *key, metric, order, cells, ratio, moved)
 
 
-def _metric(
-    results: Sequence[SiteResult | None], present: Sequence[SiteResult], lower: Mapping[str, bool]
-) -> str:
+def _cell(result: SiteResult | None, number: MetricValue | None) -> RunValue | None:
+    if result is None:
+        return None
+    value, times = (number.value, number.times) if number else (None, None)
+    return RunValue(result.mode, value, times, result.passed)
+
+
+def _metric(present: list[SiteResult], lower: Mapping[str, bool]) -> str:
     """Choose the metric of a row.
 
     It is the one that decided where verdicts differ or fail, else the one that moved most.
     """
     worst = max(present, key=lambda result: result.severity)
     common = [name for name in worst.numbers if all(name in result.numbers for result in present)]
-    if len(present) < len(results) or not worst.passed or not common:
+    if len(present) < 2 or not worst.passed or not common:
         return worst.metric or next(iter(worst.numbers), "")
+    first, later = (result.numbers for result in present)
 
     def far(name: str) -> tuple[float, bool]:
-        moves = _moves(name, [result.numbers[name] for result in present], lower)
-        return max((abs(move) for move in moves), default=0.0), name == worst.metric
+        return abs(_move(name, first[name], later[name], lower)), name == worst.metric
 
     return max(common, key=far)
 
 
-def _moves(
-    metric: str, numbers: Sequence[MetricValue | None], lower: Mapping[str, bool]
-) -> list[float]:
-    """Return the change of each later value as a logarithm; positive is worse."""
-    first = numbers[0]
-    if first is None:
-        return []
-    return [_move(metric, first, later, lower) for later in numbers[1:] if later is not None]
-
-
-def _move(metric: str, first: MetricValue, later: MetricValue, lower: Mapping[str, bool]) -> float:
+def _move(
+    metric: str,
+    first: MetricValue | None,
+    later: MetricValue | None,
+    lower: Mapping[str, bool],
+) -> float:
+    """Return the change of the later value as a logarithm; positive is worse."""
+    if first is None or later is None:
+        return 0.0
     a, b = first.value, later.value
     # What has to be equal, an exponent or the name of a quantizer, is not better or worse.
     if a == b or "==" in (first.side, later.side):
@@ -336,21 +310,13 @@ def _ratio(metric: str, first: MetricValue | None, later: MetricValue | None) ->
     return METRICS.find(metric).ratio(first.value, later.value)
 
 
-def _group(results: Sequence[SiteResult | None], moves: Sequence[float]) -> tuple[Group, float]:
-    first, later = results[0], results[1:]
+def _group(first: SiteResult | None, later: SiteResult | None, move: float) -> Group:
     if first is None:
-        return "new", 0.0
-    if any(result is None for result in later):
-        return "gone", 0.0
-    moved = max(moves, key=abs, default=0.0)
-    worst, best = max(moves, default=0.0), min(moves, default=0.0)
-    failed = [result for result in later if result and not result.passed]
-    if first.passed and failed:
-        return "broke", moved
-    if not first.passed and not failed:
-        return "fixed", moved
-    if worst > math.log1p(EQUAL):
-        return "worse", worst
-    if best < -math.log1p(EQUAL):
-        return "better", best
-    return "equal", moved
+        return "new"
+    if later is None:
+        return "gone"
+    if first.passed != later.passed:
+        return "broke" if first.passed else "fixed"
+    if abs(move) <= math.log1p(EQUAL):
+        return "equal"
+    return "worse" if move > 0 else "better"

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from qgate._version import __version__
 from qgate.page.comparisons import Row, RunComparison
-from qgate.page.history import Point
 from qgate.page.runs import RecordedGate, Run
 from qgate.results.movements import EQUAL
 from qgate.results.schema import line
@@ -25,9 +24,8 @@ _ROW = ("group", "suite", "model", "mode", "layer", "site", "scope", "metric")
 def report_json(
     runs: Sequence[tuple[Run, Tally]],
     comparison: RunComparison | None = None,
-    history: Sequence[Point] = (),
 ) -> str:
-    """Write runs with all gates, their comparison without equal rows, and the history as JSON.
+    """Write runs with all gates, and their comparison without equal rows, as JSON.
 
     A number that JSON does not have is null, and `reason` says which it was.
     """
@@ -37,10 +35,6 @@ def report_json(
         "qgate": __version__,
         "runs": [_run(run, tally) for run, tally in runs],
         "comparison": None if comparison is None else _comparison(comparison),
-        "history": [
-            {**vars(point), "command": list(point.command), "modes": list(map(vars, point.modes))}
-            for point in history
-        ],
     }
     return json.dumps(json.loads(line(content)), indent=1, ensure_ascii=True) + "\n"
 
@@ -119,7 +113,7 @@ def _comparison(comparison: RunComparison) -> dict[str, object]:
             {
                 **{name: getattr(row, name) for name in _ROW},
                 "runs": [cell._asdict() if cell else None for cell in row.cells],
-                "ratios": list(row.ratios),
+                "ratios": [row.ratio],
             }
             for row in comparison.rows
             if row.group != "equal"
@@ -130,8 +124,8 @@ def _comparison(comparison: RunComparison) -> dict[str, object]:
 def comparison_csv(comparison: RunComparison) -> str:
     """Write every row of a comparison, equal ones included.
 
-    Each run has a value, how many times its limit that is, and its verdict; each later run has
-    its ratio to the first.
+    Each run has a value, how many times its limit that is, and its verdict; the second has its
+    ratio to the first.
     """
     # Two runs may have one name.
     names = [
@@ -139,7 +133,7 @@ def comparison_csv(comparison: RunComparison) -> str:
         for number, name in enumerate(comparison.names, start=1)
     ]
     measured = [f"{name} {figure}" for name in names for figure in ("value", "times", "passed")]
-    columns = [*_ROW, *measured, *(f"{name} ratio" for name in names[1:])]
+    columns = [*_ROW, *measured, f"{names[1]} ratio"]
     return as_csv(columns, (_flat(row, names) for row in comparison.rows))
 
 
@@ -151,5 +145,4 @@ def _flat(row: Row, names: Sequence[str]) -> dict[str, object]:
         if cell is not None:
             cells |= {f"{name} value": cell.value, f"{name} times": cell.times}
             cells[f"{name} passed"] = cell.passed
-    cells |= {f"{n} ratio": ratio for n, ratio in zip(names[1:], row.ratios, strict=True)}
-    return cells
+    return cells | {f"{names[1]} ratio": row.ratio}

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from qgate.page import comparisons as comparisons
     from qgate.page import data as data
     from qgate.page.comparisons import ComparedRun, RunComparison
-    from qgate.page.history import Point
 else:
     page_sections = LateModule("qgate.page._sections")
     comparison_texts = LateModule("qgate.page.comparison_texts")
@@ -70,18 +69,17 @@ def write_report(
     *,
     plots: Plots = "worst",
     comparison: RunComparison | None = None,
-    history: Sequence[Point] = (),
 ) -> None:
     """Write one file in the format that its ending names."""
     match output.suffix.lower():
         case ".html":
             runs = [run.run for run in loaded]
-            write_page(output, runs, plots=plots, history=history, comparison=comparison)
+            write_page(output, runs, plots=plots, comparison=comparison)
         case ".md":
             write_text(output, markdown_report(loaded, comparison))
         case ".json":
             pairs = [(run.run, run.tally) for run in loaded]
-            write_text(output, data.report_json(pairs, comparison, history))
+            write_text(output, data.report_json(pairs, comparison))
         case _ if comparison is not None:
             write_text(output, data.comparison_csv(comparison))
         case _:
@@ -93,17 +91,15 @@ def write_page(
     runs: Sequence[Run],
     *,
     plots: Plots = "worst",
-    history: Sequence[Point] = (),
     comparison: RunComparison | None = None,
 ) -> None:
-    """Write the page of the last run, with the comparison and the history.
+    """Write the page of the last run, with the comparison.
 
     A comparison has to be passed in, since runs keep only the worst of each gate.
     """
     sections = (
         [page_sections.comparison_section(comparison, runs)] if comparison is not None else []
     )
-    sections += [page_sections.trend_section(history)] if history else []
     lead = comparison_texts.diagnosis(comparison) if comparison is not None else None
     with without_collector():
         html = page(runs[-1], plots=plots, sections=sections, lead=lead)

@@ -18,6 +18,7 @@ from qgate.page.tables import (
     value_text,
 )
 from qgate.results.across_weights import across_weights_texts
+from qgate.results.coverage import total_text
 from qgate.results.extent import (
     covered_texts,
     extent_of,
@@ -35,14 +36,14 @@ from qgate.results.other_tests import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.power import power_texts
+from qgate.results.power import least_power_text, power_texts
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
 from qgate.results.tasks import task_texts
-from qgate.text import counted, for_terminal, one_line
+from qgate.text import counted, for_terminal, listed, one_line
 
 Color = Literal["", "red", "green", "yellow"]
 NARROWEST = 60
-_MODES, _CAUSES, _OTHERS = 10, 10, 5
+_MODES, _CAUSES, _OTHERS, _LISTED = 10, 10, 5, 4
 _NARROW_SITE = 24
 _WIDE_SITE = 32
 _LEAST_SITE = 12
@@ -140,6 +141,36 @@ def tables(
     hidden = tally.counts.failed - sum(tally.unknown.values()) - tally.folded - len(failures)
     lines += [TerminalLine(f"+{hidden} more in results.jsonl")] * (hidden > 0)
     return _report(tally, width, header, modes, lines, causes)
+
+
+def green_lines(
+    tally: Tally, width: int, header: Mapping[str, Any], unasked: Sequence[str]
+) -> list[TerminalLine]:
+    """Return the end of a run in which every gate that was asked for passed, in a few lines."""
+    extent = extent_of(header)
+    coverage = [] if extent is None else extent.get("coverage") or []
+    modes = dict.fromkeys(mode["mode"] for mode in coverage)
+    models = dict.fromkeys(mode["model"] for mode in coverage)
+    text = f"{counted(tally.gates, 'gate')} passed"
+    if modes:
+        word = "mode" if len(modes) == 1 else "modes"
+        about = f"{word} {listed([*modes], _LISTED)} of {listed([*models], _LISTED)}"
+        text += f": {about}; {total_text(coverage)}"
+    details = [least_power_text(header)]
+    details.append(f"not asked for: {', '.join(unasked)}" if unasked else "")
+    folded = wrapped_lines([f"  {detail}" for detail in details if detail], width)
+    return [*wrapped_lines([text], width, "green"), *folded]
+
+
+def is_plainly_green(tally: Tally, header: Mapping[str, Any]) -> bool:
+    """Tell if all of a run was held and passed, under the limits that qgate ships."""
+    return bool(
+        tally.counts.passed
+        and not (tally.counts.failed or tally.counts.improved or tally.unknown)
+        and not wrong_lines(tally, NARROWEST, header)
+        and not (is_partial(extent_of(header)) or looser_text(header))
+        and not (across_weights_texts(header) or header.get("shard"))
+    )
 
 
 def _failures(tally: Tally) -> list[ComparisonSummary]:

@@ -33,6 +33,7 @@ def unasked_tests(config: pytest.Config, items: Sequence[pytest.Item]) -> list[p
         unasked = [item for item in tests if not asks_for(config, item, kind)]
         if unasked:
             option = options_of(config).spelled(kind.asked_by[0])
-            selection_of(config).notes.append(f"suite of {kind.name} left out: give {option}")
+            words = f"suite of {kind.name} left out: give {option}"
+            selection_of(config).unasked[kind.name] = words
         every += unasked
     return every

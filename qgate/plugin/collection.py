@@ -289,7 +289,7 @@ def _without_subject(
         return []
     if session is None:
         suites = len({item.path for item in gates})
-        selection.notes.append(
+        selection.unasked[kind.plural] = (
             f"{counted(suites, 'suite')} on {kind.plural} left out: give "
             f"{options_of(config).spelled(kind.subject)} {kind.metavar}"
         )

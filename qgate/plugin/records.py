@@ -386,7 +386,7 @@ def _header(run: SuiteRun, complete: bool, status: int | None) -> Record:
         errors=list(run.errors),
         looser=run.header.get("looser", []),
         **({"accepted_at": accepted} if (accepted := run.header.get("accepted_at")) else {}),
-        notes=[*run.selection.notes, *run.unused, *run.underflow],
+        notes=[*run.selection.texts, *run.unused, *run.underflow],
         other=other_tests_record(run.others, run.lines),
         **({"extent": run.extent} if run.extent is not None else {}),
         power=facts.power,

@@ -168,9 +168,9 @@ def _is_half_loaded(package: str) -> bool:
 
 def _joined_selection(run: SuiteRun) -> Selection:
     """Return what was left out, as one worker tells it: all of them collect the same."""
-    for refused, notes, empty in (part["selection"] for part in run.parts):
-        if refused or notes:
-            return Selection(refused=list(refused), notes=list(notes), empty=empty)
+    for refused, notes, empty, unasked in (part["selection"] for part in run.parts):
+        if refused or notes or unasked:
+            return Selection([*refused], notes=[*notes], empty=empty, unasked={**unasked})
     return Selection()
 
 

@@ -33,6 +33,7 @@ class Selection:
     """The tests that a run left out, with reasons; `empty` if no others were selected.
 
     layers   what --layers selects, by test function and model
+    unasked  what the command does not ask for, in a word or two each, with the sentence on how to
     """
 
     refused: list[str] = field(default_factory=list)
@@ -40,6 +41,12 @@ class Selection:
     notes: list[str] = field(default_factory=list)
     empty: bool = False
     layers: dict[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    unasked: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> list[str]:
+        """All sentences on what was left out."""
+        return [*self.unasked.values(), *self.notes]
 
     def refuse(self, reason: object) -> None:
         text = f"qgate: {reason}"
@@ -119,7 +126,7 @@ class SuiteRun:
     def has_news(self) -> bool:
         """Return True if qgate has anything to report; most runs of pytest are of other tests."""
         gates = self.records or self.broken or self.header or self.idle
-        left_out = self.selection.refused or self.selection.notes or self.extent
+        left_out = self.selection.refused or self.selection.texts or self.extent
         return bool(gates or left_out or self.errors or self.underflow)
 
 
@@ -163,7 +170,7 @@ def part_of(config: pytest.Config) -> Part:
     """
     selection, watch = selection_of(config), config.stash.get(WATCH, None)
     return {
-        "selection": [selection.refused, selection.notes, selection.empty],
+        "selection": [selection.refused, selection.notes, selection.empty, selection.unasked],
         "facts": vars(RunFacts()),
         "looser": looser_of(config),
         "updates": [],

@@ -13,6 +13,8 @@ from qgate.page.runs import Run, read_run
 from qgate.page.terminal import (
     TerminalLine,
     error_lines,
+    green_lines,
+    is_plainly_green,
     lines_without_records,
     summary,
     wrapped_lines,
@@ -86,18 +88,26 @@ def _write(reporter: Any, text: str, color: str = "") -> None:
 
 
 def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list[TerminalLine]:
-    lines = (
-        summary(Tally(rows), width, run.header)
-        if rows
-        else lines_without_records(width, run.header)
-    )
+    tally = Tally(rows)
+    if _is_short(run, tally):
+        lines = green_lines(tally, width, run.header, [*run.selection.unasked])
+        sentences = [f"  {text}" for text in _sentences(run)[-1:]]
+        return lines + wrapped_lines(sentences, width)
+    lines = summary(tally, width, run.header) if rows else lines_without_records(width, run.header)
     lines += error_lines(_first(set_up_lines(run.broken)))
     return lines + wrapped_lines(_sentences(run), width)
 
 
+def _is_short(run: SuiteRun, tally: Tally) -> bool:
+    """Tell if there is nothing to say but that all passed, and -v does not ask for the rest."""
+    news = run.errors or run.broken or run.updated or run.stale or run.unused or run.underflow
+    is_quiet = run.options.config.get_verbosity() <= 0 and run.options.update is None
+    return is_quiet and not (news or run.selection.notes) and is_plainly_green(tally, run.header)
+
+
 def _sentences(run: SuiteRun) -> list[str]:
     """Return closing sentences: notes, updates, and where the records are."""
-    lines = list(run.selection.notes)
+    lines = run.selection.texts
     if run.selection.empty:
         lines.append("no gate ran: nothing that was asked for fits")
     elif run.idle:

@@ -39,9 +39,10 @@ def drop_unused_formats(
     if not used or not remaining:
         return
     every = lazy.formats.names()
-    selection.notes.append(
+    count = len(used.intersection(every))
+    selection.unasked[f"{len(every) - count} of {len(every)} formats"] = (
         f"{counted(len(remaining), 'test')} deselected: this run quantizes with "
-        f"{len(used.intersection(every))} of {len(every)} formats; "
+        f"{count} of {len(every)} formats; "
         f"{options.spelled('format')} all holds every one"
     )
     deselect(config, items, remaining)

@@ -299,6 +299,16 @@ def coverage_texts(coverage: Sequence[ModeCoverage]) -> list[str]:
     ]
 
 
+def total_text(coverage: Sequence[ModeCoverage]) -> str:
+    """Write `30/30 modules, 5/5 layers, 1/1 outputs` of all modes together; empty for none."""
+    parts = []
+    for key in ("modules", "layers", "outputs"):
+        shares: list[CoveredShare] = [of[key] for of in coverage]
+        if total := sum(share["of"] for share in shares):
+            parts.append(f"{sum(share['held'] for share in shares):,}/{total:,} {key}")
+    return ", ".join(parts)
+
+
 def share_text(of: ModeCoverage) -> str:
     """Write how much of one mode was compared."""
     if not of["modules"]["of"] and not of["layers"]["of"]:

@@ -1,4 +1,4 @@
-"""Records of a result by the million: the first ones stay in memory, the others in SQLite.
+"""Records of a result by the million: the first ones stay in memory, the others in a file.
 
 Records on disk are read when they are used, so a pass over all of them needs the memory of one.
 """
@@ -8,11 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sqlite3
-import threading
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -196,95 +195,71 @@ def _size(value: object) -> int:
 
 
 class _Table:
-    """A temporary database that is removed with its process; others on this machine can read it.
+    """A temporary file of records, removed with its process; others on this machine can read it.
 
-    Each thread and each forked process has its own connection. Rows that are not written yet are in
-    memory, which a forked process has too.
+    Records that are not written yet are in memory, which a forked process has too. The file is
+    opened for each block that is read, so threads and processes share no position in it.
     """
 
     def __init__(self) -> None:
         with _writing():
             self._path, handle = temporary_file("qgate-rows-")
-        self._count, self._pending = 0, list[bytes]()
-        self._open()
         weakref.finalize(self, _remove, handle, os.getpid(), self._path)
-        with _writing():
-            self._connection().execute("CREATE TABLE rows (data BLOB)")
-
-    def _open(self) -> None:
-        self._block: tuple[int, list[tuple[bytes]]] = (0, [])
-        self._local = threading.local()
-        self._connections: list[tuple[int, sqlite3.Connection]] = []
-        weakref.finalize(self, _close, self._connections)
-
-    def _connection(self) -> sqlite3.Connection:
-        if getattr(self._local, "process", None) != os.getpid():
-            connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-            connection.execute("PRAGMA journal_mode = OFF")
-            connection.execute("PRAGMA synchronous = OFF")
-            self._local.process, self._local.connection = os.getpid(), connection
-            self._connections.append((os.getpid(), connection))
-        return cast(sqlite3.Connection, self._local.connection)
+        self._ends, self._pending = array("Q", [0]), list[bytes]()
+        self._block: tuple[int, list[bytes]] = (0, [])
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._ends) - 1 + len(self._pending)
 
     def append(self, data: bytes) -> None:
         self._pending.append(data)
-        self._count += 1
         if len(self._pending) >= _AT_ONCE:
             self._write()
 
     def _write(self) -> None:
-        with _writing():
-            connection = self._connection()
-            connection.execute("BEGIN")
-            connection.executemany("INSERT INTO rows VALUES (?)", ((d,) for d in self._pending))
-            connection.execute("COMMIT")
+        with _writing(), self._path.open("r+b") as file:
+            file.seek(self._ends[-1])
+            file.write(b"".join(self._pending))
+        for data in self._pending:
+            self._ends.append(self._ends[-1] + len(data))
         self._pending = []
 
     def read(self, number: int) -> bytes:
-        pending, written = self._pending, self._count - len(self._pending)
+        pending, written = self._pending, len(self._ends) - 1
         if number >= written:
             return pending[number - written]
         first, rows = self._block
         if not first <= number < first + len(rows):
-            query = "SELECT data FROM rows WHERE rowid BETWEEN ? AND ?"
-            bounds = (number + 1, number + _READ_AHEAD)
-            first, rows = number, self._connection().execute(query, bounds).fetchall()
+            ends = self._ends[number : number + _READ_AHEAD + 1]
+            with self._path.open("rb") as file:
+                file.seek(ends[0])
+                first, rows = number, [file.read(end - start) for start, end in pairwise(ends)]
             self._block = first, rows
-        return rows[number - first][0]
+        return rows[number - first]
 
-    def __getstate__(self) -> tuple[Path, int, list[bytes]]:
-        return self._path, self._count, self._pending
+    def __getstate__(self) -> tuple[Path, array[int], list[bytes]]:
+        return self._path, self._ends, self._pending
 
-    def __setstate__(self, state: tuple[Path, int, list[bytes]]) -> None:
-        self._path, self._count, self._pending = state
+    def __setstate__(self, state: tuple[Path, array[int], list[bytes]]) -> None:
+        self._path, self._ends, self._pending = state
         if not self._path.exists():
             raise QgateError(
                 f"the records in {str(self._path)!r} are not there; they can be read while the "
                 "process that made them lives, on its machine."
             )
-        self._open()
+        self._block = (0, [])
 
 
 @contextlib.contextmanager
 def _writing() -> Iterator[None]:
     try:
         yield
-    except (OSError, sqlite3.Error) as error:
+    except OSError as error:
         folder = os.environ.get("TMPDIR") or "the system's folder for temporary files"
         raise QgateError(
             f"results that do not fit in memory cannot be written to {folder}: "
-            f"{getattr(error, 'strerror', None) or error}; make room there, or set TMPDIR to a "
-            "folder with more."
+            f"{error.strerror or error}; make room there, or set TMPDIR to a folder with more."
         ) from None
-
-
-def _close(connections: list[tuple[int, sqlite3.Connection]]) -> None:
-    for process, connection in connections:
-        if process == os.getpid():
-            connection.close()
 
 
 def _remove(handle: int, process: int, path: Path) -> None:

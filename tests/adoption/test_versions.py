@@ -1,7 +1,7 @@
 """Files of earlier writers are read, those of later ones refused with what to do.
 
 `files/old` was written by the code as it was: gates, captures and candidates at 923e133, a dump with
-SHA-256 at 50dd646, activations at 37826b1, a history at 75a4c5a.
+SHA-256 at 50dd646, activations at 37826b1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qgate.engine.journal import Journal
 from qgate.engines.record import KIND as ENGINES
 from qgate.errors import QgateError
 from qgate.modes import calibration
-from qgate.page import data, history
+from qgate.page import data
 from qgate.results import read, schema
 from qgate.summaries.reading import flushed
 from qgate.summaries.record import ANALYSIS
@@ -62,12 +62,8 @@ def test_results_are_read_and_reported(old: Path, capsys: Capsys) -> None:
     said(capsys, "report", "failed.jsonl", "-o", "page.html", "-o", "all.json")
     gates = json.loads((old / "all.json").read_text())["runs"][0]["gates"]
     assert [gate["passed"] for gate in gates] == [False]
-    told = said(capsys, "report", "a=failed.jsonl", "b=results.jsonl", "-o", "two.html",
-                "--history", "history.jsonl")  # fmt: skip
+    told = said(capsys, "report", "a=failed.jsonl", "b=results.jsonl", "-o", "two.html")
     assert "fixed" in told
-    points = (old / "history.jsonl").read_text().splitlines()
-    names = {json.loads(point)["name"] for point in points}
-    assert names == {"a", "b"}, "the point of the same run is in its place"
 
 
 def test_candidates_of_version_1_are_refused_and_accepted_errors_migrated(
@@ -155,8 +151,6 @@ VERSION = r'"version": ?\d+', '"version": 9'
     [
         ("results.jsonl", (r'"schema":1,"kind":"header","qgate":"0.1.0"', '"schema":9,"kind":"header","qgate":"0.9.0"'),
          ["report", "results.jsonl"], "has schema 9; qgate 0.1.0 reads schema 1. Read it with qgate 0.9.0."),
-        ("history.jsonl", ('"schema":1', '"schema":9'),
-         ["report", "results.jsonl", "--history", "history.jsonl"], "has schema 9, and this qgate knows 1: use the"),
         ("baselines/small/manifest.json", VERSION, ["baselines", "verify"], "version 9, and this qgate reads version 2: update"),
         ("baselines/small/accepted/int8.txt", ("version 1", "version 9"), ["baselines", "verify"], "version 9, and this qgate"),
         ("candidates/small-int8.json", VERSION, ["baselines", "accept", "."], "version 9, and this qgate reads version 2: update"),
@@ -202,7 +196,6 @@ def test_a_newer_journal_is_not_overwritten(tmp_path: Path) -> None:
 VERSIONS: dict[str, Callable[[], int]] = {
     "results.jsonl": lambda: schema.SCHEMA,
     "report.json": lambda: data.SCHEMA,
-    "history.jsonl": lambda: history.SCHEMA,
     "baselines/NAME/manifest.json": lambda: manifest.VERSION,
     "baselines/NAME/accepted/MODE.txt": lambda: accepted.VERSION,
     "baselines/NAME/accepted/MODE@KIND.txt": lambda: accepted.VERSION_WITH_KIND,

@@ -201,17 +201,15 @@ _SWEEP = qgate(*SWEEP_WORDS)
 
 
 def _runs() -> int:
-    """Results of two runs, and the report and history of the first."""
+    """Results of two runs, and the report of the first."""
     from tests.page.gate_records import write_results
 
     write_results(Path("before.jsonl"), 24, failing=3, layers=6, seed=0)
     write_results(Path("after.jsonl"), 24, failing=5, layers=6, seed=1)
-    Path("history.jsonl").write_text("")
     return qgate("report", "before.jsonl", *_REPORTED)()
 
 
-_REPORTED = ("-o", "page.html", "-o", "pr.md", "-o", "gates.csv", "-o", "gates.json",
-             "--history", "history.jsonl")  # fmt: skip
+_REPORTED = ("-o", "page.html", "-o", "pr.md", "-o", "gates.csv", "-o", "gates.json")
 
 
 def _shards() -> int:
@@ -360,8 +358,7 @@ SCENARIOS = {
 OTHERS: dict[str, tuple[Verb, ...]] = {
     "update": (gates("--update-baselines", "--layers", "layers.0"),),
     "accept": (qgate("baselines", "prune", "--mode", "mxfp8"),),
-    "report": (qgate("report", "before.jsonl", "after.jsonl", "-o", "page.html", "-o", "pr.md",
-                     "--history", "history.jsonl"),),
+    "report": (qgate("report", "before.jsonl", "after.jsonl", "-o", "page.html", "-o", "pr.md"),),
     "merge results": (qgate("results", "merge", "1.jsonl", "--output", "all"),),
     "sweep": (qgate("sweep", "t3.pt", "t2.pt", "t1.pt", "t0.pt", "--no-plots", "--quiet",
                     "--num-levels", "5", "--output-dir", "out"),),

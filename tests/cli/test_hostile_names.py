@@ -62,7 +62,7 @@ CASES = {
     "help": ["help \n::error::y"],
     "init": ["init product --suites \n::error::y"],
     "modes": ["modes --model hostile_model.py:build"],
-    "report": ["report run --output r.md --output r.csv --output r.html --output r.json --history h.jsonl",
+    "report": ["report run --output r.md --output r.csv --output r.html --output r.json",
                "report a=run b=run --output c.html --output c.md"],
     "results": ["results merge run --output merged-run"],
     "run": ["run --gate-from \n::error::y"],

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from jsonschema import Draft202012Validator
 
 from qgate.cli import main
 from qgate.results.table import COLUMNS
 from qgate.storage import files
+from tests.adoption.repository import PROGRAMS
 from tests.results.making import record, write
 
 Capsys = pytest.CaptureFixture[str]
@@ -69,7 +74,7 @@ def test_every_ending_is_another_form(folder: Path, capsys: Capsys) -> None:
     assert report["comparison"] is None
 
 
-def test_several_runs_are_compared_with_the_first(folder: Path, capsys: Capsys) -> None:
+def test_a_run_is_compared_with_the_first(folder: Path, capsys: Capsys) -> None:
     outputs = [f"--output=r{end}" for end in (".html", ".md", ".csv", ".json")]
     assert run("before", "after", *outputs) == 0
     output = capsys.readouterr().out
@@ -112,22 +117,6 @@ def test_names_of_runs(folder: Path, capsys: Capsys) -> None:
     assert headline() == "results compared with a=b"
 
 
-def test_a_history_grows_and_is_shown(folder: Path, capsys: Capsys) -> None:
-    assert run("before", "--history", "h.jsonl") == 0
-    assert "history of 1 run in h.jsonl" in capsys.readouterr().out
-    assert run("after", "--history", "h.jsonl", "-o", "r.html", "-o", "r.json") == 0
-    assert "history of 2 runs in h.jsonl" in capsys.readouterr().out
-    assert "id='trend'" in (folder / "r.html").read_text()
-    report = json.loads((folder / "r.json").read_text())
-    Draft202012Validator(SCHEMA).validate(report)
-    assert {point["commit"] for point in report["history"]} == {"abc", "def"}
-    assert run("after", "--history", "h.jsonl") == 0
-    assert "history of 2 runs in h.jsonl" in capsys.readouterr().out
-    (folder / "h.jsonl").write_text((folder / "h.jsonl").read_text() + "{\n")
-    assert run("after", "--history", "h.jsonl") == 2
-    assert "h.jsonl:3 is damaged" in capsys.readouterr().err
-
-
 @pytest.mark.usefixtures("folder")
 def test_the_exit_status_is_of_the_report_unless_asked() -> None:
     assert run("before", "--exit-code") == 1
@@ -138,6 +127,29 @@ def test_the_exit_status_is_of_the_report_unless_asked() -> None:
     assert run("broken.jsonl", "--exit-code") == 1
     write(Path("nothing.jsonl"))
     assert run("nothing.jsonl", "--exit-code") == 1
+
+
+def test_the_recipe_compares_with_the_last_run(folder: Path) -> None:
+    """The step of docs/reports.md that keeps the results of a run for the next one."""
+    page = (Path(__file__).parents[2] / "docs" / "reports.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (step,) = [
+        step["run"] for step in yaml.safe_load(block) if "qgate report" in step.get("run", "")
+    ]
+    path = os.pathsep.join([str(PROGRAMS), os.environ["PATH"]])
+    outputs = []
+    for name in ("before", "after"):
+        (folder / "qgate-out").mkdir(exist_ok=True)
+        shutil.copy(folder / name / "results.jsonl", folder / "qgate-out")
+        done = subprocess.run(
+            ["sh", "-e", "-c", step], env={**os.environ, "PATH": path}, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+        outputs.append(done.stdout)
+    assert "compared with" not in outputs[0]
+    assert "this compared with last" in outputs[1]
+    assert "1 broke" in (folder / "qgate-out" / "pr.md").read_text()
 
 
 def test_what_kept_gates_from_comparing_is_told(folder: Path, capsys: Capsys) -> None:
@@ -191,11 +203,9 @@ def test_a_torn_end_is_told_and_the_rest_is_shown(folder: Path, capsys: Capsys) 
         (["before", "-o", "-"], "the ending says what is written"),
         (["before", "--format", "comment", "-o", "x.html"], "--format comment is Markdown, and"),
         (["before", "-o", "x.md", "-o", "./x.md"], "would be written over"),
-        (["before", "-o", "x.json", "--history", "x.json"], "would be written over"),
-        (["before", "--history", "before/results.jsonl"], "is one of the results"),
+        (["before", "after", "old.jsonl"], "3 results were named, and a report compares two"),
         (["before", "-o", "no/x.md"], "there is no folder 'no' for 'x.md'"),
         (["before", "-o", "dir.md"], "'dir.md' is a folder"),
-        (["before", "--history", "no/h.jsonl"], "there is no folder 'no' for the history"),
     ],
 )
 def test_what_cannot_be_done_is_said(
@@ -231,13 +241,13 @@ def test_no_permission_is_said(
     assert list((folder / "locked").iterdir()) == []
 
 
-@pytest.mark.parametrize("bad", ["r.html", "r.md", "h.jsonl"])
+@pytest.mark.parametrize("bad", ["r.html", "r.md"])
 @pytest.mark.parametrize("when", ["making", "full", "moving"])
 def test_what_cannot_be_written_leaves_all_as_it_was(
     folder: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch, bad: str, when: str
 ) -> None:
     """`moving` fails at the first file that is moved: the last output; later ones are stopped."""
-    assert run("before", "--history", "h.jsonl", "-o", "r.html") == 0
+    assert run("before", "-o", "r.html") == 0
     capsys.readouterr()
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     if when == "moving":
@@ -262,9 +272,7 @@ def test_what_cannot_be_written_leaves_all_as_it_was(
     monkeypatch.setattr("qgate.storage.files._create", making)
     monkeypatch.setattr(Path, "write_bytes", full)
     monkeypatch.setattr(Path, "replace", moving)
-    if when == "full" and bad == "h.jsonl":
-        monkeypatch.setattr("qgate.page.history.line", lambda _: full(Path(".h.jsonl.x"), b""))
-    assert run("after", "--history", "h.jsonl", "-o", "r.html", "-o", "r.md") == 2
+    assert run("after", "-o", "r.html", "-o", "r.md") == 2
     captured = capsys.readouterr()
     assert captured.err.startswith(f"qgate report: {bad!r}: ")
     assert captured.out == ""
@@ -298,7 +306,7 @@ def test_hostile_names_are_harmless_in_every_form(folder: Path, capsys: Capsys) 
         )
     outputs = [f"--output=r{end}" for end in (".html", ".md", ".csv", ".json")]
     assert run("x", "--format", "comment", "-o", "comment.md") == 0
-    assert run("x", "y", "--label", ODD, "--label", "=y", "--history", "h.jsonl", *outputs) == 0
+    assert run("x", "y", "--label", ODD, "--label", "=y", *outputs) == 0
     output = capsys.readouterr().out
     for text in (
         output,
@@ -378,8 +386,6 @@ def test_it_needs_neither_torch_nor_pytest_nor_matplotlib(folder: Path) -> None:
         "report",
         "before",
         "after",
-        "--history",
-        "h.jsonl",
         *(f"--output=r{end}" for end in (".html", ".md", ".csv", ".json")),
     ]
     process = subprocess.run(
@@ -394,5 +400,5 @@ def test_the_help_has_examples(capsys: Capsys) -> None:
         run("--help")
     assert stop.value.code == 0
     output = capsys.readouterr().out
-    assert "--history" in output
+    assert "--format comment" in output
     assert "qgate report before=a/results.jsonl" in output

@@ -29,7 +29,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         runs.append(run_of_records(header, records, name))
         sides.append(ComparedRun(name, header, records))
     file = tmp_path_factory.mktemp("long") / "long.html"
-    write_page(file, runs, plots="none", comparison=compare(sides))
+    write_page(file, runs, plots="none", comparison=compare(*sides))
     return file
 
 

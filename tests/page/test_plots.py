@@ -39,7 +39,6 @@ from qgate.page.plots.long_texts import (
 from qgate.page.plots.magnitudes import magnitude_histogram, magnitudes_finding
 from qgate.page.plots.panels import panels_of
 from qgate.page.plots.sweeps import sweep_curve, sweep_finding
-from qgate.page.plots.trends import Trend, TrendPoint, trend_finding, trend_lines
 from qgate.page.runs import Growth
 
 REFERENCES = Path(__file__).with_name("stored_plots")
@@ -141,22 +140,6 @@ def growth(mode: str, carried: list[Any], local: list[Any] | None = None) -> Gro
     return Growth("tiny", mode, names, tuple(carried), tuple(local or [None] * len(carried)))
 
 
-def trend(name: str, *values: float | None, failed: tuple[int, ...] = ()) -> Trend:
-    return Trend(
-        name,
-        tuple(
-            TrendPoint(
-                f"run {at}",
-                f"2026-01-{at + 1:02d}T10:00:00",
-                f"{at:x}0bad5eed",
-                value,
-                at in failed,
-            )
-            for at, value in enumerate(values)
-        ),
-    )
-
-
 DRAWN: dict[str, Callable[[], str]] = {
     "error_histogram": lambda: error_histogram(errors()),  # type: ignore[arg-type]
     "density": lambda: density(errors()),  # type: ignore[arg-type]
@@ -167,7 +150,6 @@ DRAWN: dict[str, Callable[[], str]] = {
     "divergence_along": lambda: divergence_along(along()),  # type: ignore[arg-type]
     "loss_along": lambda: loss_along(along()),  # type: ignore[arg-type]
     "growth": lambda: error_growth([growth("2-1", [0, 1e-4, None, 3e-3], [0, 1e-4, 2e-4, 1e-4])]),
-    "trends": lambda: trend_lines([trend("2-1", 1e-3, 2e-3, 9e-3, failed=(2,))]),
 }
 
 
@@ -338,9 +320,6 @@ def test_names_stay_text() -> None:
         sweep_curve(sweep(CURVE, -1.0) | {"format": HOSTILE}),  # type: ignore[arg-type]
         magnitude_histogram(magnitudes(format=HOSTILE)),  # type: ignore[arg-type]
         error_growth([Growth(HOSTILE, HOSTILE, (HOSTILE,) * 2, (1e-3, 2e-3), (None, None))]),
-        trend_lines(
-            [Trend(HOSTILE, (TrendPoint(HOSTILE, HOSTILE, HOSTILE, 1.0, True),) * 2)], measure="<b>"
-        ),
     ]
     for svg in svgs:
         tags = {element.tag for element in Drawn(svg).root.iter()}
@@ -351,8 +330,7 @@ def test_names_stay_text() -> None:
 
 def test_drawing_loads_neither_torch_nor_matplotlib_nor_numpy() -> None:
     code = (
-        "import sys, qgate.page.plots.panels, qgate.page.plots.growth, "
-        "qgate.page.plots.trends; "
+        "import sys, qgate.page.plots.panels, qgate.page.plots.growth; "
         "print([m for m in ('torch', 'matplotlib', 'numpy', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -648,7 +626,7 @@ def test_a_plot_says_what_it_shows(
     assert finding(picture) == title
 
 
-# Growth and trends -----------------------------------------------------------------------------
+# Growth ----------------------------------------------------------------------------------------
 
 
 def test_growth_has_the_errors_given_with_gaps_and_zeros() -> None:
@@ -734,65 +712,6 @@ def test_layers_are_named_by_what_differs() -> None:
 def test_growth_says_what_it_shows(lines: list[Growth], title: str) -> None:
     assert growth_finding(lines) == title
     assert Drawn(error_growth(lines)).title == title
-
-
-def test_trends_have_the_values_given_and_cross_failed_runs() -> None:
-    values = [1.0, 1.1, None, 1.2, 1.05]
-    drawn = Drawn(trend_lines([trend("2-1", *values, failed=(2, 3))]))
-    (line,) = drawn.paths(stroke_width="1.8")
-    assert near(
-        drawn.line(line), [(at, v) for at, v in enumerate(values) if v is not None], floor=0.02
-    )
-    (crosses,) = drawn.paths(stroke="--red")
-    (lost, failed) = sorted(
-        (value_at(drawn.x, x), value_at(drawn.y, y)) for x, y in places(crosses)
-    )
-    assert failed == pytest.approx((3, 1.2), rel=0.02)
-    assert lost[0] == pytest.approx(2, abs=0.02)
-    assert {"00bad5e", "2026-01-01", "40bad5e", "2026-01-05"} <= set(drawn.words)
-
-
-@pytest.mark.parametrize(
-    ("counts", "title", "ticks"),
-    [
-        ((5.0, 6.0), "6 failed gates in the latest run, 5 in the run before", "0246"),
-        ((6.0, 6.0), "6 failed gates in the latest run, as many as in the run before", "0246"),
-        ((0.0, 0.0), "0 failed gates in the latest run, as many as in the run before", "01"),
-        ((0.0, 1.0), "1 failed gate in the latest run, 0 in the run before", "01"),
-    ],
-)
-def test_counts_over_runs_are_whole(counts: tuple[float, ...], title: str, ticks: str) -> None:
-    trends = [trend("failed gates", *counts, failed=(1,))]
-    drawn = Drawn(trend_lines(trends, measure="failed gates", counts=True))
-    assert drawn.title == title
-    assert [word for word in drawn.words if re.fullmatch(r"[\d.]+", word)] == list(ticks)
-
-
-def test_trends_of_many_series_and_runs_are_bounded() -> None:
-    lines = [trend(f"mode {at}", *(1e-3 * (1 + k % 3) for k in range(28))) for at in range(60)]
-    assert "56 other series" in Drawn(trend_lines(lines)).words
-    long = Trend("x", tuple(TrendPoint(f"{k}", "", f"{k:07x}", 1.0 + k, False) for k in range(999)))
-    svg = trend_lines([long])
-    assert len(svg) < 8_000
-    assert "999 runs, the latest 120 drawn" in svg
-
-
-@pytest.mark.parametrize(
-    ("trends", "title"),
-    [
-        ([trend("a", 1.0, 1.19), trend("b", 5.0, 5.0)], "MSE: all within 20 % of the run before"),
-        ([trend("a", 1.0, 1.21), trend("b", 5.0, 5.0)], "a rose 1.2 times, from 1 to 1.21"),
-        ([trend("a", 1.0, 1.21), trend("b", 5.0, 0.5)], "b fell 10 times, from 5 to 0.5"),
-        ([trend("a", 1.0, 1.1, failed=(1,))], "The latest run failed, with its MSE within 20 % of the run before"),
-        ([trend("a", 0.0, 3.0, failed=(1,))], "The latest run failed: a went from 0 to 3"),
-        ([trend("a", 1.0)], "One run, which passed: a trend needs two"),
-        ([trend("a", 1.0, failed=(0,))], "One run, which failed: a trend needs two"),
-        ([], "No runs yet"),
-    ],
-)  # fmt: skip
-def test_trends_say_what_they_show(trends: list[Trend], title: str) -> None:
-    assert trend_finding(trends, "MSE") == title
-    assert Drawn(trend_lines(trends, measure="MSE")).title == title
 
 
 # Records ---------------------------------------------------------------------------------------

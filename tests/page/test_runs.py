@@ -13,7 +13,6 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from qgate.cli import main
-from qgate.page.history import point_of
 from qgate.page.pages import map_fragment, page, summary_head
 from qgate.page.reports import load, markdown_report
 from qgate.page.runs import EVERYWHERE, Run, run_of_records
@@ -129,7 +128,6 @@ def test_a_killed_run_says_so_everywhere(
     loaded = load(path, "r")
     assert first_line(page(loaded.run)) == "The run did not finish: 1 gate passed before"
     assert markdown_report([loaded]).startswith("## qgate: not finished, 1 gate passed")
-    assert not point_of("r", loaded.run.header, loaded.tally).finished
     outputs = [f"-o={tmp_path / 'r.json'}", f"-o={tmp_path / 'r.html'}", "--exit-code"]
     assert main(["report", str(path), *outputs]) == 1
     assert "the run did not come to its end" in capsys.readouterr().out

@@ -155,7 +155,7 @@ def test_a_full_disk_is_said_and_nothing_stays(tmp_path: Path) -> None:
                 list(StoredRows(({"a": [i] * 100} for i in range(1000)), held=0))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert f"{tmp_path}: disk I/O error; make room there, or set TMPDIR" in str(said.value)
+    assert f"{tmp_path}: File too large; make room there, or set TMPDIR" in str(said.value)
     del said
     gc.collect()
     assert list(tmp_path.iterdir()) == []

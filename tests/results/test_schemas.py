@@ -144,13 +144,12 @@ BROKEN_REPORTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "another kind": lambda r: r.update(kind="report"),
     "a gate without a verdict": lambda r: r["runs"][0]["gates"][0].pop("passed"),
     "a group that is none": lambda r: r["comparison"]["rows"][0].update(group="odd"),
-    "a point without a time": lambda r: r["history"][0].pop("started"),
 }
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the command writes of two runs and a history, with every kind of failure."""
+    """What the command writes of two runs, with every kind of failure."""
     folder = tmp_path_factory.mktemp("report")
     for name, failing in (("a", 0), ("b", 12)):
         write(
@@ -161,7 +160,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         )
     made = folder / "r.json"
     runs = [str(folder / name) for name in ("a.jsonl", "b.jsonl")]
-    assert main(["report", *runs, "--history", str(folder / "h.jsonl"), "-o", str(made)]) == 0
+    assert main(["report", *runs, "-o", str(made)]) == 0
     found: dict[str, Any] = json.loads(made.read_text(), parse_constant=pytest.fail)
     return found
 
@@ -169,7 +168,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_report_is_valid(report: dict[str, Any]) -> None:
     assert errors("report", report) == []
     assert report["comparison"]["counts"]["broke"] > 0
-    assert len(report["history"]) == 2
 
 
 @pytest.mark.parametrize("name", BROKEN_REPORTS)

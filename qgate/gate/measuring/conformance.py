@@ -75,7 +75,7 @@ class HeldSite:
 
     @property
     def tensors(self) -> int:
-        """How many tensors were held."""
+        """Count the tensors that were held."""
         return self.right.total() + self.wrong.total()
 
     def conformance(self) -> Conformance:

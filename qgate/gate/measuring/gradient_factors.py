@@ -69,9 +69,11 @@ class OwnGradients:
                 product.inputs.append(tensor.detach())
                 tensor = tensor.view_as(tensor)
             if tensor.requires_grad:
-                kept = product.inner if place.port == "input" else product.outer
+                gradients = product.inner if place.port == "input" else product.outer
                 number = len(product.inputs) - 1
-                hooks.keep(tensor.register_hook(lambda g: kept.__setitem__(number, g.detach())))
+                hooks.keep(
+                    tensor.register_hook(lambda g: gradients.__setitem__(number, g.detach()))
+                )
             return tensor if place.port == "input" else None
 
         places = [
@@ -95,18 +97,18 @@ class OwnGradients:
     def _of(self, product: _Product, of_weight: Tensor) -> Conformance:
         weight = getattr(product.module, "weight").detach()  # noqa: B009
         turned = product.site.transposed
-        given = self._quantizers.get(f"{product.site.module}:input")
-        stored = self._quantizers.get(product.site.name)
+        of_input = self._quantizers.get(f"{product.site.module}:input")
+        of_stored = self._quantizers.get(product.site.name)
         xs, gs = zip(
             *((_rows(x), _rows(product.outer[n])) for n, x in enumerate(product.inputs)),
             strict=True,
         )
         x, g = torch.cat(xs), torch.cat(gs)
         outer_casts: list[Cast] = [_same]
-        if given is not None:
-            outer_casts += [given, _along_rows(given)]
+        if of_input is not None:
+            outer_casts += [of_input, _along_rows(of_input)]
         values = of_weight.numel()
-        input_casts: list[Cast] = [_same] if given is None else [_same, given]
+        input_casts: list[Cast] = [_same] if of_input is None else [_same, of_input]
         casts = itertools.product(input_casts, outer_casts)
         nearest = [cast_g(g).T @ cast_x(x) for cast_x, cast_g in casts]
         factor = _factor(of_weight.T if turned else of_weight, nearest)
@@ -115,7 +117,7 @@ class OwnGradients:
             inner = torch.cat([_rows(product.inner[n]) for n in range(len(product.inputs))])
             values += inner.numel()
             plain = weight.T if turned else weight
-            weight_casts: list[Cast] = [_same] if stored is None else [_same, stored]
+            weight_casts: list[Cast] = [_same] if of_stored is None else [_same, of_stored]
             casts = itertools.product(weight_casts, outer_casts[:2])
             factor = _factor(inner, [cast_g(g) @ cast_w(plain) for cast_w, cast_g in casts])
             words = "the gradient of the input"

@@ -41,7 +41,7 @@ def hard_rows(rows: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 class HardInputs:
-    """What an own kernel does with hard inputs, beside what it stands for."""
+    """Holds an own kernel at hard inputs, beside what it stands for."""
 
     def __init__(self, quantized: Quantized, base: Model, meant: Quantized) -> None:
         declared = meant is not quantized and quantized.mode.own and not quantized.mode.convention
@@ -52,30 +52,35 @@ class HardInputs:
         self._base, self._own = base.module, quantized.model.module
         self._is_wrong = False
 
-    def add(self, site: str, call: RelatedCall, held: Conformance) -> Conformance:
+    def add(self, site: str, call: RelatedCall, agreement: Conformance) -> Conformance:
         """Add to what was held of a module what is wrong at hard inputs, or how many are right.
 
         After one fault the others of a mode are not looked for: they mostly are the same one.
         """
         name = site.rpartition(":")[0]
         ports = ("input", "weight", "output")
-        known = {p: self._quantizers[s] for p in ports if (s := f"{name}:{p}") in self._quantizers}
-        if held.differing or self._is_wrong or not known or name not in self._products:
-            return held
+        quantizers = {
+            p: self._quantizers[s] for p in ports if (s := f"{name}:{p}") in self._quantizers
+        }
+        if agreement.differing or self._is_wrong or not quantizers or name not in self._products:
+            return agreement
         (x, *_others) = (x for x in call.arguments.values() if isinstance(x, Tensor))
         rows = x.reshape(-1, x.shape[-1])[: explained.FEW_ROWS]
         modules: list[nn.Module] = [of.get_submodule(name) for of in (self._base, self._own)]
         count = 0
         for words, hard in hard_rows(rows):
             try:
-                fault = explained.module_fault(modules[0], modules[1], hard, known)
+                fault = explained.module_fault(modules[0], modules[1], hard, quantizers)
             except (QgateError, subject.KernelRefusal, *LENGTH_REFUSALS):
                 continue
             if fault:
                 self._is_wrong = True
                 about = f"is wrong for inputs {words}: {fault}"
-                return Conformance(METRIC, held.values, max(1, hard.numel()), about)
+                return Conformance(METRIC, agreement.values, max(1, hard.numel()), about)
             count += 1
         return Conformance(
-            held.metric, held.values, 0, f"{held.about}, right for {count} hard inputs"
+            agreement.metric,
+            agreement.values,
+            0,
+            f"{agreement.about}, right for {count} hard inputs",
         )

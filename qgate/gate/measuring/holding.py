@@ -65,10 +65,10 @@ class Holding:
             if related.site not in calls:
                 continue
             call, samples = calls[related.site]
-            held = relate(related, call, samples)
+            agreement = relate(related, call, samples)
             if related.shaped:
-                held = self._hard.add(related.site, call, held)
-            self._agreements[related.site] = held
+                agreement = self._hard.add(related.site, call, agreement)
+            self._agreements[related.site] = agreement
         if not self.quantized.mode.own:
             self._run_special(calls)
 

@@ -185,19 +185,19 @@ class _Shapes:
         for shape in call_shapes(rows, has_tokens=has_tokens):
             if not _promises(related, first, shape):
                 continue
-            given = [
+            shaped = [
                 reshaped(value, shape) if position in batched else value
                 for position, value in enumerate(arguments)
             ]
             try:
-                actual = call.repeat(related.module, given[:-1])
+                actual = call.repeat(related.module, shaped[:-1])
             except REFUSALS:
                 continue
-            self.values, self.rows = self.values + given[-1].numel(), max(self.rows, shape.rows)
+            self.values, self.rows = self.values + shaped[-1].numel(), max(self.rows, shape.rows)
             count, about = 0, ""
-            if not _is_near(actual, given[-1], least):
-                count, about = _disagreement("", actual, given[-1], noise)
-            if not about and (factor := _factor(actual, given[-1], related.unit)):
+            if not _is_near(actual, shaped[-1], least):
+                count, about = _disagreement("", actual, shaped[-1], noise)
+            if not about and (factor := _factor(actual, shaped[-1], related.unit)):
                 count, about = (
                     actual.numel(),
                     f"{OTHER_VALUES}: all are {factor:.4g} times as large",
@@ -208,8 +208,8 @@ class _Shapes:
             else:
                 self.right.append(shape)
         if wrong:
-            where, what = range_of(list(wrong), self.right), next(iter(wrong.values()))
-            self.about = what.replace(OTHER_VALUES, f"{OTHER_VALUES} {where}", 1)
+            where, words = range_of(list(wrong), self.right), next(iter(wrong.values()))
+            self.about = words.replace(OTHER_VALUES, f"{OTHER_VALUES} {where}", 1)
 
 
 def _is_near(actual: Tensor, expected: Tensor, distance: float) -> bool:

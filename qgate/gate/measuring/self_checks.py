@@ -21,6 +21,7 @@ from qgate.formats import Quantizer, observe
 from qgate.gate import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.passes import capture_sites, float64_array
+from qgate.hooks import ModuleHooks
 from qgate.models import Model
 from qgate.modes import Mode, Rule, apply
 
@@ -196,11 +197,12 @@ def _unread_in_place(model: Model, products: list[str]) -> str:
         if same and any(x.any() for x in inputs) and name not in unread:
             unread.append(name)
 
-    for name in products:
-        module = copied.module.get_submodule(name)
-        if isinstance(getattr(module, "weight", None), nn.Parameter):
-            module.register_forward_hook(functools.partial(compare, name), with_kwargs=True)
-    _outputs(copied)
+    with ModuleHooks() as hooks:
+        for name in products:
+            module = copied.module.get_submodule(name)
+            if isinstance(getattr(module, "weight", None), nn.Parameter):
+                hooks.add(module, after=functools.partial(compare, name), named=True)
+        _outputs(copied)
     return unread[0] if unread else ""
 
 

@@ -262,7 +262,6 @@ BLOW_UPS: dict[str, tuple[str, Change]] = {
     "calibration, deep": ("calibration", text("c.json", DEEP)),
     "captured, deep": ("captured layers", text("mode_fp32_stats.json", DEEP)),
     "results, deep": ("results", text("results.jsonl", DEEP + "\n")),
-    "history, deep": ("history", text("h.jsonl", DEEP + "\n")),
     "analysis, deep": ("analysis of a dump", text("analysis.json", DEEP)),
     "activations, deep": ("record of activations", text("activations.json", DEEP)),
     "dump, deep": ("dump", text("dump.json", DEEP)),

@@ -15,17 +15,14 @@ from qgate.cli import main
 from qgate.drawing.files import _earlier_files, draw_analysis
 from qgate.drawing.reading import read_analysis
 from qgate.engine.journal import Journal
-from qgate.page._sections import trend_section
-from qgate.page.history import extend_history, point_of, read_points
 from qgate.results.merging import merge
-from qgate.results.summary import Tally
 from qgate.storage.access import folder_of
 from qgate.sweeps.files import folder_for
 from qgate.sweeps.page import write_page
 from tests.activation_stats import activation_records
 from tests.campaigns.fuzzing.target import Target
 from tests.drawing import dump_records
-from tests.page.gate_records import made_header, made_records, write_results
+from tests.page.gate_records import write_results
 from tests.results.making import record, write
 
 
@@ -65,24 +62,13 @@ def _report(folder: Path) -> None:
 
 
 def _compared(folder: Path) -> None:
-    command("report", folder / "a", folder / "b", f"--output={folder}/r.html", f"--output={folder}/r.md",
-            f"--history={folder}/h.jsonl")  # fmt: skip
+    command(
+        "report", folder / "a", folder / "b", f"--output={folder}/r.html", f"--output={folder}/r.md"
+    )
 
 
 def _merged(folder: Path) -> None:
     merge([folder / name / "results.jsonl" for name in ("a", "b")], folder / "m.jsonl")
-
-
-def _history(folder: Path) -> None:
-    tally = Tally(made_records(8))
-    with extend_history(
-        folder / "h.jsonl", [point_of(name, made_header(), tally) for name in ("a", "b")]
-    ):
-        pass
-
-
-def _trend(folder: Path) -> None:
-    trend_section(read_points(folder / "h.jsonl"))
 
 
 def _analysis(folder: Path) -> None:
@@ -148,7 +134,6 @@ TARGETS = (
     Target("results", _results, _report, (*_RESULTS, "qgate.page.data:report_json"), allowed=_SAID, share=12),
     Target("results compared", _two, _compared, _RESULTS, allowed=_SAID, share=8),
     Target("results merged", _two, _merged, _RESULTS),
-    Target("history", _history, _trend, ("qgate.page.history:read_points", "qgate.results.schema:parse")),
     Target("analysis of a dump", _analysis, _redraw, ("qgate.drawing.reading:read_analysis", "qgate.results.streaming:_value"), share=8),
     Target("record of activations", _activations, _reread, ("qgate.activation_stats.files:read_record",), share=8),
     Target("journal of a sweep", _journal, _go_on,

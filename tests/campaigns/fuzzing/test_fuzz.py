@@ -31,7 +31,6 @@ FOUND = (
     ("results compared", "43005e52774309"),
     ("results compared", "f9006a0005a1"),
     ("results merged", "9d35699eca000000dd006f7f67"),
-    ("history", "0000ee00580ea636"),
     ("analysis of a dump", "000042b5"),
     ("analysis of a dump", "000079e2"),
     ("analysis of a dump", "0000bb8e497d"),
