@@ -12,7 +12,7 @@ import torch
 
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.model_gates import ModelSubject
+from qgate.gate.measuring.model_subject import ModelSubject
 from qgate.gate.measuring.relations import METRIC
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.gate.policy import Policy
