@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from qgate._version import __version__
 from qgate.errors import QgateError
-from qgate.loading import explained_imports
 
 if TYPE_CHECKING:
     from qgate import analysis, capture, checkpoints, formats, models, modes, stats
@@ -70,6 +69,8 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
+    from qgate.loading import explained_imports
+
     with explained_imports():
         if name in _HOME:
             globals()[name] = value = getattr(importlib.import_module(_HOME[name]), name)
