@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from qgate._version import __version__
 from qgate.errors import QgateError
+from qgate.loading import explained_imports
 
 if TYPE_CHECKING:
     from qgate import analysis, capture, checkpoints, formats, models, modes, stats
@@ -69,11 +70,12 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        globals()[name] = value = getattr(importlib.import_module(_HOME[name]), name)
-        return value
-    if name in __all__:
-        return importlib.import_module(f"qgate.{name}")
+    with explained_imports():
+        if name in _HOME:
+            globals()[name] = value = getattr(importlib.import_module(_HOME[name]), name)
+            return value
+        if name in __all__:
+            return importlib.import_module(f"qgate.{name}")
     raise AttributeError(f"module 'qgate' has no attribute {name!r}")
 
 

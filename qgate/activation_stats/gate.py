@@ -9,27 +9,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from qgate.activation_stats.compute import activations
 from qgate.activation_stats.record import LayerActivations
+from qgate.activation_stats.settings import GATED
 from qgate.baselines import Origin
 from qgate.baselines.origin import COLLECTED
 from qgate.errors import QgateError, unknown
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.model_gates import ModelSubject
+from qgate.gate.measuring.model_subject import ModelSubject
 from qgate.gate.measuring.pictures import log2_or_least
-from qgate.gate.measuring.suite_needs import ANALYSES
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import Subject
 from qgate.metrics import METRICS
 from qgate.modes import Mode
 from qgate.results.pictures import MagnitudePicture
-
-if TYPE_CHECKING:
-    from qgate.storage.locations import Location
 
 TITLE = "activations"
 """Name of the accepted record."""
@@ -54,7 +52,7 @@ class ActivationSubject(Subject):
     def tensors(self) -> list[LayerActivations]:
         """Measure all samples in one run for all tests, whatever limits each of them has."""
         model = self.bench.model
-        return activations(model, list(model.inputs), settings=ANALYSES).record["layers"]
+        return activations(model, list(model.inputs), settings=GATED).record["layers"]
 
 
 class ActivationGates(GateSession):
@@ -62,7 +60,7 @@ class ActivationGates(GateSession):
 
     subject: ActivationSubject
 
-    def __init__(self, bench: Bench, baselines: Location, policy: Policy, **options: Any) -> None:
+    def __init__(self, bench: Bench, baselines: Path, policy: Policy, **options: Any) -> None:
         super().__init__(ActivationSubject(bench), baselines, policy, **options)
 
     @gate

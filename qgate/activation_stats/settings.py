@@ -296,3 +296,13 @@ def _literal(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_literal, value))}]"
     return json.dumps(value)
+
+
+GATED = with_values(ActivationSettings(), {
+    "visualization.enabled.magnitude_input": True,
+    "visualization.enabled.magnitude_output": True,
+    "visualization.enabled.outlier_layer_wise": True,
+    "smoothing.enabled": False,
+    "formats": ["fp8_e4m3"],
+})  # fmt: skip
+"""Analyses that gates of activations are made from."""

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from qgate.arithmetics.known import KnownAttention
+if TYPE_CHECKING:
+    from qgate.arithmetics.known import KnownAttention
+
 
 Paused = Callable[[], AbstractContextManager[None]]
 """Lets operators pass that are not those of a reference."""

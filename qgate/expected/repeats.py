@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+REPETITIONS = 3
+"""Calls of the same input, which are compared with each other."""
 _SIGMAS = 6.0
 
 

@@ -17,7 +17,7 @@ from qgate.formats._literals import FORMATS
 from qgate.formats._scratch import BoundedCache, buffer
 from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.encoded import Encoded, encode_tensor
-from qgate.formats.engine import fast_element, fast_mx, fast_nvfp4, on_device, rotation
+from qgate.formats.engine import fast_element, rotation
 from qgate.formats.engine.dtypes import INPUTS, combine
 from qgate.formats.engine.job import Job, check, split
 from qgate.formats.engine.scales import saturated
@@ -26,10 +26,19 @@ from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.options import NanPolicy, Options
 from qgate.formats.settings import QuantizerSettings, check_choice
 from qgate.kernels import proving
+from qgate.loading import LateModule
 from qgate.tensor_inputs import plain_tensor, valueless
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+    from qgate.formats.engine import fast_mx as fast_mx
+    from qgate.formats.engine import fast_nvfp4 as fast_nvfp4
+    from qgate.formats.engine import on_device as on_device
+else:
+    fast_mx = LateModule("qgate.formats.engine.fast_mx")
+    fast_nvfp4 = LateModule("qgate.formats.engine.fast_nvfp4")
+    on_device = LateModule("qgate.formats.engine.on_device")
 
 Observer = Callable[[Tensor, Any], None]
 _defaults: dict[str, Quantizer] = {}

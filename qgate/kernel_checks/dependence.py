@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from qgate.expected.narrow_floats import is_wide_float
-from qgate.kernel_checks.runs import REFUSALS, Failing
+from qgate.kernel_checks.runs import Failing
 from qgate.kernel_checks.subject import KernelRefusal
+from qgate.models.refusals import REFUSALS
 
 LONGEST = 64
 """Entries along one dimension of an argument above which it is not looked into."""

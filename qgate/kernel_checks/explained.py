@@ -17,10 +17,11 @@ from qgate.kernel_checks.diagnosis import diagnose
 from qgate.kernel_checks.explanations import describe_wrong_cast
 from qgate.kernel_checks.fitting import judge
 from qgate.kernel_checks.requests import KernelRequest
-from qgate.kernel_checks.runs import EXAMPLE, LENGTH_REFUSALS, Failing, KernelRun
+from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
 from qgate.kernel_checks.scale_factors import FACTOR, describe_scale_factor
 from qgate.kernel_checks.settling import settled, unexplained
 from qgate.kernel_checks.subject import KernelSubject
+from qgate.models.refusals import LENGTH_REFUSALS
 
 FEW_ROWS = 16
 """Rows that a fault is looked for in first: most faults are in every row."""

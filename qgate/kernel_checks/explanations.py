@@ -24,8 +24,9 @@ from qgate.formats.options import Floats
 from qgate.kernel_checks.closeness import energy_left
 from qgate.kernel_checks.declarations import COMMON, declaration_text
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
-from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
+from qgate.kernel_checks.runs import Failing
 from qgate.kernel_checks.subject import RESULT, KernelSubject
+from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.stats.bits import short_name
 
 ROUNDINGS, LEFT = 2.0, 0.1

@@ -13,7 +13,8 @@ from qgate.causes.places import factor_words
 from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import evaluate
 from qgate.kernel_checks.explanations import MOST_WORK, work_of
-from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
+from qgate.kernel_checks.runs import Failing
+from qgate.models.refusals import LENGTH_REFUSALS
 
 SMALL_STEP, PER_STEP = 2.0**-10, 2.0**10
 """Change of a factor from which it is told how a result moves."""

@@ -13,9 +13,10 @@ from torch import Tensor
 from qgate.expected.derived import are_independent
 from qgate.expected.intermediates import HALVES
 from qgate.expected.narrow_floats import same_bits
+from qgate.expected.repeats import REPETITIONS
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import with_seed
-from qgate.kernel_checks.runs import REPETITIONS, Failing, KernelRun, error_words, shape_words
+from qgate.kernel_checks.runs import Failing, KernelRun, error_words, shape_words
 from qgate.kernel_checks.subject import KernelRefusal, KernelSubject
 
 STEADY = 2.0

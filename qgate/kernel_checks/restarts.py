@@ -10,7 +10,8 @@ import torch
 from qgate.causes.places import axis_word, place_words
 from qgate.expected.derived import CutAxis, find_axes
 from qgate.expected.noise import Expected
-from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
+from qgate.kernel_checks.runs import Failing
+from qgate.models.refusals import LENGTH_REFUSALS
 
 FEWEST = 3
 """Wrong rows that must be explained, or all of them."""

@@ -29,11 +29,6 @@ NOISE = 2.0**-16
 """Share of a typical value of the example up to which a result of zero may be another number."""
 REFUSED = "the kernel refused"
 """Words with which a reason begins where a kernel raised an exception."""
-REPETITIONS = 3
-REFUSALS = (ValueError, TypeError, RuntimeError, AssertionError)
-"""Exceptions with which a module says that it does not take an input."""
-LENGTH_REFUSALS = (*REFUSALS, IndexError)
-"""Those of a whole model at a length that it was not made for: tables of positions end."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from qgate.formats.options import Floats
 from qgate.kernel_checks.closeness import energy_left
 from qgate.kernel_checks.declared import Quantization, from_array, to_array
 from qgate.kernel_checks.explanations import MOST_WORK, work_of
-from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
+from qgate.kernel_checks.runs import Failing
 from qgate.kernel_checks.subject import RESULT
+from qgate.models.refusals import LENGTH_REFUSALS
 
 LEFT = 0.1
 """Share of what was off that a fault may leave: codes that float noise decides."""

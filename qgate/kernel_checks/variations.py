@@ -24,10 +24,11 @@ from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import Expected, evaluate, expect
 from qgate.kernel_checks.closeness import FunctionFit, energy_left
 from qgate.kernel_checks.explanations import MOST_WORK, TriedCast, work_of
-from qgate.kernel_checks.runs import LENGTH_REFUSALS, Failing
+from qgate.kernel_checks.runs import Failing
 from qgate.kernel_checks.stage_faults import stage_faults
 from qgate.kernel_checks.subject import RESULT
 from qgate.kernel_checks.wrong_scales import swapped_scales
+from qgate.models.refusals import LENGTH_REFUSALS
 
 CLOSELY = 6
 """Faults that are explaining at under the roundings of kernels: those that leave least."""

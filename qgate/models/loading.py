@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,16 +21,24 @@ from torch import Tensor
 from qgate import devices
 from qgate.errors import QgateError, unknown
 from qgate.interruptions import RAISED_BY_USERS, raise_interruption
-from qgate.models import huggingface
-from qgate.models.huggingface_inputs import TEXT, NetworkFeed, fed_names
+from qgate.loading import LateModule
 from qgate.models.language import Part
-from qgate.models.mamba.checkpoint import load_checkpoint
 from qgate.models.mamba.rotation import ROTATED, rotate
 from qgate.models.model import Model
 from qgate.models.naming import FOLDER_SCHEMES, check_name, split_name
 from qgate.models.text import byte_ids, check_numbers, check_vocabulary, language_windows, windows
 from qgate.models.tiny import TINY
 from qgate.text import listed
+
+if TYPE_CHECKING:
+    from qgate.models import huggingface as huggingface
+    from qgate.models import huggingface_inputs as huggingface_inputs
+    from qgate.models.mamba import checkpoint as checkpoint
+else:
+    checkpoint = LateModule("qgate.models.mamba.checkpoint")
+    huggingface_inputs = LateModule("qgate.models.huggingface_inputs")
+    huggingface = LateModule("qgate.models.huggingface")
+
 
 SCHEMES = {
     "mamba:PATH": "a Mamba-1 checkpoint folder, of Hugging Face or state-spaces",
@@ -105,7 +113,9 @@ def _by_scheme(model: str, sampling: Sampling) -> Model:
     if scheme.lower() == "hf":
         return _hugging_face(name, folder, sampling)
     inputs, calibration = _samples(sampling, lambda: huggingface.tokenizer(folder))
-    loaded = Model(load_checkpoint(folder), inputs, name, calibration, bases=_MAMBA_BASES)
+    loaded = Model(
+        checkpoint.load_checkpoint(folder), inputs, name, calibration, bases=_MAMBA_BASES
+    )
     _check_ids(loaded, sampling)
     return loaded
 
@@ -129,8 +139,8 @@ def _tiny(name: str, sampling: Sampling) -> Model:
 
 def _hugging_face(name: str, folder: Path, sampling: Sampling) -> Model:
     network = huggingface.load_network(folder)
-    names = fed_names(network)
-    if names != (TEXT,):
+    names = huggingface_inputs.fed_names(network)
+    if names != (huggingface_inputs.TEXT,):
         return model_of_signals(name, folder, network, names, sampling)
     inputs, calibration = _samples(sampling, lambda: huggingface.tokenizer(folder))
     huggingface.check_length(network, sampling.seqlen, name)
@@ -149,18 +159,18 @@ def model_of_signals(
     name: str, folder: Path, network: torch.nn.Module, names: Sequence[str], sampling: Sampling
 ) -> Model:
     """Make a model that is fed images or sound, alone or beside text."""
-    if TEXT in names:
+    if huggingface_inputs.TEXT in names:
         texts = _framed_texts(folder, network, sampling)
     else:
         _refuse_text(name, f"is fed {listed(names, 4)}", sampling)
         texts = _no_texts(sampling)
-    feed = NetworkFeed(network, folder, tuple(names), sampling.seed)
+    feed = huggingface_inputs.NetworkFeed(network, folder, tuple(names), sampling.seed)
 
     def fed(part: Part) -> list[Any]:
         return [feed.sample(part, index, ids) for index, ids in enumerate(texts(part))]
 
     model = Model(network, fed("evaluation"), name, lambda: fed("calibration"))
-    if TEXT in names:
+    if huggingface_inputs.TEXT in names:
         _check_ids(model, sampling)
     feed.prepare(model)
     return model
@@ -338,7 +348,10 @@ def _check_ids(model: Model, sampling: Sampling) -> None:
         table = getattr(model.module, "get_input_embeddings", lambda: None)()
     embeddings = (m for m in model.module.modules() if isinstance(m, torch.nn.Embedding))
     rows = getattr(table or next(embeddings, None), "num_embeddings", None)
-    texts = [sample[TEXT] if isinstance(sample, Mapping) else sample for sample in model.inputs]
+    texts = [
+        sample[huggingface_inputs.TEXT] if isinstance(sample, Mapping) else sample
+        for sample in model.inputs
+    ]
     ids = sampling.tokens if sampling.tokens is not None else torch.cat(texts, -1)
     if rows is not None:
         check_vocabulary(ids, rows, model.name, "those given go")

@@ -12,6 +12,10 @@ from qgate.device_errors import device_error
 from qgate.errors import QgateError
 from qgate.text import beginning, one_line
 
+REFUSALS = (ValueError, TypeError, RuntimeError, AssertionError)
+"""Exceptions with which a module says that it does not take an input."""
+LENGTH_REFUSALS = (*REFUSALS, IndexError)
+"""Those of a whole model at a length that it was not made for: tables of positions end."""
 _MOST = 300
 _MIXED = "on the same device"
 """Words of torch about tensors of two devices."""

@@ -14,20 +14,24 @@ from qgate.errors import QgateError
 from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.interruptions import RAISED_BY_USERS, raise_interruption
+from qgate.loading import LateModule
 from qgate.models.fingerprints import WeightCache
-from qgate.modes.attention.planning import cache_attentions
 from qgate.modes.mode import Mode
 from qgate.modes.plan import Plan
 from qgate.modes.resolving import make_plan
 from qgate.modes.simulated.mixer import casts_of
 from qgate.modes.simulated.planning import simulate
-from qgate.modes.states.planning import store_states
 
 if TYPE_CHECKING:
     from qgate.formats.quantizer import Quantizer
     from qgate.models.model import Model
     from qgate.models.sites import Site
+    from qgate.modes.attention import planning as planning
     from qgate.modes.calibration import Calibration
+    from qgate.modes.states import planning as states_planning
+else:
+    planning = LateModule("qgate.modes.attention.planning")
+    states_planning = LateModule("qgate.modes.states.planning")
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,9 @@ def apply(mode: Mode, model: Model, calibration: Calibration | None = None) -> Q
         simulate(module, mode.choices, calibration)
     elif mode.attention is not None:
         ranges = {} if calibration is None else calibration.ranges()
-        cache_attentions(base, module, mode.attention, ranges)
+        planning.cache_attentions(base, module, mode.attention, ranges)
     elif mode.states is not None:
-        store_states(base, module, mode.states)
+        states_planning.store_states(base, module, mode.states)
     else:
         _install(module, base.sites(), plan.quantizers())
     return Quantized(base.with_module(module), mode, plan, calibration)

@@ -15,9 +15,8 @@ from qgate.arithmetic import divided
 from qgate.device_errors import in_parts
 from qgate.errors import QgateError
 from qgate.hooks.tapping import tap_sites
+from qgate.loading import LateModule
 from qgate.models.model import inputs_hash
-from qgate.modes.attention.ranges import cache_ranges
-from qgate.modes.attention.sources import named_attentions
 from qgate.storage.files import replacing
 
 if TYPE_CHECKING:
@@ -25,6 +24,11 @@ if TYPE_CHECKING:
 
     from qgate.models.model import Model
     from qgate.models.sites import Site
+    from qgate.modes.attention import ranges as attention_ranges
+    from qgate.modes.attention import sources as sources
+else:
+    attention_ranges = LateModule("qgate.modes.attention.ranges")
+    sources = LateModule("qgate.modes.attention.sources")
 
 VERSION = 1
 _BATCH = 8
@@ -239,7 +243,7 @@ def measure(
 
 def _check_attention(model: Model) -> None:
     try:
-        named_attentions(model)
+        sources.named_attentions(model)
     except QgateError:
         raise QgateError(
             f"{model.name} fits no mode with calibrated scales: those are for Mamba models, and "
@@ -248,7 +252,7 @@ def _check_attention(model: Model) -> None:
 
 
 def _cache_scales(model: Model, batches: Iterator[Tensor]) -> dict[str, SiteScale]:
-    ranges = cache_ranges(model, batches)
+    ranges = attention_ranges.cache_ranges(model, batches)
     return {site: SiteScale(reach / 127, "minmax", reach) for site, reach in ranges.items()}
 
 

@@ -9,20 +9,24 @@ from typing import TYPE_CHECKING
 from qgate.errors import CopyableError, QgateError, unknown
 from qgate.formats import FORMATS
 from qgate.formats.quantizer import Quantizer
+from qgate.loading import LateModule
 from qgate.models.sites import KINDS
-from qgate.modes.attention.planning import attention_entries
 from qgate.modes.mode import Mode, Rule
 from qgate.modes.plan import Plan, PlanEntry
 from qgate.modes.selection import names, select, select_fitting
 from qgate.modes.simulated.planning import mamba_entries
-from qgate.modes.states.planning import state_entries
 from qgate.modes.static_inputs import calibrated_reaches
 from qgate.text import listed
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
     from qgate.models.sites import Site
+    from qgate.modes.attention import planning as planning
     from qgate.modes.calibration import Calibration
+    from qgate.modes.states import planning as states_planning
+else:
+    planning = LateModule("qgate.modes.attention.planning")
+    states_planning = LateModule("qgate.modes.states.planning")
 
 _LONG = 2**30
 _OF = ("product", "any")
@@ -69,9 +73,9 @@ def make_plan(mode: Mode, model: Model, calibration: Calibration | None = None) 
     elif mode.attention is not None:
         if mode.calibrated and calibration is None:
             raise _uncalibrated(mode)
-        entries = attention_entries(mode.attention, model, *_ranges_of(calibration))
+        entries = planning.attention_entries(mode.attention, model, *_ranges_of(calibration))
     elif mode.states is not None:
-        entries = state_entries(mode.states, model)
+        entries = states_planning.state_entries(mode.states, model)
     elif mode.dtype is not None:
         entries = [PlanEntry("*", f"runs in {mode.dtype}", None, "the whole model")]
     elif mode.own:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from qgate.dumps.tensor_files import read_tensors
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.models import Model, Sampling, load
 from qgate.models.naming import TINY_NAMES
 from qgate.modes import (
@@ -24,6 +25,12 @@ from qgate.modes import (
     modes_of,
     select,
 )
+
+if TYPE_CHECKING:
+    from qgate.dumps import tensor_files as tensor_files
+else:
+    tensor_files = LateModule("qgate.dumps.tensor_files")
+
 
 Progress = Callable[[int, int], None]
 _WHOLE = ("torch.int64", "torch.int32", "torch.int16", "torch.int8", "torch.uint8", "torch.uint16")
@@ -98,7 +105,7 @@ def with_tokens(sampling: Sampling, tokens: Path | None) -> Sampling:
 
 def read_token_ids(path: Path) -> Tensor:
     """Read one row of token ids from a .npy, .npz, .pt or .safetensors file."""
-    stored = list(read_tensors(str(path)))
+    stored = list(tensor_files.read_tensors(str(path)))
     if len(stored) != 1:
         raise QgateError(
             f"{str(path)!r} holds {len(stored)} tensors; token ids are one row of one."

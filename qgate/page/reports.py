@@ -6,12 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from qgate.loading import without_collector
-from qgate.page._sections import comparison_section
-from qgate.page.comparison_texts import comparison_markdown, diagnosis
-from qgate.page.comparisons import ComparedRun, RunComparison
-from qgate.page.data import comparison_csv, report_json
+from qgate.loading import LateModule, without_collector
 from qgate.page.pages import page
 from qgate.page.runs import Run, run_of_records
 from qgate.results.ci import markdown_summary
@@ -21,6 +18,19 @@ from qgate.results.summary import Tally, set_up_lines
 from qgate.results.table import to_csv
 from qgate.storage.access import write_text
 from qgate.text import one_line
+
+if TYPE_CHECKING:
+    from qgate.page import _sections as page_sections
+    from qgate.page import comparison_texts as comparison_texts
+    from qgate.page import comparisons as comparisons
+    from qgate.page import data as data
+    from qgate.page.comparisons import ComparedRun, RunComparison
+else:
+    page_sections = LateModule("qgate.page._sections")
+    comparison_texts = LateModule("qgate.page.comparison_texts")
+    comparisons = LateModule("qgate.page.comparisons")
+    data = LateModule("qgate.page.data")
+
 
 ENDINGS = (".html", ".md", ".csv", ".json")
 
@@ -43,7 +53,7 @@ class LoadedRun:
 def load(path: Path, name: str, *, compared: bool = False) -> LoadedRun:
     """Read a results file for what all outputs need; some of them read its records again."""
     header, records = read(path)
-    collected = ComparedRun(name, header) if compared else None
+    collected = comparisons.ComparedRun(name, header) if compared else None
     with without_collector():
         run = run_of_records(header, collected.collecting(records) if collected else records, name)
     header = effective_header(header, records)
@@ -69,9 +79,9 @@ def write_report(
             write_text(output, markdown_report(loaded, comparison))
         case ".json":
             pairs = [(run.run, run.tally) for run in loaded]
-            write_text(output, report_json(pairs, comparison))
+            write_text(output, data.report_json(pairs, comparison))
         case _ if comparison is not None:
-            write_text(output, comparison_csv(comparison))
+            write_text(output, data.comparison_csv(comparison))
         case _:
             to_csv(read(loaded[-1].path)[1], output)
 
@@ -87,8 +97,10 @@ def write_page(
 
     A comparison has to be passed in, since runs keep only the worst of each gate.
     """
-    sections = [comparison_section(comparison, runs)] if comparison is not None else []
-    lead = diagnosis(comparison) if comparison is not None else None
+    sections = (
+        [page_sections.comparison_section(comparison, runs)] if comparison is not None else []
+    )
+    lead = comparison_texts.diagnosis(comparison) if comparison is not None else None
     with without_collector():
         html = page(runs[-1], plots=plots, sections=sections, lead=lead)
     write_text(output, html)
@@ -99,7 +111,11 @@ def markdown_report(loaded: Sequence[LoadedRun], comparison: RunComparison | Non
     last = loaded[-1]
     notes = [*last.broken, *([last.run.torn] if last.run.torn else [])]
     text = markdown_summary(last.tally, broken=notes, about=about(last.run), header=last.run.header)
-    return f"{text}\n{comparison_markdown(comparison)}" if comparison is not None else text
+    return (
+        f"{text}\n{comparison_texts.comparison_markdown(comparison)}"
+        if comparison is not None
+        else text
+    )
 
 
 def about(run: Run) -> str:

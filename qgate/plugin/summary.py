@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, sentence_of
-from qgate.page.accepted_changes import mode_sentences
-from qgate.page.reports import write_page
+from qgate.loading import LateModule
 from qgate.page.runs import Run, read_run
 from qgate.page.terminal import (
     TerminalLine,
@@ -30,6 +29,14 @@ from qgate.results.summary import set_up_lines
 from qgate.storage.out_folders import REPRODUCTIONS
 from qgate.text import for_terminal, one_line
 
+if TYPE_CHECKING:
+    from qgate.page import accepted_changes as accepted_changes
+    from qgate.page import reports as reports
+else:
+    reports = LateModule("qgate.page.reports")
+    accepted_changes = LateModule("qgate.page.accepted_changes")
+
+
 _MOST, _SCRIPTS = 20, 3
 _ANNOTATIONS = 50
 
@@ -48,7 +55,7 @@ def draw(run: SuiteRun) -> None:
         return
     page = records_file(run).with_name("report.html")
     try:
-        write_page(page, [page_run(run)], plots=values["plots"])  # type: ignore[list-item]
+        reports.write_page(page, [page_run(run)], plots=values["plots"])  # type: ignore[list-item]
         run.page = page
     except Exception as error:
         is_told = isinstance(error, QgateError | OSError)
@@ -108,7 +115,7 @@ def _sentences(run: SuiteRun) -> list[str]:
     if run.updated:
         verb = "would change" if run.options.dry_run else "written"
         lines.append(f"baselines: {len(run.changes)} entries {verb}")
-        lines += [f"  {line}" for line in _first(mode_sentences(run.accepted))]
+        lines += [f"  {line}" for line in _first(accepted_changes.mode_sentences(run.accepted))]
         changes = run.changes
         if len(changes) > _MOST:  # new entries are counted above: what replaces another is news
             changes = [change for change in changes if change.old is not None]

@@ -5,13 +5,14 @@ They need no baseline and accept nothing: limits are float noise, or the same bi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.model_gates import ModelSubject
+from qgate.gate.measuring.model_subject import ModelSubject
 from qgate.gate.measuring.relations import METRIC
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.gate.policy import Policy
@@ -21,9 +22,6 @@ from qgate.relations.compute import ModelRelations
 from qgate.relations.noise import FloatNoise
 from qgate.relations.record import RelationReport
 from qgate.relations.restarts import Rebuilding
-
-if TYPE_CHECKING:
-    from qgate.storage.locations import Location
 
 TITLE = "relations"
 """Name under which nothing is ever accepted."""
@@ -37,7 +35,7 @@ class RelationGates(GateSession):
     def __init__(
         self,
         bench: Bench,
-        baselines: Location,
+        baselines: Path,
         policy: Policy,
         *,
         bitwise: bool = False,

@@ -18,6 +18,7 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.expected.derived import CutAxis, are_independent, derive, find_axes
 from qgate.expected.noise import Expected, evaluate, expect, single_tensor
+from qgate.expected.repeats import REPETITIONS
 from qgate.formats import Quantizer
 from qgate.relations.causes import other_rows_in
 from qgate.relations.record import Disagreement, RelationReport
@@ -32,7 +33,6 @@ NAMES = {
 }
 """Relations of a model by the name of the derived input that asks for them."""
 OF_KERNELS = ("repeat", "alone", "others", "permuted", "prefix", "split K", "split N")
-_REPETITIONS = 3
 _SHORTEST = 16
 _PARTS = (2, 4)
 _REFUSALS = (ValueError, TypeError, RuntimeError, NotImplementedError, AssertionError, IndexError)
@@ -102,7 +102,7 @@ class KernelRelations:
         return _Length(terms, arguments, self.run(arguments), expected.width)
 
     def _repeat(self, whole: _Length) -> None:
-        for number in range(2, _REPETITIONS + 1):
+        for number in range(2, REPETITIONS + 1):
             repeated = self.run(whole.arguments)
             words = f"in call {number} of the same input"
             self._compare("repeat", words, repeated, whole.result, whole.width, is_exact=True)

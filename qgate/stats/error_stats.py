@@ -5,23 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
-from qgate.charts.figure import dress
 from qgate.charts.overviews import Overview, Overviewed
-from qgate.charts.palette import BLUE
-from qgate.charts.sheet import Sheet, panels, sheet
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.metrics import METRICS
-from qgate.stats import _device_pass
 from qgate.stats._axis_errors import AxisCollector, AxisErrors
-from qgate.stats._device_pass import DevicePass
 from qgate.stats._error_pass import RELATIVE_ERROR, DifferenceCounts, Element, ErrorPass, NonFinite
 from qgate.stats._portion import Reader, require_floats
 from qgate.stats._sums import ErrorSums
 from qgate.text import counted, decibels
+
+if TYPE_CHECKING:
+    from qgate.charts import figure as figure
+    from qgate.charts import palette as palette
+    from qgate.charts import sheet as charts_sheet
+    from qgate.charts.sheet import Sheet
+    from qgate.stats import _device_pass as _device_pass
+else:
+    figure = LateModule("qgate.charts.figure")
+    palette = LateModule("qgate.charts.palette")
+    charts_sheet = LateModule("qgate.charts.sheet")
+    _device_pass = LateModule("qgate.stats._device_pass")
+
 
 __all__ = ["AxisErrors", "Element", "ErrorStats", "NonFinite", "errors"]
 
@@ -104,10 +113,10 @@ class ErrorStats(Overviewed):
         if not octaves:
             return None
         title = f"SQNR {decibels(self.metric('sqnr_db', finite_only=True))}: differences by octave"
-        picture = sheet(7, 3.2, title)
-        (axes,) = panels(picture, 1, 1)
-        axes.bar(list(octaves), list(octaves.values()), width=0.9, color=BLUE)
-        dress(axes, x="log2 |actual - reference|", y="values", grid="y")
+        picture = charts_sheet.sheet(7, 3.2, title)
+        (axes,) = charts_sheet.panels(picture, 1, 1)
+        axes.bar(list(octaves), list(octaves.values()), width=0.9, color=palette.BLUE)
+        figure.dress(axes, x="log2 |actual - reference|", y="values", grid="y")
         return picture
 
     def __add__(self, other: ErrorStats) -> ErrorStats:
@@ -208,14 +217,15 @@ def errors(
     views = {"channels": channel_axis, "tokens": token_axis}
     axes = {name: _collector(shape, axis) for name, axis in views.items() if axis is not None}
     read_actual, read_reference = Reader(actual, "actual"), Reader(reference, "reference")
-    error_pass: ErrorPass | DevicePass
+    error_pass: ErrorPass | _device_pass.DevicePass
     if (
         isinstance(actual, Tensor)
         and isinstance(reference, Tensor)
         and not axes
+        and actual.is_cuda
         and _device_pass.serves(actual, reference)
     ):
-        error_pass = DevicePass(worst)
+        error_pass = _device_pass.DevicePass(worst)
         complete = error_pass.run(actual, reference)
     else:
         error_pass = ErrorPass(worst, list(axes.values()))

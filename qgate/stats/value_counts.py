@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,21 @@ from torch import Tensor
 
 from qgate.archives import check_archive
 from qgate.errors import QgateError, unknown
-from qgate.kernels import proving, reductions
-from qgate.kernels.launching import to_host
+from qgate.kernels import proving
+from qgate.loading import LateModule
 from qgate.stats import bits as _bits
 from qgate.stats.direct_values import Values
 from qgate.stats.moments import PowerSums
 from qgate.stats.summary import Floats, Ints, SummaryOfKinds
 from qgate.storage.files import replacing
+
+if TYPE_CHECKING:
+    from qgate.kernels import launching as launching
+    from qgate.kernels import reductions as reductions
+else:
+    reductions = LateModule("qgate.kernels.reductions")
+    launching = LateModule("qgate.kernels.launching")
+
 
 Patterns = npt.NDArray[np.uint16]
 PAGE = 64
@@ -289,7 +297,7 @@ def _count(x: Tensor, dtype: torch.dtype) -> Counts:
         parts = [reductions.count(slab.to(dtype)) for slab in _bits.slabs(x, _SLAB_ON_DEVICE)]
         by_kernel = [part for part in parts if part is not None]
         if parts and len(by_kernel) == len(parts):
-            summed = to_host(functools.reduce(Tensor.add, by_kernel))
+            summed = launching.to_host(functools.reduce(Tensor.add, by_kernel))
             return Counts(_bits.short_name(dtype), summed.numpy(), rounded_from)
     total = torch.zeros(size, dtype=torch.int64, device=x.device)
     room = _bits.CHUNK if x.device.type == "cpu" else 2**26

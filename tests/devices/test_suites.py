@@ -23,7 +23,7 @@ import qgate.plugin.records
 import qgate.plugin.sessions
 import qgate.plugin.summary  # noqa: F401
 from qgate import modes
-from qgate.gate.measuring import model_gates
+from qgate.gate.measuring import model_subject
 from tests.campaigns.forked import Ended, ran
 from tests.devices import simulated
 from tests.devices.lanes import ROOT
@@ -111,7 +111,7 @@ def references_of_the_device() -> None:
             joined.cpu = lambda: joined  # type: ignore[method-assign]
             return joined
 
-    model_gates.torch = Torch()  # type: ignore[attr-defined]
+    model_subject.torch = Torch()  # type: ignore[attr-defined]
 
 
 @share(6)

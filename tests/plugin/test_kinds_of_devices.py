@@ -33,7 +33,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> On:
 
     def name(device: str) -> None:
         monkeypatch.setattr(
-            "qgate.gate.measuring.model_gates.arithmetic_of", lambda _device: device
+            "qgate.gate.measuring.model_subject.arithmetic_of", lambda _device: device
         )
 
     return name

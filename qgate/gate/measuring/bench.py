@@ -8,20 +8,18 @@ What the free run made between its quantizers is held against FP32 code fed with
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from qgate.capture import Capture, run
-from qgate.expected.fused_attention import FusedAttention
 from qgate.gate.measured import Measured
-from qgate.gate.measuring.attention_arithmetic import RunAttention
-from qgate.gate.measuring.cache_rows import cache_rows
-from qgate.gate.measuring.cache_traces import RunTraces
+from qgate.gate.measuring import late
 from qgate.gate.measuring.call_arguments import arguments_of
 from qgate.gate.measuring.canary import BROKEN, HEALTHY, quantized_outputs
 from qgate.gate.measuring.compared_sites import (
@@ -30,12 +28,8 @@ from qgate.gate.measuring.compared_sites import (
     quantized_sites,
     untouched_sites,
 )
-from qgate.gate.measuring.expert_rows import expert_rows
-from qgate.gate.measuring.gradient_factors import OwnGradients
-from qgate.gate.measuring.holding import Holding
 from qgate.gate.measuring.ideals import IdealErrors, ideal_errors
 from qgate.gate.measuring.loaded_model import LoadedModel
-from qgate.gate.measuring.long_texts import long_text, token_logits
 from qgate.gate.measuring.passes import (
     fed,
     flow,
@@ -57,9 +51,11 @@ from qgate.gate.measuring.site_errors import (
     unless_vanished,
 )
 from qgate.gate.measuring.site_rows import ModelSites
-from qgate.gate.measuring.state_rows import state_rows
-from qgate.gate.measuring.state_traces import StateRunTraces
 from qgate.modes import Mode, Quantized, apply
+
+if TYPE_CHECKING:
+    from qgate.gate.measuring.attention_arithmetic import RunAttention
+
 
 # Bytes of logits that wait for the task suite: 35 modes of tiny-mamba take 180 MB.
 _LOGITS = 1 << 28
@@ -106,17 +102,19 @@ class Bench(LoadedModel):
         inputs, together = self.model.inputs, self.runs_together(mode)
         segments = self.segments(quantized)
         meant = self.meant_of(quantized)
-        holding = Holding(quantized, self.model, meant)
-        caches, states = RunTraces(quantized), StateRunTraces(quantized)
-        with holding.watch(), caches.watch(), states.watch():
+        holding = late.holding.Holding(quantized, self.model, meant)
+        caches = None if mode.attention is None else late.cache_traces.RunTraces(quantized)
+        states = None if mode.states is None else late.state_traces.StateRunTraces(quantized)
+        with contextlib.ExitStack() as stack:
+            for watch in (w.watch for w in (holding, caches, states) if w is not None):
+                stack.enter_context(watch())
             carried = outer_tensors(
                 quantized.model, inputs, None, together, segments.watch, self.at_once
             )
         self._keep_logits(mode, carried)
         rows = self.site_errors(quantized)
         # A layer that is one module is compared there already, on a short text.
-        inner = {row.site for row in rows}
-        layers = quantized.model.layers
+        inner, layers = {row.site for row in rows}, quantized.model.layers
         outer = [name for name in layers if f"{name}:output" not in inner]
         if outer:
             local = outer_tensors(quantized.model, inputs, reference, together, most=self.at_once)
@@ -125,11 +123,11 @@ class Bench(LoadedModel):
         rows += self._outputs(carried, reference)
         rows += self._isolated(segments)
         base = self.model.in_basis(quantized.model.basis)
-        rows += expert_rows(quantized, base, meant, self._places)
-        if mode.attention is not None:
-            rows += cache_rows(quantized, base, caches, self._places)
-        if mode.states is not None:
-            rows += state_rows(quantized, base, states, self._places)
+        rows += late.expert_rows.expert_rows(quantized, base, meant, self._places)
+        if caches is not None:
+            rows += late.cache_rows.cache_rows(quantized, base, caches, self._places)
+        if states is not None:
+            rows += late.state_rows.state_rows(quantized, base, states, self._places)
         rows = unless_idle(rows) if self._chosen is None else rows
         return holding.attach(rows, self._places)
 
@@ -145,7 +143,7 @@ class Bench(LoadedModel):
         if key not in self._by_reference:
             quantized = self.quantized(mode)
             base = self.model.in_basis(quantized.model.basis)
-            attention = RunAttention.of(quantized, base)
+            attention = late.attention_arithmetic.RunAttention.of(quantized, base)
             measure = self._gradients_by_reference if gradients else self._errors_by_reference
             rows = [] if self._chosen is not None else measure(mode, quantized, attention)
             self._by_reference[key] = rows, attention.words()
@@ -194,7 +192,9 @@ class Bench(LoadedModel):
     @cached_property
     def long_reference(self) -> Tensor:
         """Logits of the reference along the long text, in the plain basis."""
-        return token_logits(self.reference_model("plain"), long_text(self.model))
+        return late.long_texts.token_logits(
+            self.reference_model("plain"), late.long_texts.long_text(self.model)
+        )
 
     def _keep_logits(self, mode: Mode, carried: Capture) -> None:
         tensors = carried.tensors["logits"]
@@ -212,7 +212,7 @@ class Bench(LoadedModel):
 
     def _gradient_rows(self, mode: Mode) -> list[Measured]:
         quantized = self.quantized(mode)
-        own = OwnGradients(quantized, self.meant_of(quantized))
+        own = late.gradient_factors.OwnGradients(quantized, self.meant_of(quantized))
         with own.watch():
             pairs = self.gradient_pairs(mode)
         rows = []
@@ -228,13 +228,13 @@ class Bench(LoadedModel):
         Attention of 16 bits is computed twice by its definition, with either rounding and with all
         else as it is: what a quantizer gets wrong is in both.
         """
-        with FusedAttention() as attention:
+        with late.fused_attention.FusedAttention() as attention:
             rows = self._gradient_rows(mode)
         if not attention.calls:
             return rows
-        with FusedAttention(rounds_scaled=False):
+        with late.fused_attention.FusedAttention(rounds_scaled=False):
             plain = self._gradient_rows(mode)
-        with FusedAttention(rounds_scaled=True):
+        with late.fused_attention.FusedAttention(rounds_scaled=True):
             scaled = self._gradient_rows(mode)
         return [
             replace(row, device_room=more_error(less, more))

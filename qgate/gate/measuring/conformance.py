@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,11 +31,18 @@ from qgate.formats import Quantizer
 from qgate.formats.quantizer import quantize_tensor
 from qgate.gate.measured import UNNAMED_FAULT, Conformance
 from qgate.hooks.tapping import tap_sites
-from qgate.kernel_checks.casts import check_cast
-from qgate.kernel_checks.record import CheckFailure
+from qgate.loading import LateModule
 from qgate.models import Model, Site
 from qgate.models.rows import is_text
 from qgate.modes import Quantized
+
+if TYPE_CHECKING:
+    from qgate.kernel_checks import casts as casts
+    from qgate.kernel_checks import record as kernel_checks_record
+else:
+    casts = LateModule("qgate.kernel_checks.casts")
+    kernel_checks_record = LateModule("qgate.kernel_checks.record")
+
 
 METRIC = "differing_share"
 _DIAGNOSED = 4
@@ -267,8 +274,8 @@ def _whole(source: Tensor, result: Tensor, quantizer: Quantizer) -> HeldRows:
 def cause_of(result: Tensor, source: Tensor, quantizer: Quantizer) -> str:
     """Name the fault that explains a quantized tensor."""
     try:
-        report = check_cast(result.contiguous(), source.contiguous(), quantizer, options={})
-    except CheckFailure as failure:
+        report = casts.check_cast(result.contiguous(), source.contiguous(), quantizer, options={})
+    except kernel_checks_record.CheckFailure as failure:
         return failure.cause.removeprefix(f"the {quantizer.format.name} tensor ")
     except ValueError:
         return UNNAMED_FAULT

@@ -36,9 +36,9 @@ from qgate.gate.verdict import Verdict
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.explained import module_fault
 from qgate.kernel_checks.record import CheckFailure
-from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.kernel_checks.subject import KernelRefusal
 from qgate.models import Model, Site
+from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import is_text
 from qgate.modes import Mode, Quantized
 from qgate.results.failure_causes import is_wrong_gradient

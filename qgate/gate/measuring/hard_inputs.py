@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,18 @@ from torch import Tensor, nn
 from qgate.errors import QgateError
 from qgate.gate.measured import Conformance
 from qgate.gate.measuring.relations import METRIC, RelatedCall
-from qgate.kernel_checks.explained import FEW_ROWS, module_fault
-from qgate.kernel_checks.runs import LENGTH_REFUSALS
-from qgate.kernel_checks.subject import KernelRefusal
+from qgate.loading import LateModule
 from qgate.models import Model
+from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.modes import Quantized
+
+if TYPE_CHECKING:
+    from qgate.kernel_checks import explained as explained
+    from qgate.kernel_checks import subject as subject
+else:
+    explained = LateModule("qgate.kernel_checks.explained")
+    subject = LateModule("qgate.kernel_checks.subject")
+
 
 _LARGE = {torch.float16: 2.0**4}
 """Factor of large values, by dtype; 2^12 in the others, whose sums it does not overflow."""
@@ -57,13 +65,13 @@ class HardInputs:
         if agreement.differing or self._is_wrong or not quantizers or name not in self._products:
             return agreement
         (x, *_others) = (x for x in call.arguments.values() if isinstance(x, Tensor))
-        rows = x.reshape(-1, x.shape[-1])[:FEW_ROWS]
+        rows = x.reshape(-1, x.shape[-1])[: explained.FEW_ROWS]
         modules: list[nn.Module] = [of.get_submodule(name) for of in (self._base, self._own)]
         count = 0
         for words, hard in hard_rows(rows):
             try:
-                fault = module_fault(modules[0], modules[1], hard, quantizers)
-            except (QgateError, KernelRefusal, *LENGTH_REFUSALS):
+                fault = explained.module_fault(modules[0], modules[1], hard, quantizers)
+            except (QgateError, subject.KernelRefusal, *LENGTH_REFUSALS):
                 continue
             if fault:
                 self._is_wrong = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,16 +13,24 @@ from qgate.expected.derived import derive
 from qgate.formats import Quantizer
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.conformance import QuantizerRun, other_lengths
-from qgate.gate.measuring.hard_inputs import HardInputs
-from qgate.gate.measuring.mixer_conformance import MixerRun
 from qgate.gate.measuring.related import mixers_of, related_modules
 from qgate.gate.measuring.relations import METRIC as RELATIONS_METRIC
 from qgate.gate.measuring.relations import RelatedCall, calls_of, relate
 from qgate.gate.measuring.site_rows import ModelSites
-from qgate.kernel_checks.runs import LENGTH_REFUSALS
+from qgate.loading import LateModule
 from qgate.models import Model
+from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import row_count
 from qgate.modes import Quantized
+
+if TYPE_CHECKING:
+    from qgate.gate.measuring import hard_inputs as hard_inputs
+    from qgate.gate.measuring import mixer_conformance as mixer_conformance
+    from qgate.gate.measuring.mixer_conformance import MixerRun
+else:
+    hard_inputs = LateModule("qgate.gate.measuring.hard_inputs")
+    mixer_conformance = LateModule("qgate.gate.measuring.mixer_conformance")
+
 
 _CASTS = {"float16": "fp16", "bfloat16": "bf16"}
 
@@ -38,11 +47,11 @@ class Holding:
         self._modules = list(related_modules(quantized, base, quantizers))
         # A quantized mixer is held as a whole, and related part by part.
         self._whole = mixers_of(quantized, base) or self._modules
-        self._hard = HardInputs(quantized, base, meant)
+        self._hard = hard_inputs.HardInputs(quantized, base, meant)
         self._agreements: dict[str, Conformance] = {}
         self._run: QuantizerRun | MixerRun
         if quantized.mode.choices is not None and quantized.scales is not None:
-            self._run = MixerRun(quantized, base, quantized.scales)
+            self._run = mixer_conformance.MixerRun(quantized, base, quantized.scales)
         else:
             self._run = QuantizerRun(quantized, base, _quantizers(quantized, base))
 

@@ -23,9 +23,9 @@ from qgate.gate.measuring.passes import (
     short_layer,
     shortened,
 )
-from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.models import Model
 from qgate.models.model import inputs_hash
+from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.modes import Calibration, Mode, Quantized, apply
 from qgate.modes.setups import ModelSetup
 

@@ -2,136 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from qgate import formats, modes
-from qgate.baselines import Origin, ReferenceTensor
-from qgate.devices import arithmetic_of
 from qgate.errors import QgateError, unknown
 from qgate.gate.accepted_rows import with_accepted
 from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, REFERENCE
 from qgate.gate.limits import Limits, room_for_few_tokens
 from qgate.gate.measured import Measured
+from qgate.gate.measuring import late
 from qgate.gate.measuring.bench import Bench, more_error
 from qgate.gate.measuring.canary import HEALTHY
-from qgate.gate.measuring.coverage import mode_scope
-from qgate.gate.measuring.diagnosing import SiteDiagnoses
-from qgate.gate.measuring.format_rows import overflow_rows, scaling_rows
-from qgate.gate.measuring.long_texts import long_text_row
-from qgate.gate.measuring.self_checks import (
-    MORE_ERROR,
-    MORE_ERROR_ELSEWHERE,
-    identity,
-    stored_reference,
-    unquantized,
-    unread_weight,
-    worse_blocks,
-)
+from qgate.gate.measuring.model_subject import ModelSubject
 from qgate.gate.measuring.site_errors import differs
 from qgate.gate.measuring.suite_needs import SuiteNeeds
-from qgate.gate.measuring.tasks import task_row
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, Room, gate
-from qgate.gate.subjects import Subject, commit_here
 from qgate.gate.updating import Which
 from qgate.gate.verdict import Verdict, judge
-from qgate.models.model import inputs_hash
-from qgate.models.rows import token_ids
+from qgate.loading import LateModule
 from qgate.models.task_metric import metric_name
 from qgate.modes import Mode
 from qgate.modes.formats import FP32
-from qgate.results.coverage import ModeScope
 from qgate.results.long_texts import LONG_TEXT
 from qgate.results.scopes import scope_of
 
 if TYPE_CHECKING:
-    from qgate.storage.locations import Location
-
-REFERENCE_CAP = 1 << 17
-
-
-class ModelSubject(Subject):
-    """Model on its bench."""
-
-    def __init__(self, bench: Bench) -> None:
-        self.bench = bench
-        model = bench.model
-        self.name, self.device = model.name, str(model.device)
-        self.options = [("model", bench.setup.model)]
-        self.bases = ("plain", *model.bases)
-        self.is_calibrated = "rotated" in model.bases
-
-    def origin(self) -> Origin:
-        model, sampling = self.bench.model, self.bench.setup.sampling
-        return Origin(
-            model=model.name,
-            weights=model.weights_hash(),
-            inputs=inputs_hash(model.inputs),
-            calibration=None,
-            samples=len(model.inputs),
-            seqlen=0 if token_ids(model.inputs[0]) is None else sampling.seqlen,
-            seed=sampling.seed,
-            device=arithmetic_of(model.device),
-            torch=str(torch.__version__),
-            commit=commit_here(),
-        )
-
-    def calibration(self) -> str:
-        scales = self.bench.calibration
-        settings = scales.settings
-        return f"{scales.inputs[:40]}-{settings.percentile_alpha:g}-{settings.arithmetic}"
-
-    def title(self, mode: str) -> str:
-        """Name errors against FP32 by the mode alone."""
-        reference = self.bench.reference_mode
-        return mode if reference == "fp32" else f"{mode}@{reference}"
-
-    def selecting(self, title: str) -> list[tuple[str, str]]:
-        """Return the options of a title: its mode or format, and what it is compared with."""
-        name, _, reference = title.partition("@")
-        mode_names = (*modes.names(), *self.bench.model.modes, *self.bench.setup.modes)
-        format_names = (*formats.names(), *formats.unlisted_names())
-        kind = "format" if name in format_names and name not in mode_names else "mode"
-        return [(kind, name), *([("reference", reference)] if reference else [])]
-
-    def layer_of(self, site: str) -> str:
-        return self.bench.layer_of(site)
-
-    def references(self, basis: str) -> dict[str, ReferenceTensor]:
-        """Return the FP32 outputs of all blocks and the logits, cut to a seeded sample of rows."""
-        return {
-            site: ReferenceTensor.of(
-                torch.cat([t.reshape(-1, t.shape[-1]) for t in tensors]).cpu().numpy(),
-                REFERENCE_CAP,
-            )
-            for site, tensors in self.bench.fp32(basis).tensors.items()
-            if not site.endswith(":input")
-        }
-
-    def plans(self) -> Mapping[str, Mapping[str, str]]:
-        return {
-            name: {entry.site: f"{entry.does}; {entry.origin}" for entry in quantized.plan.entries}
-            for name, quantized in self.bench.ran().items()
-        }
-
-    def scopes(self, modes: Collection[str]) -> Sequence[ModeScope]:
-        applied = self.bench.ran().items()
-        return [mode_scope(self.bench, quantized) for name, quantized in applied if name in modes]
+    from qgate.gate.measuring import diagnosing as diagnosing
+    from qgate.gate.measuring import format_rows as format_rows
+    from qgate.gate.measuring import self_checks as self_checks
+    from qgate.gate.measuring import tasks as tasks
+    from qgate.gate.measuring.diagnosing import SiteDiagnoses
+else:
+    diagnosing = LateModule("qgate.gate.measuring.diagnosing")
+    format_rows = LateModule("qgate.gate.measuring.format_rows")
+    self_checks = LateModule("qgate.gate.measuring.self_checks")
+    tasks = LateModule("qgate.gate.measuring.tasks")
 
 
 class ModelGates(GateSession):
     """Gates of one model; a copy with another policy shares everything else."""
 
-    def __init__(self, bench: Bench, baselines: Location, policy: Policy, **options: Any) -> None:
+    def __init__(self, bench: Bench, baselines: Path, policy: Policy, **options: Any) -> None:
         super().__init__(ModelSubject(bench), baselines, policy, **options)
-        self.bench, self._diagnoses = bench, SiteDiagnoses(bench)
+        self.bench = bench
+        self._made: list[SiteDiagnoses] = []
         self.needs = SuiteNeeds(bench)
         bench.pictures = self.plots != "none"
+
+    @property
+    def _diagnoses(self) -> SiteDiagnoses:
+        """Return the diagnoses, which copies share; most runs have nothing to diagnose."""
+        if not self._made:
+            self._made.append(diagnosing.SiteDiagnoses(self.bench))
+        return self._made[0]
 
     def diagnose(self, mode: Mode, verdict: Verdict) -> Mapping[tuple[str, str], str]:
         return self._diagnoses.of_verdict(mode, verdict)
@@ -244,11 +171,11 @@ class ModelGates(GateSession):
         changed = [row for row in self.bench.measure(mode) if differs(row)]
         carried = [row for row in changed if row.about.over_tokens]
         rows = [row for row in carried if row.layer] or carried
-        share = MORE_ERROR_ELSEWHERE
+        share = self_checks.MORE_ERROR_ELSEWHERE
         if same and not across:
             room = max((room_for_few_tokens(row.carried_tokens) for row in rows), default=1.0)
-            share = MORE_ERROR * room
-        if not _is_seen(worse_blocks(rows, share), limits, same, "regression"):
+            share = self_checks.MORE_ERROR * room
+        if not _is_seen(self_checks.worse_blocks(rows, share), limits, same, "regression"):
             return (
                 f"an error {share:.0%} over the accepted one passes in every block of mode "
                 f"{mode.name}: its limits on regressions gate nothing. Look at `regression` and "
@@ -299,14 +226,14 @@ class ModelGates(GateSession):
         def tolerance(site: str) -> float:
             return self.policy.limits_for(site, fmt, "sweep").tolerance(same)
 
-        rows, notes = scaling_rows(self.bench, fmt, layer, exponents, tolerance, same)
+        rows, notes = format_rows.scaling_rows(self.bench, fmt, layer, exponents, tolerance, same)
         mode = Mode(fmt, "the format alone")
         return self.judge(suite, mode, rows, layer, notes, title=fmt, label="format")
 
     @gate
     def overflow(self, suite: str, fmt: str, layer: str, phase: str = "forward") -> Outcome:
         """Judge what a format saturates and flushes in the tensors or gradients of a layer."""
-        rows = overflow_rows(self.bench, fmt, layer, phase)
+        rows = format_rows.overflow_rows(self.bench, fmt, layer, phase)
         mode = Mode(fmt, "the format alone")
         return self.judge(suite, mode, rows, f"{layer} {phase}", {}, title=fmt, label="format")
 
@@ -331,12 +258,12 @@ class ModelGates(GateSession):
         if stored and self.ledger.is_other_kind:
             anew = False
         measured = [] if anew and not self.dry_run else list(rows.values())
-        measured += unquantized(self.bench)
+        measured += self_checks.unquantized(self.bench)
         notes = {NOT_ACROSS_WEIGHTS: [REFERENCE]} if misfits and which is None else None
         if notes:
             self.note_left_out(notes[NOT_ACROSS_WEIGHTS])
         outcome = self.judge(suite, FP32, measured, "reference", notes, title="fp32")
-        if outcome.passed and (unread := unread_weight(self.bench)):
+        if outcome.passed and (unread := self_checks.unread_weight(self.bench)):
             return outcome.failed_as_whole(
                 f"a weight moved by a hundredth does not show in the reference: {unread} does not "
                 "read what its state names as its weight"
@@ -352,7 +279,9 @@ class ModelGates(GateSession):
     def _stored(self, basis: str, which: Which | None) -> list[Measured]:
         live = self.subject.references(basis)
         try:
-            return stored_reference(self.bench, basis, self.store.reference(basis), live)
+            return self_checks.stored_reference(
+                self.bench, basis, self.store.reference(basis), live
+            )
         except QgateError:
             if which in (None, "new"):
                 raise
@@ -368,7 +297,7 @@ class ModelGates(GateSession):
             return outcome.failed_as_whole(
                 "a quantizer that truncates passes the gate: it gates nothing"
             )
-        if not identity(bench):
+        if not self_checks.identity(bench):
             return outcome.failed_as_whole(
                 "a plan that quantizes nothing changes the model's output"
             )
@@ -377,7 +306,7 @@ class ModelGates(GateSession):
     @gate
     def task(self, suite: str, mode: Mode) -> Outcome:
         """Judge how much worse the model does its work."""
-        row, notes, summary = task_row(self.bench, mode)
+        row, notes, summary = tasks.task_row(self.bench, mode)
         self.tasks.append(summary)
         accepted = self.ledger.accepted(self.subject.title(mode.name), mode.calibrated)
         before = with_accepted(row, accepted.by_site.get((suite, row.site, row.scope), {}))
@@ -390,7 +319,11 @@ class ModelGates(GateSession):
         rows = [row]
         if mode.states is not None:
             quantized = self.bench.quantized(mode).model
-            rows.append(long_text_row(self.bench.model, quantized, self.bench.long_reference))
+            rows.append(
+                late.long_texts.long_text_row(
+                    self.bench.model, quantized, self.bench.long_reference
+                )
+            )
         return self.judge(suite, mode, rows, row.site, notes, whole=("",))
 
 

@@ -10,22 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from qgate.causes.outputs import describe, scattered
 from qgate.expected.derived import CutAxis, DerivedInput, derive
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, Expected
-from qgate.expected.repeats import has_a_factor
+from qgate.expected.repeats import REPETITIONS, has_a_factor
 from qgate.expected.shared_scales import mixes
 from qgate.formats import Quantizer
 from qgate.gate.measured import OTHER_VALUES, Conformance
 from qgate.gate.measuring.shapes import CallShape, call_shapes, most_rows, range_of, reshaped
 from qgate.hooks import ModuleHooks
-from qgate.kernel_checks.runs import REFUSALS, REPETITIONS
+from qgate.loading import LateModule
 from qgate.models import Model
+from qgate.models.refusals import REFUSALS
+
+if TYPE_CHECKING:
+    from qgate.causes import outputs as outputs
+else:
+    outputs = LateModule("qgate.causes.outputs")
+
 
 METRIC = "disagreeing_share"
 OF_SAMPLES = ("one", "prefix", "batch", "permuted")
@@ -126,7 +132,9 @@ def relate(related: RelatedModule, call: RelatedCall, samples: int) -> Conforman
             if has_a_factor(change, call.result):
                 wrong = differ
             if bool(wrong.any()):
-                about = f"{OTHER_VALUES} in call {number} of the same input: {scattered(wrong)}"
+                about = (
+                    f"{OTHER_VALUES} in call {number} of the same input: {outputs.scattered(wrong)}"
+                )
                 return Conformance(METRIC, values, int(wrong.sum()), about)
             words = f"; other bits, within float noise, in call {number} of the same input"
             unsteady = unsteady or words
@@ -248,7 +256,9 @@ def _disagreement(
     wrong = ~(near | (actual == expected) | (actual.isnan() & expected.isnan()))
     if not bool(wrong.any()):
         return 0, ""
-    words = describe(actual, Expected.around(exact, width), wrong) or scattered(wrong)
+    words = outputs.describe(actual, Expected.around(exact, width), wrong) or outputs.scattered(
+        wrong
+    )
     first = tuple(int(index) for index in wrong.nonzero()[0])
     return int(wrong.sum()), (
         f"{OTHER_VALUES}{relation}: {words}; first {float(actual[first]):.9g} where it gave "

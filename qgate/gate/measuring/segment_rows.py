@@ -6,11 +6,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from qgate.causes.outputs import describe, describe_ruin, scattered
-from qgate.causes.terms import find_term_fault
 from qgate.expected.derived import CutAxis
 from qgate.expected.noise import Expected
 from qgate.expected.products import Product
@@ -18,6 +17,15 @@ from qgate.gate.measured import Measured
 from qgate.gate.measuring.segment_noise import limit_of
 from qgate.gate.measuring.segments import Segments, Worst, row_scales
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.loading import LateModule
+
+if TYPE_CHECKING:
+    from qgate.causes import outputs as outputs
+    from qgate.causes import terms as terms
+else:
+    outputs = LateModule("qgate.causes.outputs")
+    terms = LateModule("qgate.causes.terms")
+
 
 _UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
@@ -95,7 +103,7 @@ def _lost_terms(worst: Worst, weight: Tensor | None) -> str:
         return ""
     inputs, residual = _inputs_and_residual(worst)
     energy = float(residual.double().square().sum())
-    fault = find_term_fault(
+    fault = terms.find_term_fault(
         _product(inputs), residual, (inputs, weight), _UNEXPLAINED * energy, _ENOUGH
     )
     return fault.words("input channel", "input channels") if fault else ""
@@ -115,7 +123,7 @@ def _lost_in_noise(worst: Worst, weight: Tensor | None) -> str:
     columns = (residual / rows).square().mean(0).sqrt().clamp_min(_TINY)
     even = residual / rows / columns
     arguments = inputs / rows, weight.double() / columns.unsqueeze(1)
-    fault = find_term_fault(_product(inputs), even, arguments, math.inf)
+    fault = terms.find_term_fault(_product(inputs), even, arguments, math.inf)
     if fault is None or abs(fault.share) < _LEAST_SHARE:
         return ""
     return fault.words("input channel", "input channels")
@@ -147,7 +155,9 @@ def _pattern(worst: Worst, limit: float) -> str:
     if not bool(wrong.any()):
         return "a small error in all elements"
     words = (
-        describe_ruin(actual, bounds, wrong) or describe(actual, bounds, wrong) or scattered(wrong)
+        outputs.describe_ruin(actual, bounds, wrong)
+        or outputs.describe(actual, bounds, wrong)
+        or outputs.scattered(wrong)
     )
     words = re.sub(r"\brow", "token", words)
     return re.sub(r"\bcolumn", "channel", words)

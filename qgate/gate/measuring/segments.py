@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from qgate.device_errors import DeviceMemoryError
 from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
 from qgate.hooks.tapping import tap_sites
-from qgate.kernel_checks.runs import LENGTH_REFUSALS
 from qgate.models import Model
+from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import (
     fullest_row,
     is_text,

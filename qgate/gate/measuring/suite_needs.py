@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import contextlib
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from qgate.activation_stats.plan import plan_of
-from qgate.activation_stats.settings import ActivationSettings, with_values
 from qgate.capture.next_tokens import predicts_next_tokens
 from qgate.errors import QgateError
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.compared_sites import backward_sites
-from qgate.gate.measuring.format_rows import format_sites
 from qgate.gate.measuring.passes import shortened
-from qgate.gate.measuring.tasks import NO_TASK
 from qgate.hooks import ModuleHooks
 from qgate.hooks.nested import first_float_tensor
+from qgate.loading import LateModule
 from qgate.models import Model
+
+if TYPE_CHECKING:
+    from qgate.activation_stats import plan as activation_plan
+    from qgate.activation_stats import settings as activation_settings
+    from qgate.gate.measuring import format_rows as format_rows
+    from qgate.gate.measuring import tasks as tasks
+else:
+    activation_plan = LateModule("qgate.activation_stats.plan")
+    activation_settings = LateModule("qgate.activation_stats.settings")
+    format_rows = LateModule("qgate.gate.measuring.format_rows")
+    tasks = LateModule("qgate.gate.measuring.tasks")
+
 
 NO_LAYERS = "has no layers (qgate.Model(layers=…))"
 GRAPH = "has none of its modules in mode {mode}: outputs alone are compared"
@@ -30,15 +39,6 @@ INFERENCE = (
 )
 _NO_WEIGHTS = "has no linear layers and no convolutions"
 _NO_ACTIVATIONS = "has no activations to measure"
-
-ANALYSES = with_values(ActivationSettings(), {
-    "visualization.enabled.magnitude_input": True,
-    "visualization.enabled.magnitude_output": True,
-    "visualization.enabled.outlier_layer_wise": True,
-    "smoothing.enabled": False,
-    "formats": ["fp8_e4m3"],
-})  # fmt: skip
-"""Analyses that gates of activations are made from."""
 
 
 class Lack(NamedTuple):
@@ -62,7 +62,7 @@ class SuiteNeeds:
     def lack(self, gate: str, layer: str = "", phase: str = "", mode: str = "") -> Lack | None:
         """Say what a model lacks for a gate, in a mode of its own; None where it lacks nothing."""
         if gate == "task":
-            return None if self._has_task else Lack(NO_TASK)
+            return None if self._has_task else Lack(tasks.NO_TASK)
         if gate == "gradients" or (gate == "overflow" and phase == "backward"):
             if self._no_gradients:
                 return Lack(self._no_gradients)
@@ -108,14 +108,17 @@ class SuiteNeeds:
     @cached_property
     def _layers_with_weights(self) -> frozenset[str]:
         bench = self.bench
-        return frozenset(bench.layer_of(site.module) for site in format_sites(bench.model))
+        return frozenset(
+            bench.layer_of(site.module) for site in format_rows.format_sites(bench.model)
+        )
 
     @cached_property
     def _layers_with_activations(self) -> frozenset[str]:
         """List the layers that a run would measure activations in, without running the model."""
         model, layer_of = self.bench.model, self.bench.layer_of
         try:
-            plan = plan_of(model.module, ANALYSES, model.part)
+            analyses = activation_settings.GATED
+            plan = activation_plan.plan_of(model.module, analyses, model.part)
         except QgateError:
             return frozenset()
         return frozenset(layer_of(name) for name, role in plan.requests if role != "weight")

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qgate.capture.next_tokens import are_logits, masked_ids
-from qgate.engines.compute import TokenValues, estimate_of, figures_of, token_values
-from qgate.engines.record import Estimate, TokenFigures
-from qgate.engines.scored import LogitRows, Pair, scored
 from qgate.errors import QgateError
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.coverage import row_tokens
+from qgate.loading import LateModule
 from qgate.metrics import sample_part
 from qgate.metrics.intervals import grouped_mean, mean_interval
 from qgate.models.rows import token_ids
 from qgate.models.task_metric import TaskFigures, TaskMetric, metric_name, task_figures
 from qgate.modes import Mode
 from qgate.results.tasks import TaskSummary, kept_text
+
+if TYPE_CHECKING:
+    from qgate.engines import compute as compute
+    from qgate.engines import record as record
+    from qgate.engines import scored as engines_scored
+    from qgate.engines.compute import TokenValues
+    from qgate.engines.record import Estimate, TokenFigures
+    from qgate.engines.scored import LogitRows, Pair
+else:
+    compute = LateModule("qgate.engines.compute")
+    record = LateModule("qgate.engines.record")
+    engines_scored = LateModule("qgate.engines.scored")
+
 
 Notes = Mapping[str, Any]
 NO_TASK = "predicts no next tokens and has no metric (qgate.Model(metric=…))"
@@ -113,7 +124,7 @@ def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], Notes, Toke
             raise _no_task(bench)
         ids = masked_ids(ids, sample).cpu()
         rows = [*_row_pairs(ids, actual.float().cpu(), reference.float().cpu(), len(pairs))]
-        tokens = [token_values(*pair) for pair in rows]
+        tokens = [compute.token_values(*pair) for pair in rows]
         means.append(_means(tokens))
         pairs += rows
         values += tokens
@@ -131,7 +142,7 @@ def task_values(bench: Bench, mode: Mode) -> tuple[dict[str, float], Notes, Toke
         "lost_95": [mean - half, mean + half],
     }
     is_finite = all(math.isfinite(value) for value in (*measured.values(), bits_reference))
-    return measured, notes, figures_of(pairs, values) if is_finite else None
+    return measured, notes, compute.figures_of(pairs, values) if is_finite else None
 
 
 def _ids_of(bench: Bench, sample: Any) -> Tensor:
@@ -161,7 +172,8 @@ def _row_pairs(ids: Tensor, actual: Tensor, reference: Tensor, first: int) -> It
             continue
         tokens = torch.cat([row[:1].clamp(min=0), row[1:][is_scored]]).numpy()
         one, other = (
-            scored(str(number), tokens, logits=_reader(side[:-1][is_scored])) for side in sides
+            engines_scored.scored(str(number), tokens, logits=_reader(side[:-1][is_scored]))
+            for side in sides
         )
         yield one, other
 
@@ -214,15 +226,15 @@ def _summarize_metric(summary: TaskSummary, figures: TaskFigures, expected: Task
     summary["figure"], summary["figure_reference"] = figures.figure, expected.figure
     if figures.samples and expected.samples:
         changes = [a - b for a, b in zip(figures.samples, expected.samples, strict=True)]
-        change = estimate_of(grouped_mean(changes, [1] * len(changes)))
+        change = compute.estimate_of(grouped_mean(changes, [1] * len(changes)))
         if change.detectable is not None:
             summary["detectable"] = change.detectable
     if not expected.figure > 0:
         return
     if figures.samples and expected.samples:
-        _add_kept(summary, estimate_of(grouped_mean(figures.samples, expected.samples)))
+        _add_kept(summary, compute.estimate_of(grouped_mean(figures.samples, expected.samples)))
     else:
-        _add_kept(summary, Estimate(figures.figure / expected.figure))
+        _add_kept(summary, record.Estimate(figures.figure / expected.figure))
 
 
 def _add_kept(summary: TaskSummary, kept: Estimate | None) -> None:

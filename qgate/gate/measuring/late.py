@@ -1,0 +1,33 @@
+"""The modules that most gates of a model do without: named here once, loaded when they are needed.
+
+A gate of one layer of a mode without caches and states needs a third of what there is to measure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qgate.loading import LateModule
+
+if TYPE_CHECKING:
+    from qgate.expected import fused_attention as fused_attention
+    from qgate.gate.measuring import attention_arithmetic as attention_arithmetic
+    from qgate.gate.measuring import cache_rows as cache_rows
+    from qgate.gate.measuring import cache_traces as cache_traces
+    from qgate.gate.measuring import expert_rows as expert_rows
+    from qgate.gate.measuring import gradient_factors as gradient_factors
+    from qgate.gate.measuring import holding as holding
+    from qgate.gate.measuring import long_texts as long_texts
+    from qgate.gate.measuring import state_rows as state_rows
+    from qgate.gate.measuring import state_traces as state_traces
+else:
+    fused_attention = LateModule("qgate.expected.fused_attention")
+    attention_arithmetic = LateModule("qgate.gate.measuring.attention_arithmetic")
+    cache_rows = LateModule("qgate.gate.measuring.cache_rows")
+    cache_traces = LateModule("qgate.gate.measuring.cache_traces")
+    expert_rows = LateModule("qgate.gate.measuring.expert_rows")
+    gradient_factors = LateModule("qgate.gate.measuring.gradient_factors")
+    holding = LateModule("qgate.gate.measuring.holding")
+    long_texts = LateModule("qgate.gate.measuring.long_texts")
+    state_rows = LateModule("qgate.gate.measuring.state_rows")
+    state_traces = LateModule("qgate.gate.measuring.state_traces")
