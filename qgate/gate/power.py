@@ -4,7 +4,7 @@ A defect adds to the error of a tensor. The room between an error and its bound 
 for the tensor as a whole and for the worst channel, token or sample. The defect is in a channel,
 token or sample with the mean error, and a scale that is off by one halves what it scales. Where
 isolated errors are compared, their limit at float noise sees less; and where quantized weights are
-held bit for bit, one unit of every weight in its last place.
+held bit for bit, any change of any weight.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def _local_sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
     # A site that is not held has one value, which says why.
     if port == "weight" and any(held.values > 1 for held in row.conformance):
         yield "weight", _LAST_PLACE
+        yield "scale", _LAST_PLACE
     error = row.value("relative_mse")
     if not error:
         return

@@ -163,23 +163,14 @@ def test_a_defect_above_its_size_is_red_and_one_well_below_is_not(
 @share(4)
 @pytest.mark.parametrize("name", MODES)
 def test_blocks_with_a_scale_that_is_half_of_its_own(recorded: Path, name: str) -> None:
-    share = at_site(run(recorded, name), "scale")["scale"]
+    assert at_site(run(recorded, name), "scale")["scale"] < 1 / (512 * 256), "one block is enough"
 
-    def halved(factor: float) -> Callable[[Tensor], Tensor]:
-        def change(weight: Tensor) -> Tensor:
-            changed = weight.clone().reshape(-1, 32)
-            count = max(1, round(factor * share * len(changed)))
-            energy = changed.square().sum(-1)
-            near = (energy - energy.mean()).abs().argsort()[:count]
-            changed[near] *= 0.5
-            return changed.reshape(weight.shape)
+    def halved(weight: Tensor) -> Tensor:
+        changed = weight.clone().reshape(-1, 32)
+        changed[len(changed) // 3] *= 0.5
+        return changed.reshape(weight.shape)
 
-        return change
-
-    assert is_red(run(recorded, name, on_weight(halved(1.5))), "scale")
-    blocks = 512 * 256 // 32
-    if 0.5 * share * blocks >= 1:
-        assert not is_red(run(recorded, name, on_weight(halved(0.5))), "scale")
+    assert is_red(run(recorded, name, on_weight(halved)), "scale")
 
 
 def test_wider_limits_see_less_unless_values_are_held_at_float_noise(recorded: Path) -> None:
@@ -203,9 +194,8 @@ def test_wider_limits_see_less_unless_values_are_held_at_float_noise(recorded: P
     assert strict.keys() == loose.keys() == strict_limits.keys() == kinds
     assert all(loose_limits[kind] > strict_limits[kind] for kind in kinds)
     assert loose_limits["weight"] > 2 * strict_limits["weight"]
-    held = kinds - {"scale"}
-    assert {kind: strict[kind] for kind in held} == {kind: loose[kind] for kind in held}
-    assert all(strict[kind] < 1e-2 * strict_limits[kind] for kind in held)
+    assert strict == loose
+    assert all(strict[kind] < 0.05 * strict_limits[kind] for kind in kinds)
 
 
 def test_the_site_that_sees_least_counts() -> None:
