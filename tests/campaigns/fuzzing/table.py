@@ -57,6 +57,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.cli._ci_files:ci_note": "looked for a name in, and not parsed",
     "qgate.storage.locations:read_bytes": "bytes of a file; who asked for them parses them",
     "qgate.storage.folders:_opened": "bytes of a file; who asked for them parses them",
+    "qgate.plugin.sessions:of": "makes the session of a kind of gate, and opens no file",
     "qgate.checkpoints.stored:read": "calls the reader of the file, which is a target",
     "qgate.storage.folders:open": "bytes of a folder; the index and shards parse them",
     "qgate.storage.object_folders:put": _OURS,
