@@ -3,9 +3,9 @@
 A test of many slow cases carries `@share(one_in=N, by=(...))`. A run then does one in N of them,
 and of every value of what `by` names at least one, so that each format, kind or suite is entered.
 Slow tests of a file that carry `@share(one_in=N, group=NAME)` are drawn as the cases of one test.
-A test of seconds that carries `@proof` is one of the proofs, of which a run does one in six. A
+A test of seconds that carries `@proof` is one of the proofs, of which a run does one in twelve. A
 file whose tests need one thing that takes long to make carries `pytestmark = slow_file`, and so may
-a class: a run does one in three of those files, and each that is named.
+a class: a run does one in six of those files, and each that is named.
 
     python -m pytest tests                    a share, another one for each commit
     python -m pytest tests --case-seed 9e97   the share of that seed
@@ -47,8 +47,8 @@ def share(
 
 _PROOFS = "proofs of all files"
 _SLOW_FILES = "files whose tests share what takes long"
-proof = share(6, group=_PROOFS)
-slow_file = share(3, group=_SLOW_FILES, unit="file")
+proof = share(12, group=_PROOFS)
+slow_file = share(6, group=_SLOW_FILES, unit="file")
 
 
 def drawn(

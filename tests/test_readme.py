@@ -65,7 +65,7 @@ def test_console(block: readme.Block, tmp_path: Path) -> None:
     readme.run_console(block, tmp_path)
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", TUTORIALS)
 def test_a_tutorial_runs_from_its_page_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -101,7 +101,7 @@ def test_tiny_llama_equals_what_plain_hooks_keep() -> None:
     json.dumps(result.record, allow_nan=False)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("make", [llama, bert])
 def test_hugging_face_folders_with_a_tokenizer(make: Any, tmp_path: Path) -> None:
     model = make()

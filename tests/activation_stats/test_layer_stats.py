@@ -344,7 +344,7 @@ def test_percentiles_merge_and_grow_with_the_largest_value() -> None:
         assert len(pickle.dumps(counted)) / 8 < 4 * 2 * 16 * 34
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_how_much_is_counted_at_once_changes_nothing(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

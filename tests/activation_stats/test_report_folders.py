@@ -25,7 +25,7 @@ from tests import bucket as stores
 from tests.activation_stats.activation_records import little
 from tests.shares import proof, share
 
-pytestmark = share(3, group="stores")
+pytestmark = share(6, group="stores")
 
 bucket, memory, server = stores.bucket, stores.memory, stores.server
 ALL = ReportOptions(dpi=20, formats=("png", "html", "csv", "json"))

@@ -128,7 +128,7 @@ def test_sixteen_bits_and_one_sample_more_than_a_shard() -> None:
     same(Small(dtype=torch.bfloat16), rows(9), **{**ALL, "heatmap_3d.sample_idx": 8})
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_how_samples_are_cut_changes_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without processes: the workers' own merging, at sizes that leave a rest and at one shard."""

@@ -49,7 +49,7 @@ def test_the_example_is_the_same_everywhere(
     assert model.layers == ("layers.0", "layers.1", "layers.2")
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("mode", ["prepend", "importlib"])
 def test_a_repository_with_tests_options_and_settings_of_its_own(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mode: str

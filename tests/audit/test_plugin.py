@@ -52,7 +52,7 @@ def test_a_tight_place_has_no_line(audit: Audit) -> None:
     assert len([line for line in run.summary if "test_it.py:" in line]) == 0
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(
     ("tests", "options", "status"),
     [
@@ -392,7 +392,7 @@ def test_traced():
     assert [place["function"] for place in run.places] == ["assert_close"]
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize(
     ("owner", "name"),
     [

@@ -40,7 +40,7 @@ def promised(tmp_path: Path) -> Store:
     raise AssertionError("no update was promised")
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("verb", ["commit", "tidy"])
 def test_the_same_again_at_every_step(tmp_path: Path, verb: str) -> None:
     idle = 0

@@ -154,7 +154,7 @@ def test_what_public_functions_return_shows_itself() -> None:
     assert returned - CASES.keys() - SMALL == set()
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_result_is_short_and_safe_whatever_it_holds(name: str, tmp_path: Path) -> None:
     result = CASES[name](tmp_path)

@@ -81,7 +81,7 @@ PAGES: dict[str, Callable[[Path], Path]] = {
 
 
 # A page takes seconds to make: a run makes one of them.
-one_page = share(5, group="pages", unit="path")
+one_page = share(10, group="pages", unit="path")
 
 
 @pytest.fixture(scope="module", params=PAGES)

@@ -51,7 +51,7 @@ def _normal_dump() -> dict[str, Any]:
 REGISTERED = dict(_registered())
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_picture_keeps_to_the_style(name: str) -> None:
     with np.errstate(all="ignore"):
@@ -61,7 +61,7 @@ def test_every_picture_keeps_to_the_style(name: str) -> None:
     assert violations(made.figure) == []
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", ["tiny", "outlier", "single level", "failed", "odd name"])
 def test_sweeps_of_odd_tensors_keep_to_the_style(name: str) -> None:
     record = sweep_records.TENSORS[name]()

@@ -86,7 +86,7 @@ def test_a_right_export_is_as_declared(kind: Kind, wide_parent: str, tmp_path: P
     assert f"{path} is as declared: 16 quantized and 5 other tensors" in first_line(record)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_by_tensor_and_cause(
     fault: ExportFault, wide_parent: str, tmp_path: Path

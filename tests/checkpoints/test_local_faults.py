@@ -78,7 +78,7 @@ def compared(folder: Path) -> CheckpointRecord:
     return compare(str(folder / "child"), str(folder / "parent"))
 
 
-@share(20, by=("name",))
+@share(40, by=("name",))
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("name", FORMATS)
 def test_clean_checkpoints_are_green(name: str, seed: int, tmp_path: Path) -> None:

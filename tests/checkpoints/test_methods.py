@@ -43,7 +43,7 @@ EXPORTS: list[tuple[str, Callable[[int], Export], str, int]] = [
 ]
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("seed", range(20))
 def test_what_a_method_changes_on_purpose_is_no_finding(seed: int, tmp_path: Path) -> None:
     name, export, method, count = EXPORTS[seed % len(EXPORTS)]
@@ -52,7 +52,7 @@ def test_what_a_method_changes_on_purpose_is_no_finding(seed: int, tmp_path: Pat
     assert sum(method in weight.method for weight in record.weights) == count, name
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_on_top_of_a_method_is_found(fault: ExportFault, tmp_path: Path) -> None:
     export = fault.scheme(0)

@@ -79,7 +79,7 @@ def _opened(path: Path) -> Checkpoint:
     return checkpoint
 
 
-@share(3)
+@share(6)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("tall", [grids.TALL, 1])
 @pytest.mark.parametrize("name", [*HAND_EXPORTS, *RUNTIME_EXPORTS])
@@ -97,7 +97,7 @@ def test_spans_of_a_graph_are_its_rows(
     assert tall > 1 or all(counts[weight.name] > 1 for weight in matrices)
 
 
-@share(3)
+@share(6)
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("name", [*HAND_EXPORTS, *RUNTIME_EXPORTS])
 def test_a_graph_is_read_in_parts(

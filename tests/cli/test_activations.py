@@ -396,7 +396,7 @@ def recorded(folder: Path, text: Path) -> Callable[..., Any]:
     return told
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("key", COMPUTED)
 def test_a_key_changes_the_record(key: str, recorded: Callable[..., Any]) -> None:
     value, more = COMPUTED[key]
@@ -440,7 +440,7 @@ def contents(record: Any, folder: Path, key: str) -> dict[str, bytes]:
     return bytes_by_name | dict.fromkeys(names, b"")
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("key", [key for key in SHOWN if key != "visualization.save_dir"])
 def test_a_key_changes_the_files(key: str, plain: Any, tmp_path: Path) -> None:
     record = dict(plain)

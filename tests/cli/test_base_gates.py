@@ -259,7 +259,7 @@ def clone(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", PULL_REQUESTS)
 def test_the_gates_of_the_base_are_held(
     name: str, base: Path, clone: Path, monkeypatch: pytest.MonkeyPatch,

@@ -84,7 +84,7 @@ def test_red_stays_red(line: str, streams: tuple[int, ...], place: Path) -> None
     assert status_of(line, place, *streams)[0] == status
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("line", JSON)
 def test_every_command_keeps_its_status(line: str, place: Path) -> None:
     assert status_of(line, place, 1, 2) == (JSON[line][0], "")

@@ -52,7 +52,7 @@ def test_the_table_names_every_format_with_its_figures(capsys: Capsys) -> None:
     assert max(map(len, lines)) <= 132
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", FORMATS.names())
 def test_every_format_can_be_shown_and_drawn(name: str, tmp_path: Path, capsys: Capsys) -> None:
     picture = tmp_path / "values.png"

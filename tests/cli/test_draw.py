@@ -22,7 +22,7 @@ from tests import bucket as stores
 from tests.dumps.making import known, record
 from tests.shares import proof, share
 
-pytestmark = share(2, group="drawings")
+pytestmark = share(4, group="drawings")
 
 Capsys = pytest.CaptureFixture[str]
 memory = stores.memory

@@ -61,7 +61,7 @@ def answered(argv: list[str]) -> int:
         return int(end.code or 0)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
 def test_every_option_answers(
     words: tuple[str, ...],

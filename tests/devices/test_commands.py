@@ -35,7 +35,7 @@ def numbers(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
-@share(5)
+@share(10)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_writes_what_it_writes_on_the_cpu(name: str, tmp_path: Path) -> None:
     setting = Setting(SIM, 1, tmp_path, Journal(tmp_path / "journal.jsonl"))
@@ -67,7 +67,7 @@ def late(x: Tensor, w: Tensor) -> Tensor:
     return right(x, w) * torch.ones(20)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(
     ("kernel", "words"), [(right, ""), (plain, "argument 1"), (late, "same device")]
 )
@@ -99,7 +99,7 @@ def adopted(path: str) -> qgate.Model:
     return model
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("path", ["examples/my_model.py", "recipes/convnet.py"])
 def test_a_model_of_the_documents_has_the_errors_of_the_cpu(path: str) -> None:
     """Layer by layer, from the errors of a mode; codes tip over where inputs differ by one bit."""

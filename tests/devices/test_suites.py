@@ -78,7 +78,7 @@ def accepted_by_the_cpu(folder: Path, model: str, mode: str) -> None:
     assert ended.status == 0, ended.said
 
 
-@share(24, by=("model",))
+@share(48, by=("model",))
 @pytest.mark.parametrize(("model", "mode"), CASES)
 def test_a_mode_that_a_cpu_accepted_is_green(tmp_path: Path, model: str, mode: str) -> None:
     accepted_by_the_cpu(tmp_path, model, mode)
@@ -114,7 +114,7 @@ def references_of_the_device() -> None:
     model_subject.torch = Torch()  # type: ignore[attr-defined]
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("mode", ["2-1", "3", "5-3", "5-4", "5-6", "5-7"])
 def test_a_division_by_a_number_is_red(tmp_path: Path, mode: str) -> None:
     """The scales of two weights of this block are one bit off if they are."""

@@ -30,14 +30,14 @@ def held(case: Case | Check) -> None:
     assert lines == Counter()
 
 
-@share(40, by=("way", "subject"))
+@share(80, by=("way", "subject"))
 @pytest.mark.parametrize(("way", "subject", "name"), TABLE, ids=[name for *_, name in TABLE])
 def test_a_case_of_the_table_has_the_bits_of_the_cpu(way: str, subject: str, name: str) -> None:
     del way, subject
     held(table.CASES[name])
 
 
-@share(8, by=("subject",))
+@share(16, by=("subject",))
 @pytest.mark.parametrize(("subject", "name"), PUBLIC, ids=[name for _, name in PUBLIC])
 def test_a_public_call_has_the_results_of_the_cpu(subject: str, name: str) -> None:
     del subject

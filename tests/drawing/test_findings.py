@@ -301,7 +301,7 @@ def two_quant_types() -> DumpAnalysis:
     return dump_records.normal_record(layers=2, ranks=2)
 
 
-@share(6)
+@share(12)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["healthy", "planted", "known_dump", "two_quant_types", "hostile"])
 def test_no_two_lines_of_a_list_are_the_same(name: str, request: pytest.FixtureRequest) -> None:

@@ -80,7 +80,7 @@ def test_jensen_shannon_agrees_with_scipy(seed):
     assert jensen_shannon(apart[0], apart[1]) == 1.0
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("ranks", [3, 8])
 @pytest.mark.parametrize("kind", ["normal", "laplace", "student_t"])
 def test_healthy_ranks_do_not_stand_out(kind, ranks):
@@ -255,7 +255,7 @@ def cells_apart(rows: list[dict[str, Any]], across: str = "rank") -> list[dict[s
     return [cell for cell in cells if cell["stands_out"]]
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("across", ["rank", "sample"])
 @pytest.mark.parametrize("kind", ["normal", "student_t"])
 def test_healthy_members_do_not_stand_out(kind: str, across: str) -> None:

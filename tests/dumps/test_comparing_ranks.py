@@ -141,7 +141,7 @@ def compared(seed: int, modules: bool) -> tuple[DumpComparison, Any]:
     return found, pair_records(*([record for record, _ in held] for held in sides))
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("modules", [True, False], ids=["modules", "by order"])
 @pytest.mark.usefixtures("held")
 def test_rank_after_rank_finds_what_all_at_once_does(modules: bool) -> None:

@@ -48,7 +48,7 @@ def exact(actual: runs.Scored, reference: runs.Scored) -> Any:
     return stats.entropy(p, q, axis=-1)
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize(("vocabulary", "samples", "tokens", "most"), SIZES)
 def test_the_kl_of_kept_logits_is_within_its_error(
     tmp_path: Path, vocabulary: int, samples: int, tokens: int, most: float

@@ -341,7 +341,7 @@ def test_no_foreign_library_rounds_these_formats() -> None:
     }
 
 
-@share(4, by=["case.name", "dtype"])
+@share(8, by=["case.name", "dtype"])
 @pytest.mark.parametrize("dtype", SIXTEEN_BITS, ids=str)
 @EVERY_CASE
 def test_every_sixteen_bit_number(case: Case, dtype: torch.dtype) -> None:

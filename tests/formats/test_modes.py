@@ -69,7 +69,7 @@ def exporting(x: torch.Tensor, name: str) -> None:
         assert not isinstance(error, qgate.QgateError)  # noqa: PT017
 
 
-@share(8)
+@share(16)
 @pytest.mark.usefixtures("_nothing_kept")
 @pytest.mark.parametrize("mode", [inference, meta_device, default_dtype, exporting])
 @pytest.mark.parametrize("name", ALL)

@@ -147,7 +147,7 @@ def tied(seed: int, columns: int = 512, rows: int = 1) -> torch.Tensor:
     return torch.from_numpy(blocks).float()
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("tile", [1, 16])
 @pytest.mark.parametrize("name", ["nvfp4_4over6", "mse", "256"])
 def test_errors_that_nearly_agree_are_added_in_their_order(name: str, tile: int) -> None:

@@ -43,7 +43,7 @@ def plain(name: str, **options: object) -> qgate.Quantizer:
     return qgate.Quantizer(name, **options)
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", ALL)
 @given(x=arrays(floats32), dtype=st.sampled_from(DTYPES))
 @settings(max_examples=30)
@@ -61,7 +61,7 @@ def test_shape_dtype_argument_and_decode(name: str, x: np.ndarray, dtype: torch.
     assert same(t, before)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("rounding", ["even", "away", "zero"])
 @pytest.mark.parametrize("name", ELEMENTS)
 @given(x=arrays(finite32))
@@ -79,7 +79,7 @@ def test_element_formats_are_idempotent_odd_and_monotone(
     assert (y.flatten()[order].diff() >= 0).all()
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
 @pytest.mark.parametrize("name", MX)
 @given(x=arrays(moderate), shift=st.integers(-40, 40))
@@ -95,7 +95,7 @@ def test_mx_formats_are_idempotent_and_equivariant_under_powers_of_two(
     assert torch.equal(q(t * 2.0**shift), y * 2.0**shift)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", [n for n in ALL if n not in MX])
 @given(x=arrays(moderate))
 @settings(max_examples=20)
@@ -141,7 +141,7 @@ def test_strides_do_not_matter(name: str, x: np.ndarray) -> None:
     assert torch.equal(qgate.quantize(t[None].expand(3, 6, 10)[1], name), expected)
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", ALL)
 def test_number_of_threads_does_not_matter(name: str) -> None:
     x = torch.randn(700, 1003, generator=torch.Generator().manual_seed(2)) * 3

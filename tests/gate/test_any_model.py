@@ -86,7 +86,7 @@ def failures_after_accepting(right: Model, wrong: Model, folder: Path, mode: str
     return failures(gates(wrong, folder), mode)
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("mode", ["int8", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_gate_of_a_right_mode_passes(name: str, mode: str, tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_an_exported_graph_is_held_by_its_outputs_alone(tmp_path: Path) -> None:
     assert share_text(coverage).startswith("outputs alone, 1 of 1; samples")
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(
     ("build", "fault", "mode", "site"),
     [

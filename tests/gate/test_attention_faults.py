@@ -27,7 +27,7 @@ def loaded() -> tuple[Model, modes.Calibration]:
     return load()
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", ATTENTION_MODES)
 def test_healthy_attention_is_green(name: str, loaded: tuple[Model, modes.Calibration]) -> None:
     rows = rows_of(loaded, name)
@@ -46,7 +46,7 @@ def test_healthy_attention_is_green(name: str, loaded: tuple[Model, modes.Calibr
     assert max(parts) / 2 < errors[f"{at}attention:scores"] < 4 * sum(parts)  # type: ignore[operator, arg-type, type-var]
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_other_texts_are_green(seed: int) -> None:
     other = load(seed)
@@ -192,7 +192,7 @@ def output_not_quantized(patch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_red_and_named(
     name: str, loaded: tuple[Model, modes.Calibration], monkeypatch: pytest.MonkeyPatch

@@ -79,7 +79,7 @@ def test_ideals_are_an_obvious_computation(of_llama: Bench, mode: str, rounded: 
         assert row.layer == "layers.1"
 
 
-@share(4)
+@share(8)
 def test_every_essential_mode_is_at_its_ideal(shared: Bench) -> None:
     """Within 0.05 dB, better or worse, where half a decibel is allowed."""
     for mode in shared.setup.select("essential", shared.model):

@@ -66,7 +66,7 @@ def findings(rows: list[Measured]) -> dict[str, str]:
     return listed
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", CACHE_MODES)
 def test_a_healthy_cache_is_green(name: str, loaded: tuple[Model, modes.Calibration]) -> None:
     rows = rows_of(loaded, name)
@@ -81,7 +81,7 @@ def test_a_healthy_cache_is_green(name: str, loaded: tuple[Model, modes.Calibrat
             assert row.values["relative_mse"] == pytest.approx(row.ideal["relative_mse"], rel=1e-5)
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_other_texts_are_green(seed: int) -> None:
     other = load(seed)
@@ -320,7 +320,7 @@ def not_quantized(patch: pytest.MonkeyPatch) -> None:
     _cast(patch, lambda _side, x: x)
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_red_and_named(
     name: str, loaded: tuple[Model, modes.Calibration], monkeypatch: pytest.MonkeyPatch

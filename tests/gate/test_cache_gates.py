@@ -40,7 +40,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", MODES)
 def test_healthy_modes_pass_and_cover_every_cache(name: str, recorded: Path) -> None:
     healthy = session(recorded, **HOW)

@@ -186,7 +186,7 @@ def test_a_quantized_state_is_held(factor: float) -> None:
         assert "power of two" in rows[wrong.pop()].about
 
 
-@share(5)
+@share(10)
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "fp8_e4m3", "hif8", "bf16"])
 def test_one_wrong_weight_at_any_place_is_red(mode: str) -> None:
     of = bench(LLAMA, layers=2)

@@ -155,7 +155,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@share(8, by=["fault.mode"])
+@share(16, by=["fault.mode"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_first_line_names_place_and_fault(
     fault: Fault, recorded: Path, monkeypatch: pytest.MonkeyPatch

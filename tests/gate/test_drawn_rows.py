@@ -64,7 +64,7 @@ def test_what_cannot_be_drawn_has_no_key() -> None:
     assert carrying(verdict, "all") == []
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(("model", "mode"), [(LLAMA, "int8"), (MAMBA, "2-1")])
 def test_errors_are_drawn_of_every_element_compared(model: str, mode: str) -> None:
     of = bench(model, layers=2, pictures=True)

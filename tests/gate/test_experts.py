@@ -93,7 +93,7 @@ def named(rows: list[Measured]) -> dict[str, str]:
 # Planted faults -----------------------------------------------------------------------------------
 
 
-@share(8, by=["fmt"])
+@share(16, by=["fmt"])
 @pytest.mark.parametrize("fmt", ["fp8_e4m3", "mxfp8_e4m3"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_a_mixture_is_named_at_its_layer(fault: str, fmt: str, moe: Bench) -> None:
@@ -104,7 +104,7 @@ def test_a_fault_of_a_mixture_is_named_at_its_layer(fault: str, fmt: str, moe: B
     assert re.search(words, problems["model.layers.1.mlp:output"])
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("fmt", MODE_OF)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_right_kernel_is_green(seed: int, fmt: str) -> None:
@@ -115,7 +115,7 @@ def test_a_right_kernel_is_green(seed: int, fmt: str) -> None:
     assert [of_layer.values for of_layer in held] == [256] * 4
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("layout", ["tiny-moe", "tiny-moe-list"])
 def test_no_mode_of_rules_has_a_fault(layout: str) -> None:
     of = bench(layout, SHORT, layers=2)

@@ -38,7 +38,7 @@ def loaded(folder: Path, zeroed: str = "") -> Model:
     return model
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize(
     ("kind", "module"),
     [

@@ -83,7 +83,7 @@ NAMES = {
 }
 
 
-@share(8, by=["model", "fault"])
+@share(16, by=["model", "fault"])
 @pytest.mark.parametrize(("model", "mode"), CASES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_red_at_its_place(recorded: Path, model: str, mode: str, fault: str) -> None:
@@ -99,7 +99,7 @@ def test_a_fault_is_red_at_its_place(recorded: Path, model: str, mode: str, faul
     assert site in entered.text
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize(("model", "mode"), CASES)
 def test_what_was_recorded_passes(recorded: Path, model: str, mode: str) -> None:
     outcomes = gates(session(recorded, model, **HOW), mode)
@@ -110,7 +110,7 @@ def test_what_was_recorded_passes(recorded: Path, model: str, mode: str) -> None
     }
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize(
     ("table", "words"),
     [

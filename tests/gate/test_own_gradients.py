@@ -50,7 +50,7 @@ def same(gradient: Tensor) -> Tensor:
     return gradient
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("seed", range(5))
 def test_right_gradients_are_green(fmt: str, seed: int, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_right_gradients_are_green(fmt: str, seed: int, tmp_path: Path) -> None:
         assert red(tmp_path / str(number), fmt, product, seed) == {}
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("factor", [1.01, 0.99, 1.5])
 @pytest.mark.parametrize("part", ["its gradient", "the gradient of the input"])

@@ -41,7 +41,7 @@ def causes(gated: ModelGates, layers: int) -> list[str]:
 
 
 # 96 faults at 4 s of a processor each: all with --every-case.
-@share(12)
+@share(24)
 @pytest.mark.parametrize("fault", WRONG, ids=lambda fault: f"{fault.fmt}: {fault.name}")
 def test_the_first_line_names_the_fault_of_an_own_kernel(fault: OwnFault, tmp_path: Path) -> None:
     of = own_model(fault.fmt, fault.product, "" if fault.product else fault.name)
@@ -51,7 +51,7 @@ def test_the_first_line_names_the_fault_of_an_own_kernel(fault: OwnFault, tmp_pa
     assert re.search(fault.words, first), first
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_right_kernel_of_ones_own_is_green(fmt: str, seed: int, tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def _to_zero(x: Tensor) -> Tensor:
     return FORMATS["fp8"].cast(x.where(x.abs() < 500, 0.0))
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize(
     ("fmt", "cast", "words"),
     [

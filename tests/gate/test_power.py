@@ -136,7 +136,7 @@ def is_red(outcome: Outcome, kind: str) -> bool:
     )
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("name", MODES)
 @pytest.mark.parametrize("kind", ["weight", "channel", "token", "sample"])
 def test_a_defect_above_its_size_is_red_and_one_well_below_is_not(
@@ -160,7 +160,7 @@ def test_a_defect_above_its_size_is_red_and_one_well_below_is_not(
         assert not all(is_red(outcome, kind) for outcome in below)
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", MODES)
 def test_blocks_with_a_scale_that_is_half_of_its_own(recorded: Path, name: str) -> None:
     assert at_site(run(recorded, name), "scale")["scale"] < 1 / (512 * 256), "one block is enough"

@@ -111,7 +111,7 @@ def test_the_metrics_are_all_there_are(
     assert names <= set(METRICS)
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("model", FILES)
 @pytest.mark.parametrize("number", range(0, 300, 23))
 def test_a_single_line_removed_is_missing(

@@ -35,7 +35,7 @@ def run_script(folder: Path) -> dict[str, int]:
     return {name: int(count) for name, count in found}
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("site", SOWN)
 def test_the_script_of_the_first_failing_site_shows_the_fault(
     site: str, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

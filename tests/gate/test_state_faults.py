@@ -43,7 +43,7 @@ def rows_of(model: Model, name: str) -> list[Measured]:
     return state_rows(quantized, model, run, ModelSites(order, model.layer_of))
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", STATE_MODES)
 def test_healthy_states_are_green(name: str, model: Model) -> None:
     rows = rows_of(model, name)
@@ -60,7 +60,7 @@ def test_healthy_states_are_green(name: str, model: Model) -> None:
 CLEAN = {1: (1, 40), 2: (7, 2, 3), 3: (40, 1), 4: (5,)}
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("threads", CLEAN)
 def test_clean_runs_are_green(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other weights, texts, threads and chunks."""
@@ -321,7 +321,7 @@ def prefill_reads_raw_inputs(patch: pytest.MonkeyPatch) -> None:
     _conv(patch, lambda x, kept: (x, torch.cat([kept[:, :3], x], 1)))
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_red_and_named(name: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     mode, plant, words, sites = FAULTS[name]

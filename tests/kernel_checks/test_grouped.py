@@ -63,7 +63,7 @@ def kernel_of(fmt: Any, **wrong: Any) -> Kernel:
     return grouped
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_a_right_kernel_passes_for_every_division_of_rows(sizes: tuple[int, ...], fmt: Any) -> None:

@@ -34,7 +34,7 @@ UNNAMED = frozenset({
 NAMED = [pair for pair in PAIRS if pair.name not in UNNAMED]
 
 
-@share(40)
+@share(80)
 @pytest.mark.parametrize("pair", NAMED, ids=lambda pair: pair.name)
 def test_a_wrong_kernel_is_named_beside_a_right_one(pair: Pair) -> None:
     pair.check(pair.right)
@@ -46,7 +46,7 @@ def test_a_wrong_kernel_is_named_beside_a_right_one(pair: Pair) -> None:
     assert planted or "sums in" not in first_line, first_line
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", sorted(UNNAMED))
 def test_a_fault_without_a_name_is_red(name: str) -> None:
     (pair,) = (pair for pair in PAIRS if pair.name == name)
@@ -58,7 +58,7 @@ def test_a_fault_without_a_name_is_red(name: str) -> None:
 
 
 # All: python -m tests.kernel_checks.right_pairs
-@share(12)
+@share(24)
 @pytest.mark.parametrize("number", range(0, KERNELS, 7))
 def test_a_right_kernel_with_other_values_is_green(number: int) -> None:
     words, held = sites_of(number, seed=number)

@@ -52,7 +52,7 @@ def words_of(name: str) -> str:
     return EXACT
 
 
-@share(one_in=12, by=("kind",))
+@share(one_in=24, by=("kind",))
 @pytest.mark.parametrize(("kind", "name"), RECORDED)
 def test_a_recorded_result_is_right(kind: str, name: str) -> None:
     assert name.startswith(kind)
@@ -143,7 +143,7 @@ FAULTS: dict[Callable[[RecordedKernel], Tensor], tuple[str, ...]] = {
 WRONG = [(fault, name) for fault, names in FAULTS.items() for name in names]
 
 
-@share(one_in=4, by=("fault",))
+@share(one_in=8, by=("fault",))
 @pytest.mark.parametrize(("fault", "name"), WRONG)
 def test_a_recorded_result_with_a_fault_is_wrong(
     fault: Callable[[RecordedKernel], Tensor], name: str

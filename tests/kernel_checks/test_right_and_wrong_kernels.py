@@ -11,7 +11,7 @@ from tests.kernel_checks.wrong_scales import WRONG_SCALES
 from tests.shares import share
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("wrong", [*WRONG, *WRONG_SCALES], ids=lambda wrong: wrong.name)
 def test_a_wrong_kernel_fails_with_its_cause_in_the_first_line(wrong: WrongKernel) -> None:
     with pytest.raises(CheckFailure) as failure:
@@ -22,7 +22,7 @@ def test_a_wrong_kernel_fails_with_its_cause_in_the_first_line(wrong: WrongKerne
 
 
 # All 200 and more: python -m tests.kernel_checks.right_kernels 1000
-@share(3)
+@share(6)
 @pytest.mark.parametrize("seed", range(0, 200, 7))
 def test_a_right_kernel_passes(seed: int) -> None:
     report = right_kernel(seed).check()

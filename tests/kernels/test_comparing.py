@@ -213,7 +213,7 @@ WRONG: dict[str, Kernel] = {
 }
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.usefixtures("few")
 def test_a_wrong_rule_is_told_of_and_not_used(

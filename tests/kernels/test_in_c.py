@@ -48,7 +48,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_device_pass, "serves", lambda *_: True)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", checks.IN_C)
 @pytest.mark.usefixtures("few")
 def test_the_kernel_gives_the_definitions_bits(name: str) -> None:
@@ -92,7 +92,7 @@ FAULTS = {
 }
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(
     ("name", "right", "wrong"), [(name, *fault) for name in FAULTS for fault in FAULTS[name]]
 )

@@ -35,7 +35,7 @@ def shapes(sample: Any) -> Any:
     return tuple(sample.shape)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(
     ("kind", "shape"),
     [

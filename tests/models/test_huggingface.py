@@ -110,7 +110,7 @@ def folders(words: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return FoldersByName(make)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_runs_and_its_parts_are_found(
     family: str, folders: dict[str, Path], capfd: pytest.CaptureFixture[str]

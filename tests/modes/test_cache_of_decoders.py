@@ -44,7 +44,7 @@ def load(path: Path) -> Model:
     return models.load(f"hf:{path}", name="decoder", sampling=sampling)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2"])
 def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
     more = {"sliding_window": None} if kind == "Mistral" else {}

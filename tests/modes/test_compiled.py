@@ -103,7 +103,7 @@ def applied(model: qgate.Model) -> qgate.Model:
     return modes.apply(modes.modes_of(model, "mine")[0], model).model
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("compile_parts", [whole, in_place, forward_of])
 def test_a_compiled_model_has_no_sites_and_its_outputs_are_those_of_the_compiled_code(
     compile_parts: Callable[..., Any], tmp_path: Path
@@ -116,7 +116,7 @@ def test_a_compiled_model_has_no_sites_and_its_outputs_are_those_of_the_compiled
     assert all("logits" in line for line in lines)
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("compile_parts", [block, block_in_place])
 def test_a_compiled_block_is_compared_at_its_output_and_not_inside(
     compile_parts: Callable[..., Any], tmp_path: Path

@@ -34,7 +34,7 @@ def loaded() -> dict[str, tuple[Model, modes.Calibration | None]]:
     }
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_it_runs_differs_from_fp32_and_takes_gradients(
     name: str, mode: str, loaded: dict[str, tuple[Model, modes.Calibration | None]]

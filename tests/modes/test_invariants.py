@@ -137,7 +137,7 @@ def run_ids(mamba: Model, scales: modes.Calibration, mode: str, ids: Tensor) -> 
         return modes.apply(modes.find_mode(mode, "mamba"), mamba, scales).model(ids)
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("mode", CAUSAL)
 @pytest.mark.parametrize("kept", [2, 7, 100, 128])
 def test_what_comes_later_changes_nothing_before(
@@ -157,7 +157,7 @@ def hidden_bits(mamba: Model, scales: modes.Calibration, mode: str, ids: Tensor)
     return next(iter(run.tensors.values()))[0]
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("mode", CAUSAL)
 def test_a_sample_is_the_same_alone_and_in_a_batch(
     mode: str, mamba: Model, scales: modes.Calibration
@@ -199,7 +199,7 @@ def test_the_order_of_the_errors(local: Local, reference: Capture) -> None:
             assert error(other) == pytest.approx(order[name], rel=0.06), (name, other)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("mode", ["0", "2-1", "3", "5-3", "6-1", "fp16"])
 def test_the_same_mode_twice_is_bit_equal(
     mode: str, mamba: Model, scales: modes.Calibration

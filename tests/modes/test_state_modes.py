@@ -198,7 +198,7 @@ def served(mixer: Any, given: dict[str, Tensor], chunks: list[int]) -> list[Tens
     return [torch.cat(parts, 1), cache.conv, cache.ssm]
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_chunks_and_batches_have_the_same_bits(name: str, model: Model) -> None:
     quantized = modes.apply(modes.find_mode(name, "mamba"), model)

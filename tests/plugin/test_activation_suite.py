@@ -58,7 +58,7 @@ def test_the_same_model_and_one_trained_a_little_further_pass(gates: Gates, chan
     gates(change=change).assert_outcomes(passed=5)
 
 
-@share(4)
+@share(8)
 @pytest.mark.usefixtures("accepted")
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_makes_a_model_harder_to_quantize_fails(gates: Gates, name: str) -> None:

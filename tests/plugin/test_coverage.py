@@ -148,7 +148,7 @@ OUTSIDE = {
 }
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(("model", "mode"), WHOLE)
 def test_whole_runs_say_how_much_they_compared(
     nets: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, model: str, mode: str
@@ -167,7 +167,7 @@ def test_whole_runs_say_how_much_they_compared(
     assert (whole["model"], whole["mode"], whole["uncovered"]) == (model, mode, [])
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(("model", "mode"), OUTSIDE)
 def test_what_no_suite_of_the_run_is_about_is_named(
     nets: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, model: str, mode: str

@@ -59,7 +59,7 @@ def home(saved: Path, pytester: pytest.Pytester) -> Path:
 one_network = pytest.mark.parametrize("kind", ["ViTForImageClassification"], scope="module")
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("kind", LAYERS, scope="module")
 def test_a_folder_is_gated_from_end_to_end(
     kind: str, home: Path, pytester: pytest.Pytester

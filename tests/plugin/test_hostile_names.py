@@ -31,7 +31,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("run", RUNS)
 def test_no_name_of_a_suite_is_obeyed(
     run: str, inputs: Path, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch

@@ -220,7 +220,7 @@ def test_references_stay_those_of_the_first_device(project: Path, gates: Run, on
     assert Store(project / "baselines", LLAMA).origin().device == here()  # type: ignore[union-attr]
 
 
-@share(5)
+@share(10)
 @pytest.mark.parametrize("fault", ["edited", "moved here", "moved away", "kind", "stale"])
 def test_a_line_that_is_not_of_this_kind_is_named(
     project: Path, gates: Run, on: On, fault: str

@@ -126,7 +126,7 @@ def test_without_a_gate_nothing_is_written(pytester: pytest.Pytester) -> None:
     assert not (pytester.path / "qgate-out").exists()
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "workers"])
 def test_what_to_type_is_the_same_everywhere(
     project: Path, suites: Run, workers: list[str]

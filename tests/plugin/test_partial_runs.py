@@ -86,7 +86,7 @@ PARTIAL: dict[str, tuple[tuple[str, ...], str, tuple[int, int], str]] = {
 }  # fmt: skip
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("name", [name for name in PARTIAL if name != "xfail"])
 def test_gates_that_are_left_out_are_named_and_red_in_ci(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, name: str

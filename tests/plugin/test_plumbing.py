@@ -240,7 +240,7 @@ def test_reruns_keep_the_last_attempt(project: Path, suites: Run) -> None:
     assert len({(row["node"], row["site"], row["scope"]) for row in rows}) == len(rows)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(
     "options",
     [("-W", "error"), ("-p", "no:html"), ("-p", "no:xdist"), ("-p", "no:terminal"), ("-s",),

@@ -40,7 +40,7 @@ def test_a_second_bench_measures_nothing_and_has_the_same_rows(
     assert {*SharedBench(SETUP).ran()} == set()
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(
     "setup",
     [

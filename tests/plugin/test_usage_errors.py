@@ -61,7 +61,7 @@ ROWS: list[tuple[str, list[str], str]] = [
 ]  # fmt: skip
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(
     ("settings", "options", "words"), ROWS, ids=[" ".join([*row[1]]) or row[0] for row in ROWS]
 )
@@ -80,7 +80,7 @@ def test_what_cannot_be_meant_is_a_usage_error(
     assert files(project) == before
 
 
-@share(2)
+@share(4)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -49,7 +49,7 @@ FAULTS = (
 )
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize(("fault", "relation", "site", "words"), FAULTS)
 def test_a_planted_fault_is_named(fault: str, relation: str, site: str, words: str) -> None:
     failure = broken(fault, relation)
@@ -73,7 +73,7 @@ def test_noise_of_sums_between_two_calls_is_a_note() -> None:
         check_relations(small_model("atomic sums"), mode="int8", relations=exact, bitwise=True)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16"])
 def test_right_code_agrees_everywhere(mode: str) -> None:
     report = check_relations(small_model(seed=5), mode=mode)
@@ -83,7 +83,7 @@ def test_right_code_agrees_everywhere(mode: str) -> None:
     assert "chunked" not in str(report.left_out)
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("seed", range(4))
 def test_right_code_stays_far_below_the_limits(seed: int) -> None:
     """Right code is at most at a quarter of its limits, and the smallest fault planted at 4 times."""

@@ -151,7 +151,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return Workplace(tmp_path_factory.mktemp("seeds"))
 
 
-@share(4, by=("row.document",), unit="row.command")
+@share(8, by=("row.document",), unit="row.command")
 @pytest.mark.parametrize("row", [row for row in ROWS if row.commands], ids=lambda row: row.feature)
 def test_a_row_gives_what_it_promises(row: Row, workplace: Workplace) -> None:
     assert workplace.problems(row) == []

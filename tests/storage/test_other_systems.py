@@ -121,7 +121,7 @@ def writes_dumps(folder: Path) -> None:
     assert torch.equal(dump.tensor(record), torch.ones(4, 4))
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("msvcrt", [True, False], ids=["msvcrt", "no locks"])
 @pytest.mark.parametrize("case", [imports, replaces, locks, writes_dumps])
 def test_a_system_without_fcntl(case: Callable[[Path], None], tmp_path: Path, msvcrt: bool) -> None:

@@ -148,7 +148,7 @@ def test_the_zoo_and_the_formats_are_all_there() -> None:
     assert elements == {sweeping.element_of(name).name for name in SWEPT}
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize(
     ("name", "dtype"), CASES, ids=lambda each: str(each).removeprefix("torch.")
 )

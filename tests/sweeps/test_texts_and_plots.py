@@ -358,7 +358,7 @@ def check(
     assert overlaps(kept[-1]) == []
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("name", TENSORS)
 def test_the_metrics_of_every_tensor_can_be_drawn(
     name: str, tmp_path: Path, figures: list[Any]
@@ -366,13 +366,13 @@ def test_the_metrics_of_every_tensor_can_be_drawn(
     check(plots.draw_metrics, TENSORS[name](), tmp_path, figures)
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", ["ordinary", "tiny", "single exact level", "failed"])
 def test_the_summary_can_be_drawn(name: str, tmp_path: Path, figures: list[Any]) -> None:
     check(plots.draw_summary, TENSORS[name](), tmp_path, figures)
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_sweep_can_be_drawn(name: str, tmp_path: Path, figures: list[Any]) -> None:
     check(plots.draw_block, BLOCKS[name](), tmp_path, figures)

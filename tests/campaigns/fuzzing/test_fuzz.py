@@ -64,7 +64,7 @@ def test_what_was_found_stays_mended(
     assert run_case(TARGETS[name], bytes.fromhex(choices), tmp_path).wrong == ""
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_file_that_is_worse_is_read_or_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,7 +28,7 @@ def test_no_name_is_there_twice() -> None:
     assert set(ALL) >= READ
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", ALL)
 def test_it_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

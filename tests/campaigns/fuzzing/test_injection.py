@@ -199,7 +199,7 @@ def test_a_drawing_has_no_element_of_its_own(name: str) -> None:
     }
 
 
-@share(3)
+@share(6)
 @named
 def test_a_dump_is_listed(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = HOSTILE[name]
@@ -213,7 +213,7 @@ def test_a_dump_is_listed(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert_calm(said(capsys, "dumps", "ls", tmp_path / "d", "--name", bad + "?"))
 
 
-@share(3)
+@share(6)
 @named
 def test_names_of_tensors_and_files(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -237,7 +237,7 @@ def test_names_of_tensors_and_files(
         )
 
 
-@share(3)
+@share(6)
 @named
 def test_baselines_are_listed(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -101,7 +101,7 @@ FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
 }  # fmt: skip
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", FILES)
 def test_a_reader_takes_twice_the_file_at_most(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

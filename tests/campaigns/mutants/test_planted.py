@@ -72,7 +72,7 @@ CASES = [
 ]
 
 
-@share(40, by=["mutant.suite"])
+@share(80, by=["mutant.suite"])
 @pytest.mark.parametrize("mutant", CASES)
 def test_mutant_turns_the_gate_red(
     mutant: Mutant, healthy: Healthy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +119,7 @@ def healthy_cases(whole: bool) -> list[tuple[str, str, str]]:
     return sorted({*few, *planted_in, *of_modes, *of_formats})
 
 
-@share(20)
+@share(40)
 @pytest.mark.parametrize("repetition", range(20))
 def test_healthy_code_stays_green(
     healthy: Healthy, repetition: int, request: pytest.FixtureRequest

@@ -28,7 +28,7 @@ def stored() -> dict[str, str]:
 RED = {"named": "red"}
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.module)
 def test_the_page_says_what_a_run_says(
     room: Room, stored: dict[str, str], request: pytest.FixtureRequest
@@ -48,7 +48,7 @@ def test_the_page_says_what_a_run_says(
         assert RED.get(word, word) == RED.get(stored[verdict.title], stored[verdict.title]), verdict
 
 
-@share(40)
+@share(80)
 @pytest.mark.parametrize("seed", range(200))
 def test_a_random_right_kernel_is_green_and_its_fault_is_red(seed: int) -> None:
     kernel, fault = random_fault(seed)
