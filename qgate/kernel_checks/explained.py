@@ -25,6 +25,7 @@ from qgate.models.refusals import LENGTH_REFUSALS
 
 FEW_ROWS = 16
 """Rows that a fault is looked for in first: most faults are in every row."""
+UNNAMED = "is wrong"
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,14 @@ class CodeCall:
     inputs: Mapping[int, QuantizerSettings]
     output: QuantizerSettings | None = None
 
-    def fault(self, known: Collection[str] = (), *, searches: bool = True) -> str:
+    def fault(
+        self, known: Collection[str] = (), *, searches: bool = True, names: bool = True
+    ) -> str:
         """Say what is wrong with the result in words; empty if correct code may give it.
 
         known     faults of other calls of the code, which are tried first
         searches  True if all others are tried as well
+        names     False if it is enough to know that something is wrong
         """
         subject = make_subject(
             self.code,
@@ -70,6 +74,8 @@ class CodeCall:
         judgement = judge(subject, [run], KernelRequest())
         if not judgement.failing:
             return ""
+        if not names:
+            return UNNAMED
         return self._named(diagnose(settled(unexplained(judgement)[0])))
 
     def _known_fault(self, subject: KernelSubject, run: KernelRun, known: Collection[str]) -> str:
@@ -104,6 +110,7 @@ def module_fault(
     known: Collection[str] = (),
     *,
     searches: bool = True,
+    names: bool = True,
 ) -> str:
     """Say what a module does wrong beside another one whose input, weight, output are quantized.
 
@@ -126,11 +133,11 @@ def module_fault(
     inputs |= {
         number: quantizers[name] for number, name in enumerate(named, 1) if name in quantizers
     }
-    names = ["its input", *(f"its {name}" for name in named)]
+    titles = ["its input", *(f"its {name}" for name in named)]
     for some in _inputs(x, isinstance(reference, nn.Linear)):
-        call = CodeCall([some, *values], names, code, like, inputs, quantizers.get("output"))
+        call = CodeCall([some, *values], titles, code, like, inputs, quantizers.get("output"))
         try:
-            if words := call.fault(known, searches=searches):
+            if words := call.fault(known, searches=searches, names=names):
                 return words
         except LENGTH_REFUSALS:
             if some is x:

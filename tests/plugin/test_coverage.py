@@ -157,7 +157,7 @@ def test_whole_runs_say_how_much_they_compared(
     assert suites(*options, "--update-baselines").ret == pytest.ExitCode.OK
     monkeypatch.setenv("CI", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(nets / "summary.md"))
-    result = suites(*options)
+    result = suites(*options, "-v")
     assert result.ret == pytest.ExitCode.OK
     sentence = f"{mode}: {WHOLE[model, mode]}"
     result.stdout.fnmatch_lines([f"compared in {sentence}"])
@@ -270,7 +270,7 @@ def test_a_module_that_is_left_out_of_the_comparison_is_named(
 def test_what_gates_that_are_left_out_are_about_has_their_reason(nets: Path, suites: Run) -> None:
     options = ("--model", "words", "--mode", "words8,linears", "--no-report")
     assert suites(*options, "--update-baselines").ret == pytest.ExitCode.OK
-    result = suites(*options)
+    result = suites(*options, "-v")
     texts = {f"compared in {mode}: {WHOLE['words', mode]}" for mode in ("words8", "linears")}
     assert texts == {line for line in result.stdout.lines if line.startswith("compared")}
     file = nets / "suites" / "test_outputs.py"

@@ -40,7 +40,7 @@ class Cast(nn.Module):
 
     def cast(self, x):
         amax = x.detach().abs().amax(self.axis, keepdim=True) if self.axis else x.abs().amax()
-        scale = amax / {"half": 63, "125 steps": 125}.get(FAULT, 127)
+        scale = amax.clamp_min(1e-30) / {"half": 63, "125 steps": 125}.get(FAULT, 127)
         return (x / scale).round() * scale
 
     def forward(self, x):

@@ -27,7 +27,12 @@ def test_a_green_run_and_its_records(
     result.stdout.fnmatch_lines(
         ["qgate: *mode int8*", "*qgate: tiny-llama on cpu, tiny-mamba on cpu*"]
     )
-    result.stdout.fnmatch_lines(["*records in qgate-out/results.jsonl*"])
+    result.stdout.fnmatch_lines(
+        [
+            "12 gates passed: mode int8 of tiny-llama, tiny-mamba; *",
+            "*report in qgate-out/report.html",
+        ]
+    )
     assert files(project) == before, "only an update writes"
 
     header, *rows = records(project)

@@ -139,8 +139,8 @@ def test_a_whole_run_holds_all_gates(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", "true")
-    for options in ([], ["-n", "2"]):
-        result = suites(*options, alone=bool(options))
+    for options in (["-v"], ["-v", "-n", "2"]):
+        result = suites(*options, alone="-n" in options)
         assert result.ret == pytest.ExitCode.OK
         result.stdout.fnmatch_lines([f"gates held: {GATES} of {GATES}", f"compared in int8: {ALL}"])
         whole = {"gates": GATES, "judged": GATES, "omitted": [], "allowed": False, "fails": False}

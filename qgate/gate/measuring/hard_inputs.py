@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.gate.measured import Conformance
@@ -55,7 +56,8 @@ class HardInputs:
     def add(self, site: str, call: RelatedCall, agreement: Conformance) -> Conformance:
         """Add to what was held of a module what is wrong at hard inputs, or how many are right.
 
-        After one fault the others of a mode are not looked for: they mostly are the same one.
+        After one fault the others of a mode are not looked for: they mostly are the same one. What
+        is wrong for ordinary rows as well is no fault of hard inputs.
         """
         name = site.rpartition(":")[0]
         ports = ("input", "weight", "output")
@@ -66,21 +68,19 @@ class HardInputs:
             return agreement
         (x, *_others) = (x for x in call.arguments.values() if isinstance(x, Tensor))
         rows = x.reshape(-1, x.shape[-1])[: explained.FEW_ROWS]
-        modules: list[nn.Module] = [of.get_submodule(name) for of in (self._base, self._own)]
+        reference, own = (of.get_submodule(name) for of in (self._base, self._own))
         count = 0
-        for words, hard in hard_rows(rows):
+        for words, hard in [("", rows), *hard_rows(rows)]:
             try:
-                fault = explained.module_fault(modules[0], modules[1], hard, quantizers)
+                fault = explained.module_fault(reference, own, hard, quantizers, names=bool(words))
             except (QgateError, subject.KernelRefusal, *LENGTH_REFUSALS):
                 continue
+            if fault and not words:
+                return agreement
             if fault:
                 self._is_wrong = True
                 about = f"is wrong for inputs {words}: {fault}"
                 return Conformance(METRIC, agreement.values, max(1, hard.numel()), about)
-            count += 1
-        return Conformance(
-            agreement.metric,
-            agreement.values,
-            0,
-            f"{agreement.about}, right for {count} hard inputs",
-        )
+            count += bool(words)
+        about = f"{agreement.about}, right for {count} hard inputs"
+        return replace(agreement, about=about)
