@@ -69,11 +69,14 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        globals()[name] = value = getattr(importlib.import_module(_HOME[name]), name)
-        return value
-    if name in __all__:
-        return importlib.import_module(f"qgate.{name}")
+    from qgate.loading import explained_imports
+
+    with explained_imports():
+        if name in _HOME:
+            globals()[name] = value = getattr(importlib.import_module(_HOME[name]), name)
+            return value
+        if name in __all__:
+            return importlib.import_module(f"qgate.{name}")
     raise AttributeError(f"module 'qgate' has no attribute {name!r}")
 
 

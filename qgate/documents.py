@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 from typing import Any
 
-import yaml
+from qgate.loading import explained_imports
 
 _MOST_DOTS = 100
 # What a document has after its aliases are put in; configurations have a hundred.
@@ -24,24 +25,30 @@ def toml(text: str) -> dict[str, object]:
         raise ValueError("it is nested too deeply") from None
 
 
-class _Loader(yaml.SafeLoader):
-    """A loader of plain data that refuses a key given twice, whose first value would be lost."""
+@functools.cache
+def _loader() -> Any:
+    """Return a loader of plain data that refuses a key given twice, whose first value is lost."""
+    with explained_imports():
+        import yaml
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names: set[str] = set()
-        for key_node, _ in node.value:
-            name = str(getattr(key_node, "value", ""))
-            if key_node.tag != "tag:yaml.org,2002:merge" and name in names:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {name!r} is there twice", key_node.start_mark
-                )
-            names.add(name)
-        return super().construct_mapping(node, deep)
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            names: set[str] = set()
+            for key_node, _ in node.value:
+                name = str(getattr(key_node, "value", ""))
+                if key_node.tag != "tag:yaml.org,2002:merge" and name in names:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {name!r} is there twice", key_node.start_mark
+                    )
+                names.add(name)
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 def plain_yaml(content: str) -> Any:
     """Read YAML; aliases count as often as they are used, because a few lines could fill memory."""
-    loader = _Loader(content)
+    loader = _loader()(content)
     try:
         node = loader.get_single_node()
         if node is None:
@@ -54,13 +61,14 @@ def plain_yaml(content: str) -> Any:
 
 
 def _values_in(node: Any, sizes: dict[int, int], inside: set[int]) -> int:
-    if isinstance(node, yaml.ScalarNode):
+    if isinstance(node.value, str):
         return 1
     if id(node) in inside:
         raise ValueError("an alias stands for what it is a part of")
     if id(node) not in sizes:
         inside.add(id(node))
-        parts = node.value if isinstance(node, yaml.SequenceNode) else sum(node.value, ())
+        is_mapping = bool(node.value) and isinstance(node.value[0], tuple)
+        parts = sum(node.value, ()) if is_mapping else node.value
         sizes[id(node)] = 1 + sum(_values_in(part, sizes, inside) for part in parts)
         inside.discard(id(node))
     return sizes[id(node)]

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from qgate.loading import explained_imports
+
 
 def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package; `homes` lists the names of each module."""
@@ -15,7 +17,8 @@ def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def attribute(name: str) -> Any:
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
+        with explained_imports():
+            value = getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -1,4 +1,8 @@
-"""Load modules when they are first used, and large data without a look at all of it each time."""
+"""Load modules when they are first used, and large data without a look at all of it each time.
+
+What is beyond torch, numpy, pytest and msgspec is in extras: where it is missing, an error of one
+line has the command that installs it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,22 @@ import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any
+
+from qgate.errors import QgateError
+
+EXTRAS = {
+    "safetensors": "gate",
+    "tabulate": "gate",
+    "tqdm": "gate",
+    "yaml": "gate",
+    "pandas": "report",
+    "matplotlib": "report",
+    "jinja2": "report",
+    "xxhash": "dumps",
+    "fsspec": "dumps",
+    "upath": "dumps",
+}
+"""The extra that brings a module which qgate imports."""
 
 
 class LateModule:
@@ -21,9 +41,23 @@ class LateModule:
 
     def __getattr__(self, name: str) -> Any:
         if self._name not in sys.modules:
-            with without_collector():
+            with without_collector(), explained_imports():
                 importlib.import_module(self._name)
         return getattr(sys.modules[self._name], name)
+
+
+@contextlib.contextmanager
+def explained_imports() -> Iterator[None]:
+    """Turn the import of a module that an extra brings into an error with what installs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        raise QgateError(
+            f"{module} is not installed: pip install 'pytest-qgate[{EXTRAS[module]}]'."
+        ) from None
 
 
 @contextlib.contextmanager

@@ -35,7 +35,9 @@ FLOORS = {
         2.5: "charts",
         2: "hooks storage devices kernels metrics",
         1: "arithmetic registry archives hashing records text documents tensor_inputs device_errors",
-        0: "errors exports interruptions loading _version",
+        0.5: "exports",
+        0.25: "loading",
+        0: "errors interruptions _version",
     }.items()
     for room in rooms.split()
 }

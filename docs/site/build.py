@@ -78,7 +78,7 @@ Figures beside those of other libraries and of plain code, measured in turn in o
 repeat them, in a checkout:
 
 ```text
-python -m pip install -c constraints.txt -e '.[test]'
+python -m pip install -c constraints.txt -e '.[all,test]'
 ```
 
 | figures | command |

@@ -2,7 +2,7 @@
 
     python docs/site/pictures.py
 
-It needs chromium and `pip install -e '.[test]'`, and replaces docs/pictures/verdict-*.png.
+It needs chromium and `pip install -e '.[all,test]'`, and replaces docs/pictures/verdict-*.png.
 """
 
 from __future__ import annotations

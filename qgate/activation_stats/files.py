@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from qgate.activation_stats.page import EmbeddedPicture, page
 from qgate.activation_stats.reading import ReportOptions, clean, digest, model_stem, report_options
-from qgate.activation_stats.record import READABLE, ActivationsRecord
+from qgate.activation_stats.record import ACTIVATIONS, ActivationsRecord
 from qgate.activation_stats.tables import as_json, csv_files
 from qgate.errors import QgateError
 from qgate.interruptions import raise_interruption
@@ -91,7 +91,7 @@ def read_record(path: Location | str) -> ActivationsRecord:
     except (ValueError, RecursionError) as error:
         raise QgateError(f"{str(path)!r} is no record of activations: {error}.") from None
     check_analysis(
-        content, str(path), ActivationsRecord, READABLE, what="record of activations",
+        content, str(path), ActivationsRecord, ACTIVATIONS, what="record of activations",
         subject="model",
     )  # fmt: skip
     content.pop("tables", None)

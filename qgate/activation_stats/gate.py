@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from qgate.activation_stats.compute import activations
 from qgate.activation_stats.record import LayerActivations
@@ -27,9 +28,6 @@ from qgate.gate.subjects import Subject
 from qgate.metrics import METRICS
 from qgate.modes import Mode
 from qgate.results.pictures import MagnitudePicture
-
-if TYPE_CHECKING:
-    from qgate.storage.locations import Location
 
 TITLE = "activations"
 """Name of the accepted record."""
@@ -62,7 +60,7 @@ class ActivationGates(GateSession):
 
     subject: ActivationSubject
 
-    def __init__(self, bench: Bench, baselines: Location, policy: Policy, **options: Any) -> None:
+    def __init__(self, bench: Bench, baselines: Path, policy: Policy, **options: Any) -> None:
         super().__init__(ActivationSubject(bench), baselines, policy, **options)
 
     @gate

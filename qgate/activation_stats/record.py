@@ -12,7 +12,6 @@ from typing import Any, NotRequired, TypedDict
 from qgate.summaries.record import Histogram, ValueSummary
 
 ACTIVATIONS = "qgate activations 2"
-READABLE = (ACTIVATIONS, "qgate activations 1")
 """Kinds that can be read: version 1 has `flush` for `flushed`."""
 PER_TENSOR = " per tensor"
 """Ending of a format that has one scale per tensor here, and one per row in its mode."""

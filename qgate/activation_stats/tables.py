@@ -98,7 +98,7 @@ def _of_layer(layer: LayerActivations) -> dict[str, list[Row]]:
         ]
     rows_by_table["formats"] = [
         {"format": name, **_errors(outcome), **{k: v for k, v in outcome.items() if k in _SHARES}}
-        | {"flushed": outcome.get("flushed", outcome.get("flush"))}
+        | {"flushed": outcome["flushed"]}
         for name, outcome in summary.get("formats", {}).items()
     ]
     rows_by_table["smoothing"] = [_without(entry, "curve") for entry in layer.get("smoothing", [])]

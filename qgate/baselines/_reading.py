@@ -14,17 +14,13 @@ from qgate.records import required_fields, validate
 T = TypeVar("T")
 
 
-def check_version(file: str, version: int, current: int) -> None:
-    """Refuse a file of a newer qgate, and one older than the version before this one."""
-    if version > current:
-        remedy = "update qgate."
-    elif version < current - 1 or version < 1:
-        remedy = "record it again with --update-baselines."
-    else:
-        return
-    raise QgateError(
-        f"{file}: it is of version {version}, and this qgate reads version {current}: {remedy}"
-    )
+def check_version(file: str, version: int, current: int, remedy: str) -> None:
+    """Refuse a file of another version than the one that is read and written."""
+    if version != current:
+        raise QgateError(
+            f"{file}: it is of version {version}, and this qgate reads version {current}. "
+            f"{'Update qgate.' if version > current else remedy}"
+        )
 
 
 def read_json(data: bytes, file: str, remedy: str, kind: str, version: int, hint: type[T]) -> T:
@@ -47,7 +43,7 @@ def read_json(data: bytes, file: str, remedy: str, kind: str, version: int, hint
         if value.get("qgate") != kind:
             raise ValueError(f"it is not a {kind} of qgate")
         validate(value, _Versioned)
-    check_version(file, value["version"], version)
+    check_version(file, value["version"], version, remedy)
     of_origin = required_fields(Origin)
     with naming(file, remedy):
         validate(value, Origin)

@@ -14,20 +14,17 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from qgate.baselines._reading import check_version
 from qgate.baselines.names import quoted, safe_name, unquoted
-from qgate.baselines.origin import KIND, MIXED, Key, Origin, hashes_text, is_device, kind_of
+from qgate.baselines.origin import KIND, Key, Origin, hashes_text, is_device, kind_of
 from qgate.baselines.sample_lines import Line, folded, is_folded, unfolded
 from qgate.errors import QgateError
 from qgate.metrics import METRICS
 
 VERSION = 3
-VERSION_WITH_KIND = 4
-"""Version of a file of a further kind of device, which earlier readers would take for the first."""
 FOLDER = "accepted"
 REMEDY = (
     "Restore the file from version control, or delete it and record it again with "
@@ -43,8 +40,6 @@ _IDENTITY = ("model", "mode", "weights", "inputs", "calibration")
 _ADVICE = "# written by --update-baselines and by qgate baselines accept; not to be edited"
 _WIDTHS = (20, 44, 9, 32, 24)
 _COLUMNS = ("suite", "site", "scope", "metric", "value")
-# The first version whose lines have digests.
-_DIGESTS = 3
 _BESIDE = re.compile(rf".+@({KIND})\.txt")
 _VERSION = re.compile(r"[0-9]{1,9}", re.ASCII)
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
@@ -55,9 +50,9 @@ class Accepted:
     """Accepted errors of a mode, and the model and device they were measured with.
 
     Without a calibration they do not depend on one. Values from two arithmetics of one kind of
-    device are of `cpu-mixed`; earlier files say `mixed`. `kind` is that of a file beside the first
-    one of its mode, and empty for the first. `edited` are entries of the file whose lines do not
-    have their digest; they have no value.
+    device are of `cpu-mixed`. `kind` is that of a file beside the first one of its mode, and empty
+    for the first. `edited` are entries of the file whose lines do not have their digest; they have
+    no value.
     """
 
     model: str
@@ -94,19 +89,15 @@ class Accepted:
         """Return their file, under the folder of the model."""
         return accepted_file(self.mode, self.kind)
 
-    def to_bytes(self, *, folds: bool = True) -> bytes:
-        """Write the file, in an order that depends on nothing but the keys.
-
-        Without `folds` samples have lines of their own, as earlier files have.
-        """
-        identity, version = self.identity(), VERSION_WITH_KIND if self.kind else VERSION
+    def to_bytes(self) -> bytes:
+        """Write the file, in an order that depends on nothing but the keys."""
+        identity = self.identity()
         header = [f"# {name:<12} {_field(getattr(self, name))}" for name in self._names]
         header.append(_device_line(identity, self.device))
         title = f"# {_aligned(_COLUMNS)} digest"
-        named = self.lines() if folds else self.values.items()
-        entries = [_entry(*line) for line in sorted(named, key=lambda line: order(line[0]))]
+        entries = [_entry(*line) for line in sorted(self.lines(), key=lambda line: order(line[0]))]
         lines = [f"{entry} {_digest(identity, entry)}" for entry in entries]
-        text = "\n".join([f"{_TITLE}{version}", *header, _ADVICE, title, *lines, ""])
+        text = "\n".join([f"{_TITLE}{VERSION}", *header, _ADVICE, title, *lines, ""])
         return text.encode("utf-8")
 
     def lines(self) -> list[Line]:
@@ -120,7 +111,7 @@ class Accepted:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return _identity_names(VERSION_WITH_KIND if self.kind else VERSION)
+        return (*_IDENTITY, "kind") if self.kind else _IDENTITY
 
 
 def accepted_file(mode: str, kind: str = "") -> str:
@@ -132,10 +123,6 @@ def kind_in(file: str) -> str:
     """Return the kind of device in the name of a file; empty for the first file of a mode."""
     match = _BESIDE.fullmatch(file)
     return match[1] if match else ""
-
-
-def _identity_names(version: int) -> tuple[str, ...]:
-    return (*_IDENTITY, "kind") if version == VERSION_WITH_KIND else _IDENTITY
 
 
 def order(key: Key) -> tuple[object, ...]:
@@ -182,7 +169,7 @@ def read_accepted(data: bytes, file: str, *, refresh: str = "", replaced: bool =
     `refresh` is the command that measures them again. Where they are about to be `replaced`, lines
     that were edited are no error, but listed as `edited`.
     """
-    accepted, problems, edits = _inspect(data, file, VERSION)
+    accepted, problems, edits = _inspect(data, file)
     if accepted is None or problems:
         raise QgateError(f"{problems[0]}. {REMEDY}")
     if edits and not replaced:
@@ -193,37 +180,11 @@ def read_accepted(data: bytes, file: str, *, refresh: str = "", replaced: bool =
 
 def inspect_accepted(data: bytes, file: str) -> tuple[Accepted | None, list[str]]:
     """Read what can be read of a file, and list everything that is wrong with it, by line."""
-    accepted, problems, edits = _inspect(data, file, VERSION)
+    accepted, problems, edits = _inspect(data, file)
     return accepted, problems + edits
 
 
-def version_of(data: bytes) -> int | None:
-    """Return the version in the first line of a file, None where it is none of these files."""
-    first = data.partition(b"\n")[0].rstrip(b"\r").decode("utf-8", "replace")
-    version = first.removeprefix(_TITLE)
-    return int(version) if version != first and _VERSION.fullmatch(version) else None
-
-
-def migrated(data: bytes, file: str) -> tuple[Accepted, list[Key]]:
-    """Read a file of an earlier version; return it without the entries that meant something else.
-
-    In version 1 a quantizer was the hash of its text, and the worst channel was measured against
-    the mean energy of all channels. Version 2 has no digests.
-    """
-    accepted, problems, _ = _inspect(data, file, 1)
-    if accepted is None or problems:
-        raise QgateError(f"{problems[0]}. {REMEDY}")
-    other = [key for key in accepted.values if version_of(data) == 1 and _is_of_version_1(key)]
-    unchanged = {key: value for key, value in accepted.values.items() if key not in other}
-    return replace(accepted, values=unchanged), other
-
-
-def _is_of_version_1(key: Key) -> bool:
-    metric = METRICS.find(key.metric)
-    return metric.textual or metric.part == "worst_channel"
-
-
-def _inspect(data: bytes, file: str, oldest: int) -> tuple[Accepted | None, list[str], list[str]]:
+def _inspect(data: bytes, file: str) -> tuple[Accepted | None, list[str], list[str]]:
     """Read a file; list what is wrong with it, and apart from that what was edited in it."""
     try:
         lines = data.decode("utf-8").replace("\r\n", "\n").split("\n")
@@ -231,14 +192,14 @@ def _inspect(data: bytes, file: str, oldest: int) -> tuple[Accepted | None, list
         number = data[: error.start].count(10) + 1
         return None, [f"{file}:{number}: it is no UTF-8 text"], []
     problems: list[str] = []
-    version = version_of(data)
-    if version is None:
+    version = lines[0].removeprefix(_TITLE)
+    if version == lines[0] or not _VERSION.fullmatch(version):
         return None, [f"{file}:1: it is no list of accepted errors of qgate"], []
-    _check_version(file, version, oldest)
-    accepted = _read_header(lines, file, version, problems)
+    check_version(file, int(version), VERSION, REMEDY)
+    accepted = _read_header(lines, file, problems)
     if accepted is None:
         return None, problems, []
-    device_line = 2 + len(_identity_names(version))
+    device_line = 2 + len(accepted._names)
     if lines[-1]:
         problems.append(f"{file}:{len(lines)}: the last line has no end, it may be cut off")
     identity = accepted.identity()
@@ -246,7 +207,7 @@ def _inspect(data: bytes, file: str, oldest: int) -> tuple[Accepted | None, list
     edits: dict[Key, str] = {}
     for number, line in list(enumerate(lines, 1))[device_line + 2 : -1]:
         try:
-            entries, why = _read_line(line, identity if version >= _DIGESTS else b"")
+            entries, why = _read_line(line, identity)
         except ValueError as error:
             problems.append(f"{file}:{number}: {error}")
             continue
@@ -266,9 +227,9 @@ def _inspect(data: bytes, file: str, oldest: int) -> tuple[Accepted | None, list
         count = len({*line_of.values()})
         notes = [
             f"{next(iter(edits.values()))}. So do all {count} lines: they were recorded for "
-            f"another header ({', '.join(_identity_names(version))})"
+            f"another header ({', '.join(accepted._names)})"
         ]
-    elif version >= _DIGESTS and lines[device_line - 1] != _device_line(identity, accepted.device):
+    elif lines[device_line - 1] != _device_line(identity, accepted.device):
         # Which limits hold depends on it, so nothing is compared under it.
         notes = [f"{file}:{device_line}: device {accepted.device} was edited", *notes]
         edits |= dict.fromkeys(accepted.values, "")
@@ -276,23 +237,9 @@ def _inspect(data: bytes, file: str, oldest: int) -> tuple[Accepted | None, list
     return replace(accepted, edited=frozenset(edits)), problems, notes
 
 
-def _check_version(file: str, version: int, oldest: int) -> None:
-    """Refuse a version that is not read, one older than `oldest` with the verb that migrates it."""
-    if 0 < version < oldest:
-        root = "/".join(file.replace("\\", "/").split("/")[:-3])
-        option = f" --baselines {shlex.quote(root)}" if root else ""
-        raise QgateError(
-            f"{file}: it is of version {version}, and this qgate reads version {VERSION}: run "
-            f"`qgate baselines migrate{option}`, which keeps the values and lists what it cannot "
-            "keep."
-        )
-    if not 0 < version <= VERSION_WITH_KIND:
-        check_version(file, version, VERSION_WITH_KIND)
-
-
-def _read_header(lines: list[str], file: str, version: int, problems: list[str]) -> Accepted | None:
+def _read_header(lines: list[str], file: str, problems: list[str]) -> Accepted | None:
     try:
-        values = dict(_header_values(lines, version))
+        values = dict(_header_values(lines))
     except ValueError as error:
         problems.append(f"{file}:{error.args[0]}: {error.args[1]}")
         return None
@@ -300,7 +247,7 @@ def _read_header(lines: list[str], file: str, version: int, problems: list[str])
         if not value and (name != "calibration" or value is not None):
             problems.append(f"{file}:{2 + list(values).index(name)}: {name} is empty")
     device, kind = values["device"] or "", values.get("kind")
-    if device != MIXED and not is_device(device):
+    if not is_device(device):
         problems.append(f"{file}:{1 + len(values)}: there is no device {device!r}")
     elif kind is not None and kind_of(device) != kind:
         problems.append(f"{file}:{1 + len(values)}: device {device} is not of kind {kind}")
@@ -309,12 +256,14 @@ def _read_header(lines: list[str], file: str, version: int, problems: list[str])
     return Accepted(**values)  # type: ignore[arg-type]
 
 
-def _header_values(lines: list[str], version: int) -> Iterator[tuple[str, str | None]]:
-    names = (*_identity_names(version), "device")
+def _header_values(lines: list[str]) -> Iterator[tuple[str, str | None]]:
+    kind_line = 1 + len(_IDENTITY)
+    has_kind = len(lines) > kind_line and lines[kind_line].startswith("# kind ")
+    names = (*_IDENTITY, *(["kind"] if has_kind else []), "device")
     for number, name in enumerate(names, 2):
         words = lines[number - 1].split(" ") if number <= len(lines) else []
         words = [word for word in words if word]
-        count = 4 if name == "device" and version >= _DIGESTS else 3
+        count = 4 if name == "device" else 3
         if len(words) != count or words[:2] != ["#", name]:
             raise ValueError(number, f"the header has no {name} here")
         try:
@@ -327,22 +276,16 @@ def _header_values(lines: list[str], version: int) -> Iterator[tuple[str, str | 
 
 
 def _read_line(line: str, identity: bytes) -> tuple[Sequence[tuple[Key, float | str]], str]:
-    """Read the entries of a line and say why its digest is not its own, or raise a ValueError.
-
-    Without an identity the line has no digest, and is one of an earlier version.
-    """
-    columns = [*_COLUMNS, "digest"] if identity else [*_COLUMNS]
+    """Read the entries of a line and say why its digest is not its own, or raise a ValueError."""
     words = [word for word in line.split(" ") if word]
-    if len(words) != len(columns):
-        raise ValueError(f"{line[:60]!r} is not {', '.join(columns[:-1])} and {columns[-1]}")
+    if len(words) != len(_COLUMNS) + 1:
+        raise ValueError(f"{line[:60]!r} is not {', '.join(_COLUMNS)} and digest")
     key = Key(*(unquoted(word) for word in words[:4]))
     entries: Sequence[tuple[Key, float | str]]
     if is_folded(key):
         entries = unfolded(key, [float(_read_value(key, word)) for word in words[4].split(",")])
     else:
         entries = [(key, _read_value(key, words[4]))]
-    if not identity:
-        return entries, ""
     entry, _, digest = line.rpartition(" ")
     if digest == (now := _digest(identity, entry)):
         return entries, ""

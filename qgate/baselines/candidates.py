@@ -71,14 +71,13 @@ class Candidate:
     barred: dict[Key, str] = field(default_factory=dict)
     calibrated: bool = True
     gone: tuple[Key, ...] = ()
-    version: int = VERSION
     path: Path | None = field(default=None, compare=False)
 
     def to_bytes(self) -> bytes:
         """Write it as JSON, one line per value."""
         head = {
             "qgate": "candidate",
-            "version": self.version,
+            "version": VERSION,
             **asdict(self.origin),
             "mode": self.mode,
             "source": self.source,
@@ -188,8 +187,7 @@ def _read(data: bytes, path: Path) -> Candidate:
             raise ValueError("values is empty")
         origin = read_origin(record)
     mode, source, calibrated = record["mode"], record["source"], record["calibrated"]
-    version = record["version"]
-    return Candidate(origin, mode, source, values, barred, calibrated, gone, version, path)
+    return Candidate(origin, mode, source, values, barred, calibrated, gone, path)
 
 
 def update_of(
@@ -258,11 +256,6 @@ def _problem(candidate: Candidate, recorded: Origin, update: Update) -> str:
     matter = (*REFERENCE_FIELDS, *(["calibration"] if candidate.calibrated else []))
     if other := differences(recorded, candidate.origin, matter):
         return "; ".join(other)
-    if candidate.version < VERSION:
-        return (
-            f"it is of version {candidate.version}, whose errors of the worst channel and "
-            "quantizers are others: run the suites again"
-        )
     so_far = update.values.get(candidate.mode, {})
     for key, value in candidate.values.items():
         if not isinstance(value, str) and not math.isfinite(value):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 from qgate.baselines.accepted import FOLDER, Accepted, accepted_file, inspect_accepted, kind_in
-from qgate.baselines.kinds import is_same_kind, values_for
+from qgate.baselines.kinds import values_for
 from qgate.baselines.manifest import (
     NAME,
     Manifest,
@@ -15,7 +14,7 @@ from qgate.baselines.manifest import (
     read_reference,
     reference_file,
 )
-from qgate.baselines.origin import Key
+from qgate.baselines.origin import Key, kind_of
 from qgate.baselines.store import Store
 from qgate.errors import QgateError
 from qgate.storage.updates import EVERYTHING
@@ -25,19 +24,18 @@ def verify(store: Store) -> list[str]:
     """List everything that is wrong with a baseline, one sentence each."""
     folder = store.folder
     try:
-        damaged: list[str] = []
-        files, names = store.files.read(EVERYTHING, damaged)
-        problems = damaged + [
+        files = store.files.read(EVERYTHING)[0]
+        problems = [
             f"{folder / name}: it is the rest of an update that was cut off, which did not count; "
-            f"{store.files.tidied_by} removes it"
+            "the next update removes it"
             for name in store.files.leftovers()
         ]
     except QgateError as error:
         return [str(error)]
     manifest = None
-    if NAME not in names:
+    if NAME not in files:
         problems.append(f"{folder / NAME}: it is missing, so there is no baseline")
-    elif NAME in files:
+    else:
         try:
             manifest = read_manifest(files[NAME], str(folder / NAME))
             problems += edits_of(files[NAME], str(folder / NAME))
@@ -48,24 +46,21 @@ def verify(store: Store) -> list[str]:
     references = {} if manifest is None else {reference_file(b): b for b in manifest.references}
     firsts: dict[str, Accepted] = {}
     # The first file of a mode comes before those beside it: a reader of the list knows it then.
-    for name in sorted(names, key=lambda name: (kind_in(name) != "", name)):
+    for name in sorted(files, key=lambda name: (kind_in(name) != "", name)):
         if name.startswith(f"{FOLDER}/") and name.endswith(".txt"):
-            if name in files:
-                problems += _accepted_problems(store, name, files[name], manifest, firsts)
+            problems += _accepted_problems(store, name, files[name], manifest, firsts)
         elif name != NAME and name not in references:
             problems.append(f"{folder / name}: it is no file of this baseline")
-    return problems + _reference_problems(store, files, set(names) - set(files), manifest)
+    return problems + _reference_problems(store, files, manifest)
 
 
 def _reference_problems(
-    store: Store, files: Mapping[str, bytes], damaged: Collection[str], manifest: Manifest | None
+    store: Store, files: Mapping[str, bytes], manifest: Manifest | None
 ) -> list[str]:
     problems = []
     for basis, records in ({} if manifest is None else manifest.references).items():
         file = reference_file(basis)
         path = str(store.folder / file)
-        if file in damaged:
-            continue
         if file not in files:
             problems.append(f"{path}: it is missing, and the manifest lists it")
             continue
@@ -96,16 +91,13 @@ def _accepted_problems(
         problems.append(f"{file}: it is of {of}, whose file has another name")
     elif not accepted.kind:
         firsts[accepted.mode] = accepted
-    elif (first := firsts.get(accepted.mode)) and manifest is not None:
-        now = replace(manifest.origin, device=accepted.device)
-        if is_same_kind(first, now, manifest.origin):
-            problems.append(
-                f"{file} is not read: {first.file} has the values of {accepted.kind}. Remove {file}"
-            )
+    elif (first := firsts.get(accepted.mode)) and kind_of(first.device) == accepted.kind:
+        problems.append(
+            f"{file} is not read: {first.file} has the values of {accepted.kind}. Remove {file}"
+        )
     if accepted.model != store.model:
         problems.append(f"{file}: it is of model {accepted.model!r}")
-    text = data.replace(b"\r\n", b"\n")
-    if not problems and text not in (accepted.to_bytes(folds=f) for f in (True, False)):
+    if not problems and data.replace(b"\r\n", b"\n") != accepted.to_bytes():
         problems.append(f"{file}: its lines are not in the order qgate writes them in")
     if manifest is not None:
         problems += [f"{file}: {sentence}" for sentence in accepted.stale(manifest.origin)]

@@ -9,21 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from qgate.baselines.accepted import Accepted
-from qgate.baselines.origin import MIXED, Key, Origin, kind_of
+from qgate.baselines.origin import Key
 
 Files = Mapping[str, Accepted]
 """Accepted errors of a mode by the kind of device that their file is of, empty for the first."""
-
-
-def is_same_kind(first: Accepted, now: Origin, recorded: Origin | None) -> bool:
-    """Tell if the first file of a mode is of the kind of device of a run.
-
-    An earlier qgate wrote `mixed`; then the device of the baseline counts.
-    """
-    device = first.device
-    if device == MIXED:
-        device = now.device if recorded is None else recorded.device
-    return kind_of(device) == kind_of(now.device)
 
 
 def values_for(sources: Iterable[Accepted]) -> dict[Key, tuple[float | str, str]]:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 from safetensors import SafetensorError
@@ -54,7 +54,7 @@ class ManifestRecord(TypedDict):
     qgate: str
     version: int
     references: dict[str, BasisEntry]
-    digest: NotRequired[str]
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -89,28 +89,11 @@ class Manifest:
 
 
 def edits_of(data: bytes, file: str) -> list[str]:
-    """Say that a readable manifest is not what was written; version 1 may have no digest."""
-    record = _record(data)
-    if record["version"] == 1 and "digest" not in record:
-        return []
+    """Say that a readable manifest is not what was written."""
     text, _, tail = data.decode("utf-8").replace("\r\n", "\n").rpartition(' "digest": ')
     if tail == f"{_json(_digest(text))}\n}}\n":
         return []
     return [f"{file}: it was edited, as its digest does not match. {REMEDY}"]
-
-
-def with_digest(data: bytes, file: str) -> bytes | None:
-    """Return a manifest of version 1 in this version; None if it is of this one, or was edited."""
-    manifest = read_manifest(data, file)
-    if _record(data)["version"] == VERSION or edits_of(data, file):
-        return None
-    return manifest.to_bytes()
-
-
-def _record(data: bytes) -> ManifestRecord:
-    """Return the fields of a manifest that `read_manifest` can read."""
-    record: ManifestRecord = json.loads(data)
-    return record
 
 
 def _digest(text: str) -> str:
@@ -187,6 +170,10 @@ def read_reference(
     data: bytes, records: Mapping[str, TensorRecord], file: str
 ) -> dict[str, ReferenceTensor]:
     """Read the tensors of a file, each the one the manifest knows, or an error."""
+    if data.startswith(b"version https://git-lfs"):
+        raise QgateError(
+            f"{file}: it is a pointer of git LFS, and not the tensors: run `git lfs pull`."
+        )
     remedy = REMEDY.replace("the file", "it")
     try:
         arrays: dict[str, np.ndarray[Any, Any]] = load(data)

@@ -11,8 +11,6 @@ from qgate.errors import QgateError
 
 KIND = "[a-z][a-z0-9_]*"
 """A kind of device as torch names it: cpu, cuda, xpu, npu."""
-MIXED = "mixed"
-"""Stands in the place of a device in earlier files, whose values are of several."""
 _DEVICE = re.compile(rf"{KIND}(-[A-Za-z0-9_.+]+)*")
 COLLECTED = "collected"
 """Stands in the place of hashes: numbers of a dump are of a run elsewhere, and no weights or
@@ -35,7 +33,7 @@ class Key(NamedTuple):
 
 
 def is_device(text: object) -> bool:
-    return isinstance(text, str) and text != MIXED and _DEVICE.fullmatch(text) is not None
+    return isinstance(text, str) and _DEVICE.fullmatch(text) is not None
 
 
 def kind_of(device: str) -> str:
@@ -138,7 +136,7 @@ def differences(
 ) -> list[str]:
     """Say why numbers of now cannot be compared with recorded ones, one sentence per cause."""
     pairs = [(name, _text(recorded, name), _text(now, name)) for name in fields]
-    # Earlier manifests have a length where there are no tokens.
+    # A length counts where both have tokens.
     lengths_count = recorded.seqlen and now.seqlen
     return [
         _SENTENCES[name](old, new)

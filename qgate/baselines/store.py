@@ -6,20 +6,8 @@ import contextlib
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from qgate.baselines._reading import check_version
-from qgate.baselines.accepted import (
-    FOLDER,
-    VERSION,
-    VERSION_WITH_KIND,
-    Accepted,
-    accepted_file,
-    kind_in,
-    migrated,
-    read_accepted,
-    version_of,
-)
+from qgate.baselines.accepted import FOLDER, Accepted, accepted_file, kind_in, read_accepted
 from qgate.baselines.kinds import Files
 from qgate.baselines.manifest import (
     NAME,
@@ -27,21 +15,13 @@ from qgate.baselines.manifest import (
     read_manifest,
     read_reference,
     reference_file,
-    with_digest,
 )
-from qgate.baselines.manifest import VERSION as MANIFEST_VERSION
 from qgate.baselines.names import safe_name
 from qgate.baselines.origin import Origin, kind_of
 from qgate.baselines.rows import ReferenceTensor
 from qgate.baselines.update import StoredChange, Update, applied
 from qgate.errors import QgateError, unknown
-from qgate.storage import access
-from qgate.storage.access import folders_in, open_files
-from qgate.storage.updates import EVERYTHING, FileRules, Read
-from qgate.text import counted
-
-if TYPE_CHECKING:
-    from qgate.storage.locations import Location
+from qgate.storage.updates import FileRules, LocalFiles, Read
 
 LOCK_TIMEOUT_S = 60.0
 BASELINES = FileRules(
@@ -51,24 +31,19 @@ BASELINES = FileRules(
         r"manifest\.json|reference-[a-z0-9_]+\.safetensors|accepted/[a-z0-9._~-]+(@[a-z0-9_]+)?\.txt"
     ),
     first=NAME,
-    check_version=check_version,
     verify="qgate baselines verify",
-    migrate="qgate baselines migrate --baselines {} --model {}",
 )
 
 
 class Store:
-    """Folder `ROOT/<model>/`; every call reads one whole state, from before or after an update.
+    """Folder `ROOT/<model>/`; every call reads one whole state, from before or after an update."""
 
-    The root is a path, or the `location_of` a URL.
-    """
-
-    def __init__(self, root: Location, model: str) -> None:
+    def __init__(self, root: Path, model: str) -> None:
         if not model:
             raise QgateError("a baseline needs the name of a model.")
         self.model = model
-        self.folder: Location = root / safe_name(model)
-        self.files = open_files(self.folder, BASELINES, model)
+        self.folder = root / safe_name(model)
+        self.files = LocalFiles(self.folder, BASELINES)
 
     def exists(self) -> bool:
         """Tell if there is a manifest, whatever is in it."""
@@ -124,14 +99,8 @@ class Store:
 
     def all_accepted(self, modes: Collection[str] | None = None) -> Mapping[str, Files]:
         """Read the accepted errors of all kinds of devices, of some or all modes."""
-        if modes is None:
-            files = self._read(f"{FOLDER}/")
-            return self._accepted(self._modes(files), files)
-        # Where nothing can be listed, as with HTTP, only the first ones are known.
-        files, names = self.files.read([accepted_file(mode) for mode in modes])
-        if kinds := {*map(kind_in, names)} - {""}:
-            files |= self._read(*(accepted_file(mode, kind) for mode in modes for kind in kinds))
-        return self._accepted(modes, files)
+        files = self._read(f"{FOLDER}/")
+        return self._accepted(self._modes(files) if modes is None else modes, files)
 
     def modes(self) -> list[str]:
         """List the modes that have accepted errors."""
@@ -181,66 +150,6 @@ class Store:
         except OSError as error:
             raise self._failure(error, False) from None
 
-    def migrate(self) -> tuple[int, list[str]]:
-        """Give files in a bucket its layout, and files of earlier versions this one.
-
-        Returns how many files changed their layout, and a sentence for each that was written anew.
-        """
-        try:
-            count = self.files.migrate()
-            if not self._migrated(self.files.read)[0]:
-                return count, []
-            return count, self.files.change(self._migrated, LOCK_TIMEOUT_S)
-        except OSError as error:
-            raise self._failure(error, False) from None
-
-    def _migrated(self, read: Read) -> tuple[dict[str, bytes | None], list[str]]:
-        """Return files of earlier versions in this one, and what happens to each."""
-        contents: dict[str, bytes | None] = {}
-        sentences = []
-        files = read({NAME, f"{FOLDER}/"}, None)[0]
-        head = files.pop(NAME, None)
-        if head and (written := with_digest(head, str(self.folder / NAME))):
-            contents[NAME] = written
-            sentences.append(f"{NAME}: version 1 -> {MANIFEST_VERSION}")
-        for name, data in sorted(files.items()):
-            version = version_of(data)
-            is_current = version in (VERSION, VERSION_WITH_KIND)
-            if version is None or is_current or not BASELINES.files.fullmatch(name):
-                continue
-            accepted, other = migrated(data, str(self.folder / name))
-            contents[name] = accepted.to_bytes() if accepted.values else None
-            sentences.append(f"{name}: version {version} -> {VERSION}")
-            if other:
-                sentences[-1] += (
-                    f", without {counted(len(other), 'entry')} that meant something else in "
-                    f"version {version}, such as {other[0]}: record them with --update-baselines"
-                )
-        return contents, sentences
-
-    def copy_to(self, root: Location) -> tuple[int, list[str]]:
-        """Write all files below another root, in its layout; return as `migrate` does."""
-        other = Store(root, self.model)
-        files = self._read(*EVERYTHING)
-        renewed, sentences = self._migrated(self.files.read)
-        contents: dict[str, bytes | None] = {
-            name: data for name, data in files.items() if BASELINES.files.fullmatch(name)
-        }
-        contents |= renewed
-
-        def plan(read: Read) -> tuple[dict[str, bytes | None], tuple[int, list[str]]]:
-            if read((), None)[1]:
-                raise QgateError(
-                    f"there is a baseline of {self.model} in {str(other.folder)!r} already: choose "
-                    "another place, or remove it."
-                )
-            return contents, (len(contents), sentences)
-
-        try:
-            return other.files.change(plan, LOCK_TIMEOUT_S)
-        except OSError as error:
-            raise other._failure(error, False) from None
-
     def preview(self, update: Update) -> list[StoredChange]:
         """Return what `commit` would change; nothing is written."""
         return self._planned(update, self.files.read)[1]
@@ -248,31 +157,23 @@ class Store:
     def _failure(self, error: OSError, started: bool) -> QgateError:
         file = f" ({Path(error.filename).name})" if error.filename else ""
         text = f"the baselines in {str(self.folder)!r} could not be written: {error.strerror}{file}"
-        try:
-            promised = started and self.files.is_promised()
-        except Exception:
-            return QgateError(
-                f"{text}. Whether the update counts could not be asked: look with "
-                "`qgate baselines list`, or run it again."
-            )
-        if promised:
+        if started and self.files.is_promised():
             return QgateError(
                 f"{text}. The update is recorded and counts; the next one will move its files into "
                 "place."
             )
-        return QgateError(f"{text}. They are as they were: {self.files.remedy}.")
+        return QgateError(f"{text}. They are as they were: make room or the folder writable.")
 
     def _planned(
         self, update: Update, read_files: Read
     ) -> tuple[dict[str, bytes | None], list[StoredChange]]:
         modes, kind = update.modes(), kind_of(update.origin.device)
-        files, names = read_files(
-            {NAME, *map(accepted_file, modes), *(accepted_file(mode, kind) for mode in modes)}, None
-        )
+        selection = {NAME, *map(reference_file, update.references)}
         if update.everywhere:
-            beside = {accepted_file(mode, kind_in(name)) for mode in modes for name in names}
-            files |= read_files(beside, None)[0]
-        files |= read_files({reference_file(basis) for basis in update.references}, [])[0]
+            selection.add(f"{FOLDER}/")
+        else:
+            selection |= {accepted_file(mode, of) for mode in modes for of in ("", kind)}
+        files = read_files(selection)[0]
         manifest = self._manifest(files)
         accepted = self._accepted(modes, files, replaced=True)
         damaged = [
@@ -331,20 +232,16 @@ class Store:
             )
 
 
-def stored_models(root: Location) -> list[str]:
+def stored_models(root: Path) -> list[str]:
     """List the models that have a baseline under a root."""
     models = []
     for folder in folders(root):
-        files, _ = open_files(folder, BASELINES, folder.name).read([NAME])
+        files, _ = LocalFiles(folder, BASELINES).read([NAME])
         if NAME in files:
             models.append(read_manifest(files[NAME], str(folder / NAME)).origin.model)
     return models
 
 
-def folders(root: Location) -> list[Location]:
-    return folders_in(root, BASELINES.plural)
-
-
-def check_root(root: Location, writing: bool) -> None:
-    """Reach a store before anything is computed; for an update, see that one could be written."""
-    access.check_root(root, BASELINES.plural, writing)
+def folders(root: Path) -> list[Path]:
+    """List the folders below a root, whatever is in them; none where there is no root."""
+    return [entry for entry in sorted(root.iterdir()) if entry.is_dir()] if root.is_dir() else []

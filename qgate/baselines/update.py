@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from qgate.baselines.accepted import Accepted, accepted_file, order
-from qgate.baselines.kinds import Files, is_same_kind
+from qgate.baselines.kinds import Files
 from qgate.baselines.manifest import (
     NAME,
     Manifest,
@@ -157,7 +157,7 @@ def applied(
             changes.append(StoredChange(file, "all tensors", "damaged", "restored"))
     for mode in update.modes():
         stored = accepted.get(mode, {})
-        after = _accepted_files(update, mode, stored, manifest)
+        after = _accepted_files(update, mode, stored)
         for kind in dict.fromkeys([*stored, *after]):
             old, now = stored.get(kind), after.get(kind)
             if now != old:
@@ -199,9 +199,7 @@ def _manifest(update: Update, manifest: Manifest | None) -> Manifest | None:
     return manifest
 
 
-def _accepted_files(
-    update: Update, mode: str, before: Files, manifest: Manifest | None
-) -> dict[str, Accepted | None]:
+def _accepted_files(update: Update, mode: str, before: Files) -> dict[str, Accepted | None]:
     """Return the accepted errors of a mode after an update, by the kind that their file is of.
 
     Where the first file is of another kind of device, its lines stay and a file beside it changes,
@@ -212,11 +210,10 @@ def _accepted_files(
         return after | {kind: _accepted(update, mode, old, kind) for kind, old in before.items()}
     own = kind_of(update.origin.device)
     first, beside = before.get(""), before.get(own)
-    recorded = None if manifest is None else manifest.origin
     if first is None or _is_replaced(update, mode, first):
         kind = "" if beside is None or _is_replaced(update, mode, beside) else own
     else:
-        kind = "" if is_same_kind(first, update.origin, recorded) else own
+        kind = "" if kind_of(first.device) == own else own
     after[kind] = _accepted(update, mode, before.get(kind), kind)
     if kind == "" and beside is not None and after[kind] != first:
         after[own] = None  # the first file has the values of this kind now

@@ -15,6 +15,7 @@ import numpy as np
 
 from qgate.charts.palette import GRAY, WHITE
 from qgate.errors import QgateError
+from qgate.loading import explained_imports
 from qgate.storage.files import replacing
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ _COMPRESSION = 3
 
 
 def new_figure(width: float, height: float) -> Figure:
-    from matplotlib.figure import Figure
+    with explained_imports():
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=WHITE)
     figure.get_layout_engine().set(w_pad=0.07, h_pad=0.07, hspace=0.04, wspace=0.03)  # type: ignore[union-attr, call-arg]

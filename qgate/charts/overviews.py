@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from tabulate import tabulate
-
 from qgate.charts.pages import render
 from qgate.errors import QgateError
-from qgate.loading import LateModule
+from qgate.loading import LateModule, explained_imports
 from qgate.text import brief, counted, shortened
 
 if TYPE_CHECKING:
@@ -107,7 +105,8 @@ class Overviewed:
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """Make a data frame of rows; it cannot hold lone surrogates of names, which are escaped."""
-    import pandas as pd
+    with explained_imports():
+        import pandas as pd
 
     return pd.DataFrame([{name: _whole(value) for name, value in row.items()} for row in rows])
 
@@ -145,12 +144,12 @@ def _text_lines(overview: Overview) -> list[str]:
     lines = [overview.title, *(f"  {line}" for line in overview.lines[:_MOST_LINES])]
     rows = overview.rows(_MOST_ROWS)
     if rows:
-        aligned = ["right" if _is_number(value) else "left" for value in rows[0].values()]
-        cells = [[_cell(cell) for cell in row.values()] for row in rows]
-        table = tabulate(
-            [list(rows[0]), *cells], tablefmt="plain", colalign=aligned, disable_numparse=True
-        )
-        lines += [f"  {line}" for line in table.splitlines()]
+        adjusts = [str.rjust if _is_number(cell) else str.ljust for cell in rows[0].values()]
+        cells = [list(rows[0]), *([_cell(cell) for cell in row.values()] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            padded = map(lambda adjust, *of: adjust(*of), adjusts, row, widths)
+            lines.append(f"  {'  '.join(padded)}".rstrip())
     more = overview.more(_MOST_ROWS)
     lines += [f"  {more}"] if more else []
     return [shortened(line, _LINE) for line in lines]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from qgate.exports import lazy
 
 if TYPE_CHECKING:
     from qgate.checkpoints.comparison import compare
@@ -11,14 +12,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointFinding", "CheckpointRecord", "WeightRecord", "compare"]
 
-
-def __getattr__(name: str) -> Any:
-    # Pages and texts of a record load no torch, which comparing needs.
-    if name in __all__:
-        home = "comparison" if name == "compare" else "record"
-        return getattr(importlib.import_module(f"qgate.checkpoints.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+# Pages and texts of a record load no torch, which comparing needs.
+__getattr__ = lazy(
+    __name__,
+    {
+        "comparison": "compare",
+        "record": "CheckpointFinding CheckpointRecord WeightRecord",
+    },
+)

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,9 +28,6 @@ from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.gate.subjects import OUTSIDE, Subject, commit_here, layer_order
 from qgate.modes import Mode
-
-if TYPE_CHECKING:
-    from qgate.storage.locations import Location
 
 WEIGHTS, ACCOUNTING, RECIPE = "weights", "accounting", "recipe"
 """Names of the accepted records, and of the gates in what people read."""
@@ -134,7 +132,7 @@ class CheckpointGates(GateSession):
     subject: CheckpointSubject
 
     def __init__(
-        self, subject: CheckpointSubject, baselines: Location, policy: Policy, **options: Any
+        self, subject: CheckpointSubject, baselines: Path, policy: Policy, **options: Any
     ) -> None:
         declared = policy.without_findings(SCOPE, "gates of checkpoints")
         super().__init__(subject, baselines, declared, **options)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 
-from qgate.checkpoints.array_files import open_arrays
 from qgate.checkpoints.gguf.files import open_gguf
 from qgate.checkpoints.onnx.files import open_onnx
 from qgate.checkpoints.safetensors_shards import open_shards
 from qgate.checkpoints.stored import REMOTE_AHEAD, Checkpoint, Stamps
-from qgate.checkpoints.torch_files import open_torch
 from qgate.errors import QgateError, first_line
 from qgate.storage.access import folder_of
 from qgate.storage.folders import Folder, files_in
@@ -21,12 +19,10 @@ OPENERS: Mapping[str, Opener] = {
     ".safetensors": open_shards,
     ".gguf": open_gguf,
     ".onnx": open_onnx,
-    ".npz": open_arrays,
-    ".pt": open_torch,
-    ".pth": open_torch,
-    ".bin": open_torch,
 }
 """Who opens the files of a folder by their ending; of several kinds in a folder, the first."""
+NO_CHECKPOINTS = (".pt", ".pth", ".bin", ".npz")
+"""Endings of files that may hold weights, and are not opened as checkpoints."""
 INNER = 3
 """Folders inside each other that are looked into for a checkpoint, as caches of hubs have them."""
 CONFIGURATIONS = ("config.json", "hf_quant_config.json", "quantize_config.json")
@@ -102,15 +98,24 @@ def _files(spec: str, folder: Folder) -> tuple[str, list[str]]:
     kinds = ", ".join(OPENERS)
     if folder.kind() != "folder":
         kind = f"a file that is not {kinds}" if folder.kind() == "file" else "not there"
-        raise QgateError(f"{spec!r} is {kind}; give a folder with {kinds} files, or one such file.")
+        raise QgateError(
+            f"{spec!r} is {kind}; give a folder with {kinds} files, or one such file."
+            f"{_converting(spec) if folder.kind() == 'file' else ''}"
+        )
     files = files_in(folder)
     for ending in OPENERS:
         names = [name for name in files if name.endswith(ending)]
         if names:
             return ending, names
     inner = _inner_folder(folder, INNER)
-    advice = f" Its folder {inner!r} has: give that one." if inner else ""
+    advice = f" Its folder {inner!r} has: give that one." if inner else _converting(*files)
     raise QgateError(f"{spec!r} has no {kinds} file.{advice}")
+
+
+def _converting(*names: str) -> str:
+    """Return what to do where weights are in files of another kind."""
+    has_others = any(name.endswith(NO_CHECKPOINTS) for name in names)
+    return " Write the weights of torch or numpy as .safetensors first." if has_others else ""
 
 
 def _inner_folder(folder: Folder, depth: int) -> str:

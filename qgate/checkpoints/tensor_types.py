@@ -13,4 +13,3 @@ DTYPES = {
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }  # fmt: skip
 """Dtypes whose elements can be read, by their names in heads; torch has F8_E8M0 since 2.7."""
-WORDS = {dtype: word for word, dtype in reversed(DTYPES.items())}

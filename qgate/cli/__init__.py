@@ -24,6 +24,7 @@ from qgate.device_errors import in_sentences
 from qgate.devices import wait_calmly
 from qgate.errors import QgateError, sentence_of, unknown
 from qgate.interruptions import ended_by_signals
+from qgate.loading import explained_imports
 from qgate.storage.streams import prepare_streams
 from qgate.text import for_terminal, one_line
 from qgate.text.printing import print_line, print_text
@@ -167,7 +168,7 @@ def run_call(args: argparse.Namespace) -> int:
         # A program that is collected or tested has its own ways to end.
         own = args.command in ("collect", "run")
         ending = contextlib.nullcontext() if own else ended_by_signals()
-        with ending, console(args), in_sentences(f"qgate {args.command}"):
+        with ending, console(args), in_sentences(f"qgate {args.command}"), explained_imports():
             status = int(args.run(args))
             sys.stdout.flush()
             return status

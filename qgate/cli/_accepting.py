@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from qgate import baselines
     from qgate.page import accepted_changes
     from qgate.storage import git
-    from qgate.storage.locations import Location
 else:
     accepted_changes = LateModule("qgate.page.accepted_changes")
     baselines = LateModule("qgate.baselines")
@@ -32,7 +31,7 @@ def say(args: argparse.Namespace, text: str) -> None:
         print_line(text)
 
 
-def missing_text(place: Location, then: str = "") -> str:
+def missing_text(place: Path, then: str = "") -> str:
     recording = "`pytest suites --update-baselines` records one."
     return f"there is no baseline in {str(place)!r}{then}: {recording}"
 
@@ -109,7 +108,7 @@ def accept_candidates(args: argparse.Namespace) -> int:
     return 1 if refused else 0
 
 
-def _clean_repository(folder: Location) -> git.GitRepository:
+def _clean_repository(folder: Path) -> git.GitRepository:
     """Return the repository of baselines, in which nothing of theirs waits for a commit."""
     repository = git.GitRepository.around(folder)
     if not repository.is_clean():

@@ -7,15 +7,9 @@
   qgate baselines accept                       accept the errors that failing gates measured
   qgate baselines accept ci-artifact.zip --mode 2-1
   qgate baselines accept ci-artifact.zip --commit    and commit them; the message lists what moved
-  qgate baselines unlock --baselines s3://bucket/baselines --model tiny-mamba
-  qgate baselines migrate --baselines s3://bucket/baselines
-  qgate baselines migrate --baselines s3://bucket/baselines --to baselines
 
 Only `pytest suites --update-baselines` records references. prune and accept list what they change
-as old -> new, and --dry-run only lists it: review the changes, then commit them. migrate rewrites
-accepted errors and manifests of an earlier qgate in the present form, and lists what it cannot
-keep. It also prepares baselines in a bucket for updates, if they were copied there from a folder or
-an earlier qgate wrote them. unlock removes a lock that an earlier qgate left in a bucket.
+as old -> new, and --dry-run only lists it: review the changes, then commit them.
 """
 
 from __future__ import annotations
@@ -39,7 +33,7 @@ from qgate.cli._console import add_json, print_json, table_text
 from qgate.cli._project import option_here, project_folder
 from qgate.errors import QgateError, unknown
 from qgate.loading import LateModule
-from qgate.storage.locations import location_of
+from qgate.project.settings import baselines_folder
 from qgate.text import megabytes, one_line
 from qgate.text.printing import print_line, print_text
 
@@ -64,15 +58,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="accept changes of the plan, too: which quantizer each site has")  # fmt: skip
     accept.add_argument("--commit", action="store_true",
         help="commit the changed baselines alone, with a table of what moved")  # fmt: skip
-    unlock = verbs.add_parser("unlock", help="remove a lock that an earlier qgate left in a bucket")
-    migrate = verbs.add_parser(
-        "migrate", help="rewrite files of an earlier qgate in the form and layout of this one"
-    )
-    migrate.add_argument("--to", metavar="DIR", help="write them to this folder or URL instead")
-    for verb in (listing, verify, prune, accept, unlock, migrate):
+    for verb in (listing, verify, prune, accept):
         add = verb.add_argument
-        add("--baselines", metavar="DIR", help="a folder or a URL (default: that of qgate.toml, or "
-            "baselines)")  # fmt: skip
+        add("--baselines", metavar="DIR",
+            help="their folder (default: that of qgate.toml, or baselines)")  # fmt: skip
         add("--model", action="append", metavar="NAME", help="only this model; repeatable")
     add_json(listing, verify, prune, accept)
     prune.add_argument("--results", type=Path, metavar="FILE", help="remove what the modes of this "
@@ -95,12 +84,10 @@ def run(args: argparse.Namespace) -> int:
         "verify": _verify,
         "prune": _prune,
         "accept": accept_candidates,
-        "unlock": _unlock,
-        "migrate": _migrate,
     }
     if args.baselines is None:
         args.baselines = option_here("baselines") or project_folder("baselines")
-    args.baselines = location_of(args.baselines)
+    args.baselines = baselines_folder(args.baselines)
     args.changes, args.refused = [], []
     status = verbs[args.verb](args)
     if args.verb in ("prune", "accept") and args.json:
@@ -293,29 +280,4 @@ def _prune_unused(args: argparse.Namespace) -> int:
         removed += len(print_changes(args, store, update))
     verb = "would go" if args.dry_run else "removed"
     say(args, f"{removed} accepted errors {verb}" if removed else "nothing is unused")
-    return 0
-
-
-def _unlock(args: argparse.Namespace) -> int:
-    if not args.model:
-        raise QgateError("say whose lock goes: --model NAME.")
-    for name in args.model:
-        holder = baselines.Store(args.baselines, name).files.unlock()
-        fact = f"the lock of {holder} removed" if holder else "nobody has a lock"
-        print_line(f"{name}: {fact}")
-    return 0
-
-
-# migrate ---------------------------------------------------------------------------------------
-
-
-def _migrate(args: argparse.Namespace) -> int:
-    for store in _stores(args):
-        count, renewed = store.copy_to(location_of(args.to)) if args.to else store.migrate()
-        where = f" to {args.to}" if args.to else ""
-        for sentence in renewed:
-            print_line(f"{store.model}: {sentence}")
-        if count or not renewed:
-            what = f"{count} files migrated{where}" if count else "nothing to migrate"
-            print_line(f"{store.model}: {what}")
     return 0

@@ -7,9 +7,9 @@
   qgate checkpoint CHILD --recipe R.yaml     check against a recipe that the child does not declare
   qgate checkpoint A B --same                compare two exports of one recipe
 
-CHILD and PARENT are folders with .safetensors, .gguf, .onnx, .npz, .pt or .bin files, or single
-files (any part of a GGUF split), at paths or URLs. The recipe is what the child's config.json, GGUF
-head or ONNX graph declares. No code of a checkpoint is run. GGUF and ONNX need the extra
+CHILD and PARENT are folders with .safetensors, .gguf or .onnx files, or single files (any part of a
+GGUF split), at paths or URLs. The recipe is what the child's config.json, GGUF head or ONNX graph
+declares. No code of a checkpoint is run. GGUF and ONNX need the extra
 `checkpoints`: pip install 'pytest-qgate[checkpoints]'.
 Exit status: 0 if all is as declared, 1 if something is not, 2 if files cannot be read or are not a
 pair.

@@ -27,9 +27,8 @@ from qgate.cli._project import project_here
 from qgate.cli._repository import RepositoryFolder
 from qgate.errors import QgateError, first_line
 from qgate.loading import LateModule
-from qgate.project.settings import ProjectSettings
-from qgate.storage.access import folder_of
-from qgate.storage.locations import location_of, short_path
+from qgate.project.settings import ProjectSettings, baselines_folder
+from qgate.storage.locations import short_path
 from qgate.text import counted, one_line
 from qgate.text.printing import print_text
 
@@ -175,6 +174,13 @@ def _extras(examination: Examination, _project: ProjectSettings) -> None:
         }
         for extra in installation.extras()
     }
+    examination.problems += [
+        f"{package.problem} for {extra.purpose}: {extra.command}."
+        for extra in installation.extras()
+        if extra.name == "gate"
+        for package in extra.packages
+        if package.problem
+    ]
 
 
 # The project -------------------------------------------------------------------------------------
@@ -183,7 +189,7 @@ def _extras(examination: Examination, _project: ProjectSettings) -> None:
 def _project(examination: Examination, project: ProjectSettings) -> None:
     suites = [suite for suite in project.suite_folders if Path(suite).exists()]
     missing = [suite for suite in project.suite_folders if suite not in suites]
-    root = location_of(project.options.get("baselines") or project.home / "baselines")
+    root = baselines_folder(project.options.get("baselines") or project.home / "baselines")
     examination.facts["project"] = {
         "home": str(project.home),
         "settings": project.source,
@@ -191,7 +197,7 @@ def _project(examination: Examination, project: ProjectSettings) -> None:
         "mode": project.value("mode"),
         "suites": [short_path(project.home, suite) for suite in suites],
         "baselines": short_path(project.home, str(root)),
-        "models_with_baselines": _models(examination, str(root)),
+        "models_with_baselines": _models(examination, root),
     }
     if missing and project.source:
         examination.problems.append(
@@ -216,13 +222,10 @@ def _project(examination: Examination, project: ProjectSettings) -> None:
             examination.notes.append(f"suites are left out that need {', '.join(left_out)}.")
 
 
-def _models(examination: Examination, root: str) -> list[str]:
+def _models(examination: Examination, root: Path) -> list[str]:
     """List the models that have a baseline; a damaged one is a problem."""
     try:
-        location = location_of(root)
-        models = (
-            baselines.stored_models(location) if folder_of(location).kind() != "nothing" else []
-        )
+        models = baselines.stored_models(root)
     except (QgateError, OSError) as error:
         examination.problems.append(f"the baselines cannot be read: {error}")
         return []

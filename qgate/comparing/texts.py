@@ -64,25 +64,19 @@ def _block(name: str, layer: LayerComparison, record: ComparisonRecord) -> list[
         *_metric_lines(layer, [metric for metric in metrics if metric.degree]),
         "Ratios:",
         *_metric_lines(layer, [metric for metric in metrics if not metric.degree]),
-        f"Percentiles of |difference|{_at_most(record['percentile_error'])}:",
+        "Percentiles of |difference|:",
         f"  {'':<14} {row('abs_diff', 'p50', 'p90', 'p95', 'p99')}",
         "Where:",
         *_worst_lines(layer),
     ]
 
 
-def _at_most(error: float) -> str:
-    """Say how far percentiles of a record of an earlier version may be off."""
-    return f", each at most {100 * error:.1f} % off" if error else ""
-
-
 def _metric_lines(layer: LayerComparison, metrics: Sequence[Metric]) -> list[str]:
-    """Write one line per metric; a record of an earlier version lacks some."""
+    """Write one line per metric."""
     return [
         f"  {f'{metric.label} {metric.unit}'.rstrip():<18} "
         f"{_graded(layer, metric) if metric.bands else _number(layer, metric.name)}"
         for metric in metrics
-        if metric.name in layer
     ]
 
 

@@ -10,7 +10,7 @@ from qgate.results.streaming import UnfitRecordError, read_streaming
 from qgate.storage.locations import location_of
 from qgate.summaries.reading import check_analysis
 from qgate.summaries.record import (
-    ANALYSES,
+    ANALYSIS,
     DumpAnalysis,
     Pair,
     RankTensor,
@@ -24,11 +24,11 @@ _MANY = {"tensors": TensorSummary, "comparison.pairs": Pair, "ranks.tensors": Ra
 
 
 def read_analysis(path: Location | str) -> DumpAnalysis:
-    """Read the record of an analysis; another kind or a newer version is refused."""
+    """Read the record of an analysis; another kind or version is refused."""
     path = location_of(path)
     try:
         with path.open(encoding="utf-8") as file:
-            record = read_streaming(file, ANALYSES, _MANY)
+            record = read_streaming(file, ANALYSIS, _MANY)
     except FileNotFoundError:
         raise QgateError(f"there is no analysis at {str(path)!r}.") from None
     except UnfitRecordError as error:
@@ -37,7 +37,7 @@ def read_analysis(path: Location | str) -> DumpAnalysis:
         raise QgateError(f"{str(path)!r} is no analysis of a dump: {error}.") from None
     analyzed = _without_rows(record)
     check_analysis(
-        analyzed, str(path), DumpAnalysis, ANALYSES, what="analysis of a dump", subject="dump"
+        analyzed, str(path), DumpAnalysis, ANALYSIS, what="analysis of a dump", subject="dump"
     )
     return cast(DumpAnalysis, record)
 

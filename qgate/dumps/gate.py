@@ -6,6 +6,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -143,7 +144,7 @@ class DumpGates(GateSession):
     subject: DumpSubject
 
     def __init__(
-        self, subject: DumpSubject, baselines: Location, policy: Policy, **options: Any
+        self, subject: DumpSubject, baselines: Path, policy: Policy, **options: Any
     ) -> None:
         super().__init__(subject, baselines, policy, **options)
         self._pools: OrderedDict[str, dict[str, SitePool]] = OrderedDict()

@@ -156,7 +156,7 @@ class DumpManifest:
 
 
 def _digest_of(record: Mapping[str, object]) -> str:
-    """Hash a manifest without its digest, which files of earlier versions do not have."""
+    """Hash a manifest without its digest."""
     rest = {name: value for name, value in record.items() if name != _DIGEST}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -178,14 +178,13 @@ def read_manifest(folder: Folder) -> DumpManifest | None:
         kind, version = record["qgate"], record["version"]
         if kind != KIND or type(version) is not int:
             raise ValueError("it is no description of a dump")
-        if version > VERSION:
-            qgate = record.get("made_qgate") or "of its time"
+        if version != VERSION:
             raise QgateError(
-                f"{str(path)!r} is of version {version}, and this qgate reads versions up to "
-                f"{VERSION}: read it with qgate {qgate} or newer."
+                f"{str(path)!r} is of version {version}, and this qgate reads version {VERSION}: "
+                f"read it with qgate {record.get('made_qgate') or 'of its time'}, or collect again."
             )
         validate(record, _ManifestFile)
-        is_edited = record.get(_DIGEST, _digest_of(record)) != _digest_of(record)
+        is_edited = record.get(_DIGEST) != _digest_of(record)
         fields = {name: record[name] for name in _ManifestFile.__annotations__}
         return DumpManifest(**fields, is_edited=is_edited)
     except FileNotFoundError:

@@ -140,9 +140,6 @@ class Record:
         Records share equal texts, shapes and counts of values that are not finite.
         """
         line = dict(content)
-        for name in _STORED:
-            if isinstance(stored := line.get(name), dict) and "sha256" in stored:
-                line[name] = {"digest" if key == "sha256" else key: stored[key] for key in stored}
         for name in line:
             if name not in _FIELDS:
                 raise unknown("field of a dump record", name, _FIELDS)

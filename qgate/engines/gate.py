@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +38,6 @@ from qgate.modes import Mode
 
 if TYPE_CHECKING:
     from qgate.gate.verdict import Verdict
-    from qgate.storage.locations import Location
 
 TOKENS, WEIGHTS, SITES = "tokens", "weights", "sites"
 PARTS = (TOKENS, WEIGHTS, SITES)
@@ -122,7 +122,7 @@ class EngineGates(GateSession):
     subject: EngineSubject
 
     def __init__(
-        self, subject: EngineSubject, baselines: Location, policy: Policy, **options: Any
+        self, subject: EngineSubject, baselines: Path, policy: Policy, **options: Any
     ) -> None:
         declared = policy.without_findings(SCOPE, "gates of engines")
         super().__init__(subject, baselines, declared, **options)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qgate.baselines import (
     Accepted,
@@ -24,7 +23,7 @@ from qgate.baselines import (
     differences,
     kind_of,
 )
-from qgate.baselines.kinds import Files, is_same_kind, values_for
+from qgate.baselines.kinds import Files, values_for
 from qgate.baselines.origin import REFERENCE_FIELDS
 from qgate.errors import QgateError
 from qgate.gate.checks import Check
@@ -33,9 +32,6 @@ from qgate.gate.updating import Which, decide_update
 from qgate.gate.verdict import Verdict
 from qgate.storage.locations import short_path
 from qgate.text import listed
-
-if TYPE_CHECKING:
-    from qgate.storage.locations import Location
 
 # Titles that a sentence lists.
 _TITLES = 6
@@ -91,7 +87,7 @@ class Ledger:
     def __init__(
         self,
         subject: Subject,
-        root: Location,
+        root: Path,
         updating: Which | None = None,
         refresh: Callable[[str], str] | None = None,
         accept_plan: bool = False,
@@ -255,7 +251,7 @@ class Ledger:
 
     def _is_own(self, accepted: Accepted) -> bool:
         """Tell if accepted errors are of the kind of device of this run, which it may update."""
-        return bool(accepted.kind) or is_same_kind(accepted, self._origin, self.recorded)
+        return bool(accepted.kind) or kind_of(accepted.device) == kind_of(self._origin.device)
 
     def _stored(self, title: str) -> Files:
         if title not in self._files:

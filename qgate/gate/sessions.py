@@ -46,7 +46,6 @@ from qgate.storage.locations import short_path
 
 if TYPE_CHECKING:
     from qgate.modes import Mode
-    from qgate.storage.locations import Location
 
 
 Room = Mapping[tuple[str, str], Mapping[str, float]]
@@ -110,7 +109,7 @@ class GateSession:
     def __init__(
         self,
         subject: Subject,
-        baselines: Location,
+        baselines: Path,
         policy: Policy,
         updating: Which | None = None,
         dry_run: bool = False,

@@ -1,4 +1,4 @@
-"""The small trained models of this package: their sizes and weight files."""
+"""The small trained models of this repository: their sizes and weight files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError
-from qgate.loading import LateModule
+from qgate.loading import LateModule, explained_imports
 from qgate.models.experts import slice_experts
 from qgate.models.mamba.network import Mamba, MambaConfig
 from qgate.registry import Registry
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A model that comes with its weights.
+    """A model whose weights are in the repository, and not in the package that is installed.
 
     `weights_of` is another one whose weights it has; `listed` gives its experts gate and up as
     layers of their own.
@@ -60,13 +60,16 @@ class TinyModel:
 
     def load(self) -> nn.Module:
         """Load the network with its trained weights; fused experts as a module each."""
-        from safetensors.torch import load_file
+        with explained_imports():
+            from safetensors.torch import load_file
 
         network = self.build()
         if not self.file.is_file():
             raise QgateError(
-                f"the weights of {self.title} are missing ({self.file.name}): install qgate again, "
-                f"or train them with `python -m qgate.models.train {self.file.stem}`."
+                f"the weights of {self.title} are files of qgate's repository, and not of the "
+                "installed package: run this in a checkout, give a model of yours (--model "
+                f"FILE.py:build), or train them with `python -m qgate.models.train "
+                f"{self.file.stem}`."
             )
         network.load_state_dict(load_file(self.file), strict=False)
         slice_experts(network, listed=self.listed)

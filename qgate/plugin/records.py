@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession, Outcome
     from qgate.results.coverage import RunExtent
     from qgate.results.schema import AcceptedAt, Record
-    from qgate.storage.locations import Location
 
 _accepted_changes: Any = LateModule("qgate.page.accepted_changes")
 # Lines of accepted errors from which on an update says that they are many.
@@ -287,7 +286,7 @@ def _write_error(error: QgateError | OSError) -> str:
     return f"records cannot be written to {sentence_of(OSError(error.errno, error.strerror, file))}"
 
 
-def accepted_at(baselines: Location, rows: Iterable[Mapping[str, Any]]) -> list[AcceptedAt]:
+def accepted_at(baselines: Path, rows: Iterable[Mapping[str, Any]]) -> list[AcceptedAt]:
     """Return when the accepted errors that a run was held against changed last."""
     changes: list[AcceptedAt] = []
     for model, modes in measured_sites(rows).items():

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from qgate import modes
-from qgate.baselines.store import check_root
 from qgate.devices import cpu_notice, resolve
 from qgate.errors import QgateError
 from qgate.gate import Policy
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession
     from qgate.gate.updating import Which
     from qgate.results.pictures import Plots
-    from qgate.storage.locations import Location
 
 S = TypeVar("S", bound="GateSession")
 
@@ -42,7 +40,7 @@ S = TypeVar("S", bound="GateSession")
 class SharedOptions(TypedDict):
     """The options of all gate sessions of a run."""
 
-    baselines: Location
+    baselines: Path
     updating: Which | None
     dry_run: bool
     accept_plan: bool
@@ -59,7 +57,6 @@ class Sessions:
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.options = config, options_of(config)
         self.opened = config.stash.setdefault(SESSIONS, {})
-        self._unreached: str | None = None
 
     def of(self, kind: GateKind, model: str = "") -> Any:
         """Return the session of a kind of gate, of a model or of the subject, made once.
@@ -127,7 +124,7 @@ class Sessions:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(workers)))
         options = self.options
         return {
-            "baselines": self._reached(),
+            "baselines": options.baselines,
             "updating": options.update,
             "dry_run": options.dry_run,
             "accept_plan": options.values["accept-plan"],
@@ -137,20 +134,6 @@ class Sessions:
             "spelled": options.spelled,
             "plots": options.values["plots"],
         }
-
-    def _reached(self) -> Location:
-        """Return where the baselines are: a store is asked once, before a model is loaded."""
-        options = self.options
-        if self._unreached is None:
-            self._unreached = ""
-            try:
-                writing = options.update is not None and not options.dry_run
-                check_root(options.baselines, writing=writing)
-            except QgateError as error:
-                self._unreached = str(error)
-        if self._unreached:
-            raise QgateError(self._unreached)
-        return options.baselines
 
     def _setup(self, model: str) -> ModelSetup:
         """Return the options as the setup of one model."""

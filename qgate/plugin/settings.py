@@ -21,13 +21,12 @@ from qgate.errors import QgateError
 from qgate.plugin.command_line import dest, typed_options
 from qgate.project.gate_kinds import gate_kinds, known_options, subject_kinds
 from qgate.project.options import PathPair
-from qgate.project.settings import home_above, read_project
+from qgate.project.settings import baselines_folder, home_above, read_project
 from qgate.storage.access import folder_of
 from qgate.storage.locations import (
     is_readable,
     location_below,
     location_of,
-    may_be_folder,
     short_path,
     text_below,
 )
@@ -81,7 +80,7 @@ class RunOptions:
                 kind.check(self)
         except QgateError as error:
             raise option_error(f"qgate: {error}") from None
-        _ = self.update, self.shard
+        _ = self.update, self.shard, self.baselines
         if self.values["accept-plan"] and self.update is None:
             raise option_error(
                 "--accept-plan accepts another plan beside --update-baselines, and not alone: "
@@ -135,17 +134,19 @@ class RunOptions:
     # Baselines and dumps --------------------------------------------------------------------------
 
     @cached_property
-    def baselines(self) -> Location:
+    def baselines(self) -> Path:
         """The folder of the baselines."""
-        value = self.values["baselines"]
-        return self.home / "baselines" if value is None else location_of(value)
+        try:
+            return baselines_folder(self.values["baselines"] or self.home / "baselines")
+        except QgateError as error:
+            raise option_error(f"qgate: {error}") from None
 
     @property
     def shown_baselines(self) -> str:
         """Return the folder of baselines for people: relative to the project if it is below."""
         folder = str(self.values["baselines"] or self.home / "baselines")
         shown = short_path(self.home, folder)
-        return shown if may_be_folder(folder) else f"{shown} (none yet)"
+        return shown if self.baselines.is_dir() else f"{shown} (none yet)"
 
     @property
     def directory(self) -> Path:

@@ -11,11 +11,14 @@ from packaging.requirements import Requirement
 NAME = "pytest-qgate"
 # What each extra is for. Extras that are not named here serve work on qgate itself.
 PURPOSES = {
+    "gate": "gates of models",
+    "report": "pictures, tables and data frames",
+    "checkpoints": "checkpoints in GGUF and ONNX, too",
+    "dumps": "tensors that are collected",
+    "ray": "--engine ray",
     "hf": "models at hf:PATH",
     "data": "texts from datasets and parquet files",
-    "ray": "--engine ray",
     "s3": "files and folders at s3://",
-    "checkpoints": "GGUF and ONNX files",
 }
 
 

@@ -92,7 +92,7 @@ OPTIONS = {
         metavar="MODE",
     ),
     "baselines": Option(
-        "folder of baselines, or a URL such as s3://bucket/baselines (default: baselines/)",
+        "folder of baselines (default: baselines/)",
         metavar="DIR",
         kind=Path,
     ),

@@ -14,7 +14,7 @@ from qgate.documents import toml
 from qgate.errors import QgateError, unknown
 from qgate.project.gate_kinds import known_options
 from qgate.project.options import Kind, PathPair
-from qgate.storage.locations import text_below
+from qgate.storage.locations import local_path, text_below
 
 NAME = "qgate.toml"
 
@@ -137,3 +137,13 @@ def _allowed(kind: Kind) -> str:
     return {list: "a text or a list of texts", Path: "a path",
             PathPair: "a list of two paths", int: "a whole number",
             float: "a number", str: "a text", bool: "true or false"}[kind]  # fmt: skip
+
+
+def baselines_folder(text: str | Path) -> Path:
+    """Return the folder of baselines that a text names; a URL is none."""
+    return local_path(
+        text,
+        "the folder of baselines",
+        "accepted errors are text that people review in git. Give a folder of this machine, such "
+        "as baselines, and commit it; git LFS keeps large reference-*.safetensors.",
+    )

@@ -5,7 +5,8 @@ They need no baseline and accept nothing: limits are float noise, or the same bi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,9 +23,6 @@ from qgate.relations.noise import FloatNoise
 from qgate.relations.record import RelationReport
 from qgate.relations.restarts import Rebuilding
 
-if TYPE_CHECKING:
-    from qgate.storage.locations import Location
-
 TITLE = "relations"
 """Name under which nothing is ever accepted."""
 
@@ -37,7 +35,7 @@ class RelationGates(GateSession):
     def __init__(
         self,
         bench: Bench,
-        baselines: Location,
+        baselines: Path,
         policy: Policy,
         *,
         bitwise: bool = False,

@@ -19,12 +19,14 @@ class DefectWords(NamedTuple):
 
     of_task    the size has a unit of its own, and is no share
     is_usual   it has a column also where no mode shows it
+    in_brief   the last lines of a run name it
     """
 
     sentence: str
     head: str
     of_task: bool = False
     is_usual: bool = True
+    in_brief: bool = True
 
 
 DEFECT_WORDS: Mapping[DefectKind, DefectWords] = {
@@ -32,7 +34,7 @@ DEFECT_WORDS: Mapping[DefectKind, DefectWords] = {
     "scale": DefectWords("scales off by one in {} of its blocks", "blocks with a scale off by one"),
     "channel": DefectWords("a channel off by {}", "one channel"),
     "token": DefectWords("a token by {}", "one token"),
-    "sample": DefectWords("a sample by {}", "one sample"),
+    "sample": DefectWords("a sample by {}", "one sample", in_brief=False),
     "task": DefectWords("{} bits per byte", "bits per byte", of_task=True),
     "metric": DefectWords("the task metric by {}", "task metric", True, is_usual=False),
 }
@@ -116,7 +118,7 @@ def least_power_text(header: Mapping[str, object]) -> str:
     texts = [
         DEFECT_WORDS[defect["kind"]].sentence.format(size_text(defect["kind"], defect["size"]))
         for defect in modes[0]["defects"]
-        if defect["kind"] != "sample" and not _is_exact(defect)
+        if DEFECT_WORDS[defect["kind"]].in_brief and not _is_exact(defect)
     ]
     if not texts:
         return ""

@@ -6,7 +6,7 @@ The decoder of the standard library decodes one value at a time.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, TextIO
 
 from qgate.records import validate
@@ -21,18 +21,18 @@ class UnfitRecordError(ValueError):
     """An object in a long list is not of its type."""
 
 
-def read_streaming(file: TextIO, kinds: Collection[str], many: Mapping[str, Any]) -> Any:
-    """Read a record of one of these kinds; a text of another kind is read without rows.
+def read_streaming(file: TextIO, kind: str, many: Mapping[str, Any]) -> Any:
+    """Read a record of a kind; a text of another kind is read without rows.
 
     many   types of the objects in long lists, by path such as `comparison.pairs`; an object of
            another type raises `UnfitRecordError`
     """
-    return _Reader(file, kinds, many).whole()
+    return _Reader(file, kind, many).whole()
 
 
 class _Reader:
-    def __init__(self, file: TextIO, kinds: Collection[str], many: Mapping[str, Any]) -> None:
-        self._file, self._kinds, self._many = file, kinds, many
+    def __init__(self, file: TextIO, kind: str, many: Mapping[str, Any]) -> None:
+        self._file, self._kind, self._many = file, kind, many
         self._text, self._at, self._ended = "", 0, False
         self._decoder = json.JSONDecoder(parse_constant=_no_number)
 
@@ -43,7 +43,7 @@ class _Reader:
         return value
 
     def _fields(self, inside: str) -> dict[str, object]:
-        """Read an object, with rows if it is of one of the kinds."""
+        """Read an object, with rows if it is of the kind."""
         fields: dict[str, object] = {}
         self._take("{")
         while self._next() != "}":
@@ -53,7 +53,7 @@ class _Reader:
                 raise self._error("Expecting property name enclosed in double quotes")
             name = self._value()
             self._take(":")
-            is_record = bool(inside) or fields.get("kind") in self._kinds
+            is_record = bool(inside) or fields.get("kind") == self._kind
             fields[name] = self._field(f"{inside}{name}") if is_record else self._value()
         self._take("}")
         return fields

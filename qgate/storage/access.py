@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError
-from qgate.storage.bucket_files import BucketFiles
 from qgate.storage.files import scratch_folder
 from qgate.storage.folders import Folder, LocalFolder
 from qgate.storage.locations import check_writable, location_of, read_errors
 from qgate.storage.object_folders import ObjectFolder
-from qgate.storage.object_listing import check_store, folder_names
 from qgate.storage.removing import refuse_links, remove_files
-from qgate.storage.updates import FileRules, LocalFiles
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -42,28 +39,6 @@ def empty_folder(location: Location | str, otherwise: str) -> Folder:
         raise QgateError(f"{str(folder.location)!r} {otherwise}: choose another folder.")
     folder.make()
     return folder
-
-
-def open_files(folder: Location, rules: FileRules, name: str) -> LocalFiles | BucketFiles:
-    """Return the files of a folder, to be read and changed as one; no store is asked yet."""
-    if isinstance(folder, Path):
-        return LocalFiles(folder, rules)
-    return BucketFiles(folder, rules, name)
-
-
-def folders_in(root: Location, noun: str) -> list[Location]:
-    """List the folders below a root, whatever is in them; none where there is no root."""
-    if isinstance(root, Path):
-        return (
-            [entry for entry in sorted(root.iterdir()) if entry.is_dir()] if root.is_dir() else []
-        )
-    return [root / name for name in folder_names(root, noun)]
-
-
-def check_root(root: Location, noun: str, writing: bool) -> None:
-    """Check that a store answers, and to write, that it accepts an object."""
-    if not isinstance(root, Path):
-        check_store(root, noun, writing)
 
 
 # Whole files -------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ A file that is put into a folder is complete or absent.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -126,11 +125,6 @@ def links_away(root: Folder, neighbor_name: str, folder: Folder, name: str) -> b
         return False
     home = (root.path / neighbor_name).resolve().parent
     return not (folder.path / name).resolve().is_relative_to(home)
-
-
-def open_whole(folder: Folder, name: str) -> BinaryIO:
-    """Open a file to read any part of it; an object of a store is read at once."""
-    return folder.open(name) if folder.path is not None else io.BytesIO(folder.read(name))
 
 
 def files_in(folder: Folder) -> list[str]:

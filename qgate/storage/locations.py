@@ -30,6 +30,7 @@ _WHOLE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 _STREAMS = ("http", "https")
 _NEEDS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs",
           "abfs": "adlfs", "abfss": "adlfs", "http": "aiohttp", "https": "aiohttp"}  # fmt: skip
+_LOCAL = ("file", "local")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
@@ -45,7 +46,7 @@ def location_of(text: str | Location) -> Location:
     if not match:
         return Path(text)
     scheme = match[1].lower()
-    if scheme in ("file", "local"):
+    if scheme in _LOCAL:
         return Path(str(text)[match.end() :])
     from upath import UPath
 
@@ -63,6 +64,14 @@ def location_of(text: str | Location) -> Location:
     except OSError as error:
         raise QgateError(f"{str(text)!r} cannot be reached: {error}.") from None
     return location
+
+
+def local_path(text: str | Path, subject: str, remedy: str) -> Path:
+    """Return the path of a text; a URL of a store is an error that ends in the remedy."""
+    match = _URL.match(str(text))
+    if match and match[1].lower() not in _LOCAL:
+        raise QgateError(f"{subject} {str(text)!r} is a URL, and has to be a path: {remedy}")
+    return Path(str(text)[match.end() :] if match else text)
 
 
 def user_location(text: str | Location) -> Location:

@@ -26,7 +26,6 @@ from qgate.storage.locks import open_handle, sync_folder
 from qgate.storage.removing import refuse_links, remove_files
 
 UPDATE, LOCK = ".update", ".lock"
-OLD_UPDATE = ".journal.json"
 VERSION = 1
 EVERYTHING = ("/",)
 _LEFTOVER = re.compile(r"\..*\.new")
@@ -36,10 +35,8 @@ T = TypeVar("T")
 Contents = Mapping[str, bytes | None]
 Entry = tuple[int, str]
 """Size and SHA-256 of a file."""
-Read = Callable[[Collection[str], list[str] | None], tuple[dict[str, bytes], list[str]]]
-"""Return the contents of the selected files, and the names of all; `a/` selects all below it.
-
-Without a list for problems a damaged file is an error."""
+Read = Callable[[Collection[str]], tuple[dict[str, bytes], list[str]]]
+"""Return the contents of the selected files, and the names of all; `a/` selects all below it."""
 Plan = Callable[[Read], tuple[Contents, T]]
 """Read the current files and return new contents (None: remove the file), and a result."""
 
@@ -54,11 +51,8 @@ class FileRules:
     """The names that an update may write."""
     first: str
     """The file that exists if any does; it is replaced last."""
-    check_version: Callable[[str, int, int], None]
     verify: str
     """The command that finds damage."""
-    migrate: str
-    """The command that migrates a bucket, with braces for a root and a name."""
 
 
 class LocalFiles:
@@ -68,18 +62,12 @@ class LocalFiles:
     may not be allowed to write: it reads again when a file changed meanwhile.
     """
 
-    remedy, tidied_by = "make room or the folder writable", "the next update"
-
     def __init__(self, folder: Path, rules: FileRules) -> None:
         self._folder, self._rules, self._label = folder, rules, str(folder)
 
     # Reading --------------------------------------------------------------------------------------
 
-    def read(
-        self,
-        selection: Collection[str],
-        problems: list[str] | None = None,  # noqa: ARG002  # files of a folder have no hashes
-    ) -> tuple[dict[str, bytes], list[str]]:
+    def read(self, selection: Collection[str]) -> tuple[dict[str, bytes], list[str]]:
         """Return the contents of the selected files and the names of all, from one state."""
         for _ in range(_TRIES):
             problem: Exception | None = None
@@ -116,7 +104,6 @@ class LocalFiles:
 
     def _update(self, names: Collection[str]) -> dict[str, bytes | None] | None:
         """Read an update that counts and is not finished; None where there is none."""
-        refuse_old_update(names, self._label, self._rules)
         if UPDATE not in names:
             return None
         return read_update(self._get(UPDATE), f"{self._label}/{UPDATE}", self._rules)
@@ -129,7 +116,7 @@ class LocalFiles:
         return {
             name: _stamp(self._folder / name)
             for name in sorted(self._names())
-            if is_visible(name) or name in (UPDATE, OLD_UPDATE)
+            if is_visible(name) or name == UPDATE
             if not (self._folder / name).is_dir()
         }
 
@@ -247,18 +234,6 @@ class LocalFiles:
     def _remove(self, names: Iterable[str]) -> None:
         remove_files(self._folder, *names)
 
-    # Verbs of buckets -----------------------------------------------------------------------------
-
-    def unlock(self) -> str:
-        raise QgateError(
-            f"{self._label!r} needs no unlocking: the system lets go of a lock when its process "
-            "ends."
-        )
-
-    def migrate(self) -> int:
-        """Return 0: a folder keeps its layout."""
-        return 0
-
 
 def _staged(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
@@ -300,15 +275,6 @@ def is_selected(name: str, selection: Collection[str]) -> bool:
     )
 
 
-def refuse_old_update(names: Collection[str], label: str, rules: FileRules) -> None:
-    if OLD_UPDATE in names:
-        raise QgateError(
-            f"'{label}/{OLD_UPDATE}' is the rest of an update by an earlier qgate: run `qgate "
-            f"baselines prune` of that version, or delete the file to keep the {rules.singular} "
-            f"that is there, and check it with `{rules.verify}`."
-        )
-
-
 # An update as one file ---------------------------------------------------------------------------
 
 
@@ -345,7 +311,12 @@ def sealed_files(text: bytes, label: str, rules: FileRules) -> dict[str, Entry |
         version, files = record["version"], dict(record["files"])
         if record["sha256"] != seal(version, files):
             return None
-        rules.check_version(label, version, VERSION)
+        if version != VERSION:
+            raise QgateError(
+                f"{label!r} is the rest of an update of version {version}, and this qgate reads "
+                f"version {VERSION}: finish it with the qgate that wrote it, or delete it to keep "
+                f"the {rules.singular} that is there."
+            )
         validate(files, dict[str, Entry | None])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None

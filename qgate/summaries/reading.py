@@ -14,7 +14,7 @@ import numpy.typing as npt
 from qgate.errors import QgateError
 from qgate.records import required_fields, validate
 from qgate.summaries.record import (
-    ANALYSES,
+    ANALYSIS,
     DumpAnalysis,
     FormatOutcome,
     PeerCell,
@@ -31,19 +31,19 @@ Item = TypeVar("Item")
 
 
 def check_analysis(
-    record: Any, place: str, hint: type, kinds: Sequence[str], *, what: str, subject: str
+    record: Any, place: str, hint: type, expected: str, *, what: str, subject: str
 ) -> None:
-    """Refuse a record of none of `kinds`, of which the newest is the first, or a damaged one."""
+    """Refuse a record of another kind or version than expected, or a damaged one."""
     kind = record.get("kind") if isinstance(record, dict) else None
-    family = kinds[0].rstrip("0123456789")
-    if isinstance(kind, str) and kind not in kinds and kind.startswith(family):
+    family = expected.rstrip("0123456789")
+    if isinstance(kind, str) and kind != expected and kind.startswith(family):
         raise QgateError(
             f"{place!r} was written by another version of qgate: it is a {kind!r}, and this one "
-            f"reads {kinds[0]!r}. Use that version, or analyze the {subject} again."
+            f"reads {expected!r}. Use that version, or analyze the {subject} again."
         )
-    if kind not in kinds:
-        drawn = " qgate draw draws it." if kind in ANALYSES else ""
-        raise QgateError(f"{place!r} is no {what}: its kind is {kind!r}, not {kinds[0]!r}.{drawn}")
+    if kind != expected:
+        drawn = " qgate draw draws it." if kind == ANALYSIS else ""
+        raise QgateError(f"{place!r} is no {what}: its kind is {kind!r}, not {expected!r}.{drawn}")
     missing = sorted(set(required_fields(hint)) - record.keys())
     if missing:
         raise QgateError(f"{place!r} is damaged: it has no {', '.join(missing)}.")
@@ -240,7 +240,7 @@ def saturated(outcome: Mapping[str, Any]) -> float:
 
 
 def flushed(outcome: Mapping[str, Any]) -> float:
-    return figure_of(outcome, "flushed" if "flushed" in outcome else "flush")
+    return figure_of(outcome, "flushed")
 
 
 def ratio_db(signal: float, noise: float) -> float:

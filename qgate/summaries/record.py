@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
 ANALYSIS = "qgate dump analysis 2"
-ANALYSES = (ANALYSIS, "qgate dump analysis 1")
 """Kinds that are read: version 1 has `flush` for `flushed`."""
 HIDDEN_DB = 6.0
 """A difference beyond which massive elements hide the errors of all others."""
@@ -37,7 +36,7 @@ class FormatOutcome(TypedDict):
 
     upper, lower   saturated, by sign: above the largest value when rounded without a bound
     underflow      not zero, and below its smallest normal number
-    flushed        not zero before, and zero after; `flush` in records of version 1
+    flushed        not zero before, and zero after
     beyond_range   of a cast: share of all elements beyond its range, infinities among them
     saturated_error_share  the share of saturated elements in `noise`
     of             elements that were measured: all counted ones, or a seeded sample of their rows,
@@ -49,8 +48,7 @@ class FormatOutcome(TypedDict):
     upper: float
     lower: float
     underflow: float
-    flushed: NotRequired[float]
-    flush: NotRequired[float]
+    flushed: float
     beyond_range: NotRequired[float]
     signal: float
     noise: float

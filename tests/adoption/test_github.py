@@ -91,7 +91,7 @@ def test_red_then_refreshed_then_green(tmp_path: Path) -> None:
     left = {path.name for path in (red.artifacts / "qgate-out").iterdir()}
     assert {"results.jsonl", "results.csv", "report.html", "candidates"} <= left
     assert list((red.artifacts / "qgate-out" / "candidates").iterdir())
-    assert product.installed == ["pytest-qgate"]
+    assert product.installed == ["pytest-qgate[all]"]
     assert [what for what, _ in red.used if "upload" in what] == ["actions/upload-artifact@v7"]
 
     refresh = job("refresh-baselines", which="failed")

@@ -108,7 +108,7 @@ def test_refreshed_then_red(tmp_path: Path) -> None:
     assert "relative_mse" in (red / told["reports"]["junit"]).read_text()
     left = {path.name for path in (red / "qgate-out").iterdir()}
     assert {"report.html", "results.jsonl", "candidates"} <= left
-    assert product.installed == ["pytest-qgate"] * 2
+    assert product.installed == ["pytest-qgate[all]"] * 2
 
 
 def test_with_a_token_a_merge_request_is_opened(tmp_path: Path) -> None:

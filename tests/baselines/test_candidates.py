@@ -111,10 +111,12 @@ def test_a_text_is_proposed_and_accepted(tmp_path: Path) -> None:
 
 
 def test_one_of_the_version_before_is_refused_by_name(tmp_path: Path) -> None:
-    write_candidate(tmp_path, replace(CANDIDATE, version=1))
-    (_, (refused,)) = update_of(ORIGIN, read_candidates(tmp_path))
-    assert "it is of version 1" in refused
-    assert "run the suites again" in refused
+    path = write_candidate(tmp_path, CANDIDATE)
+    path.write_bytes(path.read_bytes().replace(b'"version": 2', b'"version": 1'))
+    with pytest.raises(
+        QgateError, match=r"of version 1, and .* 2\. Delete the file, or run the su"
+    ):
+        read_candidates(tmp_path)
 
 
 GOOD = CANDIDATE.to_bytes()
@@ -124,7 +126,7 @@ MALFORMED = {
     "text": (GOOD.replace(b"0.125", b'"1"'), r"values\[0\].value is '1', not one of \['nan'"),
     "true": (GOOD.replace(b"0.125", b"true"), r"values\[0\].value is True"),
     "too large": (GOOD.replace(b"0.125", b"1" + b"0" * 400), "more than 64 bits"),
-    "newer": (GOOD.replace(b'"version": 2', b'"version": 3'), "update qgate"),
+    "newer": (GOOD.replace(b'"version": 2', b'"version": 3'), "Update qgate"),
     "another file": (GOOD.replace(b'"candidate"', b'"baseline"'), "not a candidate of qgate"),
     "twice": (GOOD.replace(b"  {", b"  " + GOOD.splitlines()[-3].strip() + b",\n  {"), "is there twice"),
     "empty": (GOOD.replace(GOOD.splitlines()[-3], b""), "values is empty"),

@@ -54,18 +54,21 @@ def swap_lines(folder: Path) -> None:
 PROBLEMS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "nothing there": (empty, ["manifest.json: it is missing"]),
     "malformed manifest": (edit("manifest.json", b"{", b"["), ["manifest.json:", "no file of this baseline", "no file of this"]),
-    "newer manifest": (edit("manifest.json", b'"version": 2', b'"version": 9'), ["update qgate", "no file", "no file"]),
+    "newer manifest": (edit("manifest.json", b'"version": 2', b'"version": 9'), ["reads version 2. Update qgate", "no file", "no file"]),
     "another model": (edit("manifest.json", b'"tiny"', b'"large"'), ["manifest.json: it was edited", "it is of model 'large'"]),
     "manifest without its digest": (edit("manifest.json", b'"digest": "', b'"device2": "'), ["manifest.json", "no file of this", "no file of this"]),
     "digest of another spelling": (edit("manifest.json", b'"digest"', b'"\\u0064igest"'), ["manifest.json: it was edited"]),
-    "manifest of an earlier version": (edit("manifest.json", b'"version": 2', b'"version": 1'), ["manifest.json: it was edited"]),
+    "manifest of an earlier version": (edit("manifest.json", b'"version": 2', b'"version": 1'), ["version 1, and this qgate reads version 2. Restore the file", "no file", "no file"]),
     "damaged tensor": (edit("reference-plain.safetensors", b"\x00", b"\x01"), ["reference-plain.safetensors: "]),
     "missing tensors": (lambda f: (f / "reference-plain.safetensors").unlink(), ["reference-plain.safetensors: it is missing"]),
     "two malformed lines": (
         lambda f: (edit("accepted/2-1.txt", b" 0.0002", b" x")(f), edit("accepted/2-1.txt", b" 0.0012", b" inf")(f)),
         ["accepted/2-1.txt:11: 'x' is no number", "accepted/2-1.txt:21: test_layer_outputs layers.11:output local relative_mse is inf"],
     ),
-    "newer accepted": (edit("accepted/2-1.txt", b"version 3", b"version 5"), ["update qgate"]),
+    "newer accepted": (edit("accepted/2-1.txt", b"version 3", b"version 5"), ["Update qgate"]),
+    "earlier accepted": (edit("accepted/2-1.txt", b"version 3", b"version 2"), ["version 2, and this qgate reads version 3. Restore the file from"]),
+    "manifest without digest": (lambda f: (f / "manifest.json").write_text(
+        (f / "manifest.json").read_text().rpartition(',\n "digest"')[0] + "\n}\n"), ["manifest.json", "no file", "no file"]),
     "renamed mode": (lambda f: (f / "accepted/2-1.txt").rename(f / "accepted/2-2.txt"), ["2-2.txt: it is of mode '2-1'"]),
     "accepted of another model": (edit("accepted/2-1.txt", b"tiny", b"large"), ["all 12 lines: they were recorded for another header", "2-1.txt: it is of model 'large'"]),
     "out of order": (swap_lines, ["2-1.txt: its lines are not in the order"]),
@@ -73,26 +76,7 @@ PROBLEMS: dict[str, tuple[Callable[[Path], object], list[str]]] = {
     "foreign accepted": (lambda f: (f / "accepted" / "2-1.txt.orig").touch(), ["2-1.txt.orig: it is no file of"]),
     "leftover": (lambda f: (f / ".manifest.json.new").touch(), [".manifest.json.new: it is the rest of an update"]),
     "half an update": (lambda f: (f / ".update").write_text("{"), [".update: it is the rest"]),
-    "update of an earlier qgate": (lambda f: (f / ".journal.json").write_text("{"), [".journal.json' is the rest"]),
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(("version", "problems"), [(1, 0), (2, 1)])
-def test_a_manifest_has_a_digest_since_version_2(
-    tmp_path: Path, version: int, problems: int
-) -> None:
-    store = recorded(tmp_path)
-    text = (store.folder / "manifest.json").read_text().rpartition(',\n "digest"')[0] + "\n}\n"
-    (store.folder / "manifest.json").write_text(
-        text.replace('"version": 2', f'"version": {version}')
-    )
-    found = verify(store)
-    assert len(found) == problems
-    assert all("manifest.json: it was edited" in each for each in found)
-    assert len(store.migrate()[1]) == (version == 1)
-    assert ('"digest"' in (store.folder / "manifest.json").read_text()) == (version == 1)
-    assert verify(store) == found
-    assert store.migrate()[1] == []
 
 
 def test_manifests_of_this_repository_have_digests() -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from qgate import QgateError
 from qgate.baselines import Accepted, Key, Store, Update, verify
-from qgate.baselines.accepted import VERSION, inspect_accepted, read_accepted
-from qgate.cli import main
+from qgate.baselines.accepted import inspect_accepted, read_accepted
 from tests.adoption.repository import run
 from tests.baselines.building import ORIGIN, accepting, contents, key, recorded
 
@@ -178,46 +177,3 @@ def test_an_update_that_leaves_an_edited_line_writes_nothing(
     with pytest.raises(QgateError, match=words):
         store.commit(update)
     assert contents(store.folder) == before  # type: ignore[arg-type]
-
-
-# Earlier versions -----------------------------------------------------------------------------
-
-
-def earlier(data: bytes, version: int) -> bytes:
-    """Write a file as an earlier version has it: without digests."""
-    lines = data.decode().replace(f"version {VERSION}", f"version {version}").split("\n")
-    rows = [line if line.startswith("#") else line.rpartition(" ")[0].rstrip() for line in lines]
-    rows[6] = rows[6].rpartition(" ")[0]
-    rows[8] = rows[8].rpartition(" ")[0].rstrip()
-    return "\n".join(rows).encode()
-
-
-def test_files_of_version_2_are_refused_until_a_verb_migrates_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = recorded(tmp_path)
-    before = contents(store.folder)  # type: ignore[arg-type]
-    path = edited_file(store, b"version 3", b"version 3")
-    path.write_bytes(earlier(path.read_bytes(), 2))
-    old = contents(store.folder)  # type: ignore[arg-type]
-    for act in (store.modes, lambda: store.commit(accepting({key(): 1.0}))):
-        with pytest.raises(QgateError) as caught:
-            act()
-        assert "of version 2, and this qgate reads version 3" in str(caught.value)
-        assert f"`qgate baselines migrate --baselines {tmp_path}`" in str(caught.value)
-    assert contents(store.folder) == old  # type: ignore[arg-type]
-    assert main(["baselines", "migrate", "--baselines", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "tiny: accepted/2-1.txt: version 2 -> 3\n"
-    assert contents(store.folder) == before  # type: ignore[arg-type]
-    assert main(["baselines", "migrate", "--baselines", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "tiny: nothing to migrate\n"
-
-
-def test_a_copy_to_another_place_is_of_this_version(tmp_path: Path) -> None:
-    store = recorded(tmp_path / "a")
-    path = edited_file(store, b"version 3", b"version 3")
-    path.write_bytes(earlier(path.read_bytes(), 2))
-    assert store.copy_to(tmp_path / "b") == (5, ["accepted/2-1.txt: version 2 -> 3"])
-    copy = Store(tmp_path / "b", "tiny")
-    assert verify(copy) == []
-    assert len(copy.accepted_of(["2-1"])["2-1"].values) == 12

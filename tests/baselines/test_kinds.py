@@ -52,7 +52,7 @@ def test_further_kinds_have_files_of_their_own(tmp_path: Path) -> None:
     assert new == ["tiny/accepted/2-1@cuda.txt", "tiny/accepted/2-1@npu.txt"]
     assert {name: after[name] for name in before} == before
     text = after[new[0]].decode().splitlines()
-    assert text[0] == "# qgate accepted errors, version 4"
+    assert text[0] == "# qgate accepted errors, version 3"
     assert [line.split()[1:3] for line in text[6:8]] == [["kind", "cuda"], ["device", CUDA.device]]
     assert len(text) == 10 + len(OWN)
     assert store.origin() == ORIGIN
@@ -86,14 +86,6 @@ def test_other_arithmetic_of_a_kind_is_in_the_file_of_the_kind(store: Store) -> 
     store.commit(accepting(OWN, origin=other))
     assert cuda_file(store).device == other.device
     assert verify(store) == []
-
-
-def test_a_first_file_of_several_devices_is_of_the_kind_of_its_baseline(store: Store) -> None:
-    """An earlier qgate called it mixed, whatever the devices were."""
-    rewrite(store.folder / "accepted/2-1.txt", lambda of: replace(of, device="mixed"))  # type: ignore[arg-type]
-    store.commit(accepting({key(): 5.0}, origin=CUDA))
-    first, beside = store.accepted_on("2-1", "cuda").values()
-    assert (first.device, first.values[key()], beside.values[key()]) == ("mixed", 1e-4, 5.0)
 
 
 def test_other_weights_replace_the_first_file_and_its_own(store: Store) -> None:

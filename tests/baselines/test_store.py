@@ -25,6 +25,7 @@ from qgate.baselines import (
     differences,
     stored_models,
 )
+from tests.adoption.repository import run
 from tests.baselines.building import (
     ORIGIN,
     OTHER_WEIGHTS,
@@ -242,6 +243,28 @@ def test_a_run_without_a_calibration_keeps_the_recorded_one(tmp_path: Path) -> N
     assert store.origin() == replace(OTHER_WEIGHTS, calibration=None)
 
 
+def test_the_attributes_in_the_docs_keep_references_alone_with_git_lfs(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "baselines.md").read_text()
+    (line,) = (line for line in page.splitlines() if "filter=lfs" in line)
+    (tmp_path / ".gitattributes").write_text(f"{line}\n")
+    run(["git", "init"], tmp_path)
+    recorded(tmp_path / "baselines")
+    names = contents(tmp_path / "baselines")
+    for name in names:
+        asked = ["git", "check-attr", "filter", "--", f"baselines/{name}"]
+        kept = run(asked, tmp_path).strip().endswith("filter: lfs")
+        assert kept == name.startswith("tiny/reference-"), name
+    assert sum(name.startswith("tiny/reference-") for name in names) == 2
+
+
+def test_a_reference_that_git_lfs_has_not_fetched_says_so(tmp_path: Path) -> None:
+    store = recorded(tmp_path)
+    pointer = store.folder / "reference-plain.safetensors"
+    pointer.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 9\n")
+    with pytest.raises(QgateError, match=r"is a pointer of git LFS, .*: run `git lfs pull`"):
+        store.reference("plain")
+
+
 def test_values_of_two_arithmetics_of_a_kind_are_called_mixed(tmp_path: Path) -> None:
     store = recorded(tmp_path)
     other = replace(ORIGIN, device="cpu-avx2")
@@ -340,7 +363,7 @@ def test_a_reference_is_what_it_was_when_it_was_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("model", ""), ("weights", None), ("calibration", ""), ("samples", 0), ("samples", True), ("seqlen", 1.5), ("seed", -1), ("device", "tpu!"), ("device", "mixed")],
+    [("model", ""), ("weights", None), ("calibration", ""), ("samples", 0), ("samples", True), ("seqlen", 1.5), ("seed", -1), ("device", "tpu!")],
 )  # fmt: skip
 def test_an_origin_is_checked(field: str, value: Any) -> None:
     with pytest.raises(QgateError, match=f"{field} .* is not allowed"):
@@ -461,7 +484,7 @@ MALFORMED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a key twice": (lambda data: data.replace(b' "seed": 0,', b' "seed": 0, "seed": 1,'), "'seed' is there twice"),
     "nan": (lambda data: data.replace(b' "seed": 0,', b' "seed": NaN,'), "NaN is no number"),
     "another file": (edited("qgate", to="calibration"), "not a baseline of qgate"),
-    "newer": (edited("version", to=3), "version 3, and this qgate reads version 2: update qgate"),
+    "newer": (edited("version", to=3), "version 3, and this qgate reads version 2. Update qgate"),
     "unknown field": (edited("more", to=1), "'more' is not a known field"),
     "no weights": (edited("weights", to=...), "weights is missing"),
     "weights a number": (edited("weights", to=1), "weights is 1, not a text"),
@@ -495,7 +518,7 @@ def test_a_malformed_manifest_is_named(tmp_path: Path, name: str) -> None:
         with pytest.raises(QgateError, match=words) as caught:
             attempt()
         assert "manifest.json" in str(caught.value)
-        assert "--update-baselines" in str(caught.value) or "update qgate" in str(caught.value)
+        assert "--update-baselines" in str(caught.value) or "Update qgate" in str(caught.value)
     assert store.exists()
     assert marks(tmp_path) == before
 

@@ -100,7 +100,7 @@ BROKEN = {
     "empty": (b"", "f:1: it is no list"),
     "not UTF-8": (GOOD.replace(b"tiny", b"t\xff"), "f:2: it is no UTF-8"),
     "version in words": (GOOD.replace(b"version 3", b"version x"), "f:1: it is no list"),
-    "newer": (GOOD.replace(b"version 3", b"version 5"), "version 5, and this qgate reads version 4: update"),
+    "newer": (GOOD.replace(b"version 3", b"version 5"), "version 5, and this qgate reads version 3. Update"),
     "header line missing": (GOOD.replace(b"# inputs", b"# input"), "f:5: the header has no inputs here"),
     "header cut off": (GOOD[:60], "f:3: the header has no mode here"),
     "header without end": (b"\n".join(GOOD.split(b"\n")[:7]), "f:8: the header has to go on"),
@@ -127,7 +127,7 @@ def test_a_broken_file_is_named_with_its_line(name: str) -> None:
     with pytest.raises(QgateError) as caught:
         read_accepted(data, "f")
     assert words in str(caught.value)
-    assert "update qgate" in str(caught.value) or "Restore the file" in str(caught.value)
+    assert "Update qgate" in str(caught.value) or "Restore the file" in str(caught.value)
 
 
 def test_all_broken_lines_are_found_at_once() -> None:

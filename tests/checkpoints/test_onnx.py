@@ -596,7 +596,7 @@ BAD = {
     "empty": (_write(b""), "it has no graph"),
     "zeros": (_write(bytes(100)), r"is damaged or no \.onnx file"),
     "two": (_two, "holds 2 ONNX files, model.onnx, model_int8.onnx: name one of them"),
-    "a folder": (_is_folder, "x.bin' is damaged, cut off or no torch file"),
+    "a folder": (_is_folder, r"has no \.safetensors, \.gguf, \.onnx file. Write the weights of torch or"),
     "huge": (_huge, r"has 8,192 bytes, and its type INT8 and shape \(1099511627776, 128\) take"),
     "negative": (_negative, r"has shape \(-1, 128\)"),
     "twice": (_twice, "'layers.0.up.weight_quantized' is there twice"),

@@ -105,6 +105,11 @@ def _is_not_quantized(folder: Path) -> None:
     _shards(folder, 1)
 
 
+def _has_torch_files(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+
+
 def _is_empty(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
 
@@ -126,7 +131,8 @@ def _is_empty(folder: Path) -> None:
         (_is_outside, "Its folder 'snapshots/abc' has: give that one"),
         (_is_not_quantized, "holds no quantized weight and declares none"),
         (_is_empty, r"has no \.safetensors, .* file"),
-        (Path.exists, "is not there; give a folder with .safetensors, .gguf, .onnx, .npz, .pt, .pth, .bin files"),
+        (Path.exists, "is not there; give a folder with .safetensors, .gguf, .onnx files"),
+        (_has_torch_files, r"has no \.safetensors, .* file. Write the weights of torch or numpy as \.safetens"),
         (lambda folder: folder.write_text("x"), "is a file that is not .safetensors"),
     ],
 )  # fmt: skip

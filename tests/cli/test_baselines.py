@@ -68,6 +68,14 @@ def test_no_baseline_is_not_all_well(verb: str, capsys: Capsys) -> None:
     assert "unknown model" in complaint(capsys, verb, "--model", "other")
 
 
+@pytest.mark.parametrize("verb", ["list", "verify", "accept", "prune"])
+def test_a_url_is_no_folder_of_baselines(verb: str, capsys: Capsys) -> None:
+    assert main(["baselines", verb, "--baselines", "s3://bucket/base"]) == 2
+    told = capsys.readouterr().err
+    assert "the folder of baselines 's3://bucket/base' is a URL, and has to be a path" in told
+    assert "such as baselines, and commit it" in told
+
+
 def test_verify_is_green_on_what_was_recorded(capsys: Capsys) -> None:
     assert baselines("verify") == 0
     assert capsys.readouterr().out.count("\n") == 1

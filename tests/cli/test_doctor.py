@@ -122,7 +122,8 @@ def broken_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: dict[str, tuple[Fault, str]] = {
-    "a package is missing": (without("xxhash"), "xxhash is missing, xxhash>=3.4 is needed: pip install"),
+    "a package is missing": (without("msgspec"), "msgspec is missing, msgspec>=0.20 is needed: pip install"),
+    "a package of gates is missing": (without("safetensors"), "safetensors is missing, safetensors>=0.4 is needed for gates of models: pip install 'pytest-qgate[gate]'."),
     "a package is old": (without("torch", "2.1.0"), "torch 2.1.0 is installed, torch>=2.6 is needed"),
     "torch is broken": (broken_torch, "torch cannot be used: undefined symbol: cudnn."),
     "no such device": (written("qgate.toml", 'device = "cuda:99"'), "'cuda:99' was asked for"),

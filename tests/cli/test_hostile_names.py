@@ -32,9 +32,9 @@ CASES = {
     ],
     "baselines": [
         "baselines list", "baselines verify", "baselines accept candidates --dry-run",
-        "baselines accept candidates", "baselines migrate", "baselines migrate --to copied",
+        "baselines accept candidates",
         "baselines prune --mode * --dry-run", "baselines prune --results run/results.jsonl --dry-run",
-        "baselines unlock --model \n::error::x", "baselines prune --mode *",
+        "baselines prune --mode *",
     ],
     "calibrate": [f"calibrate {MODELS} --calibration c.json"],
     "capture": [f"capture {MODELS} --mode int8 --output-dir captured"],

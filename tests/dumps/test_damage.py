@@ -339,15 +339,19 @@ def test_a_link_out_of_the_dump_is_refused(what: str, tmp_path: Path) -> None:
     [
         (
             '{"qgate": "dump", "version": 3}',
-            "is of version 3, and this qgate reads versions up to 2",
+            "is of version 3, and this qgate reads version 2: read it with",
         ),
         ('{"qgate": "results", "version": 1}', "no description of a dump"),
-        ('{"qgate": "dump", "version": 1}', "used: world_size is missing"),
+        (
+            '{"qgate": "dump", "version": 1}',
+            "is of version 1, and this qgate reads version 2: read it",
+        ),
+        ('{"qgate": "dump", "version": 2}', "used: world_size is missing"),
         ("[]", "cannot be used"),
         ("{", "cannot be used"),
         ("[" * 100_000, "cannot be used"),
         (
-            '{"qgate": "dump", "version": 1, "world_size": "x", "header": {}, "made_qgate": "",'
+            '{"qgate": "dump", "version": 2, "world_size": "x", "header": {}, "made_qgate": "",'
             ' "created": ""}',
             "world_size is 'x', not a whole number",
         ),

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from qgate.errors import QgateError
-from qgate.gate import SCOPES, Limits, Policy, Verdict, failure_text, judge
+from qgate.gate import Limits, Policy, Verdict, failure_text, judge
 from qgate.gate.records import record_rows
 from qgate.gate.updating import decide_update
 from qgate.page.runs import representative_error
 from qgate.results.failure_causes import causes_of_mode, suspect_of
 from qgate.results.limit_kinds import LIMIT_KINDS, LimitKind
 from qgate.results.ranking import binding, times_text, worst_first
-from qgate.results.scopes import Scope, Tier, scope_of
+from qgate.results.scopes import SCOPES, Scope, Tier, scope_of
 from tests.gate.making import measured
 
 TOY = Scope(

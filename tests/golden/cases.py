@@ -248,8 +248,6 @@ MAMBA_SUITES = Group(
         step("baselines-accept", "qgate baselines accept --baselines accepted"),
         step("baselines-list", "qgate baselines list --baselines accepted"),
         step("baselines-verify", "qgate baselines verify --baselines accepted"),
-        step("baselines-unlock", "qgate baselines unlock --baselines accepted"),
-        step("baselines-migrate", "qgate baselines migrate --baselines accepted"),
         step("baselines-prune", "qgate baselines prune --baselines accepted --mode 2-4 --dry-run"),
         suites("suites-formats", "suites/test_formats.py --format hif8,mxfp4,nvfp4", keep=()),
     ),

@@ -10,8 +10,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qgate.page.tables import cut_middle, display_width, site_text, table
-from qgate.page.terminal import TerminalLine, other_cause_lines, summary, tables, wrapped_lines
+from qgate.page.terminal import (
+    TerminalLine,
+    green_lines,
+    is_plainly_green,
+    other_cause_lines,
+    summary,
+    tables,
+    wrapped_lines,
+)
 from qgate.results import Tally
+from qgate.results.other_tests import other_tests_record
 from tests.page.gate_records import HOSTILE
 from tests.results.making import record
 from tests.results.test_texts import MIXED, stored
@@ -69,6 +78,63 @@ def real_like(failing: bool = True, models: tuple[str, ...] = ("tiny-mamba",)) -
         for failing_record in (long, new, nan, worse):
             failing_record["passed"] = False
     return Tally(records)
+
+
+def whole_header(**changed: Any) -> dict[str, Any]:
+    """Return the header of a run that compared all of two modes."""
+
+    def share(count: int) -> dict[str, int]:
+        return {"held": count, "of": count}
+
+    coverage = [
+        {
+            "model": "tiny-mamba", "mode": mode, "modules": share(30), "outputs": share(1),
+            "layers": share(5), "tokens": share(5120), "unit": "tokens", "uncovered": [],
+        }
+        for mode in ("2-1", "int8")
+    ]  # fmt: skip
+    power = [
+        {"model": "tiny-mamba", "mode": mode, "defects": [
+            {"kind": "weight", "size": 2.0**-24, "site": "a"},
+            {"kind": "channel", "size": size, "site": "a"},
+            {"kind": "task", "size": 0.0213, "site": "logits"},
+        ]}
+        for mode, size in (("2-1", 0.00059), ("int8", 0.02))
+    ]  # fmt: skip
+    extent = {
+        "gates": 12, "judged": 12, "omitted": [], "allowed": False, "fails": False,
+        "coverage": coverage,
+    }  # fmt: skip
+    return {"extent": extent, "power": power, **changed}
+
+
+def test_a_green_run_is_said_in_a_few_lines() -> None:
+    tally, header = real_like(failing=False), whole_header()
+    assert is_plainly_green(tally, header)
+    texts = [line.text for line in green_lines(tally, 80, header, ["dumps", "23 of 28 formats"])]
+    assert texts == [
+        "12 gates passed: modes 2-1, int8 of tiny-mamba; 60/60 modules, 10/10 layers, 2/2",
+        "  outputs",
+        "  would have seen: in int8, which sees least of 2 modes: a channel off by 2 %,",
+        "  0.021 bits per byte",
+        "  not asked for: dumps, 23 of 28 formats",
+    ]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"extent": {**whole_header()["extent"], "omitted": [{"cause": "skipped"}]}},
+        {"shard": "1/2"},
+        {"exit": None},
+        {"exit": 1},
+        {"other": other_tests_record({"test_a": "failed"}, {"test_a": "broken"})},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_what_is_not_wholly_green_is_said_at_length(changed: dict[str, Any]) -> None:
+    assert not is_plainly_green(real_like(failing=False), whole_header(**changed))
+    assert not is_plainly_green(real_like(), whole_header())
 
 
 @pytest.mark.parametrize("width", [80, 160])

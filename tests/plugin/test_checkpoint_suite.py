@@ -115,7 +115,7 @@ def test_it_lives_beside_models_in_one_folder(
     monkeypatch.chdir(project)
     capsys.readouterr()
     pruned = ["prune", "--model", "child"]
-    for verb in (["verify"], ["list"], ["migrate"], pruned, ["verify"]):
+    for verb in (["verify"], ["list"], pruned, ["verify"]):
         assert main(["baselines", *verb]) == 0, capsys.readouterr()
     assert "child" in capsys.readouterr().out
     left = {name: data for name, data in files(project).items() if name != "child/manifest.json"}

@@ -54,6 +54,19 @@ def test_limits_of_the_project_are_kept_and_told(project: Path, suites: Run) -> 
     assert len(list((project / "suites").glob("test_*.py"))) == 3
 
 
+@pytest.mark.parametrize("options", [(), ("--baselines", "s3://bucket/base")])
+def test_a_url_as_folder_of_baselines_is_one_usage_error(
+    pytester: pytest.Pytester, project: Path, options: tuple[str, ...]
+) -> None:
+    settings(project, 'baselines = "gs://other/base"\n')
+    result = pytester.runpytest_inprocess("suites", *options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "passed" not in result.stdout.str()
+    url = options[-1] if options else "gs://other/base"
+    words = f"*qgate: the folder of baselines '{url}' is a URL, and has to be a path: *git LFS*"
+    result.stderr.fnmatch_lines([words])
+
+
 def test_two_places_for_settings_are_refused(pytester: pytest.Pytester, project: Path) -> None:
     settings(project, "samples = 2\n")
     settings(project, "\n[tool.qgate]\nsamples = 3\n", "pyproject.toml")

@@ -28,7 +28,7 @@ def read(text: str, at_once: int, many: Any = None) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streaming, "_AT_ONCE", at_once)
         patch.setattr(rows, "_MOST_VALUES", 5)
-        return read_streaming(io.StringIO(text), ("k",), MANY if many is None else many)
+        return read_streaming(io.StringIO(text), "k", MANY if many is None else many)
 
 
 def same(found: Any) -> Any:

@@ -6,7 +6,7 @@ import fsspec
 import pytest
 
 from qgate.errors import QgateError
-from qgate.storage.locations import check_writable, file_key, is_url, location_of
+from qgate.storage.locations import check_writable, file_key, is_url, local_path, location_of
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +27,13 @@ def test_files_are_plain_paths(tmp_path):
     assert location_of(tmp_path) == tmp_path
     assert location_of(f"file://{tmp_path}") == tmp_path
     assert location_of("a/b") == Path("a/b")
+
+
+def test_a_path_that_has_to_be_one_is_no_url_of_a_store(tmp_path):
+    for text in (tmp_path, str(tmp_path), f"file://{tmp_path}", f"FILE://{tmp_path}"):
+        assert local_path(text, "the folder", "give one.") == tmp_path
+    with pytest.raises(QgateError, match=r"^the folder 's3://b/k' is a URL, .* path: give one\.$"):
+        local_path("s3://b/k", "the folder", "give one.")
 
 
 def test_a_place_in_memory_reads_and_writes():

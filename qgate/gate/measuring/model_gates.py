@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from qgate.gate.measuring import self_checks as self_checks
     from qgate.gate.measuring import tasks as tasks
     from qgate.gate.measuring.diagnosing import SiteDiagnoses
-    from qgate.storage.locations import Location
 else:
     diagnosing = LateModule("qgate.gate.measuring.diagnosing")
     format_rows = LateModule("qgate.gate.measuring.format_rows")
@@ -47,7 +46,7 @@ else:
 class ModelGates(GateSession):
     """Gates of one model; a copy with another policy shares everything else."""
 
-    def __init__(self, bench: Bench, baselines: Location, policy: Policy, **options: Any) -> None:
+    def __init__(self, bench: Bench, baselines: Path, policy: Policy, **options: Any) -> None:
         super().__init__(ModelSubject(bench), baselines, policy, **options)
         self.bench = bench
         self._made: list[SiteDiagnoses] = []

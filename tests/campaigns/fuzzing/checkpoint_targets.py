@@ -157,23 +157,6 @@ def _state(scale: Tensor) -> dict[str, Tensor]:
     return {"up.weight": codes, "up.weight_scale": scale, "norm.weight": torch.ones(8)}
 
 
-def _arrays(folder: Path) -> None:
-    state = _state(torch.full((ROWS, 1), 0.01))
-    np.savez_compressed(folder / "model.npz", **{name: x.numpy() for name, x in state.items()})
-
-
-def _shards(folder: Path) -> None:
-    state = _state(torch.full((ROWS, 1), 0.01))
-    for number, name in enumerate(state, 1):
-        torch.save(
-            {"model": {name: state[name]}}, folder / f"pytorch_model-{number:05}-of-00003.bin"
-        )
-
-
-def _torch(folder: Path) -> None:
-    torch.save({"state_dict": _state(torch.rand(ROWS, 1).half()), "step": 3}, folder / "model.pt")
-
-
 def _graph() -> onnx.ModelProto:
     """Return a graph with codes of three kinds: a chain, one node, and packed blocks."""
     random = np.random.default_rng(0)
@@ -258,16 +241,4 @@ TARGETS = (
         ("qgate.checkpoints.onnx.files:_bytes",),
         share=20,
     ),
-    Target(
-        "checkpoint .npz",
-        _arrays,
-        _read,
-        (
-            "qgate.checkpoints.array_files:_entries",
-            "qgate.checkpoints.array_files:_read",
-            "qgate.storage.folders:open_whole",
-        ),
-    ),
-    Target("checkpoint .pt", _torch, _read, ("qgate.checkpoints.torch_files:_tensors",)),
-    Target("checkpoint .bin, sharded", _shards, _read, ("qgate.archives:load_torch",)),
 )

@@ -33,7 +33,6 @@ _CODE = "code that the user named"
 NOT_READERS: dict[str, str] = {
     "qgate.kernel_checks.isolation:_run": "what a process of this check sent to it",
     "qgate.drawing.files:draw_analysis": "pictures that it has just drawn, to copy them",
-    "qgate.baselines.manifest:_record": "a manifest that `read_manifest` has read before",
     "qgate.cli._base_gates:_planned": _OURS,
     "qgate.cli.doctor:_plugins": "looked for a name in, and not parsed",
     "qgate.sweeps.page:_is_marked": "looked for a mark in, and not parsed",

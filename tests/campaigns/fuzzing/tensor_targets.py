@@ -135,14 +135,6 @@ def read_baseline(folder: Path) -> None:
     state(store)
 
 
-def read_stored_baseline(folder: Path) -> None:
-    from tests.baselines.building import state
-
-    store = Store(location_of(_in_memory(folder)), "tiny")
-    verify(store)
-    state(store)
-
-
 def _broken_off(folder: Path) -> None:
     """A baseline whose update counts, and has replaced nothing yet."""
     store = recorded(folder)
@@ -237,7 +229,6 @@ TARGETS = (
     Target("dump by a url", _dump, read_stored_dump,
            ("qgate.storage.safetensors_heads:read_head", "qgate.storage.object_folders:read")),
     Target("dump of megatron-tensor-saver", _known, read_dump, ("qgate.archives:load_torch",)),
-    Target("baseline by a url", _baseline, read_stored_baseline, ("qgate.storage.bucket_files:_get",)),
     Target("baseline", _baseline, read_baseline,
            ("qgate.storage.updates:_get", "qgate.baselines._reading:read_json"), share=30),
     Target("baseline, update cut off", _broken_off, read_baseline,

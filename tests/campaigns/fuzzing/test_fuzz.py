@@ -48,7 +48,6 @@ FOUND = (
     ("transformers checkpoint", "f637a01cbf449b3a0c67024b"),
     ("transformers checkpoint", "00716d8b7d0000b6587c2d"),
     ("checkpoint .onnx", "000076f2000000c7"),
-    ("checkpoint .npz", "003d970000003e005500eb5ce678"),
     ("accepted values of a kernel", "0000cacdd367"),
     ("accepted values of a kernel", "00003dd39371"),
     ("device", "ff3affffff0a"),

@@ -7,12 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-import torch
 
-from tests.campaigns.fuzzing.hostile import Runs, npz_of_zeros
 from tests.campaigns.fuzzing.table import TARGETS
 from tests.campaigns.fuzzing.target import run_folder, warmed
 
@@ -119,10 +116,6 @@ REFUSED: dict[str, tuple[str, Change, str]] = {
     "a link out": (EXTERNAL, _linked, "is a link out of the model's folder"),
     "an offset of no end": (EXTERNAL, _point(location="model.onnx.data", offset=str(2**62)), "is cut off"),
     "an offset below zero": (EXTERNAL, _point(location="model.onnx.data", offset="-8"), "at byte -8"),
-    "a torch file that runs": ("checkpoint .pt", lambda f: torch.save({"w": Runs()}, f / "model.pt"), "would have to run code"),
-    "objects in arrays": ("checkpoint .npz", lambda f: np.savez(f / "model.npz", w=np.array([Runs()], dtype=object)), "not numbers"),
-    "arrays of zeros": ("checkpoint .npz", lambda f: (npz_of_zeros(f), (f / "t.npz").replace(f / "model.npz")), "would unpack from"),
-    "an expanded tensor": ("checkpoint .pt", lambda f: torch.save({"w": torch.zeros(1).expand(1 << 30)}, f / "model.pt"), "repeats 4 bytes"),
 }  # fmt: skip
 READ: dict[str, tuple[str, Change]] = {
     "nodes in a circle": (GRAPH, _changed(_cycle)),

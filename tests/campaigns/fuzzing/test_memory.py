@@ -97,8 +97,6 @@ FILES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "checkpoint of integers": ("model.safetensors", _checkpoint),
     "checkpoint of GGUF": ("m.gguf", _gguf),
     "checkpoint .onnx": ("model.onnx", _onnx),
-    "checkpoint .npz": ("model.npz", lambda path: np.savez(path, **{n: x.numpy() for n, x in _state().items()})),
-    "checkpoint .pt": ("model.pt", lambda path: torch.save(_state(), path)),
     "results": ("results.jsonl", lambda path: write_results(path, 12_000)),
 }  # fmt: skip
 
