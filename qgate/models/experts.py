@@ -177,3 +177,9 @@ def _layer(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     if bias is not None:
         layer.bias = nn.Parameter(bias.detach())
     return layer
+
+
+def mixtures_of(root: nn.Module) -> list[str]:
+    """Return the names of modules whose experts are modules of their own."""
+    names = [name for name, m in root.named_modules() if isinstance(m, AlignedExperts)]
+    return [name.rpartition(".")[0] for name in names]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.errors import QgateError
-from qgate.loading import explained_imports
+from qgate.loading import LateModule, explained_imports
 from qgate.models.experts import slice_experts
-from qgate.models.llama import Llama, LlamaConfig
 from qgate.models.mamba.network import Mamba, MambaConfig
-from qgate.models.moe import Moe, MoeConfig
 from qgate.registry import Registry
+
+if TYPE_CHECKING:
+    from qgate.models import llama as llama
+    from qgate.models import moe as moe
+    from qgate.models.llama import LlamaConfig
+    from qgate.models.moe import MoeConfig
+else:
+    llama, moe = LateModule("qgate.models.llama"), LateModule("qgate.models.moe")
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +36,7 @@ class TinyModel:
 
     name: str
     about: str
-    config: MambaConfig | LlamaConfig | MoeConfig
+    make_config: Callable[[], MambaConfig | LlamaConfig | MoeConfig]
     steps: int
     rate: float
     weights_of: str = ""
@@ -37,9 +44,10 @@ class TinyModel:
 
     def build(self) -> nn.Module:
         """Build the network, not trained."""
-        if isinstance(self.config, MambaConfig):
-            return Mamba(self.config)
-        return Moe(self.config) if isinstance(self.config, MoeConfig) else Llama(self.config)
+        config = self.make_config()
+        if isinstance(config, MambaConfig):
+            return Mamba(config)
+        return moe.Moe(config) if isinstance(config, moe.MoeConfig) else llama.Llama(config)
 
     @property
     def file(self) -> Path:
@@ -73,7 +81,7 @@ TINY.add(
     TinyModel(
         "tiny_mamba",
         "byte-level Mamba-1, 5 layers of width 128",
-        MambaConfig(vocab_size=256, d_model=128, n_layer=5, d_inner=256),
+        lambda: MambaConfig(vocab_size=256, d_model=128, n_layer=5, d_inner=256),
         steps=900,
         rate=4e-3,
     )
@@ -82,19 +90,26 @@ TINY.add(
     TinyModel(
         "tiny_llama",
         "byte-level Llama, 5 layers of width 128, 4 heads sharing 2 keys and values",
-        LlamaConfig(vocab_size=256, d_model=128, n_layer=5, heads=4, kv_heads=2, d_ff=256),
+        lambda: llama.LlamaConfig(
+            vocab_size=256, d_model=128, n_layer=5, heads=4, kv_heads=2, d_ff=256
+        ),
         steps=2200,
         rate=3e-3,
     )
 )
-_MOE = MoeConfig(
-    vocab_size=256, d_model=128, n_layer=4, heads=4, kv_heads=2, d_ff=64, experts=8, top_k=2
-)
+
+
+def _moe_config() -> MoeConfig:
+    return moe.MoeConfig(
+        vocab_size=256, d_model=128, n_layer=4, heads=4, kv_heads=2, d_ff=64, experts=8, top_k=2
+    )
+
+
 TINY.add(
     TinyModel(
         "tiny_moe",
         "byte-level mixture of experts, 4 layers of width 128, 2 of 8 experts, fused 3-D weights",
-        _MOE,
+        _moe_config,
         steps=1000,
         rate=3e-3,
     )
@@ -103,7 +118,7 @@ TINY.add(
     TinyModel(
         "tiny_moe_list",
         "the weights of tiny-moe, each expert with layers of its own for gate, up and down",
-        _MOE,
+        _moe_config,
         steps=1000,
         rate=3e-3,
         weights_of="tiny_moe",

@@ -82,7 +82,7 @@ def train(name: str, folder: Path, steps: int | None, seed: int) -> None:
     bits = training.bits_per_byte(network, held_out)
     record = {
         "model": tiny.title,
-        "sizes": asdict(tiny.config),
+        "sizes": asdict(tiny.make_config()),
         "text": {"source": "qgate.models.language", "bytes": len(text), "sha256": digest},
         "training": {"steps": steps, "rate": tiny.rate, "seed": seed, "torch": torch.__version__},
         "bits_per_byte": {"model": bits, "unigram": unigram, "bigram": bigram},

@@ -13,8 +13,8 @@ import torch
 from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.device_errors import in_sentences
 from qgate.errors import QgateError, sentence_of
+from qgate.loading import LateModule
 from qgate.metrics import METRICS
-from qgate.page.accepted_changes import accepted_movements, kind_file_sentences
 from qgate.plugin.lost_devices import loss_of
 from qgate.plugin.out_folder import out_folder, remove_reproductions, remove_stale
 from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from qgate.results.coverage import RunExtent
     from qgate.results.schema import AcceptedAt, Record
 
+_accepted_changes: Any = LateModule("qgate.page.accepted_changes")
 # Lines of accepted errors from which on an update says that they are many.
 _LINES = 1000
 # Changes of an update that the header of the records lists; the rest it counts.
@@ -215,8 +216,9 @@ def update_baselines(run: SuiteRun) -> None:
         store, update = Store(run.options.baselines, model), joined(collected)
         changes = store.preview(update) if run.options.dry_run else store.commit(update)
         run.changes += changes
-        run.accepted += accepted_movements(model, changes)
-        run.selection.notes += kind_file_sentences(store, changes, run.options.dry_run)
+        run.accepted += _accepted_changes.accepted_movements(model, changes)
+        sentences = _accepted_changes.kind_file_sentences
+        run.selection.notes += sentences(store, changes, run.options.dry_run)
         origin, written = store.origin(), {} if run.options.dry_run else update.modes()
         for accepted in (file for of in store.all_accepted().values() for file in of.values()):
             if origin is not None and accepted.stale(origin):

@@ -1,21 +1,25 @@
 """Results of a run: their file, its schema, and texts made from it."""
 
-from qgate.results.ci import (
-    github_annotations,
-    github_error,
-    junit_properties,
-    markdown_summary,
-)
-from qgate.results.merging import MergedResults, merge
-from qgate.results.ranking import binding, measured_sites, worst_first
-from qgate.results.reading import read
-from qgate.results.schema import (
-    check_storable,
-    new_header,
-)
-from qgate.results.summary import Tally
-from qgate.results.table import to_csv
-from qgate.results.writing import Writer, write_results
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from qgate.exports import lazy
+
+if TYPE_CHECKING:
+    from qgate.results.ci import (
+        github_annotations,
+        github_error,
+        junit_properties,
+        markdown_summary,
+    )
+    from qgate.results.merging import MergedResults, merge
+    from qgate.results.ranking import binding, measured_sites, worst_first
+    from qgate.results.reading import read
+    from qgate.results.schema import check_storable, new_header
+    from qgate.results.summary import Tally
+    from qgate.results.table import to_csv
+    from qgate.results.writing import Writer, write_results
 
 __all__ = [
     "MergedResults",
@@ -35,3 +39,17 @@ __all__ = [
     "worst_first",
     "write_results",
 ]
+
+__getattr__ = lazy(
+    __name__,
+    {
+        "ci": "github_annotations github_error junit_properties markdown_summary",
+        "merging": "MergedResults merge",
+        "ranking": "binding measured_sites worst_first",
+        "reading": "read",
+        "schema": "check_storable new_header",
+        "summary": "Tally",
+        "table": "to_csv",
+        "writing": "Writer write_results",
+    },
+)

@@ -17,11 +17,11 @@ from qgate import QgateError
 from qgate.expected.mixtures import MixtureOutputs, routing_changes
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.expert_rows import expert_rows, mixtures_of
+from qgate.gate.measuring.expert_rows import expert_rows
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.models import Model, Sampling
-from qgate.models.experts import slice_experts
+from qgate.models.experts import mixtures_of, slice_experts
 from qgate.modes.mode import Kernel, Mode, Rule
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import bench, calls_of, mode_of, mx_blocks, session

@@ -16,7 +16,7 @@ from qgate.models.tiny import TINY
 from tests.models.checkpoints import randomize
 
 SIZES = {
-    "tiny-llama": TINY.get("tiny-llama").config,
+    "tiny-llama": TINY.get("tiny-llama").make_config(),
     "one head for all": LlamaConfig(50, 32, 3, heads=4, kv_heads=1, d_ff=48),
     "a head each": LlamaConfig(50, 24, 2, 2, 2, 80, rope_base=100.0),
 }

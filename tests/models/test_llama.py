@@ -15,7 +15,7 @@ from tests.models.checkpoints import assert_same, outputs, randomize
 transformers = pytest.importorskip("transformers")
 
 SIZES = {
-    "tiny-llama": TINY.get("tiny-llama").config,
+    "tiny-llama": TINY.get("tiny-llama").make_config(),
     "one head for all": LlamaConfig(50, 32, 3, heads=4, kv_heads=1, d_ff=48, eps=1e-3),
     "a head each, another base": LlamaConfig(50, 24, 2, 2, 2, 80, rope_base=100.0),
 }

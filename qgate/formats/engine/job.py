@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,8 +26,15 @@ from qgate.formats.definition import CLEARLY_LESS
 from qgate.formats.engine import scales, tiles
 from qgate.formats.engine.dtypes import INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
 from qgate.formats.settings import QuantizerSettings
-from qgate.kernels import proving, reductions
+from qgate.kernels import proving
+from qgate.loading import LateModule
 from qgate.tensor_inputs import dense_tensor
+
+if TYPE_CHECKING:
+    from qgate.kernels import reductions as reductions
+else:
+    reductions = LateModule("qgate.kernels.reductions")
+
 
 _CHUNK_PER_THREAD = 2**18  # bytes of input
 _CHUNK_ON_DEVICE = 2**25

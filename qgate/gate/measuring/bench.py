@@ -51,6 +51,7 @@ from qgate.gate.measuring.site_errors import (
     unless_vanished,
 )
 from qgate.gate.measuring.site_rows import ModelSites
+from qgate.models.experts import mixtures_of
 from qgate.modes import Mode, Quantized, apply
 
 if TYPE_CHECKING:
@@ -100,8 +101,7 @@ class Bench(LoadedModel):
         self.progress(f"mode {mode.name} of {self.model.name}")
         reference = self.reference(quantized.model.basis)
         inputs, together = self.model.inputs, self.runs_together(mode)
-        segments = self.segments(quantized)
-        meant = self.meant_of(quantized)
+        segments, meant = self.segments(quantized), self.meant_of(quantized)
         holding = late.holding.Holding(quantized, self.model, meant)
         caches = None if mode.attention is None else late.cache_traces.RunTraces(quantized)
         states = None if mode.states is None else late.state_traces.StateRunTraces(quantized)
@@ -121,9 +121,9 @@ class Bench(LoadedModel):
             rows += self._blocks("local", local, reference, outer)
         rows += self._blocks("carried", carried, reference, layers)
         rows += self._outputs(carried, reference)
-        rows += self._isolated(segments)
-        base = self.model.in_basis(quantized.model.basis)
-        rows += late.expert_rows.expert_rows(quantized, base, meant, self._places)
+        rows, base = rows + self._isolated(segments), self.model.in_basis(quantized.model.basis)
+        if mixtures_of(base.module):
+            rows += late.expert_rows.expert_rows(quantized, base, meant, self._places)
         if caches is not None:
             rows += late.cache_rows.cache_rows(quantized, base, caches, self._places)
         if states is not None:

@@ -20,7 +20,7 @@ from qgate.gate.measuring.expert_readings import wrong_readings
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model, Site
-from qgate.models.experts import AlignedExperts
+from qgate.models.experts import mixtures_of
 from qgate.modes import Quantized
 
 _FITTED_TOKENS, _READ_TOKENS = 1024, 128
@@ -37,19 +37,11 @@ class MixtureTensors:
     routing: list[Tensor] = field(default_factory=list)
 
 
-def mixtures_of(root: nn.Module) -> list[str]:
-    """Return the names of modules whose experts are modules of their own."""
-    names = [name for name, m in root.named_modules() if isinstance(m, AlignedExperts)]
-    return [name.rpartition(".")[0] for name in names]
-
-
 def expert_rows(
     quantized: Quantized, base: Model, meant: Quantized, sites: ModelSites
 ) -> list[Measured]:
-    """Measure all mixtures of a mode; no rows for a model without experts."""
+    """Measure all mixtures of a mode."""
     names = mixtures_of(base.module)
-    if not names:
-        return []
     reference = _passed(base, names)
     free = _passed(quantized.model, names)
     forced = _passed(quantized.model, names, reference)

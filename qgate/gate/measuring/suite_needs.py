@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from qgate.capture.next_tokens import predicts_next_tokens
 from qgate.errors import QgateError
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.compared_sites import backward_sites
@@ -22,6 +21,7 @@ from qgate.models import Model
 if TYPE_CHECKING:
     from qgate.activation_stats import plan as activation_plan
     from qgate.activation_stats import settings as activation_settings
+    from qgate.capture import next_tokens as next_tokens
     from qgate.gate.measuring import format_rows as format_rows
     from qgate.gate.measuring import tasks as tasks
 else:
@@ -29,6 +29,7 @@ else:
     activation_settings = LateModule("qgate.activation_stats.settings")
     format_rows = LateModule("qgate.gate.measuring.format_rows")
     tasks = LateModule("qgate.gate.measuring.tasks")
+    next_tokens = LateModule("qgate.capture.next_tokens")
 
 
 NO_LAYERS = "has no layers (qgate.Model(layers=…))"
@@ -101,7 +102,8 @@ class SuiteNeeds:
     @cached_property
     def _has_task(self) -> bool:
         try:
-            return self.bench.model.metric is not None or predicts_next_tokens(self.bench.model)
+            model = self.bench.model
+            return model.metric is not None or next_tokens.predicts_next_tokens(model)
         except Exception:
             return True
 
