@@ -155,15 +155,15 @@ def test_proofs_are_drawn_from_all_files_together(project: pytest.Pytester) -> N
 def test_slow_files_are_drawn_whole_and_run_where_they_are_named(project: pytest.Pytester) -> None:
     slow = "from tests.shares import slow_file\npytestmark = slow_file\n"
     tests = "\n".join(f"def test_{n}(): pass" for n in range(4))
-    project.makepyfile(**{f"test_{name}": slow + tests for name in "abcdef"})
+    project.makepyfile(**{f"test_{name}": slow + tests for name in "abcdefghijkl"})
     some = project.runpytest_inprocess("-v", "-k", "not tables", "--case-seed", "a")
-    some.assert_outcomes(passed=2 * 4, deselected=4 * 4 + len(CASES) + 7)
+    some.assert_outcomes(passed=2 * 4, deselected=10 * 4 + len(CASES) + 7)
     files = re.findall(r"(test_\w)\.py::test_\d PASSED", some.stdout.str())
     assert len({*files}) == 2
     grouped = "class TestGroup:\n    def test_1(self): pass\n    def test_2(self): pass\n"
-    project.makepyfile(test_g=slow + grouped + tests, test_h=slow + grouped + tests)
+    project.makepyfile(test_y=slow + grouped + tests, test_z=slow + grouped + tests)
     names = ["test_b.py", "test_c.py", "test_d.py::test_1"]
-    names += ["test_g.py::TestGroup", "test_h.py::TestGroup"]
+    names += ["test_y.py::TestGroup", "test_z.py::TestGroup"]
     named = project.runpytest_inprocess(*names, "--case-seed", "a")
     named.assert_outcomes(passed=4 + 4 + 1 + 2 + 2)
 

@@ -70,9 +70,9 @@ def _isolated_sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
 def _local_sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
     port = row.site.rpartition(":")[2]
     # A site that is not held has one value, which says why.
-    if port == "weight" and any(held.values > 1 for held in row.conformance):
+    is_whole = port == "weight" and any(held.values > 1 for held in row.conformance)
+    if is_whole:
         yield "weight", _LAST_PLACE
-        yield "scale", _LAST_PLACE
     error = row.value("relative_mse")
     if not error:
         return
@@ -80,7 +80,7 @@ def _local_sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
     whole = min(_room(checks, "relative_mse"), 2 * _room(checks, "one_minus_correlation"))
     if port == "weight":
         yield "weight", math.sqrt(whole)
-        yield "scale", min(1.0, whole / _HALVED)
+        yield "scale", _LAST_PLACE if is_whole else min(1.0, whole / _HALVED)
         return
     kinds: tuple[DefectKind, ...] = ("token", "sample", "channel")
     # Samples have about the same energy; that of a token or channel may be next to none.

@@ -231,8 +231,8 @@ class QuantizerRun(HeldSites):
             )
             for sample, expected in self._expected(site, source, quantizer, dtype)
         ]
-        if whole:
-            parts.append(_whole(source, result, quantizer))
+        if whole and not any(bool(differing(x.actual, x.expected).any()) for x in parts):
+            parts = [_whole(source, result, quantizer)]
         self.compare(
             site,
             source.shape,
