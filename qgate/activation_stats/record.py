@@ -12,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 from qgate.summaries.record import Histogram, ValueSummary
 
 ACTIVATIONS = "qgate activations 2"
-"""Kinds that can be read: version 1 has `flush` for `flushed`."""
+"""Kind and version of the record; no other is read."""
 PER_TENSOR = " per tensor"
 """Ending of a format that has one scale per tensor here, and one per row in its mode."""
 EXACT_DB = 320.0

@@ -35,10 +35,7 @@ _NotFinite = Literal["nan", "inf", "-inf"]
 
 @dataclass(frozen=True, slots=True)
 class StoredValues:
-    """Location of values: a key in a file of the dump, and the hash of their bytes.
-
-    Dumps of version 1 have SHA-256, under that name, or the hash of version 2.
-    """
+    """Location of values: a key in a file of the dump, and the hash of their bytes."""
 
     file: str
     key: str

@@ -80,7 +80,8 @@ def _local_sizes(row: Measured, checks: Sequence[Check]) -> Sizes:
     whole = min(_room(checks, "relative_mse"), 2 * _room(checks, "one_minus_correlation"))
     if port == "weight":
         yield "weight", math.sqrt(whole)
-        yield "scale", _LAST_PLACE if is_whole else min(1.0, whole / _HALVED)
+        if not is_whole:
+            yield "scale", min(1.0, whole / _HALVED)
         return
     kinds: tuple[DefectKind, ...] = ("token", "sample", "channel")
     # Samples have about the same energy; that of a token or channel may be next to none.

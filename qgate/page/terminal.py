@@ -157,7 +157,7 @@ def green_lines(
         about = f"{word} {listed([*modes], _LISTED)} of {listed([*models], _LISTED)}"
         text += f": {about}; {total_text(coverage)}"
     details = [least_power_text(header)]
-    details.append(f"not asked for: {', '.join(unasked)}" if unasked else "")
+    details.append(f"not asked for: {', '.join(unasked)} (-v says how)" if unasked else "")
     folded = wrapped_lines([f"  {detail}" for detail in details if detail], width)
     return [*wrapped_lines([text], width, "green"), *folded]
 

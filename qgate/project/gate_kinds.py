@@ -6,9 +6,9 @@ What it measures and judges is a session of gates in `gate.py` beside it (`qgate
 That file loads torch and the rest of its package, and is imported by `open` alone: only when a
 test asks for the kind.
 
-The plugin, the settings of a project, the command line and the pages read this registry and name
-no kind. Kinds of another package come in through entry points of the group `qgate.gates`, whose
-value is the object, as in `toy = "toy_gates.kind:KIND"`; a plugin of pytest or a conftest.py at the
+The plugin, the settings of a project, the command line and the pages read this registry. One kind
+is named there: that of models, whose sessions own the benches. Kinds of another package come in
+through entry points of the group `qgate.gates`, whose value is the object, as in `toy = "toy_gates.kind:KIND"`; a plugin of pytest or a conftest.py at the
 root may call `register(KIND)` instead.
 
 How a run uses a kind, in this order:
@@ -171,14 +171,20 @@ _LOADED: list[bool] = []
 
 
 def register(kind: GateKind) -> GateKind:
-    """Add a kind of gate; its names must be nobody else's."""
+    """Add a kind of gate; an error where its fixtures or options are in use."""
     for other in gate_kinds():
         fixtures = {kind.fixture, *kind.cases[:1]} & {other.fixture, *other.cases[:1]}
         if fixtures:
-            raise QgateError(f"the fixture {min(fixtures)!r} is one of the gates of {other.name}.")
+            raise QgateError(
+                f"the kind of gate {kind.name!r} uses the fixture {min(fixtures)!r}, which is "
+                f"that of {other.name!r} already: give it another name."
+            )
     options = known_options()
     if repeated := [name for name in kind.options if name in options]:
-        raise QgateError(f"the option {repeated[0]!r} of the gates of {kind.name} is taken.")
+        raise QgateError(
+            f"the kind of gate {kind.name!r} has the option {repeated[0]!r}, which exists already: "
+            "rename it in GateKind.options."
+        )
     return _KINDS.add(kind)
 
 
@@ -200,6 +206,7 @@ def gate_kinds() -> tuple[GateKind, ...]:
 
 
 def gate_kind(name: str) -> GateKind:
+    """Return a kind that qgate ships, by its name."""
     return {kind.name: kind for kind in gate_kinds()}[name]
 
 

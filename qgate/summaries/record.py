@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
 ANALYSIS = "qgate dump analysis 2"
-"""Kinds that are read: version 1 has `flush` for `flushed`."""
+"""Kind and version of the record; no other is read."""
 HIDDEN_DB = 6.0
 """A difference beyond which massive elements hide the errors of all others."""
 

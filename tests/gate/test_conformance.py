@@ -272,17 +272,17 @@ def test_a_module_that_disagrees_is_named(words: str) -> None:
 
 
 SHAPES_OF_FAULTS = {
-    "at 129 to 513 tokens": lambda x, y: y * 1.01 if 128 < x.shape[-2] < 600 else y,
-    "at 768 and more rows": lambda x, y: (
+    "at 129 to 513 tokens (right at 100 and 768)": lambda x, y: y * 1.01 if 128 < x.shape[-2] < 600 else y,
+    "at 768 and more rows (right at 513)": lambda x, y: (
         y * 1.002 if x.numel() // 16 > 600 else y
     ),
     "at 8,192 tokens": lambda x, y: y * 1.01 if x.shape[-2] > 5000 else y,
     "without a batch axis": lambda x, y: y + 0.1 if x.dim() == 2 else y,
-    "at 100 and more tokens": lambda x, y: (
+    "at 100 and more tokens (right at 64)": lambda x, y: (
         torch.cat([y[..., :-1, :], 0 * y[..., -1:, :]], -2) if x.shape[-2] >= 100 else y
     ),
-    "at 16 and more samples": lambda x, y: y.flip(0) if len(x) > 5 and x.dim() == 3 else y,
-    "at 16 samples of 1 tokens": lambda x, y: y.flip(0) if x.shape[:2] == (16, 1) else y,
+    "at 16 and more samples (right at 5)": lambda x, y: y.flip(0) if len(x) > 5 and x.dim() == 3 else y,
+    "at 16 samples of 1 token": lambda x, y: y.flip(0) if x.shape[:2] == (16, 1) else y,
 }  # fmt: skip
 
 

@@ -162,9 +162,7 @@ def test_a_defect_above_its_size_is_red_and_one_well_below_is_not(
 
 @share(8)
 @pytest.mark.parametrize("name", MODES)
-def test_blocks_with_a_scale_that_is_half_of_its_own(recorded: Path, name: str) -> None:
-    assert at_site(run(recorded, name), "scale")["scale"] < 1 / (512 * 256), "one block is enough"
-
+def test_one_block_with_a_scale_that_is_half_of_its_own_is_red(recorded: Path, name: str) -> None:
     def halved(weight: Tensor) -> Tensor:
         changed = weight.clone().reshape(-1, 32)
         changed[len(changed) // 3] *= 0.5
@@ -190,8 +188,9 @@ def test_wider_limits_see_less_unless_values_are_held_at_float_noise(recorded: P
     loose, loose_limits = sizes(
         Policy.from_table({"regression": 0.5, "budget_db": 3.0, "reason": "x"})
     )
-    kinds = {"weight", "scale", "channel", "token", "sample"}
-    assert strict.keys() == loose.keys() == strict_limits.keys() == kinds
+    kinds = {"weight", "channel", "token", "sample"}
+    assert strict.keys() == loose.keys() == kinds, "any scale of a weight held whole is seen"
+    assert strict_limits.keys() == kinds | {"scale"}
     assert all(loose_limits[kind] > strict_limits[kind] for kind in kinds)
     assert loose_limits["weight"] > 2 * strict_limits["weight"]
     assert strict == loose

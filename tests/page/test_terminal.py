@@ -117,7 +117,7 @@ def test_a_green_run_is_said_in_a_few_lines() -> None:
         "  outputs",
         "  would have seen: in int8, which sees least of 2 modes: a channel off by 2 %,",
         "  0.021 bits per byte",
-        "  not asked for: dumps, 23 of 28 formats",
+        "  not asked for: dumps, 23 of 28 formats (-v says how)",
     ]
 
 

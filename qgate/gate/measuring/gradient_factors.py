@@ -25,11 +25,11 @@ from qgate.models import Site
 from qgate.modes import Quantized
 
 METRIC = "differing_share"
-_LEAST, _MOST = 0.5, 2.0
-"""Factors that are taken for one: beyond, a kernel has no gradient of a product at all."""
+_LEAST, _MOST = 0.25, 4.0
+"""Only a factor between these is named: beyond them a gradient is not that of the product."""
 _ALLOWED = 0.004
 """How far from 1 a factor may be: rounding the gradient at the output moves it by less."""
-_ALIKE = 0.9
+_LEAST_CORRELATION = 0.9
 Cast = Callable[[Tensor], Tensor]
 
 
@@ -133,16 +133,16 @@ class OwnGradients:
 def _factor(actual: Tensor, candidates: list[Tensor]) -> float:
     """Return the factor between a gradient and the candidate that is nearest to it but for one."""
     flat = actual.reshape(-1).double()
-    norm, best, factor = float(flat.norm()), _ALIKE, 1.0
+    norm, best, factor = float(flat.norm()), _LEAST_CORRELATION, 1.0
     for candidate in candidates:
         values = candidate.reshape(-1).double()
         energy = float(values.square().sum())
         if values.shape != flat.shape or not (norm and energy):
             continue
-        alike = float(flat.dot(values)) / (norm * energy**0.5)
-        if alike <= best:
+        correlation = float(flat.dot(values)) / (norm * energy**0.5)
+        if correlation <= best:
             continue
-        best, times = alike, float(flat.dot(values)) / energy
+        best, times = correlation, float(flat.dot(values)) / energy
         is_off = abs(times - 1) > _ALLOWED and has_a_factor(flat - values, values)
         factor = times if is_off and _LEAST < times < _MOST else 1.0
     return factor

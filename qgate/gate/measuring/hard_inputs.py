@@ -34,11 +34,14 @@ def hard_rows(rows: Tensor) -> Iterator[tuple[str, Tensor]]:
     large = _LARGE.get(rows.dtype, 2.0**12)
     half = torch.arange(len(rows), device=rows.device).unsqueeze(1) % 2 == 0
     yield "with rows of zeros", rows.where(half, 0.0)
-    yield f"{large:g} times as large", rows * large
-    yield f"{1 / large:g} times as large", rows / large
+    yield f"{large:,.0f} times as large", rows * large
+    yield f"{large:,.0f} times smaller", rows / large
     channel = torch.arange(rows.shape[1], device=rows.device) == min(3, rows.shape[1] - 1)
     yield "with one large channel", rows.where(~channel, rows * (large / 4))
-    yield "with rows of different sizes", rows * torch.where(half, large, 1 / large).to(rows.dtype)
+    yield (
+        "with rows of very different sizes",
+        rows * torch.where(half, large, 1 / large).to(rows.dtype),
+    )
 
 
 class HardInputs:
@@ -54,7 +57,7 @@ class HardInputs:
         self._is_wrong = False
 
     def add(self, site: str, call: RelatedCall, agreement: Conformance) -> Conformance:
-        """Add to what was held of a module what is wrong at hard inputs, or how many are right.
+        """Add the first fault at hard inputs to an agreement, or how many of them are right.
 
         After one fault the others of a mode are not looked for: they mostly are the same one. What
         is wrong for ordinary rows as well is no fault of hard inputs.

@@ -1,4 +1,4 @@
-"""Shapes of inputs that no sample has, which serve a kernel's modules one at a time.
+"""Shapes that no sample has, in which a kernel's modules are called one at a time.
 
 The rows of a recorded call are repeated to other numbers of tokens and samples. Each row keeps its
 result, so no accepted value is needed. Kernels choose tiles and code by shape: lengths lie at and
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from qgate.text import counted
 
 LENGTHS = (1, 3, 8, 17, 33, 64, 100, 129, 200, 256, 257, 384, 513, 768, 1025, 2049, 4097, 8192)
 """Numbers of tokens, or of samples without tokens."""
@@ -36,13 +38,12 @@ class CallShape:
         return (self.samples or 1) * (self.tokens or 1)
 
     def __str__(self) -> str:
+        samples, tokens = counted(self.samples or 0, "sample"), counted(self.tokens or 0, "token")
         if self.tokens is None:
-            return f"{self.samples:,} samples"
+            return samples
         if self.samples is None:
-            return f"{self.tokens:,} tokens without a batch"
-        if self.samples == 1:
-            return f"{self.tokens:,} tokens"
-        return f"{self.samples} samples of {self.tokens:,} tokens"
+            return f"{tokens} without a batch axis"
+        return tokens if self.samples == 1 else f"{samples} of {tokens}"
 
 
 def most_rows(module: nn.Module, arguments: Sequence[Any]) -> int:
@@ -88,15 +89,18 @@ def range_of(wrong: Sequence[CallShape], right: Sequence[CallShape]) -> str:
     """Say at which shapes a module is wrong: what tells them from those at which it is right."""
     if len(wrong) == 1:
         return f"at {wrong[0]}"
+    if not right:
+        return "in every shape that was tried"
     if all(shape.samples is None for shape in wrong):
         return "without a batch axis"
     for words, count in _COUNTED.items():
         bad, good = {count(shape) for shape in wrong}, {count(shape) for shape in right}
         if any(min(bad) <= number <= max(bad) for number in good):
             continue
-        if max(bad) < max(good, default=0):
-            return f"at {min(bad):,} to {max(bad):,} {words}"
-        return f"at {min(bad):,} and more {words}"
+        below = [f"{max(few):,}"] if (few := [n for n in good if n < min(bad)]) else []
+        above = [f"{min(many):,}"] if (many := [n for n in good if n > max(bad)]) else []
+        reach = f"{min(bad):,} to {max(bad):,}" if above else f"{min(bad):,} and more"
+        return f"at {reach} {words} (right at {' and '.join(below + above)})"
     listed = ", ".join(map(str, wrong[:3]))
     return f"at {listed}" + (f" and {len(wrong) - 3} more shapes" if len(wrong) > 3 else "")
 
