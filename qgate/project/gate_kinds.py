@@ -8,8 +8,9 @@ test asks for the kind.
 
 The plugin, the settings of a project, the command line and the pages read this registry. One kind
 is named there: that of models, whose sessions own the benches. Kinds of another package come in
-through entry points of the group `qgate.gates`, whose value is the object, as in `toy = "toy_gates.kind:KIND"`; a plugin of pytest or a conftest.py at the
-root may call `register(KIND)` instead.
+through entry points of the group `qgate.gates`, whose value is the object, as in
+`toy = "toy_gates.kind:KIND"`; a plugin of pytest or a conftest.py at the root may call
+`register(KIND)` instead.
 
 How a run uses a kind, in this order:
 

@@ -136,9 +136,9 @@ def test_an_entry_point_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     ("name", "fixture", "option", "words"),
     [
         ("dump", "plain_gate", "plain", "kind of gate 'dump' is registered twice"),
-        ("plain", "dump_layer", "plain", "the fixture 'dump_layer' is one of the gates of dump"),
-        ("plain", "plain_gate", "mode", "the option 'mode' of the gates of plain is taken"),
-        ("plain", "plain_gate", "recipe", "the option 'recipe' of the gates of plain is taken"),
+        ("plain", "dump_layer", "plain", "uses the fixture 'dump_layer', which is that of 'dump"),
+        ("plain", "plain_gate", "mode", "has the option 'mode', which exists already"),
+        ("plain", "plain_gate", "recipe", "has the option 'recipe', which exists already"),
     ],
 )
 def test_names_of_others_are_refused(name: str, fixture: str, option: str, words: str) -> None:
