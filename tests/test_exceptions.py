@@ -41,7 +41,8 @@ def exception_classes() -> dict[str, type[Exception]]:
     while pending:
         for kind in pending.pop().__subclasses__():
             pending.append(kind)
-            if kind.__module__.split(".")[0] == "qgate":
+            # A private one is caught where it is raised, and never travels.
+            if kind.__module__.split(".")[0] == "qgate" and not kind.__name__.startswith("_"):
                 classes[kind.__name__] = kind
     return classes
 

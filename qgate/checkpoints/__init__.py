@@ -20,3 +20,7 @@ __getattr__ = lazy(
         "record": "CheckpointFinding CheckpointRecord WeightRecord",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

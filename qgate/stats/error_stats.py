@@ -11,6 +11,7 @@ from torch import Tensor
 
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.errors import QgateError
+from qgate.kernels import proving
 from qgate.loading import LateModule
 from qgate.metrics import METRICS
 from qgate.stats._axis_errors import AxisCollector, AxisErrors
@@ -222,7 +223,7 @@ def errors(
         isinstance(actual, Tensor)
         and isinstance(reference, Tensor)
         and not axes
-        and actual.is_cuda
+        and proving.serves(actual.device)
         and _device_pass.serves(actual, reference)
     ):
         error_pass = _device_pass.DevicePass(worst)

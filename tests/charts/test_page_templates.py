@@ -10,13 +10,14 @@ import pytest
 from jinja2 import UndefinedError
 
 from qgate.charts.pages import Cell, _environment, leading, number, render
+from qgate.text.findings import Finding
 from tests.charts.page_reader import PageReader
 from tests.hostile import HOSTILE
 
 ROOT = Path(__file__).parents[2]
 PARTS = """{% import "charts/parts.html.j2" as parts %}
 {% call parts.section(name, name) %}{{ parts.empty(name) }}{% endcall %}
-{{ parts.contents([(name, name, 3)]) }}{{ parts.finding_list([('fail', name)]) }}
+{{ parts.contents([(name, name, 3)]) }}{{ parts.finding_list([finding]) }}
 {{ parts.image(name, name, name, 1, 2) }}{{ parts.table([name], [[cell, cell]], 1, name) }}
 {{ parts.file_list([name]) }}{{ parts.notes([name]) }}{{ name|breaking }}<pre>{{ name|lines }}</pre>
 """
@@ -24,7 +25,11 @@ PARTS = """{% import "charts/parts.html.j2" as parts %}
 
 def parts(name: str) -> str:
     cell = Cell(name, name[::-1])
-    return _environment().from_string(PARTS).render(name=name, cell=cell)
+    return (
+        _environment()
+        .from_string(PARTS)
+        .render(name=name, cell=cell, finding=Finding("fail", name))
+    )
 
 
 def names_of(page: PageReader) -> tuple[list[str], set[str]]:

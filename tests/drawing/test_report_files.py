@@ -170,7 +170,7 @@ def test_a_picture_that_fails_is_named_and_all_others_are_drawn(
         ("[]", "its kind is None"),
         ("{", "is no analysis"),
         ('{"kind": NaN}', "NaN is no number"),
-        ('{"kind": "qgate dump analysis 1"}', "it has no comparison, dump"),
+        ('{"kind": "qgate dump analysis 2"}', "it has no comparison, dump"),
     ],
 )
 def test_another_record_is_refused(text: str, words: str, tmp_path: Path) -> None:

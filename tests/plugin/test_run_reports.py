@@ -114,7 +114,7 @@ def test_a_fixture_that_is_not_there_is_told_in_one_line(project: Path, suites: 
 @pytest.mark.parametrize("error", ["OSError(28, 'disk full')", "ValueError('a bug')"])
 def test_a_page_that_cannot_be_made_is_not_green(project: Path, suites: Run, error: str) -> None:
     (project / "conftest.py").write_text(
-        "import qgate.plugin.summary as reports\n"
+        "import qgate.page.reports as reports\n"
         f"def fail(*a, **k): raise {error}\n"
         "def pytest_configure(config): config._kept, reports.write_page = reports.write_page, fail\n"
         "def pytest_unconfigure(config): reports.write_page = config._kept\n"

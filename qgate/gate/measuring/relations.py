@@ -25,7 +25,7 @@ from qgate.gate.measuring.shapes import CallShape, call_shapes, most_rows, range
 from qgate.hooks import ModuleHooks
 from qgate.loading import LateModule
 from qgate.models import Model
-from qgate.models.refusals import REFUSALS
+from qgate.models.refusals import LENGTH_REFUSALS, REFUSALS
 
 if TYPE_CHECKING:
     from qgate.causes import outputs as outputs
@@ -191,7 +191,7 @@ class _Shapes:
             ]
             try:
                 actual = call.repeat(related.module, shaped[:-1])
-            except REFUSALS:
+            except LENGTH_REFUSALS:
                 continue
             self.values, self.rows = self.values + shaped[-1].numel(), max(self.rows, shape.rows)
             count, about = 0, ""
