@@ -272,7 +272,7 @@ def test_a_module_that_disagrees_is_named(words: str) -> None:
 
 
 SHAPES_OF_FAULTS = {
-    "at 129 to 513 tokens (right at 100 and 768)": lambda x, y: y * 1.01 if 128 < x.shape[-2] < 600 else y,
+    "at 129 to 513 tokens (right at 128 and 768)": lambda x, y: y * 1.01 if 128 < x.shape[-2] < 600 else y,
     "at 768 and more rows (right at 513)": lambda x, y: (
         y * 1.002 if x.numel() // 16 > 600 else y
     ),
