@@ -79,7 +79,8 @@ def _relations(_folder: Path) -> Overviewed:
 def _runs(_folder: Path) -> Overviewed:
     header = made_header()
     records = made_records(40, failing=9)
-    return compare([ComparedRun(name, header, records) for name in NAMES[:9]])
+    first, second = (ComparedRun(name, header, records) for name in NAMES[:2])
+    return compare(first, second)
 
 
 def _watch(_folder: Path) -> Overviewed:
