@@ -19,13 +19,16 @@ _MOST_SORTED = 1 << 19
 """Values of one group that are sorted; a larger group is divided."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Group:
-    """Values with the same first bits, and the ranks (from 1) that are wanted of them."""
+    """Values with the same first bits, and the ranks (from 1) that are wanted of them.
+
+    is_small   they are kept; those of a large group are counted by its parts
+    """
 
     first_bits: int
     level: int
-    size: int
+    is_small: bool
     ranks: list[int]
     bits: list[Bits] = field(default_factory=list)
     counts: Bits = field(default_factory=lambda: np.zeros(_PARTS, dtype=np.int64))
@@ -39,7 +42,7 @@ class _Group:
         """Take those of these values that are in the group: keep a few, count many."""
         if self.level:
             bits = bits[bits >> _SHIFTS[self.level] == self.first_bits]
-        if self.size <= _MOST_SORTED:
+        if self.is_small:
             self.bits.append(bits)
         else:
             parts = (bits >> _SHIFTS[self.level + 1]) - (self.first_bits << self._width)
@@ -54,7 +57,7 @@ class _Group:
             ranks_of.setdefault(int(part), []).append(rank - before)
         start = self.first_bits << self._width
         return [
-            _Group(start + part, self.level + 1, int(self.counts[part]), ranks)
+            _Group(start + part, self.level + 1, bool(self.counts[part] <= _MOST_SORTED), ranks)
             for part, ranks in ranks_of.items()
         ]
 
@@ -74,20 +77,27 @@ def exact_percentiles(
     `portions` starts a pass over all values, which are finite, and `percents` are in order. Each
     pass divides the groups of values that hold a percentile until these are small or all equal.
     """
-    total = sum(part.size for part in portions())
+    whole = _Group(0, 0, False, [])
+    _read(portions(), [whole])
+    total = int(whole.counts.sum())
     if not total:
         return [math.nan] * len(percents)
-    ranks = [max(-(-percent * total // 100), 1) for percent in percents]
-    groups = [_Group(0, 0, total, ranks)]
-    closed: list[_Group] = []
-    while groups:
-        for part in portions():
-            bits = np.ascontiguousarray(np.abs(part), dtype=np.float64).reshape(-1).view(np.int64)
-            for group in groups:
-                group.add(bits)
-        closed += [group for group in groups if group.bits]
-        parts = [part for group in groups if not group.bits for part in group.divide()]
-        closed += [part for part in parts if not _SHIFTS[part.level]]
+    whole.ranks = [max(-(-percent * total // 100), 1) for percent in percents]
+    large, closed = [whole], list[_Group]()
+    while large:
+        parts = [part for group in large for part in group.divide()]
         groups = [part for part in parts if _SHIFTS[part.level]]
+        if groups:
+            _read(portions(), groups)
+        large = [group for group in groups if not group.is_small]
+        closed += [part for part in parts if part not in large]
     values = np.sort(np.concatenate([group.values() for group in closed]))
     return [float(value) for value in values.view(np.float64)]
+
+
+def _read(portions: Iterable[Array], groups: Sequence[_Group]) -> None:
+    """Pass over all values, and give each group its own."""
+    for part in portions:
+        bits = np.ascontiguousarray(np.abs(part), dtype=np.float64).reshape(-1).view(np.int64)
+        for group in groups:
+            group.add(bits)
