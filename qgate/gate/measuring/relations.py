@@ -21,7 +21,7 @@ from qgate.expected.repeats import REPETITIONS, has_a_factor
 from qgate.expected.shared_scales import mixes
 from qgate.formats import Quantizer
 from qgate.gate.measured import OTHER_VALUES, Conformance
-from qgate.gate.measuring.shapes import CallShape, call_shapes, most_rows, range_of, reshaped
+from qgate.gate.measuring.shapes import CallShape, call_shapes, most_rows, range_of
 from qgate.hooks import ModuleHooks
 from qgate.loading import LateModule
 from qgate.models import Model
@@ -177,7 +177,7 @@ class _Shapes:
         has_tokens = by_token is not None and related.tokens == "alone"
         batched = [position for position, _ in by_sample.dimensions]
         first, noise = arguments[batched[0]], _noise(related, call)
-        least = float(noise(torch.zeros(1)))
+        least = float(noise(call.result.new_zeros(1)))
         wrong: dict[CallShape, str] = {}
         rows = most_rows(related.module, arguments)
         if not has_tokens:
@@ -185,10 +185,12 @@ class _Shapes:
         for shape in call_shapes(rows, has_tokens=has_tokens):
             if not _promises(related, first, shape):
                 continue
-            shaped = [
-                reshaped(value, shape) if position in batched else value
-                for position, value in enumerate(arguments)
-            ]
+            shaped = by_sample.take(arguments, torch.arange(shape.samples or 1) % by_sample.length)
+            if shape.tokens is not None and by_token is not None:
+                shaped = by_token.take(shaped, torch.arange(shape.tokens) % by_token.length)
+            if shape.samples is None:
+                for position in batched:
+                    shaped[position] = shaped[position][0]
             try:
                 actual = call.repeat(related.module, shaped[:-1])
             except LENGTH_REFUSALS:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from qgate.text import counted
@@ -70,19 +69,6 @@ def call_shapes(rows: int, *, has_tokens: bool) -> Iterator[CallShape]:
         for tokens in sorted({1, _FEW_TOKENS, most}):
             if 0 < tokens * samples <= rows:
                 yield CallShape(samples, tokens)
-
-
-def reshaped(tensor: Tensor, shape: CallShape) -> Tensor:
-    """Repeat or cut the samples, and the tokens of each, to a shape."""
-    if shape.samples is None:
-        tensor = tensor[0]
-    else:
-        tensor = tensor[torch.arange(shape.samples) % len(tensor)]
-    if shape.tokens is None:
-        return tensor
-    dim = 0 if shape.samples is None else 1
-    index = torch.arange(shape.tokens, device=tensor.device) % tensor.shape[dim]
-    return tensor.index_select(dim, index)
 
 
 def range_of(wrong: Sequence[CallShape], right: Sequence[CallShape]) -> str:
