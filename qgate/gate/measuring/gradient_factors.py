@@ -8,8 +8,7 @@ gradient and the nearest of those products is a fault, whatever error was accept
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,7 +29,6 @@ _LEAST, _MOST = 0.25, 4.0
 _ALLOWED = 0.004
 """How far from 1 a factor may be: rounding the gradient at the output moves it by less."""
 _LEAST_CORRELATION = 0.9
-Cast = Callable[[Tensor], Tensor]
 
 
 @dataclass
@@ -95,33 +93,24 @@ class OwnGradients:
         return (self._of(product, gradients[0]),)
 
     def _of(self, product: _Product, of_weight: Tensor) -> Conformance:
-        weight = getattr(product.module, "weight").detach()  # noqa: B009
-        turned = product.site.transposed
-        of_input = self._quantizers.get(f"{product.site.module}:input")
-        of_stored = self._quantizers.get(product.site.name)
-        xs, gs = zip(
-            *((_rows(x), _rows(product.outer[n])) for n, x in enumerate(product.inputs)),
-            strict=True,
-        )
-        x, g = torch.cat(xs), torch.cat(gs)
-        outer_casts: list[Cast] = [_same]
-        if of_input is not None:
-            outer_casts += [of_input, _along_rows(of_input)]
-        values = of_weight.numel()
-        input_casts: list[Cast] = [_same] if of_input is None else [_same, of_input]
-        casts = itertools.product(input_casts, outer_casts)
-        nearest = [cast_g(g).T @ cast_x(x) for cast_x, cast_g in casts]
-        factor = _factor(of_weight.T if turned else of_weight, nearest)
-        words = "its gradient"
-        if factor == 1 and len(product.inner) == len(product.inputs):
-            inner = torch.cat([_rows(product.inner[n]) for n in range(len(product.inputs))])
+        input_cast = self._quantizers.get(f"{product.site.module}:input")
+        weight_cast = self._quantizers.get(product.site.name)
+        calls = range(len(product.inputs))
+        x = torch.cat([_rows(product.inputs[call]) for call in calls])
+        g = torch.cat([_rows(product.outer[call]) for call in calls])
+        weight: Tensor = getattr(product.module, "weight").detach()  # noqa: B009
+        if product.site.transposed:
+            weight, of_weight = weight.T, of_weight.T
+        by_rows, by_columns = _taken(g, input_cast), _taken(g.T.contiguous(), input_cast)[1:]
+        outer = [*(taken.T for taken in by_rows), *by_columns]
+        products = (turned @ taken for taken in _taken(x, input_cast) for turned in outer)
+        factor, words, values = _factor(of_weight, products), "its gradient", of_weight.numel()
+        if factor == 1 and len(product.inner) == len(calls):
+            inner = torch.cat([_rows(product.inner[call]) for call in calls])
+            products = (taken @ w for w in _taken(weight, weight_cast) for taken in by_rows)
+            factor, words = _factor(inner, products), "the gradient of the input"
             values += inner.numel()
-            plain = weight.T if turned else weight
-            weight_casts: list[Cast] = [_same] if of_stored is None else [_same, of_stored]
-            casts = itertools.product(weight_casts, outer_casts[:2])
-            factor = _factor(inner, [cast_g(g) @ cast_w(plain) for cast_w, cast_g in casts])
-            words = "the gradient of the input"
-        about = f"gradients of the weight and the input, of {len(product.inputs)} calls"
+        about = f"gradients of the weight and the input, of {len(calls)} calls"
         if factor != 1:
             about = (
                 f"{words} is {factor:.4g} times what FP32 code makes of the input, the weight and "
@@ -130,7 +119,12 @@ class OwnGradients:
         return Conformance(METRIC, values, 0 if factor == 1 else values, about)
 
 
-def _factor(actual: Tensor, candidates: list[Tensor]) -> float:
+def _taken(tensor: Tensor, cast: Quantizer | None) -> list[Tensor]:
+    """Return a tensor as a kernel may take it: as it is, and quantized."""
+    return [tensor] if cast is None else [tensor, cast(tensor)]
+
+
+def _factor(actual: Tensor, candidates: Iterable[Tensor]) -> float:
     """Return the factor between a gradient and the candidate that is nearest to it but for one."""
     flat = actual.reshape(-1).double()
     norm, best, factor = float(flat.norm()), _LEAST_CORRELATION, 1.0
@@ -150,12 +144,3 @@ def _factor(actual: Tensor, candidates: list[Tensor]) -> float:
 
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1]).float()
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def _along_rows(quantizer: Quantizer) -> Cast:
-    """Return the same cast with scales along the rows, as a product over these needs it."""
-    return lambda tensor: quantizer(tensor.T.contiguous()).T
