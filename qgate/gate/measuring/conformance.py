@@ -232,7 +232,7 @@ class QuantizerRun(HeldSites):
             for sample, expected in self._expected(site, source, quantizer, dtype)
         ]
         if whole and not any(bool(differing(x.actual, x.expected).any()) for x in parts):
-            parts = [_whole(source, result, quantizer)]
+            parts = [whole_rows(result, quantize_tensor(source, quantizer), source)]
         self.compare(
             site,
             source.shape,
@@ -256,19 +256,19 @@ class QuantizerRun(HeldSites):
         return self._shared[2]
 
 
-def _whole(source: Tensor, result: Tensor, quantizer: Quantizer) -> HeldRows:
-    """Return all of a tensor beside what its quantizer makes of the source, as lines."""
-    expected = quantize_tensor(source, quantizer)
-    actual, right, before = (
-        tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1).cpu()
-        for tensor in (result, expected, source)
-    )
+def whole_rows(actual: Tensor, expected: Tensor, source: Tensor) -> HeldRows:
+    """Return all of a tensor, what it has to be, and its source, as rows on the CPU."""
+    shape = source.shape
+    width = shape[-1] if shape else 1
 
     def place(row: int, column: int) -> tuple[int, ...]:
-        index = np.unravel_index(row * actual.shape[-1] + column, source.shape)
+        index = np.unravel_index(row * width + column, shape)
         return tuple(int(number) for number in index)
 
-    return HeldRows(actual, right, before, place)
+    def rows(tensor: Tensor) -> Tensor:
+        return tensor.reshape(-1, width).cpu()
+
+    return HeldRows(rows(actual), rows(expected), rows(source), place)
 
 
 def cause_of(result: Tensor, source: Tensor, quantizer: Quantizer) -> str:

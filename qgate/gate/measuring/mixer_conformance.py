@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from qgate.expected.sampled import sample_groups
 from qgate.formats import Quantizer
 from qgate.gate.measured import UNNAMED_FAULT
-from qgate.gate.measuring.conformance import HeldRows, HeldSite, HeldSites, around, cause_of
+from qgate.gate.measuring.conformance import (
+    HeldRows,
+    HeldSite,
+    HeldSites,
+    around,
+    cause_of,
+    whole_rows,
+)
 from qgate.gate.measuring.ideals import WEIGHTS, Array, mixer_scales, mixer_weights
 from qgate.hooks import ModuleHooks
 from qgate.models import Model
@@ -169,17 +176,10 @@ class MixerRun(HeldSites):
             expected = torch.from_numpy(codes.astype(F32) * scale) + 0.0
             source = torch.from_numpy(ideal.weights[name])
             values = actual.detach().cpu().reshape(expected.shape) + 0.0
-            whole = [tensor.reshape(-1, tensor.shape[-1]) for tensor in (values, expected, source)]
-            shape = expected.shape
-
-            def place(row: int, column: int, shape: torch.Size = shape) -> tuple[int, ...]:
-                flat = np.unravel_index(row * shape[-1] + column, shape)
-                return tuple(int(index) for index in flat)
-
             self.compare(
                 full,
-                shape,
-                [HeldRows(whole[0], whole[1], whole[2], place)],
+                expected.shape,
+                [whole_rows(values, expected, source)],
                 lambda _first, y=values, x=source: cause_of(y, x, _WEIGHT),  # type: ignore[misc]
             )
 
