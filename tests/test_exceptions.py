@@ -41,8 +41,7 @@ def exception_classes() -> dict[str, type[Exception]]:
     while pending:
         for kind in pending.pop().__subclasses__():
             pending.append(kind)
-            # A private one is caught where it is raised, and never travels.
-            if kind.__module__.split(".")[0] == "qgate" and not kind.__name__.startswith("_"):
+            if kind.__module__.split(".")[0] == "qgate":
                 classes[kind.__name__] = kind
     return classes
 

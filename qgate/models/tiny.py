@@ -15,15 +15,14 @@ from qgate.models.mamba.network import Mamba, MambaConfig
 from qgate.registry import Registry
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from qgate.models import llama as llama
     from qgate.models import moe as moe
     from qgate.models.llama import LlamaConfig
     from qgate.models.moe import MoeConfig
 else:
     llama, moe = LateModule("qgate.models.llama"), LateModule("qgate.models.moe")
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)

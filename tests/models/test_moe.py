@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from qgate import QgateError
 from qgate.models import Model, Sampling, load, training
 from qgate.models.experts import AlignedExperts, FusedExperts, slice_experts, top_experts
 from qgate.models.moe import Moe, MoeConfig
+from qgate.models.tiny import TINY
 from qgate.models.train import train
 from tests.models.checkpoints import randomize
 
@@ -156,6 +160,18 @@ def test_routing_weights_decide_and_are_no_copies_of_each_other(models: dict[str
     downs = torch.stack([getattr(experts, str(k)).down_proj.weight.flatten() for k in range(8)])
     similar = torch.corrcoef(downs.detach()) - torch.eye(8)
     assert float(similar.abs().max()) < 0.5
+
+
+def test_the_record_says_how_it_was_trained() -> None:
+    tiny = TINY.get("tiny-moe")
+    with safe_open(tiny.file, framework="numpy") as file:
+        record = json.loads(file.metadata()["qgate"])
+    assert record["sizes"].items() <= asdict(tiny.make_config()).items()
+    assert record["training"]["steps"] == tiny.steps
+    bits = record["bits_per_byte"]
+    assert bits["model"] < 0.75 * bits["bigram"] < bits["unigram"]
+    assert TINY.get("tiny-moe-list").file == tiny.file
+    assert tiny.file.stat().st_size < 4.2e6
 
 
 def test_training_is_reproducible_and_spreads_tokens() -> None:

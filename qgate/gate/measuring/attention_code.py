@@ -23,10 +23,6 @@ from qgate.modes.applying import in_dtype
 class _Reached(Exception):
     """Ends a module where its last projection begins, with the tensor that this one gets."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()
-        self.tensor = tensor
-
 
 @dataclass(frozen=True)
 class AttentionCode:
@@ -81,7 +77,8 @@ class AttentionCall:
             try:
                 code.module(*args, **kwargs)
             except _Reached as reached:
-                return reached.tensor
+                tensor: Tensor = reached.args[0]
+                return tensor
         raise RuntimeError(f"the attention did not call {code.result}.")
 
 
