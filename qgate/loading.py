@@ -33,17 +33,23 @@ EXTRAS = {
 class LateModule:
     """A module by its full name, imported when one of its names is first used.
 
-    A file binds it once, and names the real module under TYPE_CHECKING.
+    A file binds it once, and names the real module under TYPE_CHECKING. From its first use on, the
+    file has the real module in its place.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._file = sys._getframe(1).f_globals
 
     def __getattr__(self, name: str) -> Any:
         if self._name not in sys.modules:
             with without_collector(), explained_imports():
                 importlib.import_module(self._name)
-        return getattr(sys.modules[self._name], name)
+        module = sys.modules[self._name]
+        for own, value in [*self._file.items()]:
+            if value is self:
+                self._file[own] = module
+        return getattr(module, name)
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import subprocess
 import sys
@@ -119,3 +120,25 @@ def test_torch_is_not_imported_again_after_ctrl_c_cut_off_its_import(
         reports.finish(run, run, 2)
     monkeypatch.delitem(sys.modules, "torch")
     reports.finish(run, run, 2)
+
+
+def test_a_file_has_the_module_itself_after_the_first_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_values.py").write_text("one = 1\n")
+    (tmp_path / "late_reader.py").write_text(
+        "from qgate.loading import LateModule\n"
+        "values = LateModule('late_values')\n"
+        "def read():\n    return values.one\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        reader = importlib.import_module("late_reader")
+        assert "late_values" not in sys.modules
+        assert reader.read() == 1
+        assert reader.values is sys.modules["late_values"]
+        monkeypatch.setattr("late_values.one", 2)
+        assert reader.read() == 2
+    finally:
+        for name in ("late_reader", "late_values"):
+            sys.modules.pop(name, None)
