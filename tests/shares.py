@@ -7,7 +7,7 @@ A test of seconds that carries `@proof` is one of the proofs, of which a run doe
 file whose tests need one thing that takes long to make carries `pytestmark = slow_file`, and so may
 a class: a run does one in six of those files, and each that is named.
 
-    python -m pytest tests                    a share, another one for each commit
+    python -m pytest tests                    a share, that of SEED
     python -m pytest tests --case-seed 9e97   the share of that seed
     python -m pytest tests --every-case       all cases
     python -m pytest tests/x.py::test_y       all cases of a test that is named
@@ -16,18 +16,20 @@ a class: a run does one in six of those files, and each that is named.
 from __future__ import annotations
 
 import random
-import subprocess
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from operator import attrgetter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 MARK = "share"
-_ROOT = Path(__file__).resolve().parents[1]
+SEED = "2026-11-28"
+"""Seed of the cases that a run draws: another one with each release, after a run of every case.
+
+A change is judged by cases that its author can run, so the seed is no matter of the commit.
+"""
 
 
 def share(
@@ -95,7 +97,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--case-seed",
         metavar="TEXT",
-        help="draw the share of this seed (default: the commit that is checked out)",
+        help="draw the share of this seed (default: SEED of tests/shares.py)",
     )
 
 
@@ -112,7 +114,7 @@ class Shares:
             f"{MARK}(one_in, by, unit, group): draw one in so many cases (tests/shares.py)",
         )
         if config.option.case_seed is None:  # pytest-xdist gives its workers the options
-            config.option.case_seed = commit()
+            config.option.case_seed = SEED
         self.seed: str = config.option.case_seed
         self.counts: dict[str, tuple[int, int]] = {}
 
@@ -203,12 +205,3 @@ def asked_values(request: pytest.FixtureRequest, name: str) -> list[Any]:
         and request.fixturename in item.fixturenames
     ]
     return [case[name] for case in map(_case, users) if name in case]
-
-
-def commit() -> str:
-    """Return the commit that is checked out, shortened; `0` where there is none."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short=8", "HEAD"],
-        cwd=_ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.stdout.strip() or "0"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -168,8 +167,5 @@ def test_slow_files_are_drawn_whole_and_run_where_they_are_named(project: pytest
     named.assert_outcomes(passed=4 + 4 + 1 + 2 + 2)
 
 
-def test_the_seed_is_the_commit() -> None:
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    assert head.startswith(shares.commit()) or (not head and shares.commit() == "0")
+def test_a_run_without_a_seed_draws_that_of_the_file(project: pytest.Pytester) -> None:
+    assert cases_run(project) == cases_run(project, "--case-seed", shares.SEED)

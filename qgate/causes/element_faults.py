@@ -24,6 +24,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "the identity": torch.clone,
 }
+BASES = (1e4, 5e5, 1e6)
+"""Bases of rotary positions that published models have."""
 COARSE = (torch.float8_e4m3fn, torch.float8_e5m2, *HALVES)
 _ROUNDED = frozenset({
     "mul", "silu", "gelu", "relu", "sigmoid", "tanh", "exp", "_softmax", "mm", "bmm", "rsqrt",
@@ -37,7 +39,7 @@ _MOVED_PAST = frozenset({"gelu", "silu", "relu", "sigmoid", "tanh", "exp", "_sof
 
 
 def element_faults(call: Call) -> Iterator[CallFault]:
-    """List other activations, other positions, and gradients of other activations."""
+    """List other activations, other rotations, and gradients of other activations."""
     name, args, kwargs = call.name, call.args, call.kwargs
     if name in ("silu", "gelu", "relu"):
         own = "gelu by tanh" if kwargs.get("approximate") == "tanh" else name
@@ -60,6 +62,13 @@ def element_faults(call: Call) -> Iterator[CallFault]:
                 "the gradient of silu is sigmoid(x) alone: the slope of the sigmoid is left out",
                 result=lambda a, _: a[0] * torch.sigmoid(a[1]),
             )
+    elif name == "sin":
+        yield CallFault(
+            "sin has the opposite sign, so positions turn the other way",
+            result=lambda _, own: -own,
+        )
+    elif name == "pow" and isinstance(args[0], int | float):
+        yield from _of_powers(float(args[0]))
     elif name == "topk":
         yield from _of_topk(call)
     elif name in _PUT and len(args) > 3 and args[3]:
@@ -72,6 +81,17 @@ def element_faults(call: Call) -> Iterator[CallFault]:
             "repeated indices overwrite each other, where they should be added up",
             result=lambda a, own: _overwritten(torch.zeros_like(own), (a[1],), a[0]),
         )
+
+
+def _of_powers(base: float) -> Iterator[CallFault]:
+    """List other bases of powers, such as the frequencies of a rotation are made of."""
+    others = (base / 2, base * 2, base / 10, base * 10, *BASES)
+    for other in dict.fromkeys(others):
+        if other != base:
+            yield CallFault(
+                f"the base of the powers is {other:,.6g}, not {base:,.6g}",
+                arguments=lambda a, other=other: (other, *a[1:]),  # type: ignore[misc]
+            )
 
 
 def _slope(args: Sequence[Any], activation: Callable[[Tensor], Tensor]) -> Tensor:

@@ -38,7 +38,7 @@ MOST_WORK = 2**27
 FEWEST_CASTS = 16
 """Faulty casts that are tried whatever they cost, the plainest ones."""
 ALMOST = 0.02
-"""Share of the energy of a difference that a faulty cast may leave: a few codes."""
+"""Share of the energy of a difference, and of a result, that a faulty cast may leave: few codes."""
 NEAR = 0.02
 """Relative RMS distance from which on another explanation is held at float noise of its own."""
 
@@ -79,7 +79,8 @@ def describe_wrong_cast(
         tried.append(TriedCast(energy_left(actual, result), slots, cast))
     # Codes within float noise of where a faulty cast cuts off may be either.
     best = min(tried, key=lambda each: each.energy, default=None)
-    if best and best.energy < ALMOST * float(case.residual.square().sum()):
+    energies = (float(x.square().sum()) for x in (case.residual, actual))
+    if best and best.energy < ALMOST * min(energies):
         faulty = best.faulty(case).arguments
         zeros = [torch.zeros_like(x) if n in best.slots else x for n, x in enumerate(faulty)]
         # An argument that is not used at all is nearly one with small values.

@@ -49,19 +49,28 @@ def explain(quantized: Quantized, site: str, relation: str, recording: Recording
     return f"the module has {words}" if words else ""
 
 
-@torch.no_grad()
 def _why_unsteady(model: Model) -> str:
     """Say why two calls differ: random numbers, where seeds decide; else what is kept between."""
+    draws, is_same = _draws(model)
+    if not draws:
+        return "it draws no random numbers, so it depends on the calls before (a counter? a cache?)"
+    return "it draws random numbers: with the same seed two calls give the same bits" * is_same
+
+
+def follows_a_seed(model: Model) -> bool:
+    """Tell whether a model draws random numbers, and gives the same bits with the same seed."""
+    return all(_draws(model))
+
+
+@torch.no_grad()
+def _draws(model: Model) -> tuple[bool, bool]:
     outputs = []
     with torch.random.fork_rng():
         draws = draws_numbers(lambda: model(model.inputs[0]))
         for _ in range(2):
             torch.manual_seed(0)
             outputs.append(model(model.inputs[0]))
-    is_same = torch.equal(*outputs)
-    if not draws:
-        return "it draws no random numbers, so it depends on the calls before (a counter? a cache?)"
-    return "it draws random numbers: with the same seed two calls give the same bits" * is_same
+    return draws, torch.equal(*outputs)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from qgate.expected.repeats import has_a_factor
 from qgate.models import Model
 from qgate.modes import Quantized
 from qgate.relations.caches import TextCalls
-from qgate.relations.causes import explain
+from qgate.relations.causes import explain, follows_a_seed
 from qgate.relations.flips import cores_by_site, may_be_flips, without_casts
 from qgate.relations.noise import FloatNoise, measure_noise, token_errors
 from qgate.relations.parts import part_results
@@ -196,6 +196,8 @@ class ModelRelations:
             for site in flipped:
                 del judge.errors[site]
             wrong = [site for site in wrong if site not in flipped]
+        if differing and not wrong and way.relation == REPEAT and follows_a_seed(self.model):
+            wrong = differing  # the noise of sums follows no seed
         if wrong:
             # Behind the first other bits of a call that nothing fed, all others follow from them.
             named = wrong[:1] if way.relation in EXACT else wrong

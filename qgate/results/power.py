@@ -31,7 +31,9 @@ class DefectWords(NamedTuple):
 
 DEFECT_WORDS: Mapping[DefectKind, DefectWords] = {
     "weight": DefectWords("each weight of a module off by {}", "each weight of a module"),
-    "scale": DefectWords("scales off by one in {} of its blocks", "blocks with a scale off by one"),
+    "scale": DefectWords(
+        "scales off by one in {} of its blocks", "blocks with a scale off by one", is_usual=False
+    ),
     "channel": DefectWords("a channel off by {}", "one channel"),
     "token": DefectWords("a token by {}", "one token"),
     "sample": DefectWords("a sample by {}", "one sample", in_brief=False),
@@ -133,8 +135,9 @@ def _is_exact(defect: SmallestDefect) -> bool:
 
 def _sharpness(mode: ModePower) -> tuple[float, ...]:
     """Order modes by what they see of each kind, the least first; a kind without a figure is not
-    seen at all."""
+    seen at all, but for scales of weights that are held bit for bit."""
     sizes = {defect["kind"]: defect["size"] for defect in mode["defects"]}
+    sizes.setdefault("scale", sizes.get("weight", math.inf))
     kinds = (kind for kind in KINDS if not DEFECT_WORDS[kind].of_task)
     return tuple(-sizes.get(kind, math.inf) for kind in kinds)
 

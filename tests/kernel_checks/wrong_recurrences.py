@@ -200,6 +200,6 @@ PAIRS = (
     Pair("convolution of tiles", CARRY, convolved, _tiled_convolution, (X, TAPS), convolved, {}, SHORT),
     Pair("state with a stale scale", "stale|scale of", stored, _stale, tuple(t[:8] for t in MAMBA), stored, {}, SHORT),
     Pair("state by columns", "state|scale", stored, _stored(lambda s: INT8(s.T.contiguous()).T), tuple(t[:8] for t in MAMBA), stored, {}, SHORT),
-    Pair("tokens beyond 128", "rows 128 to 256 of 257", chunked(), lambda *a: torch.cat([chunked()(*[t[:128] for t in a]), chunked()(*[t[128:] for t in a])]), MAMBA, steps, {},
+    Pair("tokens beyond 128", "row 128 holds what a sequence gives that begins with it", chunked(), lambda *a: torch.cat([chunked()(*[t[:128] for t in a]), chunked()(*[t[128:] for t in a])]), MAMBA, steps, {},
          {"relations": ["long"], "budget_s": 1e9}),
 )  # fmt: skip

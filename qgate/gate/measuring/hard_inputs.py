@@ -72,18 +72,22 @@ class HardInputs:
         (x, *_others) = (x for x in call.arguments.values() if isinstance(x, Tensor))
         rows = x.reshape(-1, x.shape[-1])[: explained.FEW_ROWS]
         reference, own = (of.get_submodule(name) for of in (self._base, self._own))
+
+        def fault(values: Tensor, *, names: bool) -> str:
+            return explained.module_fault(reference, own, values, quantizers, names=names)
+
         count = 0
-        for words, hard in [("", rows), *hard_rows(rows)]:
+        for words, hard in hard_rows(rows):
             try:
-                fault = explained.module_fault(reference, own, hard, quantizers, names=bool(words))
+                if not fault(hard, names=False):
+                    count += 1
+                    continue
+                if fault(x, names=False):
+                    return agreement
+                about = f"is wrong for inputs {words}: {fault(hard, names=True)}"
             except (QgateError, subject.KernelRefusal, *LENGTH_REFUSALS):
                 continue
-            if fault and not words:
-                return agreement
-            if fault:
-                self._is_wrong = True
-                about = f"is wrong for inputs {words}: {fault}"
-                return Conformance(METRIC, agreement.values, max(1, hard.numel()), about)
-            count += bool(words)
+            self._is_wrong = True
+            return Conformance(METRIC, agreement.values, max(1, hard.numel()), about)
         about = f"{agreement.about}, right for {count} hard inputs"
         return replace(agreement, about=about)

@@ -47,7 +47,8 @@ class Holding:
         self._modules = list(related_modules(quantized, base, quantizers))
         # A quantized mixer is held as a whole, and related part by part.
         self._whole = mixers_of(quantized, base) or self._modules
-        self._hard = hard_inputs.HardInputs(quantized, base, meant)
+        of_own = quantized.mode.own
+        self._hard = hard_inputs.HardInputs(quantized, base, meant) if of_own else None
         self._agreements: dict[str, Conformance] = {}
         self._run: QuantizerRun | MixerRun
         if quantized.mode.choices is not None and quantized.scales is not None:
@@ -66,7 +67,7 @@ class Holding:
                 continue
             call, samples = calls[related.site]
             agreement = relate(related, call, samples)
-            if related.shaped:
+            if related.shaped and self._hard is not None:
                 agreement = self._hard.add(related.site, call, agreement)
             self._agreements[related.site] = agreement
         if not self.quantized.mode.own:
