@@ -107,6 +107,17 @@ class Update:
         """Say that a mode has no calibrated scales: another calibration does not make it stale."""
         self.uncalibrated.add(mode)
 
+    def leave_out(self, mode: str) -> bool:
+        """Take back what was asked for of a mode, also at some device or length; False if nothing.
+
+        References stay: they are of no mode.
+        """
+        names = [name for name in self.modes() if name.partition("@")[0] == mode]
+        for name in names:
+            self.values.pop(name, None)
+            self.drops.pop(name, None)
+        return bool(names)
+
     def modes(self) -> list[str]:
         """List the modes whose accepted errors may change."""
         changes = [*self.values.items(), *self.drops.items()]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from qgate.cli._project import project_folder
 from qgate.errors import QgateError
 from qgate.loading import LateModule
+from qgate.results.limit_kinds import limit_kind_of
 from qgate.text.printing import print_line, print_text
 
 if TYPE_CHECKING:
@@ -137,7 +138,16 @@ def _accepted(
     if recorded is None:
         why = missing_text(store.folder, " to accept errors against")
         return [], [f"{entry.source} (mode {entry.mode}): {why}" for entry in candidates]
-    accepted = {}
+    accepted, barred = {}, _barred_modes(candidates)
+    reasons = [
+        f"{entry.source} (mode {entry.mode}): the mode has values that no update can accept: "
+        f"{barred[mode]}"
+        for entry in candidates
+        if (mode := entry.mode.partition("@")[0]) in barred
+    ]
+    candidates = [entry for entry in candidates if entry.mode.partition("@")[0] not in barred]
+    if not candidates:
+        return [], reasons
     for entry in () if args.accept_plan else candidates:
         kind = baselines.kind_of(entry.origin.device)
         accepted[entry.mode] = store.accepted_on(entry.mode, kind)
@@ -148,4 +158,14 @@ def _accepted(
     if not changed and not refused:
         modes = ", ".join(sorted({entry.mode for entry in candidates}))
         say(args, f"{store.model}: {modes}: all of it is accepted already")
-    return changed, refused
+    return changed, reasons + refused
+
+
+def _barred_modes(candidates: Sequence[baselines.Candidate]) -> dict[str, str]:
+    """Return the modes in which a limit is broken that says what is right, each with the reason."""
+    return {
+        candidate.mode.partition("@")[0]: f"{key.site} {key.metric}, {reason}"
+        for candidate in candidates
+        for key, reason in candidate.barred.items()
+        if limit_kind_of(reason.partition(":")[0]).bars_mode
+    }

@@ -156,10 +156,44 @@ def green_lines(
         word = "mode" if len(modes) == 1 else "modes"
         about = f"{word} {listed([*modes], _LISTED)} of {listed([*models], _LISTED)}"
         text += f": {about}; {total_text(coverage)}"
-    details = [least_power_text(header)]
-    details.append(f"not asked for: {', '.join(unasked)} (-v says how)" if unasked else "")
-    folded = wrapped_lines([f"  {detail}" for detail in details if detail], width)
-    return [*wrapped_lines([text], width, "green"), *folded]
+    seen = least_power_text(header)
+    details = [*([f"  {seen}"] if seen else []), *_unasked_texts(unasked)]
+    return [*wrapped_lines([text], width, "green"), *wrapped_lines(details, width)]
+
+
+def red_lines(
+    tally: Tally, width: int, header: Mapping[str, Any], unasked: Sequence[str]
+) -> list[TerminalLine]:
+    """Return the end of a run in which gates failed: causes, counts, where else all is right."""
+    width = max(width, NARROWEST)
+    causes = tally.causes
+    failed, green = (
+        list(dict.fromkeys(mode.mode for mode in tally.modes if bool(mode.failed) is is_red))
+        for is_red in (True, False)
+    )
+    text = f"{tally.failed_gates:,} of {counted(tally.gates, 'gate')} failed"
+    text += f": {counted(len(causes), 'fault')}" if causes else ""
+    text += f" in {listed(failed, _LISTED)}" if failed else ""
+    text += f" (green: {listed(green, _LISTED)})" if green else ""
+    partial = partial_lines(header)
+    held = [] if partial else [extent_text(header)] * is_partial(extent_of(header))
+    yellow = [*held, *across_weights_texts(header), looser_text(header)]
+    more = len(causes) - 1 - _CAUSES
+    return [
+        *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),
+        *(line for cause in causes[1 : 1 + _CAUSES] for line in other_cause_lines(cause, width)),
+        *([TerminalLine(f"+{counted(more, 'more cause')} in results.jsonl")] if more > 0 else []),
+        *unknown_lines(tally.unknown, width),
+        *partial,
+        *wrapped_lines([text], width, "red"),
+        *wrong_lines(tally, width, header),
+        *wrapped_lines(list(filter(None, yellow)), width, "yellow"),
+        *wrapped_lines(_unasked_texts(unasked), width),
+    ]
+
+
+def _unasked_texts(unasked: Sequence[str]) -> list[str]:
+    return [f"  not asked for: {', '.join(unasked)} (-v says how)"] if unasked else []
 
 
 def is_plainly_green(tally: Tally, header: Mapping[str, Any]) -> bool:

@@ -218,6 +218,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     run = session.config.stash[_RUN]
     try:
         finish(run, session, exitstatus)
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if run.records and reporter is not None:
+            lazy.summary.shorten(run, reporter.stats.get("failed", []))
     except KeyboardInterrupt:
         session.exitstatus = pytest.ExitCode.INTERRUPTED
         run.errors.append(

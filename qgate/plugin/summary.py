@@ -16,6 +16,7 @@ from qgate.page.terminal import (
     green_lines,
     is_plainly_green,
     lines_without_records,
+    red_lines,
     summary,
     wrapped_lines,
 )
@@ -91,18 +92,27 @@ def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list
     tally = Tally(rows)
     if _is_short(run, tally):
         lines = green_lines(tally, width, run.header, [*run.selection.unasked])
-        sentences = [f"  {text}" for text in _sentences(run)[-1:]]
-        return lines + wrapped_lines(sentences, width)
+        return lines + wrapped_lines([f"  {text}" for text in _written(run)[-1:]], width)
+    set_up = error_lines(_first(set_up_lines(run.broken)))
+    if _is_brief(run) and tally.counts.failed and not run.header.get("shard"):
+        lines = red_lines(tally, width, run.header, [*run.selection.unasked])
+        sentences = [*run.selection.notes, *run.unused, *run.underflow]
+        again = [f"  {text}" for text in (*_written(run)[-1:], *_scripts(run)[:1])]
+        return lines + set_up + wrapped_lines([*sentences, *again], width)
     lines = summary(tally, width, run.header) if rows else lines_without_records(width, run.header)
-    lines += error_lines(_first(set_up_lines(run.broken)))
-    return lines + wrapped_lines(_sentences(run), width)
+    return lines + set_up + wrapped_lines(_sentences(run), width)
 
 
 def _is_short(run: SuiteRun, tally: Tally) -> bool:
     """Tell if there is nothing to say but that all passed, and -v does not ask for the rest."""
     news = run.errors or run.broken or run.updated or run.stale or run.unused or run.underflow
-    is_quiet = run.options.config.get_verbosity() <= 0 and run.options.update is None
-    return is_quiet and not (news or run.selection.notes) and is_plainly_green(tally, run.header)
+    is_told = news or run.selection.notes
+    return _is_brief(run) and not is_told and is_plainly_green(tally, run.header)
+
+
+def _is_brief(run: SuiteRun) -> bool:
+    """Tell if neither -v nor an update asks for all that there is to say."""
+    return run.options.config.get_verbosity() <= 0 and run.options.update is None
 
 
 def _sentences(run: SuiteRun) -> list[str]:
@@ -125,16 +135,64 @@ def _sentences(run: SuiteRun) -> list[str]:
     if run.stale:
         named = ", ".join(run.stale)
         lines.append(f"stale until they are refreshed: the accepted errors of {named}")
-    lines += [*run.unused, *run.underflow]
-    if run.folder is not None and not run.errors:
-        folder = os.path.relpath(run.folder, run.options.config.invocation_params.dir)
-        lines.append(f"records in {folder}/results.jsonl and {folder}/results.csv")
-        if run.page is not None:
-            lines.append(f"report in {folder}/{run.page.name}")
-        scripts = [f"{folder}/{REPRODUCTIONS}/{row['reproduction']}/run.py"
-                   for row in run.rows if "reproduction" in row]  # fmt: skip
-        lines += [f"compare the tensors again: python {script}" for script in scripts[:_SCRIPTS]]
-    return lines
+    return [*lines, *run.unused, *run.underflow, *_written(run), *_scripts(run)]
+
+
+def _written(run: SuiteRun) -> list[str]:
+    """Say where the records and the page are, the page last."""
+    if run.folder is None or run.errors:
+        return []
+    folder = os.path.relpath(run.folder, run.options.config.invocation_params.dir)
+    lines = [f"records in {folder}/results.jsonl and {folder}/results.csv"]
+    return lines + ([f"report in {folder}/{run.page.name}"] if run.page is not None else [])
+
+
+def _scripts(run: SuiteRun) -> list[str]:
+    """Say how tensors of the first failures are compared again."""
+    if run.folder is None or run.errors:
+        return []
+    folder = os.path.relpath(run.folder, run.options.config.invocation_params.dir)
+    names = [str(row["reproduction"]) for row in run.rows if "reproduction" in row]
+    return [
+        f"compare the tensors again: python {folder}/{REPRODUCTIONS}/{name}/run.py"
+        for name in names[:_SCRIPTS]
+    ]
+
+
+class _Follower:
+    """The text of a failure that follows from another one: its finding and where that one is."""
+
+    def __init__(self, lines: Sequence[str], crash: object) -> None:
+        self.lines, self.reprcrash = lines, crash
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    def toterminal(self, writer: Any) -> None:
+        for line in self.lines:
+            writer.line(line)
+
+
+def shorten(run: SuiteRun, failed: list[Any]) -> None:
+    """Put failures that are causes first, and leave two lines of those that follow from one.
+
+    All pages and files have had the whole texts.
+    """
+    if not _is_brief(run):
+        return
+    causes = Tally(run.rows).causes
+    first = [cause.suspect.node for cause in causes]
+    failed.sort(key=lambda report: first.index(report.nodeid) if report.nodeid in first else 1e9)
+    for report in failed:
+        cause = next((cause for cause in causes if report.nodeid in cause.gates), None)
+        if cause is None or report.nodeid in first or not hasattr(report, "qgate"):
+            continue
+        first_line = next(iter(str(report.longrepr).splitlines()), "")
+        finding, same, _ = first_line.partition("; the same as at ")
+        finding = finding.partition("; follows from ")[0]
+        relation = "the same as at" if same else "follows from"
+        crash = getattr(report.longrepr, "reprcrash", None)
+        report.longrepr = _Follower([finding, f"  {relation} {cause.place}"], crash)
 
 
 def _first(lines: list[str]) -> list[str]:

@@ -36,6 +36,7 @@ class LimitKind:
     name             as results have it
     needs_accepted   it needs an accepted value or a chosen limit; others say what is right
     is_acceptable    an update of the accepted errors can cure it
+    bars_mode        of a mode with such a failure nothing else is accepted: it says what is right
     is_accepted      a value is compared with its accepted one
     is_ideal         a value is compared with the error of an ideal quantizer
     is_new           nothing is known to be wrong: there is nothing accepted to compare with
@@ -58,6 +59,7 @@ class LimitKind:
     name: str
     needs_accepted: bool = False
     is_acceptable: bool = False
+    bars_mode: bool = False
     is_accepted: bool = False
     is_ideal: bool = False
     is_new: bool = False
@@ -121,7 +123,7 @@ for _kind in (
         advice="find what overflows or divides by zero",
     ),
     LimitKind(
-        name="conformance", separator="; ", sentence=_reason_after("wrong values"),
+        name="conformance", bars_mode=True, separator="; ", sentence=_reason_after("wrong values"),
         advice="fix the quantizer or the module: it gives other values than it has to",
     ),
     LimitKind(
@@ -129,7 +131,7 @@ for _kind in (
         advice="mend what it names, or allow it by a rule of limits that says why",
     ),
     LimitKind(
-        name="isolated", has_room=True, says_fault=True,
+        name="isolated", bars_mode=True, has_room=True, says_fault=True,
         fault="is not what FP32 code makes of the same tensors",
         why="only float noise is allowed",
         advice="find what differs from FP32 code there",
@@ -142,7 +144,7 @@ for _kind in (
         page_words="an absolute limit",
     ),
     LimitKind(
-        name="budget", is_ideal=True, has_room=True,
+        name="budget", bars_mode=True, is_ideal=True, has_room=True,
         advice="fix the quantizer or raise budget_db ({source})", usual_source="default",
         page_words="more than {allowed:g} dB over an ideal {quantizer} quantizer",
     ),

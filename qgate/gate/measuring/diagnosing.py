@@ -6,6 +6,7 @@ Nothing of this runs for a gate that passes.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -63,6 +64,7 @@ class SiteDiagnoses:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._by_mode: dict[str, Diagnoses] = {}
+        self._dear: Counter[str] = Counter()
         self._reproductions: dict[str, Reproduction] = {}
         self._own_faults: dict[str, set[str]] = {}
         self._searches = 0
@@ -80,7 +82,10 @@ class SiteDiagnoses:
             return diagnoses
         for check in _entries(verdict):
             key = (check.site, check.scope)
-            if key not in diagnoses and len(diagnoses) < MOST_SITES:
+            # Gradients cost little, and what they follow from may come after them.
+            is_dear = not check.about.is_gradient
+            if key not in diagnoses and (not is_dear or self._dear[mode.name] < MOST_SITES):
+                self._dear[mode.name] += is_dear
                 diagnoses[key] = self._fault(mode, check)
         return {key: words for key, words in diagnoses.items() if words}
 
