@@ -76,11 +76,22 @@ class TinyModel:
 
 
 TINY: Registry[TinyModel] = Registry("tiny model")
+
+
+# Other processes get these functions by their names.
+def _mamba_config() -> MambaConfig:
+    return MambaConfig(vocab_size=256, d_model=128, n_layer=5, d_inner=256)
+
+
+def _llama_config() -> LlamaConfig:
+    return llama.LlamaConfig(vocab_size=256, d_model=128, n_layer=5, heads=4, kv_heads=2, d_ff=256)
+
+
 TINY.add(
     TinyModel(
         "tiny_mamba",
         "byte-level Mamba-1, 5 layers of width 128",
-        lambda: MambaConfig(vocab_size=256, d_model=128, n_layer=5, d_inner=256),
+        _mamba_config,
         steps=900,
         rate=4e-3,
     )
@@ -89,9 +100,7 @@ TINY.add(
     TinyModel(
         "tiny_llama",
         "byte-level Llama, 5 layers of width 128, 4 heads sharing 2 keys and values",
-        lambda: llama.LlamaConfig(
-            vocab_size=256, d_model=128, n_layer=5, heads=4, kv_heads=2, d_ff=256
-        ),
+        _llama_config,
         steps=2200,
         rate=3e-3,
     )

@@ -176,8 +176,9 @@ def red_lines(
     text += f" in {listed(failed, _LISTED)}" if failed else ""
     text += f" (green: {listed(green, _LISTED)})" if green else ""
     partial = partial_lines(header)
-    held = [] if partial else [extent_text(header)] * is_partial(extent_of(header))
-    yellow = [*held, *across_weights_texts(header), looser_text(header)]
+    held = "" if partial else extent_text(header)
+    parts = [held, *covered_texts(header)] if is_partial(extent_of(header)) else []
+    yellow = [*parts, *across_weights_texts(header), looser_text(header)]
     more = len(causes) - 1 - _CAUSES
     return [
         *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),

@@ -18,7 +18,7 @@ from qgate.results import Tally
 from tests.campaigns.mutants.bed import SUITE
 from tests.gate.own_kernels import FORMATS, Cast, own_model, product_of
 from tests.gate.wrong_own_kernels import WRONG, OwnFault
-from tests.shares import share
+from tests.shares import proof, share
 
 
 def gates_of(of: object, folder: Path) -> ModelGates:
@@ -49,6 +49,23 @@ def test_the_first_line_names_the_fault_of_an_own_kernel(fault: OwnFault, tmp_pa
     place = first.split(" ")[0]
     assert re.search(fault.site, place), first
     assert re.search(fault.words, first), first
+
+
+@proof
+def test_gradients_that_fail_first_leave_diagnoses_for_every_layer(tmp_path: Path) -> None:
+    fault = next(fault for fault in WRONG if fault.name == "scale 2.02")
+    gated = gates_of(own_model(fault.fmt, fault.product), tmp_path)
+    mode = gated.bench.setup.select("mine", gated.bench.model)[0]
+    gates = (gated.gradients, gated.layer)
+    outcomes = [gate(SUITE, mode, layer) for gate in gates for layer in gated.bench.layers]
+    rows = [
+        {**row, "node": f"{number}", "seconds": 0.0}
+        for number, outcome in enumerate(outcomes)
+        for row in outcome.record["rows"]
+    ]
+    (cause,) = Tally(rows).causes
+    assert re.search(fault.words, cause.text()), cause.text()
+    assert cause.same == 3
 
 
 @share(4)

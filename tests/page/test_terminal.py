@@ -15,6 +15,7 @@ from qgate.page.terminal import (
     green_lines,
     is_plainly_green,
     other_cause_lines,
+    red_lines,
     summary,
     tables,
     wrapped_lines,
@@ -135,6 +136,13 @@ def test_a_green_run_is_said_in_a_few_lines() -> None:
 def test_what_is_not_wholly_green_is_said_at_length(changed: dict[str, Any]) -> None:
     assert not is_plainly_green(real_like(failing=False), whole_header(**changed))
     assert not is_plainly_green(real_like(), whole_header())
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_red_run_is_said_in_a_few_lines(width: int) -> None:
+    lines = red_lines(real_like(), width, whole_header(), ["dumps", "23 of 28 formats"])
+    assert all(display_width(line.text) <= max(width, 60) for line in lines)
+    check_snapshot(f"red-{width}", lines)
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -87,7 +87,7 @@ def test_the_first_line_of_a_failure_and_what_to_do(
     assert list((project / "qgate-out" / "candidates").iterdir())
     (reproduction,) = (project / "qgate-out" / "repro").iterdir()
     assert reproduction.name == f"{SITE.replace(':', '.')}.int8"
-    result.stdout.fnmatch_lines([f"compare the tensors again: *{reproduction.name}/run.py"])
+    result.stdout.fnmatch_lines([f"  compare the tensors again: *{reproduction.name}/run.py"])
     (row,) = (row for row in records(project) if "site" in row and not row["passed"])
     assert (row["site"], row["scope"], row["layer"]) == (SITE, "local", "layers.1")
 
