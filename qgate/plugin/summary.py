@@ -25,10 +25,11 @@ from qgate.plugin.records import joined_facts, records_file
 from qgate.plugin.runs import SuiteRun, selection_of
 from qgate.results import Tally, github_annotations, github_error, markdown_summary
 from qgate.results.extent import partial_text
+from qgate.results.failure_causes import suspect_of
 from qgate.results.other_tests import other_test_lines, other_tests_of
 from qgate.results.summary import set_up_lines
 from qgate.storage.out_folders import REPRODUCTIONS
-from qgate.text import for_terminal, one_line
+from qgate.text import counted, for_terminal, one_line
 
 if TYPE_CHECKING:
     from qgate.page import accepted_changes as accepted_changes
@@ -159,11 +160,13 @@ def _scripts(run: SuiteRun) -> list[str]:
     ]
 
 
-class _Follower:
-    """The text of a failure that follows from another one: its finding and where that one is."""
+class _Brief:
+    """The text of a failure in a few lines."""
 
-    def __init__(self, lines: Sequence[str], crash: object) -> None:
-        self.lines, self.reprcrash = lines, crash
+    def __init__(self, report: Any, *lines: str) -> None:
+        self.lines = lines
+        if hasattr(report.longrepr, "reprcrash"):
+            self.reprcrash = report.longrepr.reprcrash
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -176,23 +179,33 @@ class _Follower:
 def shorten(run: SuiteRun, failed: list[Any]) -> None:
     """Put failures that are causes first, and leave two lines of those that follow from one.
 
-    All pages and files have had the whole texts.
+    Of tests that only lack accepted errors the first is told. Pages and files have the whole texts.
     """
     if not _is_brief(run):
         return
     causes = Tally(run.rows).causes
     first = [cause.suspect.node for cause in causes]
     failed.sort(key=lambda report: first.index(report.nodeid) if report.nodeid in first else 1e9)
+    lacking = []
     for report in failed:
-        cause = next((cause for cause in causes if report.nodeid in cause.gates), None)
-        if cause is None or report.nodeid in first or not hasattr(report, "qgate"):
+        if report.nodeid in first or not hasattr(report, "qgate"):
             continue
-        first_line = next(iter(str(report.longrepr).splitlines()), "")
-        finding, same, _ = first_line.partition("; the same as at ")
-        finding = finding.partition("; follows from ")[0]
+        cause = next((cause for cause in causes if report.nodeid in cause.gates), None)
+        lines = str(report.longrepr).splitlines() or [""]
+        if cause is None:
+            wrong = [row for row in report.qgate if not row["passed"]]
+            lacking += [report] if wrong and not any(map(suspect_of, wrong)) else []
+            continue
+        finding, same, _ = lines[0].partition("; the same as at ")
         relation = "the same as at" if same else "follows from"
-        crash = getattr(report.longrepr, "reprcrash", None)
-        report.longrepr = _Follower([finding, f"  {relation} {cause.place}"], crash)
+        finding = finding.partition("; follows from ")[0]
+        report.longrepr = _Brief(report, finding, f"  {relation} {cause.place}")
+    if len(lacking) > 1:
+        told, *others = lacking
+        more = f"  {counted(len(others), 'more test')} without accepted errors, named below"
+        told.longrepr = _Brief(told, *str(told.longrepr).splitlines(), more)
+        for report in others:
+            report._pdbshown = True  # pytest tells a failure that a debugger showed in one line
 
 
 def _first(lines: list[str]) -> list[str]:

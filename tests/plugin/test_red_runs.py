@@ -105,3 +105,17 @@ def test_another_mode_is_accepted_beside_a_broken_one(
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert files[0].read_bytes() == ours
     assert files[1].read_bytes() != mine
+
+
+def test_what_lacks_accepted_errors_is_told_once(
+    pytester: pytest.Pytester, net: Callable[..., pytest.RunResult]
+) -> None:
+    for file in (pytester.path / "baselines" / "net" / "accepted").iterdir():
+        file.unlink()
+    result = net("", "--mode", "ours,int8")
+    result.assert_outcomes(failed=4)
+    ((_, lines),) = blocks_of(result).items()
+    assert lines[0].startswith("no accepted ")
+    assert lines[1].startswith("  to record it: pytest suites --model net.py:build --mode ours")
+    assert lines[2] == "  3 more tests without accepted errors, named below"
+    assert sum(line.startswith("FAILED ") for line in result.stdout.lines) == 4
