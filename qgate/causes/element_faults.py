@@ -85,8 +85,8 @@ def element_faults(call: Call) -> Iterator[CallFault]:
 
 def _of_powers(base: float) -> Iterator[CallFault]:
     """List other bases of powers, such as the frequencies of a rotation are made of."""
-    others = (base / 2, base * 2, base / 10, base * 10, *BASES)
-    for other in dict.fromkeys(others):
+    bases = (base * 0.5, base * 2, base * 0.1, base * 10, *BASES)
+    for other in dict.fromkeys(bases):
         if other != base:
             yield CallFault(
                 f"the base of the powers is {other:,.6g}, not {base:,.6g}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from qgate.baselines import Key, Store, StoredChange
+from qgate.baselines import Key, Store, StoredChange, Update
 from qgate.page.tables import table
+from qgate.results.limit_kinds import barred_modes
 from qgate.results.movements import Movement, movement
 from qgate.text import brief, counted, listed, one_line, shortened
 
@@ -43,6 +45,16 @@ def mode_sentences(moves: Sequence[Movement]) -> list[str]:
     return [
         one_line(f"{model} {mode}: {'; '.join(_parts(of_mode))}")
         for (model, mode), of_mode in sorted(by_mode.items())
+    ]
+
+
+def leave_out_barred(update: Update, rows: Iterable[Mapping[str, Any]], model: str) -> list[str]:
+    """Take the modes out of an update that gave what no update accepts; say which and why."""
+    return [
+        f"nothing of mode {mode} is written: no update can accept what {site} gives. Fix it, or "
+        "allow it by a limit with a reason"
+        for mode, site in barred_modes(rows, model).items()
+        if update.leave_out(mode)
     ]
 
 

@@ -18,7 +18,6 @@ from qgate.page.tables import (
     value_text,
 )
 from qgate.results.across_weights import across_weights_texts
-from qgate.results.coverage import total_text
 from qgate.results.extent import (
     covered_texts,
     extent_of,
@@ -36,14 +35,14 @@ from qgate.results.other_tests import (
     other_tests_of,
     other_tests_text,
 )
-from qgate.results.power import least_power_text, power_texts
+from qgate.results.power import power_texts
 from qgate.results.summary import ComparisonSummary, ModeSummary, Tally, change_text
 from qgate.results.tasks import task_texts
-from qgate.text import counted, for_terminal, listed, one_line
+from qgate.text import counted, for_terminal, one_line
 
 Color = Literal["", "red", "green", "yellow"]
 NARROWEST = 60
-_MODES, _CAUSES, _OTHERS, _LISTED = 10, 10, 5, 4
+_MODES, _CAUSES, _OTHERS = 10, 10, 5
 _NARROW_SITE = 24
 _WIDE_SITE = 32
 _LEAST_SITE = 12
@@ -141,71 +140,6 @@ def tables(
     hidden = tally.counts.failed - sum(tally.unknown.values()) - tally.folded - len(failures)
     lines += [TerminalLine(f"+{hidden} more in results.jsonl")] * (hidden > 0)
     return _report(tally, width, header, modes, lines, causes)
-
-
-def green_lines(
-    tally: Tally, width: int, header: Mapping[str, Any], unasked: Sequence[str]
-) -> list[TerminalLine]:
-    """Return the end of a run in which every gate that was asked for passed, in a few lines."""
-    extent = extent_of(header)
-    coverage = [] if extent is None else extent.get("coverage") or []
-    modes = dict.fromkeys(mode["mode"] for mode in coverage)
-    models = dict.fromkeys(mode["model"] for mode in coverage)
-    text = f"{counted(tally.gates, 'gate')} passed"
-    if modes:
-        word = "mode" if len(modes) == 1 else "modes"
-        about = f"{word} {listed([*modes], _LISTED)} of {listed([*models], _LISTED)}"
-        text += f": {about}; {total_text(coverage)}"
-    seen = least_power_text(header)
-    details = [*([f"  {seen}"] if seen else []), *_unasked_texts(unasked)]
-    return [*wrapped_lines([text], width, "green"), *wrapped_lines(details, width)]
-
-
-def red_lines(
-    tally: Tally, width: int, header: Mapping[str, Any], unasked: Sequence[str]
-) -> list[TerminalLine]:
-    """Return the end of a run in which gates failed: causes, counts, where else all is right."""
-    width = max(width, NARROWEST)
-    causes = tally.causes
-    failed, green = (
-        list(dict.fromkeys(mode.mode for mode in tally.modes if bool(mode.failed) is is_red))
-        for is_red in (True, False)
-    )
-    text = f"{tally.failed_gates:,} of {counted(tally.gates, 'gate')} failed"
-    text += f": {counted(len(causes), 'fault')}" if causes else ""
-    text += f" in {listed(failed, _LISTED)}" if failed else ""
-    text += f" (green: {listed(green, _LISTED)})" if green else ""
-    partial = partial_lines(header)
-    held = "" if partial else extent_text(header)
-    parts = [held, *covered_texts(header)] if is_partial(extent_of(header)) else []
-    yellow = [*parts, *across_weights_texts(header), looser_text(header)]
-    more = len(causes) - 1 - _CAUSES
-    return [
-        *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),
-        *(line for cause in causes[1 : 1 + _CAUSES] for line in other_cause_lines(cause, width)),
-        *([TerminalLine(f"+{counted(more, 'more cause')} in results.jsonl")] if more > 0 else []),
-        *unknown_lines(tally.unknown, width),
-        *partial,
-        *wrapped_lines([text], width, "red"),
-        *wrong_lines(tally, width, header),
-        *wrapped_lines(list(filter(None, yellow)), width, "yellow"),
-        *wrapped_lines(_unasked_texts(unasked), width),
-    ]
-
-
-def _unasked_texts(unasked: Sequence[str]) -> list[str]:
-    return [f"  not asked for: {', '.join(unasked)} (-v says how)"] if unasked else []
-
-
-def is_plainly_green(tally: Tally, header: Mapping[str, Any]) -> bool:
-    """Tell if all of a run was held and passed, under the limits that qgate ships."""
-    return bool(
-        tally.counts.passed
-        and not (tally.counts.failed or tally.counts.improved or tally.unknown)
-        and not wrong_lines(tally, NARROWEST, header)
-        and not (is_partial(extent_of(header)) or looser_text(header))
-        and not (across_weights_texts(header) or header.get("shard"))
-    )
 
 
 def _failures(tally: Tally) -> list[ComparisonSummary]:

@@ -32,7 +32,6 @@ from qgate.results import (
 from qgate.results.across_weights import add_across_weights
 from qgate.results.coverage import ModeCoverage, ModeScope, OmittedGate, coverage_of
 from qgate.results.extent import in_ci, lacks_gates, new_extent
-from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
 from qgate.results.power import add_power
@@ -215,12 +214,7 @@ def update_baselines(run: SuiteRun) -> None:
         updates.setdefault(packed["origin"]["model"], []).append(unpack(packed))
     for model, collected in updates.items():
         store, update = Store(run.options.baselines, model), joined(collected)
-        for mode, site in _barred_modes(run, model).items():
-            if update.leave_out(mode):
-                run.selection.notes.append(
-                    f"nothing of mode {mode} is written: no update can accept what {site} gives. "
-                    "Fix it, or allow it by a limit with a reason"
-                )
+        run.selection.notes += _accepted_changes.leave_out_barred(update, run.rows, model)
         changes = store.preview(update) if run.options.dry_run else store.commit(update)
         run.changes += changes
         run.accepted += _accepted_changes.accepted_movements(model, changes)
@@ -237,17 +231,6 @@ def update_baselines(run: SuiteRun) -> None:
                     "one: look at what changed, in a diff or in the update of the report"
                 )
     run.updated = True
-
-
-def _barred_modes(run: SuiteRun, model: str) -> dict[str, str]:
-    """Return the modes of a model that broke a limit which says what is right, each with a site."""
-    barred: dict[str, str] = {}
-    for row in run.rows:
-        if row["model"] != model or row["passed"]:
-            continue
-        if any(limit_kind_of(c["kind"]).bars_mode for c in row["checks"] if not c["passed"]):
-            barred.setdefault(str(row["mode"]), str(row["site"]))
-    return barred
 
 
 def append(run: SuiteRun, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, sentence_of
 from qgate.loading import LateModule
+from qgate.page.brief import green_lines, is_plainly_green, red_lines
 from qgate.page.runs import Run, read_run
 from qgate.page.terminal import (
     TerminalLine,
     error_lines,
-    green_lines,
-    is_plainly_green,
     lines_without_records,
-    red_lines,
     summary,
     wrapped_lines,
 )
@@ -98,8 +96,8 @@ def _lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]], width: int) -> list
     if _is_brief(run) and tally.counts.failed and not run.header.get("shard"):
         lines = red_lines(tally, width, run.header, [*run.selection.unasked])
         sentences = [*run.selection.notes, *run.unused, *run.underflow]
-        again = [f"  {text}" for text in (*_written(run)[-1:], *_scripts(run)[:1])]
-        return lines + set_up + wrapped_lines([*sentences, *again], width)
+        closing = [f"  {text}" for text in (*_written(run)[-1:], *_scripts(run)[:1])]
+        return lines + set_up + wrapped_lines([*sentences, *closing], width)
     lines = summary(tally, width, run.header) if rows else lines_without_records(width, run.header)
     return lines + set_up + wrapped_lines(_sentences(run), width)
 
@@ -201,10 +199,10 @@ def shorten(run: SuiteRun, failed: list[Any]) -> None:
         finding = finding.partition("; follows from ")[0]
         report.longrepr = _Brief(report, finding, f"  {relation} {cause.place}")
     if len(lacking) > 1:
-        told, *others = lacking
-        more = f"  {counted(len(others), 'more test')} without accepted errors, named below"
-        told.longrepr = _Brief(told, *str(told.longrepr).splitlines(), more)
-        for report in others:
+        one, *hidden = lacking
+        more = f"  {counted(len(hidden), 'more test')} without accepted errors, named below"
+        one.longrepr = _Brief(one, *str(one.longrepr).splitlines(), more)
+        for report in hidden:
             report._pdbshown = True  # pytest tells a failure that a debugger showed in one line
 
 

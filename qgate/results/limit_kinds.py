@@ -6,9 +6,9 @@ name it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from qgate.registry import Registry
 from qgate.results.scopes import Tier
@@ -86,6 +86,17 @@ LIMIT_KINDS: Registry[LimitKind] = Registry("kind of limit")
 def limit_kind_of(name: str) -> LimitKind:
     """Return a kind of limit by its name in files; one of another version is a plain one."""
     return LIMIT_KINDS.entries.get(name) or LimitKind(name=name)
+
+
+def barred_modes(rows: Iterable[Mapping[str, Any]], model: str) -> dict[str, str]:
+    """Return the modes of a model of which nothing is accepted, each with a site that bars it."""
+    barred: dict[str, str] = {}
+    for row in rows:
+        if row["model"] != model or row["passed"]:
+            continue
+        if any(limit_kind_of(c["kind"]).bars_mode for c in row["checks"] if not c["passed"]):
+            barred.setdefault(str(row["mode"]), str(row["site"]))
+    return barred
 
 
 def _reason_after(words: str) -> Callable[[CheckWords, str], str]:

@@ -1,0 +1,90 @@
+"""The end of a run on a terminal in a few lines: what -v and the page say at length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qgate.page.terminal import (
+    NARROWEST,
+    TerminalLine,
+    other_cause_lines,
+    partial_lines,
+    unknown_lines,
+    wrapped_lines,
+    wrong_lines,
+)
+from qgate.results.across_weights import across_weights_texts
+from qgate.results.coverage import total_text
+from qgate.results.extent import covered_texts, extent_of, extent_text, is_partial
+from qgate.results.looser import looser_text
+from qgate.results.power import least_power_text
+from qgate.results.summary import Tally
+from qgate.text import counted, listed
+
+_CAUSES, _LISTED = 10, 4
+
+
+def green_lines(
+    tally: Tally, width: int, header: Mapping[str, Any], unasked: Sequence[str]
+) -> list[TerminalLine]:
+    """Return the end of a run in which every gate that was asked for passed, in a few lines."""
+    extent = extent_of(header)
+    coverage = [] if extent is None else extent.get("coverage") or []
+    modes = dict.fromkeys(mode["mode"] for mode in coverage)
+    models = dict.fromkeys(mode["model"] for mode in coverage)
+    text = f"{counted(tally.gates, 'gate')} passed"
+    if modes:
+        word = "mode" if len(modes) == 1 else "modes"
+        about = f"{word} {listed([*modes], _LISTED)} of {listed([*models], _LISTED)}"
+        text += f": {about}; {total_text(coverage)}"
+    power_words = least_power_text(header)
+    details = [*([f"  {power_words}"] if power_words else []), *_unasked_texts(unasked)]
+    return [*wrapped_lines([text], width, "green"), *wrapped_lines(details, width)]
+
+
+def red_lines(
+    tally: Tally, width: int, header: Mapping[str, Any], unasked: Sequence[str]
+) -> list[TerminalLine]:
+    """Return the end of a run in which gates failed: causes, counts, where else all is right."""
+    width = max(width, NARROWEST)
+    causes = tally.causes
+    failed, green = (
+        list(dict.fromkeys(mode.mode for mode in tally.modes if bool(mode.failed) is is_red))
+        for is_red in (True, False)
+    )
+    text = f"{tally.failed_gates:,} of {counted(tally.gates, 'gate')} failed"
+    text += f": {counted(len(causes), 'fault')}" if causes else ""
+    text += f" in {listed(failed, _LISTED)}" if failed else ""
+    text += f" (green: {listed(green, _LISTED)})" if green else ""
+    partial = partial_lines(header)
+    extent_words = "" if partial else extent_text(header)
+    parts = [extent_words, *covered_texts(header)] if is_partial(extent_of(header)) else []
+    yellow = [*parts, *across_weights_texts(header), looser_text(header)]
+    more = len(causes) - 1 - _CAUSES
+    return [
+        *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),
+        *(line for cause in causes[1 : 1 + _CAUSES] for line in other_cause_lines(cause, width)),
+        *([TerminalLine(f"+{counted(more, 'more cause')} in results.jsonl")] if more > 0 else []),
+        *unknown_lines(tally.unknown, width),
+        *partial,
+        *wrapped_lines([text], width, "red"),
+        *wrong_lines(tally, width, header),
+        *wrapped_lines(list(filter(None, yellow)), width, "yellow"),
+        *wrapped_lines(_unasked_texts(unasked), width),
+    ]
+
+
+def _unasked_texts(unasked: Sequence[str]) -> list[str]:
+    return [f"  not asked for: {', '.join(unasked)} (-v says how)"] if unasked else []
+
+
+def is_plainly_green(tally: Tally, header: Mapping[str, Any]) -> bool:
+    """Tell if all of a run was held and passed, under the limits that qgate ships."""
+    return bool(
+        tally.counts.passed
+        and not (tally.counts.failed or tally.counts.improved or tally.unknown)
+        and not wrong_lines(tally, NARROWEST, header)
+        and not (is_partial(extent_of(header)) or looser_text(header))
+        and not (across_weights_texts(header) or header.get("shard"))
+    )
