@@ -86,7 +86,8 @@ def detectable_text(tasks: Sequence[TaskSummary]) -> str:
     first = tasks[0]
     unit = f" of {first['metric']}" if first["metric"] else " bits per byte"
     sizes = [task["detectable"] for task in tasks if "detectable" in task]
-    shares = [task["kept_detectable"] for task in tasks if "kept_detectable" in task]
+    # Where every sample keeps its answers, they do not tell how small a change would show.
+    shares = [share for task in tasks if (share := task.get("kept_detectable", 0.0)) > 0]
     tokens = f", {first['tokens']:,} tokens" if first["tokens"] else ""
     samples_text = f"task of {first['model']}, {counted(first['samples'], 'sample')}{tokens}"
     if not sizes:
