@@ -18,19 +18,26 @@ from qgate.models.naming import shown_name
 from qgate.plugin.gate_collection import is_gate, model_and_mode, parameters_of
 from qgate.text import one_line
 
+_FIRST_FILE = "test_layer_outputs.py"
+"""The suite that says where errors enter: what follows from them comes after it, also with -x."""
+
 
 @contextlib.contextmanager
 def grouped_by_mode(items: list[pytest.Item]) -> Iterator[None]:
     """Put the gates of a model next to each other, in them those of a mode, file by file.
 
-    Models, modes and files keep the order that they have before pytest and others sort the tests.
-    Tests that are no gates stay where they are.
+    Models, modes and files keep the order that they have before pytest and others sort the tests,
+    but the file that finds causes is the first one of a mode. Tests that are no gates stay where
+    they are.
     """
     ranks: list[dict[object, int]] = [{}, {}, {}]
 
     def position(item: pytest.Item) -> tuple[int, ...]:
         keys = (parameters_of(item).get("model"), line_of(item), item.path)
-        return tuple(rank.setdefault(key, len(rank)) for rank, key in zip(ranks, keys, strict=True))
+        model, line, file = (
+            rank.setdefault(key, len(rank)) for rank, key in zip(ranks, keys, strict=True)
+        )
+        return model, line, int(item.path.name != _FIRST_FILE), file
 
     positions = {id(item): position(item) for item in items if is_gate(item)}
     yield

@@ -21,7 +21,7 @@ def net(
     """Run the suites of layers and outputs on a model of one layer, which has baselines."""
     project = begin(pytester, "test_layer_outputs.py", "test_outputs.py")
     # What follows runs before its cause.
-    (project / "suites" / "test_outputs.py").rename(project / "suites" / "test_a_outputs.py")
+    (project / "suites" / "test_layer_outputs.py").rename(project / "suites" / "test_places.py")
     (project / "net.py").write_text(MODEL)
 
     def with_fault(fault: str, *options: str) -> pytest.RunResult:
@@ -119,3 +119,14 @@ def test_what_lacks_accepted_errors_is_told_once(
     assert lines[1].startswith("  to record it: pytest suites --model net.py:build --mode ours")
     assert lines[2] == "  3 more tests without accepted errors, named below"
     assert sum(line.startswith("FAILED ") for line in result.stdout.lines) == 4
+
+
+def test_a_run_that_stops_at_the_first_failure_stops_at_its_cause(
+    pytester: pytest.Pytester, net: Callable[..., pytest.RunResult]
+) -> None:
+    suites = pytester.path / "suites"
+    (suites / "test_places.py").rename(suites / "test_layer_outputs.py")
+    (suites / "test_outputs.py").rename(suites / "test_a_outputs.py")
+    result = net("half", "--mode", "ours", "-x")
+    assert list(blocks_of(result)) == [LAYER]
+    result.stdout.fnmatch_lines(["cause: layers.0:output (net, mode ours) is wrong: *2.02 times*"])
