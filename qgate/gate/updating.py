@@ -11,8 +11,9 @@
 
 An entry is one metric of one site and scope. Broken is what is not finite, over an absolute limit
 or over the format budget; then that site and scope is left alone whole, since the other numbers of
-a broken tensor are not worth accepting either. Of a gate whose plan changed nothing is written,
-unless the plan is accepted too.
+a broken tensor are not worth accepting either. At the end of a run a mode is left out whole where a
+limit broke that says what is right (`LimitKind.bars_mode`). Of a gate whose plan changed nothing is
+written, unless the plan is accepted too.
 """
 
 from __future__ import annotations
