@@ -21,7 +21,6 @@ from qgate.expected.repeats import REPETITIONS, has_a_factor
 from qgate.expected.shared_scales import mixes
 from qgate.formats import Quantizer
 from qgate.gate.measured import OTHER_VALUES, Conformance
-from qgate.gate.measuring.shapes import CallShape, call_shapes, most_rows, range_of
 from qgate.hooks import ModuleHooks
 from qgate.loading import LateModule
 from qgate.models import Model
@@ -29,8 +28,11 @@ from qgate.models.refusals import LENGTH_REFUSALS, REFUSALS
 
 if TYPE_CHECKING:
     from qgate.causes import outputs as outputs
+    from qgate.gate.measuring import shapes as shape_lists
+    from qgate.gate.measuring.shapes import CallShape
 else:
     outputs = LateModule("qgate.causes.outputs")
+    shape_lists = LateModule("qgate.gate.measuring.shapes")
 
 
 METRIC = "disagreeing_share"
@@ -179,10 +181,10 @@ class _Shapes:
         first, noise = arguments[batched[0]], _noise(related, call)
         least = float(noise(call.result.new_zeros(1)))
         wrong: dict[CallShape, str] = {}
-        rows = most_rows(related.module, arguments)
+        rows = shape_lists.most_rows(related.module, arguments)
         if not has_tokens:
             rows //= max(1, first.shape[1:-1].numel())
-        for shape in call_shapes(rows, has_tokens=has_tokens):
+        for shape in shape_lists.call_shapes(rows, has_tokens=has_tokens):
             if not _promises(related, first, shape):
                 continue
             shaped = by_sample.take(arguments, torch.arange(shape.samples or 1) % by_sample.length)
@@ -210,7 +212,8 @@ class _Shapes:
             else:
                 self.right.append(shape)
         if wrong:
-            where, words = range_of(list(wrong), self.right), next(iter(wrong.values()))
+            where = shape_lists.range_of(list(wrong), self.right)
+            words = next(iter(wrong.values()))
             self.about = words.replace(OTHER_VALUES, f"{OTHER_VALUES} {where}", 1)
 
 
