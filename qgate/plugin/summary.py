@@ -177,14 +177,15 @@ class _Brief:
 def shorten(run: SuiteRun, failed: list[Any]) -> None:
     """Put failures that are causes first, and leave two lines of those that follow from one.
 
-    Of tests that only lack accepted errors the first is told. Pages and files have the whole texts.
+    Of tests that lack accepted errors the first is told that a command records. Pages and files
+    have the whole texts.
     """
     if not _is_brief(run):
         return
     causes = Tally(run.rows).causes
     first = [cause.suspect.node for cause in causes]
     failed.sort(key=lambda report: first.index(report.nodeid) if report.nodeid in first else 1e9)
-    lacking = []
+    lacking: dict[str, list[Any]] = {}
     for report in failed:
         if report.nodeid in first or not hasattr(report, "qgate"):
             continue
@@ -192,16 +193,17 @@ def shorten(run: SuiteRun, failed: list[Any]) -> None:
         lines = str(report.longrepr).splitlines() or [""]
         if cause is None:
             wrong = [row for row in report.qgate if not row["passed"]]
-            lacking += [report] if wrong and not any(map(suspect_of, wrong)) else []
+            if wrong and not any(map(suspect_of, wrong)):
+                lacking.setdefault(lines[-1], []).append(report)
             continue
         finding, same, _ = lines[0].partition("; the same as at ")
         relation = "the same as at" if same else "follows from"
         finding = finding.partition("; follows from ")[0]
         report.longrepr = _Brief(report, finding, f"  {relation} {cause.place}")
-    if len(lacking) > 1:
-        one, *hidden = lacking
-        more = f"  {counted(len(hidden), 'more test')} without accepted errors, named below"
-        one.longrepr = _Brief(one, *str(one.longrepr).splitlines(), more)
+    for one, *hidden in lacking.values():
+        if hidden:
+            more = f"  {counted(len(hidden), 'more test')} without accepted errors, named below"
+            one.longrepr = _Brief(one, *str(one.longrepr).splitlines(), more)
         for report in hidden:
             report._pdbshown = True  # pytest tells a failure that a debugger showed in one line
 
