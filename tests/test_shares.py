@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from tests import shares
 from tests.warm_workers import forked_workers
 
-ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ("int8", "mxfp4", "hif8")
 CONFTEST = """
 from tests.shares import Shares

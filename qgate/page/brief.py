@@ -8,7 +8,7 @@ from typing import Any
 from qgate.page.terminal import (
     NARROWEST,
     TerminalLine,
-    other_cause_lines,
+    more_cause_lines,
     partial_lines,
     unknown_lines,
     wrapped_lines,
@@ -22,7 +22,7 @@ from qgate.results.power import least_power_text
 from qgate.results.summary import Tally
 from qgate.text import counted, listed
 
-_CAUSES, _LISTED = 10, 4
+_LISTED = 4
 
 
 def green_lines(
@@ -61,11 +61,9 @@ def red_lines(
     extent_words = "" if partial else extent_text(header)
     parts = [extent_words, *covered_texts(header)] if is_partial(extent_of(header)) else []
     yellow = [*parts, *across_weights_texts(header), looser_text(header)]
-    more = len(causes) - 1 - _CAUSES
     return [
         *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),
-        *(line for cause in causes[1 : 1 + _CAUSES] for line in other_cause_lines(cause, width)),
-        *([TerminalLine(f"+{counted(more, 'more cause')} in results.jsonl")] if more > 0 else []),
+        *more_cause_lines(causes, width),
         *unknown_lines(tally.unknown, width),
         *partial,
         *wrapped_lines([text], width, "red"),

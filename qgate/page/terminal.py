@@ -109,11 +109,7 @@ def summary(
     """
     width = max(width, NARROWEST)
     causes = tally.causes
-    others = causes[1 : 1 + rows]
-    lines = [line for cause in others for line in other_cause_lines(cause, width)]
-    more = len(causes) - 1 - len(others)
-    if more > 0:
-        lines.append(TerminalLine(f"+{counted(more, 'more cause')} in results.jsonl"))
+    lines = more_cause_lines(causes, width, rows)
     first = unknown_lines(tally.unknown, width)
     return _report(tally, width, header, modes, [*first, *lines], causes)
 
@@ -158,6 +154,16 @@ def _report(
     if improved and not causes:
         lines += wrapped_lines([f"{improved} improved: bank it with --update-baselines"], width)
     return lines
+
+
+def more_cause_lines(
+    causes: Sequence[FailureCause], width: int, rows: int = _CAUSES
+) -> list[TerminalLine]:
+    """Return the causes after the first one, and how many are not among them."""
+    lines = [line for cause in causes[1 : 1 + rows] for line in other_cause_lines(cause, width)]
+    hidden = len(causes) - 1 - rows
+    more = [f"+{counted(hidden, 'more cause')} in results.jsonl"] if hidden > 0 else []
+    return [*lines, *map(TerminalLine, more)]
 
 
 def other_cause_lines(cause: FailureCause, width: int) -> list[TerminalLine]:

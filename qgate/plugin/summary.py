@@ -180,11 +180,11 @@ def shorten(run: SuiteRun, failed: list[Any]) -> None:
     Of tests that lack accepted errors the first is told that a command records. Pages and files
     have the whole texts.
     """
-    if not _is_brief(run):
+    if not (failed and _is_brief(run)):
         return
     causes = Tally(run.rows).causes
-    first = [cause.suspect.node for cause in causes]
-    failed.sort(key=lambda report: first.index(report.nodeid) if report.nodeid in first else 1e9)
+    first = {cause.suspect.node: number for number, cause in reversed([*enumerate(causes)])}
+    failed.sort(key=lambda report: first.get(report.nodeid, len(causes)))
     lacking: dict[str, list[Any]] = {}
     for report in failed:
         if report.nodeid in first or not hasattr(report, "qgate"):

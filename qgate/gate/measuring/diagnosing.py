@@ -6,7 +6,6 @@ Nothing of this runs for a gate that passes.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -44,6 +43,7 @@ from qgate.models.rows import is_text
 from qgate.modes import Mode, Quantized
 from qgate.results.failure_causes import is_wrong_gradient
 from qgate.results.ranking import needs_accepted
+from qgate.results.scopes import scope_of
 
 MOST_SITES, MOST_OF_GATE = 8, 2
 MOST_SEARCHES = 16
@@ -64,7 +64,6 @@ class SiteDiagnoses:
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
         self._by_mode: dict[str, Diagnoses] = {}
-        self._dear: Counter[str] = Counter()
         self._reproductions: dict[str, Reproduction] = {}
         self._own_faults: dict[str, set[str]] = {}
         self._searches = 0
@@ -83,9 +82,8 @@ class SiteDiagnoses:
         for check in _entries(verdict):
             key = (check.site, check.scope)
             # Gradients cost little, and what they follow from may come after them.
-            is_dear = not check.about.is_gradient
-            if key not in diagnoses and (not is_dear or self._dear[mode.name] < MOST_SITES):
-                self._dear[mode.name] += is_dear
+            dear = sum(not scope_of(scope).is_gradient for _, scope in diagnoses)
+            if key not in diagnoses and (check.about.is_gradient or dear < MOST_SITES):
                 diagnoses[key] = self._fault(mode, check)
         return {key: words for key, words in diagnoses.items() if words}
 
