@@ -1,14 +1,16 @@
-"""Sweep the scale of a format over tensors from files, and say which scale to use.
+"""Say which format and which scale suit tensors from files.
 
-  qgate sweep act.pt                                       E4M3, scales of tensor and blocks
-  qgate sweep 'dumps/**/*.safetensors' --elem-format fp4_e2m1 --no-plots
+  qgate sweep act.pt                                       formats with scale and SQNR, best first
+  qgate sweep act.pt --elem-format fp4_e2m1                what the scale of this format costs
+  qgate sweep 'dumps/**/*.safetensors' --elem-format fp8_e4m3,fp4_e2m1 --no-plots
   qgate sweep w.safetensors:layer.0 --granularity block --output-dir sweeps
+  qgate sweep act.pt --verbose                             every level and metric, as in the logs
 
 A sweep quantizes a tensor with many scales, and reports the error at each. It reads .pt (weights
 only), .safetensors, .npy and .npz files, also by URL: s3://bucket/w.safetensors:NAME is one tensor.
 Results go to draw/scaling_analysis/NAME/, and draw/scaling_analysis/index.html shows them side by
-side. With --quiet the analysis is in the log files only. If a sweep is interrupted, the same
-command continues with the files that were not finished.
+side, with those of earlier commands. If a sweep is interrupted, the same command continues with the
+files that were not finished.
 Exit status: 0 if every tensor was swept and has no NaN or Inf, 1 if not, 2 if there is no file to
 sweep.
 """
@@ -16,6 +18,7 @@ sweep.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,7 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write results to DIR/NAME; a folder or a URL (default draw/scaling_analysis)",
     )
     add("--elem-format", action="append", metavar="F", help="formats to sweep: F,F "
-        "(default fp8_e4m3)")  # fmt: skip
+        "(default fp8_e4m3, and a table of formats to choose from)")  # fmt: skip
     add(
         "--granularity",
         choices=("tensor", "block"),
@@ -85,9 +88,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--cast", "--via", choices=("bf16", "fp16"), dest="via", help="convert tensors "
         "first: faster for 32-bit tensors, and needed for integers")  # fmt: skip
     add("--no-plots", action="store_true", help="write texts and data only")
+    add("--verbose", "-v", action="store_true", help="print every level and metric, too, and the "
+        "reasons of the advice: what the logs have")  # fmt: skip
     add_json(parser)
     add_workers(parser)
-    parser.set_defaults(shortens_itself=True)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     root = location_of(args.output_dir or Path("draw") / "scaling_analysis")
     check_writable(root)
     say = (lambda *_lines: None) if args.json else _say
-    run = running.SweepRun(request, root, say, quiet=is_quiet())
+    width = shutil.get_terminal_size().columns
+    run = running.SweepRun(request, root, say, verbose=args.verbose, width=width)
     with progress("files") as step:
         outcome = run.sweep(specs, workers, step)
     if args.json:
@@ -109,6 +114,9 @@ def run(args: argparse.Namespace) -> int:
                 "page": outcome.page and str(outcome.page),
             }
         )
+    for name, reason in outcome.results if is_quiet() else ():
+        if reason:
+            print_line(f"FAILED {name}: {reason}", file=sys.stderr)
     return 0 if outcome.passed else 1
 
 
@@ -160,6 +168,7 @@ def _request(args: argparse.Namespace) -> requests.Request:
         axis=args.axis,
         via=args.via,
         plots=not args.no_plots,
+        compares=not args.elem_format,
     )
 
 

@@ -19,7 +19,7 @@ from tests.shares import proof, slow_file
 pytestmark = slow_file
 
 FILES = 60
-SWEEP = ["sweep", "*.pt", "--no-plots", "--quiet", "--num-levels", "5"]
+SWEEP = ["sweep", "*.pt", "--no-plots", "-v", "--num-levels", "5"]
 
 
 @pytest.fixture(scope="module")

@@ -222,9 +222,9 @@ def test_names_of_tensors_and_files(
     bad = HOSTILE[name]
     key = re.sub("[/\0\ud800]", "_", bad)[:100] or "x"
     np.savez(tmp_path / "t.npz", **{key: np.ones((4, 8), np.float32)})
-    assert_calm(said(capsys, "sweep", "t.npz", "--no-plots", "--quiet"))
+    assert_calm(said(capsys, "sweep", "t.npz", "--no-plots"))
     (tmp_path / f"{key}.pt").write_bytes(b"no tensor")
-    assert_calm(said(capsys, "sweep", f"{key}.pt", "--no-plots", "--quiet"))
+    assert_calm(said(capsys, "sweep", f"{key}.pt", "--no-plots"))
     if "\0" not in bad:
         assert_calm(
             said(
@@ -232,7 +232,6 @@ def test_names_of_tensors_and_files(
                 "sweep",
                 f"missing {bad[:100]}.pt".replace("\ud800", ""),
                 "--no-plots",
-                "--quiet",
             )
         )
 
