@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from qgate.cli._console import add_json, is_quiet, print_json
 from qgate.cli._progress import progress
+from qgate.cli._settings import setting
 from qgate.cli._workers import add_workers, from_one, workers_from
 from qgate.errors import QgateError
 from qgate.loading import LateModule
@@ -41,6 +42,8 @@ else:
     dumps, compute = LateModule("qgate.dumps"), LateModule("qgate.sweeps.compute")
     requests, running = LateModule("qgate.sweeps.requests"), LateModule("qgate.sweeps.running")
     texts = LateModule("qgate.sweeps.texts")
+
+_SETTINGS = ("sweep-alignment", "sweep-scale-bits", "sweep-block", "sweep-axis")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,25 +76,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for end, metavar, word in (("max", "X", "largest"), ("min", "Y", "smallest")):
         add(f"--{end}-scale-exp", type=float, metavar=metavar, help=f"{word} exponent to "
             "try; with --granularity block, an offset to that of each block")  # fmt: skip
-    add("--alignment", choices=("exact", "documented"), default="exact", help="range "
-        "of exponents unless given: exact (from no overflow to no underflow, default), or that of "
-        "megatron-tensor-saver")  # fmt: skip
-    add(
-        "--scale-bits",
-        type=int,
-        default=8,
-        metavar="B",
-        help="bits of a block's scale, 2 to 8 (default 8)",
-    )
-    add("--block", type=from_one, default=32, metavar="N", help="elements per block (default 32)")
-    add("--axis", type=int, default=-1, help="axis that blocks run along (default -1)")
     add("--cast", "--via", choices=("bf16", "fp16"), dest="via", help="convert tensors "
         "first: faster for 32-bit tensors, and needed for integers")  # fmt: skip
     add("--no-plots", action="store_true", help="write texts and data only")
     add("--verbose", "-v", action="store_true", help="print every level and metric, too, and the "
         "reasons of the advice: what the logs have")  # fmt: skip
     add_json(parser)
-    add_workers(parser)
+    add_workers(parser, *_SETTINGS, **{name[6:].replace("-", "_"): name for name in _SETTINGS})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,8 +131,11 @@ def _request(args: argparse.Namespace) -> requests.Request:
     formats = [compute.sweepable(name, block=only_blocks).name for name in names]
     for name in formats:
         compute.mx_of(name) if only_blocks else compute.element_of(name)
-    if not 2 <= args.scale_bits <= 8:
-        raise QgateError(f"--scale-bits {args.scale_bits} is not allowed; it is from 2 to 8.")
+    alignment, scale_bits, block, axis = (setting(args, name) for name in _SETTINGS)
+    if not 2 <= scale_bits <= 8:
+        raise QgateError(f"sweep_scale_bits = {scale_bits} is not allowed; it is from 2 to 8.")
+    if block < 1:
+        raise QgateError(f"sweep_block = {block} is not allowed; it is a whole number from 1.")
     ends = {"max": args.max_scale_exp, "min": args.min_scale_exp}
     for end, value in ends.items():
         if value is not None and not abs(value) <= 1000:
@@ -162,10 +156,10 @@ def _request(args: argparse.Namespace) -> requests.Request:
         max_exp=ends["max"],
         min_exp=ends["min"],
         granularity=(args.granularity,) if args.granularity else ("tensor", "block"),
-        alignment=args.alignment,
-        scale_bits=args.scale_bits,
-        block=args.block,
-        axis=args.axis,
+        alignment=alignment,
+        scale_bits=scale_bits,
+        block=block,
+        axis=axis,
         via=args.via,
         plots=not args.no_plots,
         compares=not args.elem_format,

@@ -20,7 +20,7 @@ _COMMAND = (sys.executable, "-c", "from qgate.__main__ import main; raise System
 
 
 def campaign(benches: Benches, _names: list[str], count: int, say: Progress) -> list[Tally]:
-    tally, draw = Tally("qgate formats"), random.Random(benches.seed)
+    tally, draw = Tally("qgate show formats"), random.Random(benches.seed)
     for number in range(1, count + 1):
         moment = draw.uniform(0, WITHIN_S)
         ended, said = _interrupted(moment)

@@ -100,7 +100,10 @@ def test_the_files_of_a_sweep(capsys: Capsys) -> None:
 def test_options_reach_the_sweep(capsys: Capsys) -> None:
     torch.save(activation(), "act.pt")
     options = ["--max-scale-exp", "10", "--min-scale-exp", "-10", "--num-levels", "3", "--no-plots"]
-    assert run(capsys, "act.pt", *options, "--output-dir", "out", "--scale-bits", "4")[0] == 0
+    assert (
+        run(capsys, "act.pt", *options, "--output-dir", "out", "--set", "sweep_scale_bits=4")[0]
+        == 0
+    )
     data = json.loads(Path("out/act/mxfp_scaling_fp8_e4m3.json").read_text())
     assert data["parameters"]["max_exp"] == 10
     assert data["parameters"]["min_exp"] == -10
@@ -279,8 +282,8 @@ def test_tensors_inside_files_and_patterns(capsys: Capsys) -> None:
         (["--num-levels", "0"], "'0' is not a whole number from 1"),
         (["--num-levels", "-1"], "'-1' is not a whole number from 1"),
         (["--jobs", "0"], "'0' is not a whole number from 1"),
-        (["--scale-bits", "-5"], "--scale-bits -5"),
-        (["--scale-bits", "12"], "--scale-bits 12"),
+        (["--set", "sweep_scale_bits=-5"], "sweep_scale_bits = -5"),
+        (["--set", "sweep_scale_bits=12"], "sweep_scale_bits = 12"),
         (["--elem-format", "fp9"], "unknown format 'fp9'"),
         (["--elem-format", "binary8p9se"], "K from 3 to 8 bits"),
         (["--elem-format", "binary8p3se", "--granularity", "block"], "binary8p3se"),
@@ -618,7 +621,7 @@ def test_a_failing_block_sweep_keeps_the_tensor_sweep(capsys: Capsys) -> None:
 def test_surprises_in_one_tensor_do_not_end_the_batch(capsys: Capsys) -> None:
     torch.save(activation(), "a.pt")
     torch.save(activation().float() * 1.001, "f.pt")
-    for options in (["--axis", "5"], ["--max-scale-exp=-900", "--min-scale-exp=-1000"]):
+    for options in (["--set", "sweep_axis=5"], ["--max-scale-exp=-900", "--min-scale-exp=-1000"]):
         status, out, _ = run(capsys, "a.pt", "f.pt", "nope*.pt", "--no-plots", "-v", *options)
         assert status == 1
         assert "Total tensors: 3" in out

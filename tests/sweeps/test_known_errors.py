@@ -175,10 +175,10 @@ def test_error_11_scale_bits_matter_and_nonsense_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _, wide = swept(activation() * 2.0**20, name="a")
-    _, narrow = swept(activation() * 2.0**20, "--scale-bits", "5", name="b")
+    _, narrow = swept(activation() * 2.0**20, "--set", "sweep_scale_bits=5", name="b")
     assert [lv["e8m0"] for lv in wide["levels"]] != [lv["e8m0"] for lv in narrow["levels"]]
-    assert main(["sweep", "a.pt", "--scale-bits", "-5"]) == 2
-    assert "--scale-bits -5" in capsys.readouterr().err
+    assert main(["sweep", "a.pt", "--set", "sweep_scale_bits=-5"]) == 2
+    assert "sweep_scale_bits = -5" in capsys.readouterr().err
 
 
 def test_error_12_nothing_is_overwritten_by_a_tensor_of_the_same_name() -> None:

@@ -210,7 +210,7 @@ def test_a_dump_is_listed(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
                header={"model": bad, bad or "x": bad})  # fmt: skip
     for command in ("ls", "info", "verify"):
         assert_calm(said(capsys, "dumps", command, tmp_path / "d"))
-    assert_calm(said(capsys, "dumps", "ls", tmp_path / "d", "--name", bad + "?"))
+    assert_calm(said(capsys, "dumps", "ls", tmp_path / "d", "--where", f"name={bad}?"))
 
 
 @share(6)
@@ -251,12 +251,12 @@ def test_baselines_are_listed(
 
 
 WAYS: dict[str, Callable[[str], list[str]]] = {
-    "mode": lambda bad: ["capture", "--mode", bad, "--model", "tiny-llama"],
-    "model": lambda bad: ["calibrate", "--model", f"hf:{bad}"],
-    "format": lambda bad: ["formats", bad],
-    "modes": lambda bad: ["modes", bad],
+    "mode": lambda bad: ["layers", "capture", "--mode", bad, "--model", "tiny-llama"],
+    "model": lambda bad: ["layers", "calibrate", "--model", f"hf:{bad}"],
+    "format": lambda bad: ["show", "formats", bad],
+    "modes": lambda bad: ["show", "modes", bad],
     "results": lambda bad: ["report", bad],
-    "merge": lambda bad: ["results", "merge", bad],
+    "merge": lambda bad: ["report", bad, "--merge", "qgate-out"],
     "dump": lambda bad: ["dumps", "info", bad],
     "baselines": lambda bad: ["baselines", "verify", "--baselines", bad],
     "settings": lambda bad: ["activations", "--model", "tiny-llama", "--config", bad],
