@@ -47,7 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--sites",
-        help="layers to collect, by type or pattern of names, with | between: 'attention|linear'",
+        help="layers to collect, by type or pattern of names, with | between (default: all with "
+        "weights, and attention)",
     )
     add("--phases", metavar="PHASES", help="passes to collect: forward,backward (default), or one")
     add(
@@ -110,7 +111,15 @@ def run(args: argparse.Namespace) -> int:
             return _run(program)
     options = _settings(args)
     labels = EnvironmentLabels(os.environ, options)
-    settings = {**settings_of(os.environ), "say": say_on_stderr, **options}
+    refusals: list[QgateError] = []
+
+    def say(text: str) -> None:
+        """Print a summary, unless nothing was stored for a reason that is printed anyway."""
+        collector = watch.collector
+        if not refusals or (collector is not None and collector.account.records):
+            say_on_stderr(text)
+
+    settings = {**settings_of(os.environ), "say": say, **options}
     folder = settings.pop("folder")
 
     def make(model: nn.Module) -> Collector:
@@ -124,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         with _watching(args.watch_underflow):
             status = _run(program)
     except BaseException as error:
+        refusals += [error] if isinstance(error, QgateError) else []
         _stop(watch.collector, type(error).__name__)
         raise
     finally:

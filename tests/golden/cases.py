@@ -130,7 +130,9 @@ SWEEPS = Group(
         ),
         sweep("sweep-odd", f"{ODD} {ONE}"),
         sweep("sweep-wide", f"{ZOO}:wide --elem-format fp8_e4m3 --via bf16 {ONE}"),
-        sweep("sweep-documented", f"{ZOO}:usual --set sweep_alignment=documented {ONE} --num-levels 5"),
+        sweep(
+            "sweep-documented", f"{ZOO}:usual --set sweep_alignment=documented {ONE} --num-levels 5"
+        ),
         step("sweep-refused", f"qgate sweep {ZOO}:usual --elem-format nvfp4 --output-dir refused"),
     ),
     lambda folder: inputs.write_zoo(folder / "zoo"),
