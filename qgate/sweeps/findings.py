@@ -151,14 +151,14 @@ def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[tuple[Level, st
         beyond = [entry for entry in gaps if sign * entry["gap_db"] >= EQUAL_DB]
         if beyond:
             most = max(beyond, key=lambda entry: sign * entry["gap_db"])
-            gain = f"{abs(most['gap_db']):.2f} dB {text} SQNR than {usual}"
+            gain = f"{most['level']} has {abs(most['gap_db']):.2f} dB {text}"
             if count == 1:
-                yield "info", f"the {scale} {most['level']} has {gain} in {most['tensor']}"
+                yield "info", f"the {scale} {gain} SQNR than {usual} in {most['tensor']}"
                 continue
             yield (
                 "info",
                 f"the recommended {scale} has {text} SQNR than {usual} in {len(beyond)} of "
-                f"{counted(count, 'tensor')}, most in {most['tensor']}: {most['level']} has {gain}",
+                f"{counted(count, 'tensor')}, most in {most['tensor']}: {gain}",
             )
     ratios = [entry for entry in group if not math.isnan(entry["sqnr_db"])]
     if ratios:

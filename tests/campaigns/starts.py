@@ -40,7 +40,7 @@ def campaign(benches: Benches, _names: list[str], count: int, say: Progress) -> 
 
 def _interrupted(moment: float) -> tuple[int, str]:
     with subprocess.Popen(
-        [*_COMMAND, "formats"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*_COMMAND, "show", "formats"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as running:
         with contextlib.suppress(subprocess.TimeoutExpired):
             running.wait(moment)
