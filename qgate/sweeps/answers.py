@@ -15,6 +15,8 @@ from qgate.text import counted, decibels, one_line
 
 _MOST_TENSORS, _MOST_SWEEPS, _MOST_FAILED = 20, 8, 20
 _EIGHT_BITS, _FOUR_BITS = 8, 4
+_MUCH_DB = 3.0
+"""What blocks with scales of their own gain where the advice names them, too."""
 
 
 def answer_lines(
@@ -165,9 +167,9 @@ def _use(name: str, scale: str) -> str:
 
 def _advice_of_scale(entries: Sequence[SweptFormat]) -> tuple[str, str]:
     """Return the scale to use, of several formats for the best one, and what it costs."""
-    entry = max(entries, key=lambda own: -math.inf if math.isnan(_worth(own)) else _worth(own))
-    if len({own["format"] for own in entries if own["kind"] == entries[0]["kind"]}) == 1:
-        entry = entries[0]
+    best = max(entries, key=lambda own: -math.inf if math.isnan(_worth(own)) else _worth(own))
+    formats = {own["format"] for own in entries if own["kind"] == entries[0]["kind"]}
+    entry = entries[0] if len(formats) == 1 else best
     gap = entry["gap_db"]
     costs = []
     if math.isfinite(gap) and abs(gap) >= EQUAL_DB:
@@ -176,6 +178,8 @@ def _advice_of_scale(entries: Sequence[SweptFormat]) -> tuple[str, str]:
         costs.append(than if is_power else f"{than}, which is no power of two")
     for share, word in ((entry["overflow"], "saturate"), (entry["flush"], "become zero")):
         costs += [f"{share_text(share)} {word}"] if share else []
+    if _worth(best) - _worth(entry) > _MUCH_DB:
+        costs.append(f"{best['format']} has {_ratio_text(best)}")
     use = _use(entry["format"], _scale_of(entry))
     return f"{use}: SQNR {_ratio_text(entry)}", ", ".join(costs)
 

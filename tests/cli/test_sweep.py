@@ -577,6 +577,18 @@ def test_a_format_that_is_named_shows_what_its_scale_costs(capsys: Capsys) -> No
     )
 
 
+def test_blocks_that_are_much_better_are_named(capsys: Capsys) -> None:
+    x = activation()
+    x[:, 5] *= 100
+    torch.save(x, "act.pt")
+    out = " ".join(run(capsys, "act.pt", "--elem-format", "fp4_e2m1", "--no-plots")[1].split())
+    level = record("act", "fp4_e2m1", "block_scaling")
+    best = level["levels"][level["advice"]["recommended"]]["metrics"]["sqnr_db"]
+    assert f"mxfp4_e2m1 has {best:.2f} dB" in out
+    out = run(capsys, "act.pt", "--elem-format", "fp8_e4m3", "--no-plots")[1]
+    assert "mxfp8_e4m3 has" not in " ".join(out.split())
+
+
 def test_several_tensors_are_a_line_each_and_bounded(capsys: Capsys) -> None:
     save_file({f"w{i:02}": activation(4, seed=i) for i in range(23)}, "s.safetensors")
     status, out, _ = run(capsys, "s.safetensors", "--no-plots")
