@@ -24,6 +24,7 @@ from qgate.gate.measuring.passes import (
     shortened,
 )
 from qgate.models import Model
+from qgate.models.long_texts import long_text
 from qgate.models.model import inputs_hash
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.modes import Calibration, Mode, Quantized, apply
@@ -111,6 +112,11 @@ class LoadedModel:
     def runs_together(self, mode: Mode) -> bool:
         """Tell if the samples of a mode run in batches."""
         return mode.runs_together and self.joins_samples
+
+    @cached_property
+    def long_text(self) -> Tensor | None:
+        """Token ids of texts that are longer than the samples; None where those are no text."""
+        return long_text(self.model)
 
     @cached_property
     def calibration(self) -> Calibration:
