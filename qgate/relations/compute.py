@@ -129,8 +129,8 @@ class ModelRelations:
             self._compare_ways(chosen, rebuilding)
         if {"split K", "split N"} & chosen:
             self._compare_parts(chosen)
-        order = list(self.recording.tensors)
-        self.report.sites = {site: self.report.sites.get(site, 0) for site in order}
+        order = [site for site in self.recording.tensors if site in self.report.sites]
+        self.report.sites = {site: self.report.sites[site] for site in order}
         self.report.limits = {site: self._limit(site, "") for site in order}
         if not self.report.agreed and not self.report.disagreements:
             raise QgateError(
