@@ -79,8 +79,8 @@ class ModelRelations:
         self.rebuilding = rebuilding
         self.report = RelationReport(f"{base.name} in {quantized.mode.name}")
         self.rows = rows_of(base) if rows is None else rows
-        self.is_brief = False
-        """A scale of a whole call is a note, where nothing says that the mode has none."""
+        self.may_share_scales = False
+        """A scale of a whole call is a note: the mode declares nothing else."""
         self._unsteady = ""
         """How calls on one input differ, as those with atomic sums do; empty where they agree."""
         self.sites = leaf_sites(self.model)
@@ -211,7 +211,7 @@ class ModelRelations:
             # Behind the first other bits of a call that nothing fed, all others follow from them.
             named = wrong[:1] if way.relation in EXACT else wrong
             disagreements = [self._disagreement(way, s, judge) for s in named]
-            if self.is_brief and all(BATCH_SCALE in d.cause for d in disagreements):
+            if self.may_share_scales and all(BATCH_SCALE in d.cause for d in disagreements):
                 self.report.left_out[f"{way.relation} {way.words}"] = disagreements[0].cause
                 self.report.agree(way.relation)
                 return

@@ -19,13 +19,15 @@ from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import token_ids
 from qgate.relations.caches import CachedRequest, TextCalls
 from qgate.relations.compute import ModelRelations
-from qgate.relations.record import DECODED, RelationReport
+from qgate.relations.record import DECODED, REPEAT, RelationReport
 from qgate.relations.recording import Pass, Recording, Span, record
 from qgate.relations.ways import TextRows, Way, pieces, prefix
 
 _MOST_BYTES = 2**29
 """Bytes of tensors of the long text that are kept to compare with."""
 _STEPS, _TILE = 3, 64
+_OF_STATES = _TILE + 5
+"""Tokens for a mode of states, which rounds them after each token and takes seconds for many."""
 _FEW, _PADDED, _PADDING = 33, 24, 7
 _SHARED_SCALES = "the mode has scales of a whole call, which tell requests and lengths apart"
 _NO_TEXT = "the samples are no token ids, or later tokens change earlier outputs"
@@ -36,13 +38,13 @@ _OF_ROWS = frozenset({"alone", "padded right"})
 def check_briefly(relations: ModelRelations, text: Tensor | None) -> RelationReport:
     """Compare the few ways that every run compares: a long text, or a row beside others.
 
-    Scales of a whole call, which modes declare or kernels of a model's own have, are no failure.
+    Scales of a whole call are no failure where a mode declares them, or declares nothing.
     """
-    relations.is_brief = True
     mode = relations.quantized.mode
+    relations.may_share_scales = mode.own and not (mode.stands_for or mode.meant)
     if not (mode.causal and (mode.meant is None or mode.meant.causal)):
         relations.report.left_out["others, decoded, prefix"] = _SHARED_SCALES
-        return relations.check(frozenset({"repeat"}))
+        return relations.check(frozenset({REPEAT}))
     if text is None or not relations.is_causal:
         return relations.check(_OF_ROWS)
     along = DecodingRelations(relations, text)
@@ -54,14 +56,17 @@ def check_briefly(relations: ModelRelations, text: Tensor | None) -> RelationRep
 def check_all(
     relations: ModelRelations, text: Tensor | None, chosen: frozenset[str]
 ) -> RelationReport:
-    """Compare the ways of the relations asked for, those along a long text among them."""
-    report = relations.report
+    """Compare the ways of the relations asked for, those along a long text at last."""
+    report, short = relations.report, chosen - {DECODED}
+    if DECODED not in chosen:
+        return relations.check(short)
     if text is None or not relations.is_causal:
         report.left_out[DECODED] = _NO_TEXT
-    elif DECODED in chosen:
-        report.add(DecodingRelations(relations, text).check(frozenset({DECODED})))
-    short = chosen - {DECODED}
-    return relations.check(short) if short else report
+        return relations.check(short)
+    if short:
+        relations.check(short)
+    report.add(DecodingRelations(relations, text).check(frozenset({DECODED})))
+    return report
 
 
 class DecodingRelations(ModelRelations):
@@ -73,8 +78,11 @@ class DecodingRelations(ModelRelations):
 
     def __init__(self, relations: ModelRelations, text: Tensor) -> None:
         quantized, base = relations.quantized, relations.base
+        if quantized.mode.states is not None:
+            text = text[:, :_OF_STATES]
         super().__init__(quantized, base, bitwise=relations.bitwise, rows=_rows_of(text))
-        self._noise, self.is_brief = relations._noise, relations.is_brief
+        self._noise = relations._noise
+        self.may_share_scales = relations.may_share_scales
         self._calls = TextCalls.of(self.model)
         self._decodes = quantized.mode.attention is not None and self._calls.keeps_cache
         self.sites = self._sites_that_fit()
