@@ -119,7 +119,7 @@ def _fault(check: Check) -> str:
         return f"is not what correct {check.quantizer or 'quantization'} gives"
     metric = METRICS.find(check.metric) if kind.is_accepted else None
     if metric is not None and (check.side == "==" or metric.direction == "steady"):
-        return "is not what was accepted"
+        return check.about.better_words or "is not what was accepted"
     if metric is not None and check.side == ">=" and check.about.better_words:
         return check.about.better_words
     if metric is not None and check.side == ">=" and metric.relative:
