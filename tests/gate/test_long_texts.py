@@ -24,7 +24,7 @@ def _wrap(network: Any) -> None:
     """Let the positions of one layer begin anew after 512 tokens."""
     attention = network.model.layers[1].self_attn
     rope = attention.rope
-    attention.rope = lambda x, start: torch.cat([rope(part, 0) for part in x.split(512, 2)], 2)
+    attention.rope = lambda x, _start: torch.cat([rope(part, 0) for part in x.split(512, 2)], 2)
 
 
 def _skip(network: Any) -> None:
