@@ -143,7 +143,7 @@ class Bench(LoadedModel):
         if key not in self._by_reference:
             quantized = self.quantized(mode)
             base = self.model.in_basis(quantized.model.basis)
-            attention = late.attention_arithmetic.RunAttention.of(quantized, base)
+            attention = late.attention_arithmetic.RunAttention.of(quantized.model, base)
             measure = self._gradients_by_reference if gradients else self._errors_by_reference
             rows = [] if self._chosen is not None else measure(mode, quantized, attention)
             self._by_reference[key] = rows, attention.words()
@@ -275,8 +275,8 @@ class Bench(LoadedModel):
         base = segments.base
         if segments.errors and base.basis not in self._sensitivities:
             self._sensitivities[base.basis] = sensitivities(base, several(self.model.inputs))
-        noise = self._sensitivities.get(base.basis, {})
-        return segment_rows(segments, noise, self._places)
+        rows = segment_rows(segments, self._sensitivities.get(base.basis, {}), self._places)
+        return late.half_code.with_half_faults(rows, segments) if segments.is_own_half else rows
 
     def _blocks(
         self, scope: str, actual: Capture, reference: Capture, layers: Sequence[str]
