@@ -18,7 +18,6 @@ from qgate.gate.measuring.relations import METRIC
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, gate
-from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.modes import Mode
 from qgate.relations.compute import ModelRelations
 from qgate.relations.decoding import check_all, check_briefly
@@ -86,7 +85,7 @@ class RelationGates(GateSession):
         """Compare the ways that every run does; what cannot be asked there is left out."""
         try:
             return check_briefly(relations, self.bench.long_text)
-        except (QgateError, *LENGTH_REFUSALS) as error:
+        except QgateError as error:
             relations.report.left_out["all"] = one_line(error)
             return relations.report
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import qgate
+from qgate.gate import Policy
+from qgate.gate.measuring.bench import Bench
 from qgate.models.long_texts import long_text
 from qgate.models.tiny import TINY
 from qgate.modes import apply, modes_of
+from qgate.modes.setups import ModelSetup
 from qgate.relations.compute import ModelRelations
 from qgate.relations.decoding import check_briefly
+from qgate.relations.gate import RelationGates
 from qgate.testing import RelationReport
 from tests.relations.decoders import small_model
 from tests.shares import share
@@ -80,3 +86,36 @@ def test_a_residual_that_is_dropped_with_a_cache_is_named(mode: str) -> None:
     first = str(report.first_of(report.broken[0]))
     assert first.startswith("decoded: model.layers.2:output is "), first
     assert ("without a cache" if mode.startswith("kv") else "behind a prefill of 1") in first
+
+
+def test_a_model_of_which_nothing_can_be_asked_says_so(tmp_path: Path) -> None:
+    class Sum(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x.sum(0))
+
+    network = Sum()
+    bench = Bench(
+        ModelSetup("sum"),
+        _model=qgate.Model(network, [torch.randn(3, 8)], "sum", layers=("inner",)),
+    )
+    gates = RelationGates(bench, tmp_path, Policy())
+    outcome = gates.mode("relations", bench.mode("w8"))
+    (row,) = outcome.record["rows"]
+    assert "left out: sum " in str(row)
+
+
+def test_a_scale_of_a_whole_call_is_a_note_of_a_mode_that_declares_nothing() -> None:
+    def build(of: qgate.Model) -> torch.nn.Module:
+        module = apply(modes_of(of, "fp32")[0], of).model.module
+        up = module.layers[1].up  # type: ignore[union-attr, index]
+        plain = up.forward
+        up.forward = lambda x: plain(qgate.quantize(x, "int8", granularity="tensor"))
+        return module
+
+    report = brief(dataclasses.replace(small_model(), modes={"own": build}), "own")
+    assert not report.disagreements, report
+    assert "a louder row changes" in str(report.left_out)
