@@ -28,6 +28,7 @@ TOKEN = "the worst token of a block, which is another one with other weights"
 CHANNEL = "the worst channel of a tensor inside a block, which moves by more than faults do"
 MASSIVE = "errors without massive elements, where the accepted ones had no such elements"
 EXPONENT = "recommended scale exponents, which follow the magnitudes of the tensors"
+STATIC_SCALES = "calibrated scales, which follow the magnitudes of the tensors"
 # Figures of a task that say how good the weights are.
 _OF_WEIGHTS = ("bits_per_byte", "next_token_accuracy")
 
@@ -61,6 +62,8 @@ def comparable(row: Measured) -> tuple[Measured, list[str]]:
     left_out: dict[str, str] = {}
     if "exponent" in row.values:
         left_out["exponent"] = EXPONENT
+    if "static_scale" in row.values:
+        left_out["static_scale"] = STATIC_SCALES
     if gated is not None:
         gated = tuple(name for name in gated if name not in left_out)
     present = {METRICS.find(name).part for name in accepted}

@@ -188,6 +188,8 @@ class Limits:
 
         An error that blocks carry along is a mean over tokens, if they are counted.
         """
+        if metric is not None and metric.tolerance:
+            return metric.tolerance
         if metric is not None and metric.task:
             margin: float = getattr(self, self.task_limit(device_matches))
             return max(margin, _TASK_ACROSS_WEIGHTS) if self.other_weights else margin

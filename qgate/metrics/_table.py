@@ -87,6 +87,7 @@ class Metric:
     bands           where it is excellent, good and fair
     complement_of   the metric that this one is 1 less
     part, base      which part of a tensor it is about, and the metric of the whole
+    tolerance       share that it may move by, whatever the limit of regressions is; 0: that limit
     room            how many times the usual tolerance other arithmetic may take
     task            a figure of a model's own task: `task_margin` holds it, on both sides
     """
@@ -111,6 +112,7 @@ class Metric:
     complement_of: str = ""
     part: str = ""
     base: str = ""
+    tolerance: float = 0.0
     room: float = 1.0
     task: bool = False
 

@@ -78,7 +78,8 @@ for _metric in (
         definition="what quantizes a site, in words",
     ),
     Metric(
-        name="static_scale", label="Calibrated Scale", direction="steady", sources=("plan",),
+        name="static_scale", label="Calibrated Scale", direction="steady", tolerance=0.001,
+        sources=("plan",),
         definition="static scale that calibration samples decided; of many channels their "
         "geometric mean",
     ),
