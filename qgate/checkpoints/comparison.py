@@ -23,7 +23,6 @@ from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.methods.explanations import settle_methods
 from qgate.checkpoints.methods.surroundings import WeightPair
-from qgate.checkpoints.model_settings import changed_settings
 from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.packings import decode
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
@@ -33,6 +32,7 @@ from qgate.checkpoints.recipe_texts import recipe_lines
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
 from qgate.checkpoints.running import judgements
+from qgate.checkpoints.shipped.checks import shipped_findings
 from qgate.checkpoints.stacked_experts import list_experts
 from qgate.checkpoints.stored import Checkpoint, Stamps
 from qgate.checkpoints.weight_parts import StoredWeight
@@ -110,8 +110,9 @@ class CheckpointPair:
         record.findings += fused_scales(self.child, self.weights)
         record.findings += tied_weights(self.child)
         record.findings += activation_findings(self.child, self.weights)
-        if self.parent is not None:
-            record.findings += changed_settings(self.child, self.parent)
+        record.findings += shipped_findings(
+            self.child, self.parent, self.weights, self.matches, self.recipe
+        )
 
 
 def open_pair(child: str, parent: str | None, recipe_file: str | None = None) -> CheckpointPair:

@@ -162,7 +162,8 @@ def test_another_setting_than_the_parents_is_found(
 def test_a_lost_setting_is_found(pair: tuple[Path, Path], tmp_path: Path) -> None:
     ((where, cause),) = changed(pair, tmp_path, lambda _, settings: settings.pop("rope_theta"))
     assert (where, cause) == (
-        "config.json rope_theta", "it is missing here and 500000.0 in the parent",
+        "config.json rope_theta",
+        "it is missing here and 500000.0 in the parent: copy the parent's value",
     )  # fmt: skip
 
 
