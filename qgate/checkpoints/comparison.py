@@ -9,6 +9,7 @@ from pathlib import Path
 from qgate.checkpoints.accounting import account, fused_scales
 from qgate.checkpoints.activation_scales import activation_findings
 from qgate.checkpoints.blocks import worst_block
+from qgate.checkpoints.dequantized import as_declared
 from qgate.checkpoints.findings import makes_unlike
 from qgate.checkpoints.gguf.layouts import layout_notes
 from qgate.checkpoints.gguf.names import match_llama_names
@@ -24,10 +25,11 @@ from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.methods.explanations import settle_methods
 from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.opening import open_again, open_checkpoint
+from qgate.checkpoints.own_layouts import with_layout
 from qgate.checkpoints.packings import decode
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
 from qgate.checkpoints.plain import tied_weights
-from qgate.checkpoints.recipe_files import recipe_of, write_out
+from qgate.checkpoints.recipe_files import write_out
 from qgate.checkpoints.recipe_texts import recipe_lines
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
@@ -68,6 +70,7 @@ class CheckpointPair:
             self.recipe,
             [weight.name for weight in self.weights],
             self.matches,
+            self.child.layout,
         )
 
     def judge(self, weight: StoredWeight) -> Judgement:
@@ -115,10 +118,12 @@ class CheckpointPair:
         )
 
 
-def open_pair(child: str, parent: str | None, recipe_file: str | None = None) -> CheckpointPair:
+def open_pair(
+    child: str, parent: str | None, recipe_file: str | None = None, layout_file: str | None = None
+) -> CheckpointPair:
     """Open a checkpoint and its parent, and match their weights; an error if they are no pair."""
     stored = open_checkpoint(child)
-    recipe = recipe_of(child, stored.configuration, recipe_file)
+    recipe = with_layout(recipe_file, layout_file, stored)[0]
     weights = find_weights(stored)
     source = None if parent is None else _source(open_checkpoint(parent), weights)
     _check_quantized(child, weights, recipe)
@@ -127,6 +132,7 @@ def open_pair(child: str, parent: str | None, recipe_file: str | None = None) ->
         _check_parent(source)
         matches = _match(stored, weights, source, recipe)
         weights = without_constants(stored, weights, matches)
+        weights = as_declared(stored, source, weights, matches, recipe)
         _check_pair(child, parent or "", matches, weights)
     return CheckpointPair(stored, source, recipe, weights, matches)
 
@@ -137,6 +143,7 @@ def compare(
     progress: Progress | None = None,
     recipe_file: str | None = None,
     *,
+    layout_file: str | None = None,
     workers: Workers | int = 1,
     unfinished: Path | None = None,
     blocks: int = 0,
@@ -146,11 +153,12 @@ def compare(
     child, parent   folders or single files, at paths or URLs
     progress        called with the number of weights done, and of all
     recipe_file     what was meant, instead of what the child declares
+    layout_file     the layout of the child's weights, where it is one of your own
     workers         processes on this machine, or a Ray cluster; the record is the same
     unfinished      a folder for the results of a run that is killed, which the next one takes over
     blocks          weights whose worst block is kept, which reads them once more
     """
-    pair = open_pair(child, parent, recipe_file)
+    pair = open_pair(child, parent, recipe_file, layout_file)
     record = CheckpointRecord(child, parent, pair.recipe.method)
     record.recipe = recipe_lines(pair.recipe)
     if not pair.recipe.method and not pair.child.has_graph and not pair.child.is_gguf:
@@ -175,16 +183,15 @@ def _opened_again(
     recipe: Recipe,
     names: list[str],
     matches: dict[str, ParentMatch],
+    layout: object,
 ) -> CheckpointPair:
     """Open a pair as another process has opened it."""
     stored = open_again(*child)
-    weights = {weight.name: weight for weight in find_weights(stored)}
-    source = (
-        None
-        if parent[0] is None
-        else _source(open_again(parent[0], parent[1] or {}), weights.values())
-    )
-    return CheckpointPair(stored, source, recipe, [weights[name] for name in names], matches)
+    stored.layout = layout
+    weights = find_weights(stored)
+    source = None if parent[0] is None else _source(open_again(parent[0], parent[1] or {}), weights)
+    by_name = {w.name: w for w in as_declared(stored, source, weights, matches, recipe)}
+    return CheckpointPair(stored, source, recipe, [by_name[name] for name in names], matches)
 
 
 def _source(parent: Checkpoint, weights: Iterable[StoredWeight]) -> Checkpoint:
@@ -200,7 +207,8 @@ def _check_quantized(child: str, weights: list[StoredWeight], recipe: Recipe) ->
         return
     raise QgateError(
         f"{child!r} holds no quantized weight and declares none; is it the parent? Give the "
-        "quantized checkpoint first."
+        "quantized checkpoint first. If its weights have a layout of your own, --layout FILE "
+        "describes it."
     )
 
 

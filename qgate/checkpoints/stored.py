@@ -70,6 +70,7 @@ class Checkpoint:
     weights        the quantized weights of a graph; None where names of tensors tell them
     ahead          bytes worth reading at a time, more where each request takes time
     folder         the folder that holds all its files; None where it was given as one file
+    layout         a LayoutFile that describes its weights; None where names tell
     samples        samples of tensors that were compared with others, by what they are of
     """
 
@@ -82,6 +83,7 @@ class Checkpoint:
     weights: tuple[GraphWeight, ...] | None = None
     ahead: int = 2 << 20
     folder: Folder | None = None
+    layout: object = None
     samples: dict[tuple[str, int, int], Tensor] = field(default_factory=dict, repr=False)
     _last: tuple[str, Tensor] | None = field(default=None, init=False, repr=False)
 

@@ -172,6 +172,8 @@ def padded_sizes(
         match, declared = matches.get(weight.name), recipe.format_of(module)
         if weight.packing is None or match is None or declared is None:
             continue
+        if all(entry.dtype in DTYPES.values() for entry in weight.parts.values()):
+            continue  # Values that were quantized and are floats again.
         count = sum(math.prod(parent.entries[name].shape) for name in match.names)
         bits = re.search(r"\d+", declared.element)
         if not count or bits is None:
