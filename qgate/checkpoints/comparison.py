@@ -112,7 +112,7 @@ class CheckpointPair:
             leave_out_unused(record, self.parent, self.matches)
         record.findings += fused_scales(self.child, self.weights)
         record.findings += tied_weights(self.child)
-        record.findings += activation_findings(self.child, self.weights)
+        record.findings += activation_findings(self.child, self.weights, self.recipe.method)
         record.findings += shipped_findings(
             self.child, self.parent, self.weights, self.matches, self.recipe
         )
