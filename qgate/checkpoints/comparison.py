@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qgate.checkpoints.accounting import account, fused_scales
+from qgate.checkpoints.accounting import account, fused_scales, odd_scales
 from qgate.checkpoints.activation_scales import activation_findings
 from qgate.checkpoints.blocks import worst_block
 from qgate.checkpoints.dequantized import as_declared
@@ -22,7 +22,7 @@ from qgate.checkpoints.graph_pairs import (
 )
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.grouping import find_weights
-from qgate.checkpoints.methods.explanations import settle_methods
+from qgate.checkpoints.methods.explanations import FOUR_OVER_SIX, settle_methods
 from qgate.checkpoints.methods.surroundings import WeightPair
 from qgate.checkpoints.opening import open_again, open_checkpoint
 from qgate.checkpoints.own_layouts import with_layout
@@ -111,6 +111,7 @@ class CheckpointPair:
         if self.parent is not None and (self.child.has_graph or self.parent.has_graph):
             leave_out_unused(record, self.parent, self.matches)
         record.findings += fused_scales(self.child, self.weights)
+        record.findings += odd_scales(self.child, self.weights)
         record.findings += tied_weights(self.child)
         record.findings += activation_findings(self.child, self.weights, self.recipe.method)
         record.findings += shipped_findings(
@@ -239,7 +240,7 @@ def check_alike(record: CheckpointRecord) -> None:
     for finding in record.findings:
         causes.setdefault(finding.subject, []).append(finding.cause)
     compared = [
-        weight.method != ""
+        weight.method not in ("", FOUR_OVER_SIX)
         or weight.figures.cosine > ALIKE
         or makes_unlike(weight.figures, causes.get(weight.name, ()))
         for weight in record.weights
