@@ -99,8 +99,11 @@ def finding(check: Check, diagnosis: str = "") -> FindingWords:
         words = fault if is_named else diagnosis or fault
         is_diagnosed = is_named or bool(diagnosis)
         return FindingWords(fault=words, figures=first, diagnosed=is_diagnosed)
+    figures = sentence(check)
+    if check.limit.says_fault and check.reason and check.bound is None and check.value is not None:
+        figures = f"{check.metric} {number(check.value)} is the size of float noise, and it is none"
     return FindingWords(
-        fault=diagnosis or _fault(check), figures=sentence(check), diagnosed=bool(diagnosis)
+        fault=diagnosis or _fault(check), figures=figures, diagnosed=bool(diagnosis)
     )
 
 
@@ -119,7 +122,7 @@ def _fault(check: Check) -> str:
         return f"is not what correct {check.quantizer or 'quantization'} gives"
     metric = METRICS.find(check.metric) if kind.is_accepted else None
     if metric is not None and (check.side == "==" or metric.direction == "steady"):
-        return "is not what was accepted"
+        return check.about.better_words or "is not what was accepted"
     if metric is not None and check.side == ">=" and check.about.better_words:
         return check.about.better_words
     if metric is not None and check.side == ">=" and metric.relative:

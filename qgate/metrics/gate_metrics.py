@@ -78,6 +78,11 @@ for _metric in (
         definition="what quantizes a site, in words",
     ),
     Metric(
+        name="static_scale", label="Calibrated Scale", direction="steady", sources=("plan",),
+        definition="static scale that calibration samples decided; of many channels their "
+        "geometric mean",
+    ),
+    Metric(
         name="differing_share", label="Differing Values", direction="lower",
         sources=("conformance",),
         definition="share of quantized values that are not those of the definition, bit for bit",

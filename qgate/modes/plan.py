@@ -8,18 +8,31 @@ from typing import TYPE_CHECKING
 from qgate.text import one_line
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from qgate.formats.quantizer import Quantizer
 
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """One site of a plan: what is done there, with which scale, and the origin of that scale."""
+    """One site of a plan: what is done there, with which scale, and the origin of that scale.
+
+    calibrated   the scales that calibration samples decided: one, or one per head or channel
+    """
 
     site: str
     does: str
     scale: float | None
     origin: str
     quantizer: Quantizer | None = None
+    calibrated: tuple[float, ...] = ()
+
+
+def numbers_of(scale: float | Tensor | None) -> tuple[float, ...]:
+    """Return the numbers of a scale: none, one, or one per head or channel."""
+    if scale is None:
+        return ()
+    return (scale,) if isinstance(scale, float) else (*scale.flatten().tolist(),)
 
 
 @dataclass(frozen=True)

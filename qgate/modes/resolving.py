@@ -12,7 +12,7 @@ from qgate.formats.quantizer import Quantizer
 from qgate.loading import LateModule
 from qgate.models.sites import KINDS
 from qgate.modes.mode import Mode, Rule
-from qgate.modes.plan import Plan, PlanEntry
+from qgate.modes.plan import Plan, PlanEntry, numbers_of
 from qgate.modes.selection import names, select, select_fitting
 from qgate.modes.simulated.planning import mamba_entries
 from qgate.modes.static_inputs import calibrated_reaches
@@ -257,4 +257,5 @@ def _entry_of(site: Site, rule: Rule, reach: float | None = None) -> PlanEntry |
     scale = float(quantizer.scale) if isinstance(quantizer.scale, float) else None
     does = f"{quantizer.format.name} {shared_by}".strip()
     does += f", rotated by {len(quantizer.rotation)}" if quantizer.rotation else ""
-    return PlanEntry(site.name, does, scale, origin, quantizer)
+    calibrated = () if reach is None else numbers_of(scale)
+    return PlanEntry(site.name, does, scale, origin, quantizer, calibrated)

@@ -126,6 +126,13 @@ for _scope in (
     Scope(
         name="engines", sources=("engines",), enters=True, pairs_samples=False, own_bounds=True,
     ),
+    Scope(
+        name="static", gated=("static_scale",), tier=Tier.LOCAL, is_local=True, enters=True,
+        limits={
+            "regression": 0.001, "regression_other_device": 0.001, "regression_across_weights": 9.0,
+        },
+        better_words="has another calibrated scale than accepted",
+    ),
     Scope(name="isolated", tier=Tier.LOCAL, is_local=True, enters=True, against_noise=True),
 ):  # fmt: skip
     SCOPES.add(_scope)

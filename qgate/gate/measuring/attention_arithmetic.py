@@ -32,7 +32,6 @@ from qgate.kernel_checks.requests import KernelRequest
 from qgate.kernel_checks.runs import EXAMPLE, KernelRun
 from qgate.kernel_checks.subject import KernelSubject
 from qgate.models import Model
-from qgate.modes import Quantized
 
 OTHER_CALL = "another call"
 
@@ -168,15 +167,15 @@ class RunAttention:
     wrong: str = ""
 
     @classmethod
-    def of(cls, quantized: Quantized, base: Model) -> RunAttention:
-        """Find the attention of the reference that the mode has under the same names."""
-        present = {name for name, _ in quantized.model.module.named_modules()}
+    def of(cls, actual: Model, base: Model) -> RunAttention:
+        """Find the attention of the reference that a model has under the same names."""
+        present = {name for name, _ in actual.module.named_modules()}
         codes = {
             name: code
             for name, code in find_attention(base, shortened(base.inputs[0])).items()
             if present.issuperset(f"{name}.{leaf}" for leaf in (*code.sources, code.result))
         }
-        return cls(quantized.model, codes)
+        return cls(actual, codes)
 
     def is_right_otherwise(self, samples: Sequence[Any]) -> bool:
         """Tell if all attention is right, and some is not what the reference's code gives."""

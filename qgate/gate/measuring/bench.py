@@ -50,13 +50,12 @@ from qgate.gate.measuring.site_errors import (
     unless_idle,
     unless_vanished,
 )
-from qgate.gate.measuring.site_rows import ModelSites
+from qgate.gate.measuring.site_rows import ModelSites, static_rows
 from qgate.models.experts import mixtures_of
 from qgate.modes import Mode, Quantized, apply
 
 if TYPE_CHECKING:
     from qgate.gate.measuring.attention_arithmetic import RunAttention
-
 
 # Bytes of logits that wait for the task suite: 35 modes of tiny-mamba take 180 MB.
 _LOGITS = 1 << 28
@@ -121,7 +120,8 @@ class Bench(LoadedModel):
             rows += self._blocks("local", local, reference, outer)
         rows += self._blocks("carried", carried, reference, layers)
         rows += self._outputs(carried, reference)
-        rows, base = rows + self._isolated(segments), self.model.in_basis(quantized.model.basis)
+        rows += static_rows(quantized.plan, self._places) + self._isolated(segments)
+        base = self.model.in_basis(quantized.model.basis)
         if mixtures_of(base.module):
             rows += late.expert_rows.expert_rows(quantized, base, meant, self._places)
         if caches is not None:
@@ -143,7 +143,7 @@ class Bench(LoadedModel):
         if key not in self._by_reference:
             quantized = self.quantized(mode)
             base = self.model.in_basis(quantized.model.basis)
-            attention = late.attention_arithmetic.RunAttention.of(quantized, base)
+            attention = late.attention_arithmetic.RunAttention.of(quantized.model, base)
             measure = self._gradients_by_reference if gradients else self._errors_by_reference
             rows = [] if self._chosen is not None else measure(mode, quantized, attention)
             self._by_reference[key] = rows, attention.words()
@@ -276,8 +276,8 @@ class Bench(LoadedModel):
         base = segments.base
         if segments.errors and base.basis not in self._sensitivities:
             self._sensitivities[base.basis] = sensitivities(base, several(self.model.inputs))
-        noise = self._sensitivities.get(base.basis, {})
-        return segment_rows(segments, noise, self._places)
+        rows = segment_rows(segments, self._sensitivities.get(base.basis, {}), self._places)
+        return late.half_code.with_half_faults(rows, segments) if segments.is_own_half else rows
 
     def _blocks(
         self, scope: str, actual: Capture, reference: Capture, layers: Sequence[str]

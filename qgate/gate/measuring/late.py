@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from qgate.gate.measuring import cache_traces as cache_traces
     from qgate.gate.measuring import expert_rows as expert_rows
     from qgate.gate.measuring import gradient_factors as gradient_factors
+    from qgate.gate.measuring import half_code as half_code
     from qgate.gate.measuring import holding as holding
     from qgate.gate.measuring import long_texts as long_texts
     from qgate.gate.measuring import state_rows as state_rows
@@ -27,6 +28,7 @@ else:
     cache_traces = LateModule("qgate.gate.measuring.cache_traces")
     expert_rows = LateModule("qgate.gate.measuring.expert_rows")
     gradient_factors = LateModule("qgate.gate.measuring.gradient_factors")
+    half_code = LateModule("qgate.gate.measuring.half_code")
     holding = LateModule("qgate.gate.measuring.holding")
     long_texts = LateModule("qgate.gate.measuring.long_texts")
     state_rows = LateModule("qgate.gate.measuring.state_rows")

@@ -109,6 +109,11 @@ class Segments:
     def __post_init__(self) -> None:
         self.left_out |= self.view.left_out
 
+    @property
+    def is_own_half(self) -> bool:
+        """Tell if a mode of one's own computes in 16 bits."""
+        return self.is_own and any(errors.unit for errors in self.errors.values())
+
     @torch.no_grad()
     def probe(self, sample: Any) -> None:
         """Hold short inputs of other shapes: an odd length in a batch, and one token."""

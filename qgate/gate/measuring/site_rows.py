@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +11,10 @@ from typing import Any
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.conformance import METRIC
 from qgate.gate.measuring.site_errors import Pairs, site_errors
+from qgate.modes.plan import Plan, PlanEntry
 
+# Heads have a row each; of the many channels of a state there is one row.
+_MOST_SCALES = 64
 _NO_VALUES: Mapping[str, float] = MappingProxyType({})
 
 
@@ -86,3 +90,22 @@ class HeldWays:
             only = f"; only in {' and '.join(self.wrong_ways)}" if are_some else ""
             about = f"{self.words}{only}"
         return Conformance(METRIC, self.values, self.differing, about)
+
+
+def static_rows(plan: Plan, sites: ModelSites) -> list[Measured]:
+    """Return the scales that calibration samples decided, in the order of the plan."""
+    return [
+        sites.row(site, "static", sites.place(entry.site), {"static_scale": scale}, gated=None)
+        for entry in plan.entries
+        for site, scale in _scales(entry)
+    ]
+
+
+def _scales(entry: PlanEntry) -> Iterator[tuple[str, float]]:
+    scales = entry.calibrated
+    if len(scales) > _MOST_SCALES:
+        logs = [math.log(scale) if scale > 0 else -math.inf for scale in scales]
+        yield entry.site, math.exp(sum(logs) / len(logs))
+        return
+    for number, scale in enumerate(scales):
+        yield entry.site if len(scales) == 1 else f"{entry.site}[{number}]", scale

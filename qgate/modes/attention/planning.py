@@ -15,7 +15,7 @@ from qgate.modes.attention.casting import StoredSide, quantizer_of
 from qgate.modes.attention.choices import SIDES, AttentionChoices
 from qgate.modes.attention.core import AttentionCore, QuantizedCache
 from qgate.modes.attention.sources import AttentionSource, named_attentions, source_of
-from qgate.modes.plan import PlanEntry
+from qgate.modes.plan import PlanEntry, numbers_of
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
@@ -113,7 +113,8 @@ def _entry(
     if choice.is_static:
         of = "each head" if choice.share == "head" else "the tensor"
         origin = f"calibrated, largest of {samples} samples in {of}"
-    return PlanEntry(cache_site(at, side), ", ".join(does), scale, origin)
+    scales = numbers_of(quantizer.scale) if choice.is_static else ()
+    return PlanEntry(cache_site(at, side), ", ".join(does), scale, origin, calibrated=scales)
 
 
 def _quantizer(

@@ -8,7 +8,7 @@ from qgate.models.mamba.network import Mamba, MambaMixer
 from qgate.models.model import Model
 from qgate.modes.calibration import Calibration
 from qgate.modes.mode import MambaChoices
-from qgate.modes.plan import PlanEntry
+from qgate.modes.plan import PlanEntry, numbers_of
 from qgate.modes.simulated.mixer import MixerScales, SimulatedMixer
 from qgate.modes.simulated.products import IntWeight
 
@@ -30,7 +30,8 @@ def mamba_entries(choices: MambaChoices, model: Model, calibration: Calibration)
             site = f"{at}.{source}" if source else None
             scale_of = calibration[site].scale if site else None
             origin = calibration.origin(site) if site else _origin(does)
-            entries.append(PlanEntry(f"{at}.{leaf}", does, scale_of, origin))
+            scales = numbers_of(scale_of)
+            entries.append(PlanEntry(f"{at}.{leaf}", does, scale_of, origin, calibrated=scales))
     return entries
 
 

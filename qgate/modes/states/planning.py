@@ -8,7 +8,7 @@ from torch import nn
 
 from qgate.arithmetic import divided
 from qgate.modes.attention.casting import largest_value
-from qgate.modes.plan import PlanEntry
+from qgate.modes.plan import PlanEntry, numbers_of
 from qgate.modes.states.casting import Scale, StoredState
 from qgate.modes.states.choices import StateChoice, StateChoices
 from qgate.modes.states.ranges import Ranges, named_mixers, state_ranges, state_site
@@ -36,7 +36,8 @@ def _entry(site: str, choice: StateChoice, ranges: Ranges, samples: int) -> Plan
         "channel": f"largest of {samples} calibration samples in each channel",
     }
     number = scale if isinstance(scale, float) else None
-    return PlanEntry(site, choice.words(), number, origins[choice.share])
+    scales = numbers_of(scale)
+    return PlanEntry(site, choice.words(), number, origins[choice.share], calibrated=scales)
 
 
 def static_scale(choice: StateChoice, ranges: Ranges, site: str) -> Scale:
