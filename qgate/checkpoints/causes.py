@@ -154,9 +154,9 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
         if weight.zero_points is not None:
             undo = partial(moved_scales, step=step, has_zeros=False)
             yield ExportFault(f"{words}, zero points do not", undo)
+    yield ExportFault("scales of neighboring groups are swapped", scales_swapped)
     for words, change in moved_lines(weight):
         yield ExportFault(words, change)
-    yield ExportFault("scales of neighboring groups are swapped", scales_swapped)
     for back in (False, True):
         words = "scales stand in the order of columns, not of rows"
         yield ExportFault(words, partial(scales_transposed, back=back))

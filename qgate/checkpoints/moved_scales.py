@@ -55,7 +55,8 @@ def scales_of_other_format(weight: QuantizedWeight, parent: Tensor) -> tuple[str
     stored, meant = ("E8M0", "E4M3") if is_e8m0 else ("E4M3", "E8M0")
     scales = codes.view(torch.float8_e4m3fn).float() if is_e8m0 else decode_e8m0(codes)
     words = f"scales are codes of {meant}, and are read as {stored}"
-    if not bool(scales.isfinite().all()) or not bool((scales > 0).any()):
+    is_equal = bool((codes == codes.reshape(-1)[:1]).all())
+    if is_equal or not bool(scales.isfinite().all()) or not bool((scales > 0).any()):
         return words, lambda _: None
     count = min(len(weight.elements), -(-LEADING // max(1, weight.shape[1])))
     values = replace(weight, scales=scales).rows(0, count).values().double()

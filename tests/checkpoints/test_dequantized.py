@@ -15,6 +15,7 @@ from torch import Tensor
 from qgate.checkpoints.comparison import CheckpointPair, compare, open_pair
 from tests.checkpoints.exports import parent_tensors, write
 from tests.checkpoints.own_exports import affine, symmetric
+from tests.shares import share
 
 UP = "model.layers.1.mlp.up_proj.weight"
 
@@ -76,6 +77,7 @@ def _pair(
     return str(write(folder / "child", tensors, {})), str(recipe)
 
 
+@share(4)
 @pytest.mark.parametrize("name", RIGHT)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_right_values_are_as_declared(

@@ -18,6 +18,7 @@ from qgate.checkpoints.record import CheckpointRecord
 from qgate.errors import QgateError
 from tests.checkpoints.exports import parent_tensors, write
 from tests.checkpoints.faults import UP
+from tests.shares import share
 
 Tensors = dict[str, Tensor]
 Change = Callable[[Tensor], Tensor]
@@ -99,6 +100,7 @@ def _changed(
     return compare(str(write(folder / "child", tensors, configuration)), str(folders / "parent"))
 
 
+@share(4)
 @pytest.mark.parametrize("name", MOVED)
 def test_what_moved_is_named(name: str, folders: Path, tmp_path: Path) -> None:
 

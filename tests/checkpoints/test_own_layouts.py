@@ -23,6 +23,7 @@ from qgate.checkpoints.stored import Checkpoint
 from qgate.cli import main
 from qgate.errors import QgateError
 from tests.checkpoints.own_exports import OWN, affine, export, layout_file, symmetric
+from tests.shares import share
 
 UP = "model.layers.1.mlp.up_proj"
 HIGHER = "all scales are 2 times too high"
@@ -65,6 +66,7 @@ def _symmetric_values(w: Tensor, group: int) -> Tensor:
     return codes * scales.repeat_interleave(group, 1)
 
 
+@share(2)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_values_are_those_of_the_codes_before_they_were_packed(
     name: str, parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -89,6 +91,7 @@ def _plant(child: Path, name: str, change: Callable[[Tensor], Tensor]) -> None:
     save_file(tensors, child / "model.safetensors")
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("name", "tensor", "change", "words"),
     [
@@ -130,6 +133,7 @@ def test_a_tensor_that_is_missing_is_one_finding(parent: str, tmp_path: Path) ->
     assert (finding.subject, finding.cause[:22]) == (f"{UP}.weight", "its W_scale is missing")
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -187,3 +191,16 @@ def test_another_process_reads_the_same_weights(parent: str, tmp_path: Path) -> 
     again: CheckpointPair = pickle.loads(pickle.dumps(pair))
     weight = next(weight for weight in again.weights if weight.packing)
     assert again.judge(weight) == pair.judge(weight)
+
+
+def test_codes_that_are_not_packed_take_more_than_is_declared(parent: str, tmp_path: Path) -> None:
+    child, layout = export(tmp_path, "unpacked with zero points")
+    recipe = tmp_path / "R.yaml"
+    recipe.write_text("targets: {Linear: {format: uint4, block: 32}}\nignore: [lm_head]\n")
+    findings = compare(
+        str(child), parent, recipe_file=str(recipe), layout_file=str(layout)
+    ).findings
+    assert {finding.cause for finding in findings} == {
+        "it takes 9 bits per weight here, and uint4 per 32 with zero points as declared takes at most "
+        "6.25: pack the codes"
+    }

@@ -21,6 +21,7 @@ from tests.checkpoints.shipped_exports import (
     child_shipment,
     parent_shipment,
 )
+from tests.shares import share
 
 Plant = Callable[[Shipment], object]
 UP = "model.layers.1.mlp.up_proj"
@@ -163,6 +164,7 @@ FAULTS: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_beside_the_weights_is_named(name: str, parent: Path, tmp_path: Path) -> None:
     plant, subject, words = FAULTS[name]

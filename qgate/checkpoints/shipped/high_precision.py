@@ -156,6 +156,8 @@ def untied_heads(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFi
 SIDE_BITS = 64
 """Bits of a scale and a zero point at most."""
 ROOM = 1.1
+CONSTANT = 2048
+"""Bytes of a weight beside codes and scales: shapes, and the code books of nested ones."""
 
 
 def padded_sizes(
@@ -183,7 +185,7 @@ def padded_sizes(
         width = columns or shape[-1]
         needed = int(bits[0]) + SIDE_BITS / min(width * (rows or 1), count) + 32 / max(1, shape[0])
         stored = 8 * weight.size / count
-        if stored > ROOM * needed + 256 / count:
+        if stored > ROOM * needed + 8 * CONSTANT / count:
             yield CheckpointFinding(
                 weight.name,
                 f"it takes {stored:.3g} bits per weight here, and {declared} as declared takes at "
