@@ -25,6 +25,10 @@ MOVED = (
     (re.compile(r"(^|\.)rope_scaling\.type$"), r"\1rope_scaling.rope_type"),
 )
 """Settings that versions of transformers keep in another place."""
+ROPE_NAMES = {"mrope": "default", "su": "longrope"}
+"""Older names of kinds of rope."""
+DERIVED = ("head_dim", "num_key_value_heads")
+"""Settings that follow from others where the parent states none."""
 NEEDED = (
     "rope_theta", "rms_norm_eps", "layer_norm_eps", "max_position_embeddings", "sliding_window",
     "factor", "original_max_position_embeddings",
@@ -60,6 +64,8 @@ def changed_settings(child: Checkpoint, parent: Checkpoint) -> Iterator[Checkpoi
         return
     leaves = {_leaf(name) for name in own}
     for name, other in parent_settings.items():
+        if _is_unused(name, other, parent_settings):
+            continue
         if name in own and not _same(own[name], other):
             words = f"{_text(own[name])} here and {_text(other)} in the parent"
         elif other is None:
@@ -71,6 +77,13 @@ def changed_settings(child: Checkpoint, parent: Checkpoint) -> Iterator[Checkpoi
         yield CheckpointFinding(
             f"config.json {one_line(name)}", f"it is {words}: copy the parent's value"
         )
+
+
+def _is_unused(name: str, value: object, settings: Mapping[str, object]) -> bool:
+    """Return True for a setting that has no effect, or that follows from others."""
+    prefix, leaf = name[: len(name) - len(_leaf(name))], _leaf(name)
+    is_off = settings.get(f"{prefix}use_sliding_window") is False
+    return (leaf == "sliding_window" and is_off) or (value is None and leaf in DERIVED)
 
 
 def _changed_fields(
@@ -110,9 +123,12 @@ def _flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]
         if isinstance(value, Mapping):
             listed |= _flat(value, f"{name}.")
         else:
+            if key == "type" and "rope_type" in settings:
+                continue
             for pattern, to in MOVED:
                 name = pattern.sub(to, name)
-            listed.setdefault(name, value)
+            is_rope = name.endswith("rope_scaling.rope_type")
+            listed.setdefault(name, ROPE_NAMES.get(str(value), value) if is_rope else value)
     return listed
 
 
