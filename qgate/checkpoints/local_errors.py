@@ -83,7 +83,9 @@ def _zero_point_cause(rows: WeightRows, source: SourceRows, figures: WeightFigur
         (first, size), column = row, 0
     else:
         return ""
-    chunk, start = _chunk(rows, first)
+    unit = math.lcm(rows.together, rows.tile[0])
+    start = first // unit * unit
+    chunk = rows.rows(start, min(start + unit, rows.shape[0]))
     down, across = (first - start) // rows.tile[0], column // rows.tile[1]
     tiles = [
         chunk.in_tiles(x)[down, :, across].flatten()
