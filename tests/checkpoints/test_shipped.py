@@ -175,6 +175,23 @@ def test_a_fault_beside_the_weights_is_named(name: str, parent: Path, tmp_path: 
     assert len(findings) <= 3, findings
 
 
+HOSTILE = ('{"weight_map": {"a": 3}, "metadata": {"total_size": 1e999}}', "[1]", '{"merges": 3}',
+           '{"model": {"vocab": [3], "merges": {"a": 1}}, "added_tokens": [3], "vocab": 1}', "", "{",
+           '{"chat_template": [{"name": 3}], "bos_token": [], "extra_special_tokens": {"a": {}}}',
+           "[" * 100_000)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
+def test_files_of_any_content_are_findings_and_no_crash(
+    content: str, parent: Path, tmp_path: Path
+) -> None:
+    child = child_shipment()
+    names = [name for name in (*child.files, INDEX) if name.endswith(".json")]
+    child.files |= dict.fromkeys(names, content)
+    child.config |= {"auto_map": 3, "dtype": {"a": []}}
+    assert compare(str(child.write(tmp_path / "child")), str(parent)).findings
+
+
 @pytest.mark.parametrize("heads", [gguf_exports.HEADS, 16])
 def test_the_head_of_a_gguf_file_states_what_the_parents_configuration_does(
     heads: int, tmp_path: Path

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from qgate.checkpoints.record import CheckpointFinding
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.wrong_files import reading
 from qgate.errors import first_line
 from qgate.storage.folders import Folder
 from qgate.text import one_line, shortened
@@ -31,7 +32,8 @@ class ShippedFiles:
         """Return the bytes of a file; none where there is no such file."""
         if self._folder is None or name not in self.names or self.names[name]:
             return b""
-        return self._folder.read(name)
+        with reading(str(self._folder.at(name))):
+            return self._folder.read(name)
 
     def text(self, name: str) -> str:
         return self.data(name).decode("utf-8", "replace")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 
@@ -94,7 +95,8 @@ def _total_findings(
 def _total(index: Mapping[str, object]) -> int:
     metadata = index.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
-    return int(total) if isinstance(total, int | float) else 0
+    is_number = isinstance(total, int | float) and math.isfinite(total)
+    return int(total) if is_number else 0  # type: ignore[arg-type]
 
 
 def _code_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[CheckpointFinding]:
