@@ -15,7 +15,7 @@ from qgate.metrics.grades import graded
 from qgate.metrics.plan_changes import PlanChange, merged, plan_changes
 from qgate.results.failure_causes import EarlierCause
 from qgate.results.schema import FindingWords
-from qgate.text import counted, one_line
+from qgate.text import change_figure, counted, one_line
 
 _NO_CAUSE = EarlierCause()
 _NO_DIAGNOSES: Mapping[tuple[str, str], str] = {}
@@ -194,7 +194,7 @@ def _times(value: float | None, accepted: float, allowed: float) -> str:
         return f"accepted is {accepted:g}"
     ratio = value / accepted
     if ratio >= 1.995:
-        return f"{ratio:.0f}x accepted" if 9.95 <= ratio < 1e4 else f"{ratio:.2g}x accepted"
+        return f"{change_figure(ratio)} accepted"
     change = 100 * (value - accepted) / abs(accepted)
     moved, most = _apart(abs(change), 100 * allowed)
     return f"{moved} % {'over' if change > 0 else 'under'} accepted, {most} % allowed"
@@ -351,8 +351,4 @@ def _moved(check: Check) -> str:
         return "from 0"
     if check.limit.is_ideal:
         return f"{_decibels(check)} dB"
-    percent = 100 * (value - against) / abs(against)
-    if abs(percent) >= 1e4:
-        ratio = value / against
-        return f"{ratio:.0f}x" if abs(ratio) < 1e7 else f"{ratio:.3g}x"
-    return f"{percent:+.0f}%" if abs(percent) >= 100 else f"{percent:+.3g}%"
+    return change_figure(value / against)

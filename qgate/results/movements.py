@@ -10,7 +10,7 @@ from qgate.metrics import METRICS
 from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.ranking import binding
 from qgate.results.schema import Record, is_counted
-from qgate.text import times_figure
+from qgate.text import change_figure
 
 # What a regression may be on the same device: within it, two values are called equal.
 EQUAL = 0.02
@@ -99,17 +99,10 @@ def movement(metric: str, old: float | None, new: float | None) -> tuple[str, st
     if ratio is None or ratio <= 0:
         text, size = ("from 0" if old == 0 else f"{new - old:+.3g}"), math.inf
     else:
-        text, size = ratio_text(ratio), abs(math.log(ratio))
+        text, size = change_figure(ratio), abs(math.log(ratio))
     if size <= math.log1p(EQUAL):
         return "equal", text, size
     if about.direction not in ("lower", "higher"):
         return "moved", text, size
     is_worse = (new > old) == (about.direction == "lower")
     return ("worse" if is_worse else "better"), text, size
-
-
-def ratio_text(ratio: float) -> str:
-    """Write a ratio as a change: `+26 %`, or `27x` where it is large."""
-    if ratio >= 1.995 or ratio < 0.5:
-        return f"{times_figure(ratio)}x"
-    return f"{100 * (ratio - 1):+.2g} %" if abs(ratio - 1) >= 5e-5 else "0 %"

@@ -23,11 +23,10 @@ from qgate.results.failure_causes import (
 )
 from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.long_texts import LONG_TEXT, long_text_words
-from qgate.results.movements import ratio_text
 from qgate.results.ranking import binding, rank
 from qgate.results.schema import Record, is_counted
 from qgate.results.scopes import scope_of
-from qgate.text import counted, listed
+from qgate.text import change_figure, counted, listed
 
 # Failures kept per test and mode, worst first; the others are counted.
 MOST_FAILED = 40
@@ -369,10 +368,10 @@ def change_text(finding: ComparisonSummary) -> str:
         return f"{value - accepted:+g}" if value != accepted else ""
     metric = METRICS.find(str(finding.check["metric"])) if finding.check else None
     if metric and metric.logarithm:
-        return ratio_text(metric.factor(value - accepted))
+        return change_figure(metric.factor(value - accepted))
     if accepted == 0:
         return "" if value == 0 else "from 0"
-    return ratio_text(value / accepted)
+    return change_figure(value / accepted)
 
 
 def set_up_lines(broken: Mapping[str, str]) -> list[str]:

@@ -14,12 +14,21 @@ from qgate.text.escaping import (
     one_line,
 )
 from qgate.text.names import beginning, counted, distinct, listed, shortened, shortened_title
-from qgate.text.numbers import brief, decibels, megabytes, percent, rounded_percent, times_figure
+from qgate.text.numbers import (
+    brief,
+    change_figure,
+    decibels,
+    megabytes,
+    percent,
+    rounded_percent,
+    times_figure,
+)
 
 __all__ = [
     "as_csv",
     "beginning",
     "brief",
+    "change_figure",
     "counted",
     "csv_lines",
     "decibels",

@@ -63,3 +63,10 @@ def times_figure(times: float) -> str:
     return next(
         (candidate for candidate in longer if candidate != "1"), ">1" if times > 1 else "<1"
     )
+
+
+def change_figure(ratio: float) -> str:
+    """Write a ratio as a change: `+26 %`, or `27x` where it is large."""
+    if ratio >= 1.995 or ratio < 0.5:
+        return f"{times_figure(ratio)}x"
+    return f"{100 * (ratio - 1):+.2g} %" if abs(ratio - 1) >= 5e-5 else "0 %"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.gate.benches import mode_of, session
 from tests.gate.own_kernels import FORMATS, Cast, Product, own_model
 from tests.gate.test_own_kernel_faults import gates_of
 from tests.shares import share
@@ -84,3 +86,26 @@ def test_a_factor_is_red(part: str, factor: float, fmt: str, tmp_path: Path) -> 
 
 def test_a_kernel_without_straight_through_gradients_has_no_factor(tmp_path: Path) -> None:
     assert red(tmp_path, "int8", None) == {}
+
+
+@pytest.mark.parametrize("mode", ["int8", "mxfp4"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (same, ""),
+        (lambda g: 1.01 * g, "its gradient is 1.01 times what FP32 code makes of"),
+        (lambda g: g.bfloat16().float(), r"its gradient differs by 0.00[12]\d* of its RMS from"),
+    ],
+    ids=["right", "factor", "bfloat16"],
+)
+def test_gradients_of_the_modes_of_qgate_are_exact(
+    change: Cast, words: str, mode: str, tmp_path: Path
+) -> None:
+    gates = session(tmp_path, updating="all", layers=1)
+    name = "model.layers.0.self_attn.v_proj"
+    gates.bench.model.module.get_submodule(name).weight.register_hook(change)  # type: ignore[operator,union-attr]
+    outcome = gates.gradients(SUITE, mode_of(gates.bench, mode), gates.bench.layers[0])
+    rows = [row for row in outcome.record["rows"] if not row["passed"]]
+    faults = {row["site"]: row["finding"]["fault"] for row in rows}
+    assert [*faults] == ([f"{name}:weight"] if words else [])
+    assert all(re.match(words, fault) for fault in faults.values()), faults

@@ -23,7 +23,7 @@ def absent() -> Verdict:
 
 
 CASES: list[tuple[Verdict, str]] = [
-    (verdict(carried(SITE, 9.211e-4, **OPEN)), f"relative_mse 9.2e-04 > 3.5e-05 at {SITE} (mode 2-1): 27x accepted"),
+    (verdict(carried(SITE, 9.211e-4, **OPEN)), f"relative_mse 9.2e-04 > 3.5e-05 at {SITE} (mode 2-1): 27.1x accepted"),
     (verdict(carried(SITE, 1.05e-4)), f"relative_mse 1.1e-04 > 1.0e-04 at {SITE} (mode 2-1): 5 % over accepted, 2 % allowed"),
     (verdict(carried(SITE, 1.0200001e-4)), f"relative_mse 1.0200001e-04 > 1.0200000e-04 at {SITE} (mode 2-1): 2.00001 % over accepted, 2 % allowed"),
     (verdict(carried(SITE, accepted={**ACCEPTED, "relative_mse": 0.0})), f"relative_mse 1.0e-04 > 1.0e-14 at {SITE} (mode 2-1): accepted is 0"),
@@ -85,8 +85,8 @@ def test_the_whole_text() -> None:
         "relative_mse 1.2e-04 > 1.0e-04 at fc1 (mode 2-1): 20 % over accepted, 2 % allowed (+1 more failed check)",
         "",
         "  site  scope    metric        accepted/ideal  now       change  limit        kind",
-        "  fc2   carried  relative_mse  3.4e-05         9.2e-04   +2613%  <= 3.5e-05   regression",
-        "  fc1   local    relative_mse  1.00e-04        1.20e-04  +20%    <= 1.02e-04  regression",
+        "  fc2   carried  relative_mse  3.4e-05         9.2e-04   27.1x   <= 3.5e-05   regression",
+        "  fc1   local    relative_mse  1.00e-04        1.20e-04  +20 %   <= 1.02e-04  regression",
         "  the error enters at fc1, the first whose local error is out",
         "  baseline  baselines/tiny/2-1.txt",
         f"  if intended: {COMMAND}",

@@ -212,13 +212,13 @@ class Bench(LoadedModel):
 
     def _gradient_rows(self, mode: Mode) -> list[Measured]:
         quantized = self.quantized(mode)
-        own = late.gradient_factors.OwnGradients(quantized, self.meant_of(quantized))
-        with own.watch():
+        products = late.gradient_factors.ProductGradients(quantized, self.meant_of(quantized))
+        with products.watch():
             pairs = self.gradient_pairs(mode)
         rows = []
         for site, pair in pairs.items():
             row = self._row(site, "backward", list(zip(*pair, strict=True)))
-            row = replace(row, conformance=own.conformance(row, pair[0]))
+            row = replace(row, conformance=products.conformance(row, pair[0]))
             rows.append(unless_vanished(row, *pair))
         return rows
 

@@ -1,13 +1,16 @@
-"""Gradients of own kernels beside those that FP32 code makes of the same tensors.
+"""Gradients of products beside those that FP32 code makes of the same tensors.
 
 A product y = x w has two gradients: of the weight from x and the gradient at y, of the input from w
-and that gradient. A kernel may take each of these tensors quantized or not. A factor between its
-gradient and the nearest of those products is a fault, whatever error was accepted.
+and that gradient. A kernel of one's own may take each of these tensors quantized or not, so only a
+factor between its gradient and the nearest of those products is a fault, whatever error was
+accepted. The modes of qgate take what the plan says, and differ by float noise alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +32,9 @@ _LEAST, _MOST = 0.25, 4.0
 _ALLOWED = 0.004
 """How far from 1 a factor may be: rounding the gradient at the output moves it by less."""
 _LEAST_CORRELATION = 0.9
+_NOISE = 2.0**-14
+"""Share of a gradient's RMS that is float noise: it had 3e-7, and sums in bfloat16 have 2e-3."""
+_OF_CODE = "what FP32 code makes of the input, the weight and the gradient at the output"
 
 
 @dataclass
@@ -42,14 +48,22 @@ class _Product:
     inner: dict[int, Tensor] = field(default_factory=dict)
 
 
-class OwnGradients:
-    """Gradients of the products of an own kernel, watched in a pass back."""
+class ProductGradients:
+    """Gradients of the products of a mode, watched in a pass back."""
 
     def __init__(self, quantized: Quantized, meant: Quantized) -> None:
-        """`meant` is the mode that a kernel stands for; what is no own kernel has no products."""
+        """`meant` is the mode that an own kernel stands for; the mode itself otherwise."""
         self._root = quantized.model.module
-        self._quantizers = {} if meant is quantized else meant.plan.quantizers()
-        sites = backward_sites(quantized.model, is_forced=True) if quantized.mode.own else []
+        mode = quantized.mode
+        self._is_own = mode.own
+        self._is_exact = not mode.own and mode.dtype is None
+        self._quantizers = {} if mode.own and meant is quantized else meant.plan.quantizers()
+        self._uses = Counter(
+            id(weight)
+            for module in self._root.modules()
+            for weight in module.parameters(recurse=False)
+        )
+        sites = backward_sites(quantized.model, is_forced=True) if mode.choices is None else []
         self._products = {
             site.module: _Product(site, self._root.get_submodule(site.module))
             for site in sites
@@ -98,48 +112,68 @@ class OwnGradients:
         calls = range(len(product.inputs))
         x = torch.cat([_rows(product.inputs[call]) for call in calls])
         g = torch.cat([_rows(product.outer[call]) for call in calls])
-        weight: Tensor = getattr(product.module, "weight").detach()  # noqa: B009
+        weight: Tensor = getattr(product.module, "weight").detach().float()  # noqa: B009
         if product.site.transposed:
             weight, of_weight = weight.T, of_weight.T
-        by_rows, by_columns = _taken(g, input_cast), _taken(g.T.contiguous(), input_cast)[1:]
-        outer = [*(taken.T for taken in by_rows), *by_columns]
-        products = (turned @ taken for taken in _taken(x, input_cast) for turned in outer)
-        factor, words, values = _factor(of_weight, products), "its gradient", of_weight.numel()
-        if factor == 1 and len(product.inner) == len(calls):
+        by_rows, by_columns = [g], [g.T]
+        if self._is_own:
+            by_rows = _versions(g, input_cast)
+            by_columns += [version.T for version in by_rows[1:]]
+            by_columns += _versions(g.T.contiguous(), input_cast)[1:]
+        stored = vars(product.module)["_parameters"].get("weight")
+        exact = (
+            self._is_exact
+            and self._uses[id(stored)] == 1
+            and stored.dtype == product.inputs[0].dtype == torch.float32
+        )
+        candidates = (turned @ v for v in _versions(x, input_cast) for turned in by_columns)
+        fault, values = _fault("its gradient", of_weight, candidates, exact), of_weight.numel()
+        if not fault and len(product.inner) == len(calls):
             inner = torch.cat([_rows(product.inner[call]) for call in calls])
-            products = (taken @ w for w in _taken(weight, weight_cast) for taken in by_rows)
-            factor, words = _factor(inner, products), "the gradient of the input"
+            candidates = (v @ w for w in _versions(weight, weight_cast) for v in by_rows)
+            fault = _fault("the gradient of the input", inner, candidates, exact)
             values += inner.numel()
-        about = f"gradients of the weight and the input, of {len(calls)} calls"
-        if factor != 1:
-            about = (
-                f"{words} is {factor:.4g} times what FP32 code makes of the input, the weight and "
-                "the gradient at the output"
-            )
-        return Conformance(METRIC, values, 0 if factor == 1 else values, about)
+        about = fault or f"gradients of the weight and the input, of {len(calls)} calls"
+        return Conformance(METRIC, values, values if fault else 0, about)
 
 
-def _taken(tensor: Tensor, cast: Quantizer | None) -> list[Tensor]:
+def _fault(words: str, actual: Tensor, candidates: Iterable[Tensor], exact: bool) -> str:
+    """Say what is wrong with a gradient: a factor, or any difference where it is to be exact."""
+    factor, remainder = _nearest(actual, candidates)
+    if factor != 1:
+        return f"{words} is {factor:.4g} times {_OF_CODE}"
+    if exact and remainder > _NOISE:
+        return f"{words} differs by {remainder:.2g} of its RMS from {_OF_CODE}"
+    return ""
+
+
+def _versions(tensor: Tensor, cast: Quantizer | None) -> list[Tensor]:
     """Return a tensor as a kernel may take it: as it is, and quantized."""
     return [tensor] if cast is None else [tensor, cast(tensor)]
 
 
-def _factor(actual: Tensor, candidates: Iterable[Tensor]) -> float:
-    """Return the factor between a gradient and the candidate that is nearest to it but for one."""
+def _nearest(actual: Tensor, candidates: Iterable[Tensor]) -> tuple[float, float]:
+    """Return the factor between a gradient and the nearest candidate, and the least difference.
+
+    The difference is a share of the gradient's RMS. Where a scale clipped, a gradient is zero, and
+    is not compared.
+    """
     flat = actual.reshape(-1).double()
-    norm, best, factor = float(flat.norm()), _LEAST_CORRELATION, 1.0
+    norm, best, factor, remainder = float(flat.norm()), _LEAST_CORRELATION, 1.0, math.inf
     for candidate in candidates:
         values = candidate.reshape(-1).double()
         energy = float(values.square().sum())
         if values.shape != flat.shape or not (norm and energy):
             continue
+        remainder = min(remainder, float((flat - values)[flat != 0].norm()) / norm)
         correlation = float(flat.dot(values)) / (norm * energy**0.5)
         if correlation <= best:
             continue
         best, times = correlation, float(flat.dot(values)) / energy
-        is_off = abs(times - 1) > _ALLOWED and has_a_factor(flat - values, values)
+        is_whole = float((flat - times * values).norm()) <= _NOISE * norm
+        is_off = abs(times - 1) > _ALLOWED and (is_whole or has_a_factor(flat - values, values))
         factor = times if is_off and _LEAST < times < _MOST else 1.0
-    return factor
+    return factor, 0.0 if remainder == math.inf else remainder
 
 
 def _rows(tensor: Tensor) -> Tensor:
