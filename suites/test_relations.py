@@ -1,8 +1,8 @@
-"""Check that a mode gives the same results alone, batched, padded, cut, in chunks and restarted.
+"""Check that a mode gives the same results in a long text, decoded, alone, batched and padded.
 
-Every site gets the tensors of one run of all rows, and is compared with that run. A difference of
-more than float noise (with --bitwise: of one bit) fails at the first site that makes it; no
-baseline is needed. The suite runs if you name its file, or with --relations.
+Every site gets the tensors of one run, and is compared with that run. A difference of more than
+float noise (with --bitwise: of one bit) fails at the first site that makes it; no baseline is
+needed. With --relations rows are also cut, put in chunks, split, and the mode is built again.
 """
 
 

@@ -58,7 +58,7 @@ NO_ENVIRONMENT = (
 ENTRY_POINTS = ("__main__", "models.train")
 LOADED_ON_DEMAND = ("transformers", "datasets")
 PRINTING = {
-    "qgate/text/printing.py": 3, "qgate/cli/capture.py": 1, "qgate/cli/collect.py": 1,
+    "qgate/text/printing.py": 3, "qgate/cli/_capture.py": 1, "qgate/cli/collect.py": 1,
     "qgate/cli/report.py": 1, "qgate/models/train.py": 5,
 }  # fmt: skip
 """Files that call print(), and how often: texts that are escaped before, and exits of programs."""

@@ -62,13 +62,13 @@ def network_of(source: NetworkSource) -> LoadedNetwork:
         except (AttributeError, ImportError) as error:
             raise QgateError(
                 f"another process cannot load the model: {error}. Its class belongs into a module "
-                "that can be imported there; or leave --jobs and --engine out."
+                "that can be imported there; or leave --jobs and engine out."
             ) from error
         root = recipe.load() if recipe.load else recipe.module
         if root is None or _fingerprint(root) != recipe.fingerprint:
             raise QgateError(
                 f"{recipe.name} has other weights each time it is loaded: seed what makes them, or "
-                "leave --jobs and --engine out."
+                "leave --jobs and engine out."
             )
         stack = contextlib.ExitStack()
         network = stack.enter_context(
@@ -92,7 +92,7 @@ def packed_recipe(
         raise QgateError(
             f"{subject.name} cannot be sent to other processes ({type(error).__name__}: {error}). "
             "Name a model that they can load (hf:PATH, FILE.py:build), or leave --jobs and "
-            "--engine out."
+            "engine out."
         ) from error
 
 

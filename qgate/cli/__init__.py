@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from qgate._version import __version__
 from qgate.cli._console import add_console_options, console
+from qgate.cli._moved import COMMANDS
 from qgate.device_errors import in_sentences
 from qgate.devices import wait_calmly
 from qgate.errors import QgateError, sentence_of, unknown
@@ -35,11 +36,18 @@ Fail a pull request when quantized numerics are worse than their format allows.
   qgate doctor                            check what is installed here
   qgate init --ci github                  write suites (test files), settings and a workflow
   qgate run --mode mxfp8                  run the suites in one mode (one way to quantize)
-  qgate sweep act.pt                      find the best scale of a format for a tensor
+  qgate sweep act.pt                      find the format and the scale that suit a tensor
   qgate checkpoint CHILD --parent PARENT  check a quantized checkpoint, without running it
 """
 
 
+GROUPS = {
+    "gate": ("run", "report", "baselines"),
+    "look": ("sweep", "activations", "layers", "collect", "dumps", "draw", "show"),
+    "checkpoints": ("checkpoint", "engines"),
+    "maintenance": ("init", "doctor"),
+}
+"""The commands by what they are for, as `qgate --help` lists them; those of others come last."""
 _Verbs = argparse._SubParsersAction
 _MISSING = "the following arguments are required"
 
@@ -59,7 +67,32 @@ class CommandParser(argparse.ArgumentParser):
         end = "" if text.endswith((".", "?")) else "."
         self.exit(2, f"{self.prog}: {text}{end} `{self.prog} --help` shows what it takes.\n")
 
+    def format_help(self) -> str:
+        """Write the help; that of the command line lists its commands in groups."""
+        verbs = [action for action in self._actions if isinstance(action, _Verbs)]
+        if not verbs or verbs[0].dest != "command":
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        listed = {choice.dest: choice for choice in verbs[0]._choices_actions}
+        grouped = {name for names in GROUPS.values() for name in names}
+        others = tuple(name for name in listed if name not in grouped)
+        for title, names in {**GROUPS, "others": others}.items():
+            formatter.start_section(title)
+            formatter.add_arguments([listed[name] for name in names if name in listed])
+            formatter.end_section()
+        formatter.start_section("options")
+        formatter.add_arguments(action for action in self._actions if action is not verbs[0])
+        formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, _Verbs) and action.dest == "command" and value in COMMANDS:
+            raise argparse.ArgumentError(
+                None, f"`qgate {value}` is no command any more: use `{COMMANDS[value]}`"
+            )
         if action.choices is not None and value not in action.choices:
             error = unknown("choice", value, map(str, action.choices))
             raise argparse.ArgumentError(action, str(error))
@@ -151,6 +184,8 @@ def parse_call(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for word in words:
         if "\0" in word:
             top.error(f"{ascii(word)[:80]} has a NUL character, which no name and no file can have")
+    if list(words[:1]) == ["help"]:
+        words = [*words[1:], "--help"]
     top.check_first(words)
     args, more = top.parse_known_args(words)
     args.more = more
@@ -168,7 +203,7 @@ def run_call(args: argparse.Namespace) -> int:
         # A program that is collected or tested has its own ways to end.
         own = args.command in ("collect", "run")
         ending = contextlib.nullcontext() if own else ended_by_signals()
-        with ending, console(args), in_sentences(f"qgate {args.command}"), explained_imports():
+        with ending, console(args), in_sentences(args.parser.prog), explained_imports():
             status = int(args.run(args))
             sys.stdout.flush()
             return status

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _RECORD, _SAVE_DIR = "activations.json", "visualization.save_dir"
 _OPTIONS = ("model", "config", "list_layers", "write_config", "dry_run", "trust_remote_code")
-_WORKERS = ("jobs", "engine", "gpus_per_task")
+_WORKERS = ("jobs", "set")
 
 
 def words(more: Sequence[str]) -> tuple[str | None, list[tuple[str, str]]]:
@@ -93,7 +93,7 @@ def redraw(
 ) -> int:
     """Draw page, pictures and tables of a record, beside it unless another folder is given."""
     for name in (*_OPTIONS, *_WORKERS):
-        if getattr(args, name) and (name, getattr(args, name)) != ("engine", "local"):
+        if getattr(args, name):
             option = f"--{name.replace('_', '-')}"
             raise QgateError(f"{option} is of a run; {word!r} is only drawn again.")
     path = _record_in(user_location(word))

@@ -28,13 +28,9 @@ def add_console_options(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def console(args: argparse.Namespace) -> Iterator[None]:
-    """Apply `--quiet` and `--color` to what is printed inside.
-
-    A command that shortens its own output sets `shortens_itself`.
-    """
+    """Apply `--quiet` and `--color` to what is printed inside."""
     quiet, color = getattr(args, "quiet", False), getattr(args, "color", "auto")
-    is_silent = quiet and not getattr(args, "shortens_itself", False)
-    is_silent = is_silent and not getattr(args, "json", False)
+    is_silent = quiet and not getattr(args, "json", False)
     tokens = _QUIET.set(quiet), _COLOR.set(color)
     try:
         with contextlib.ExitStack() as stack:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qgate.cli._project import find_project_modules, model_here, project_here
+from qgate.cli._settings import add_settings, path_setting, setting
 from qgate.loading import LateModule
 from qgate.project.options import OPTIONS
 
@@ -21,34 +22,29 @@ else:
 
 # Options of a run of gates that these commands take, too.
 _MODEL = ("samples", "seqlen", "text", "tokens")
-_CALIBRATION = ("calib-samples", "calib-seqlen", "calib-text", "percentile-alpha", "calibration")
+_CALIBRATION = (
+    "calib-samples", "calib-seqlen", "calib-text", "percentile-alpha", "calib-arithmetic",
+)  # fmt: skip
 # What options are where neither the command line nor the project's settings say it.
 _DEFAULTS: dict[str, object] = {
     "model": "tiny-mamba",
     "device": "cpu",
-    **{name: OPTIONS[name].default for name in (*_MODEL, *_CALIBRATION)},
+    **{name: OPTIONS[name].default for name in _MODEL},
 }
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add `--model` and the other options that `setup_of` reads."""
+def add_model_options(parser: argparse.ArgumentParser, *settings: str) -> None:
+    """Add `--model`, the other options that `setup_of` reads, and `--set`."""
     about = "defaults are those of qgate.toml, if it has any"
-    add = parser.add_argument_group("model", about).add_argument
+    add: Callable[..., object] = parser.add_argument_group("model", about).add_argument
     add("--model", metavar="NAME", help="tiny-mamba, tiny-llama, tiny-moe, mamba:PATH, "
         "hf:PATH or package.module:build; hf:PATH=NAME and mamba:PATH=NAME are called NAME "
         "(default tiny-mamba)")  # fmt: skip
     add("--device", metavar="D", help="auto, cpu, cuda or cuda:N (default cpu)")
     add("--seed", type=int, default=0, metavar="N", help="seed that chooses the texts (default 0)")
-    _add_shared(add, _MODEL)
-    add = parser.add_argument_group("calibration").add_argument
-    _add_shared(add, _CALIBRATION)
-    add("--arithmetic", default="fp32", choices=("fp32", "fp16"), help="precision in which "
-        "scales and codes are computed (default fp32; fp16 is that of Quamba-SE)")  # fmt: skip
-
-
-def _add_shared(add: Callable[..., object], names: Sequence[str]) -> None:
-    for name in names:
+    for name in _MODEL:
         add(f"--{name}", **OPTIONS[name].argparse)
+    add_settings(parser, *_CALIBRATION, *settings, arithmetic="calib-arithmetic")
 
 
 def fill_from_project(args: argparse.Namespace) -> None:
@@ -64,19 +60,23 @@ def fill_from_project(args: argparse.Namespace) -> None:
         setattr(args, attribute, Path(str(value)) if is_path else value)
 
 
-def setup_of(args: argparse.Namespace) -> setups.ModelSetup:
-    """Return the model setup of the options and the project's settings, not loaded yet."""
+def setup_of(args: argparse.Namespace, calibration: Path | None = None) -> setups.ModelSetup:
+    """Return the model setup of the options and the project's settings, not loaded yet.
+
+    `calibration` is the file of its static scales, by default that of the settings.
+    """
     fill_from_project(args)
     sampling = models.Sampling(
         samples=args.samples,
         seqlen=args.seqlen,
-        calib_samples=args.calib_samples,
-        calib_seqlen=args.calib_seqlen,
+        calib_samples=setting(args, "calib-samples"),
+        calib_seqlen=setting(args, "calib-seqlen"),
         seed=args.seed,
         text=args.text,
-        calib_text=args.calib_text,
+        calib_text=path_setting(args, "calib-text"),
     )
-    settings = modes.CalibrationSettings(args.percentile_alpha, args.arithmetic)
-    return setups.ModelSetup(
-        args.model, args.device, sampling, args.tokens, args.calibration, settings
+    file = calibration or path_setting(args, "calibration")
+    settings = modes.CalibrationSettings(
+        setting(args, "percentile-alpha"), setting(args, "calib-arithmetic")
     )
+    return setups.ModelSetup(args.model, args.device, sampling, args.tokens, file, settings)

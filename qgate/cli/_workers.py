@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from qgate.cli._settings import add_settings, setting
 from qgate.loading import LateModule
 
 if TYPE_CHECKING:
@@ -40,20 +41,18 @@ def add_limit(parser: argparse.ArgumentParser, default: int, noun: str) -> None:
     parser.add_argument("--limit", type=from_one, default=default, metavar="N", help=about)
 
 
-def add_workers(parser: argparse.ArgumentParser) -> None:
+def add_workers(parser: argparse.ArgumentParser, *settings: str, **earlier: str) -> None:
+    """Add `--jobs` and `--set`, for these settings and those of workers."""
     add = parser.add_argument
     add(
         "--jobs",
         type=from_one,
         metavar="N",
-        help="processes to use (default 1; with Ray, all cores)",
+        help="processes to use (default 1; on Ray, with --set engine=ray, all cores)",
     )
-    add("--engine", default="local", metavar="E", help="where they run: local "
-        "(default), ray, or ray://host:port of a cluster")  # fmt: skip
-    add("--gpus-per-task", type=float, default=0.0, metavar="X", help="GPUs that each "
-        "task asks a Ray cluster for (default 0)")  # fmt: skip
+    add_settings(parser, *settings, "engine", "gpus-per-task", **earlier)
 
 
 def workers_from(args: argparse.Namespace) -> engine.Workers:
     """Return the checked workers of the options."""
-    return engine.Workers(args.engine, args.jobs, args.gpus_per_task)
+    return engine.Workers(setting(args, "engine"), args.jobs, setting(args, "gpus-per-task"))

@@ -1,8 +1,8 @@
 """Run a program unchanged, and collect the tensors of its model into a dump.
 
-  qgate collect --dir dump -- train.py --lr 1e-3
-  qgate collect --dir dump --level statistics --iterations 3 -- -m package.train
-  qgate collect --dir dump --watch-underflow -- train.py
+  qgate collect -- python train.py --lr 1e-3
+  qgate collect --dir dump --level statistics --iterations 3 -- python -m package.train
+  qgate collect --dir dump --watch-underflow -- python train.py
   torchrun --nproc-per-node 2 -m qgate collect --dir dump -- train.py
 
 The first model that runs is collected. The dump may be a URL such as s3://bucket/run, which gets
@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import re
 import runpy
 import sys
 import traceback
@@ -25,12 +26,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qgate.cli._moved import add_moved
+from qgate.cli._project import option_here
 from qgate.errors import QgateError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from qgate.collecting import Collector
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--sites",
-        help="layers to collect, by type or pattern of names, with | between: 'attention|linear'",
+        help="layers to collect, by type or pattern of names, with | between (default: all with "
+        "weights, and attention)",
     )
     add("--phases", metavar="PHASES", help="passes to collect: forward,backward (default), or one")
     add(
@@ -51,14 +57,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="iterations to collect (default: CONTROL_ITER, or else 1)",
     )
-    add(
-        "--first-iteration",
-        type=int,
-        metavar="N",
-        help="number that the first iteration is stored under",
-    )
     add("--samples", type=int, metavar="N", help="forward passes of each iteration (default: all)")
-    add("--sample", type=int, metavar="N", help="number that the sample is stored under")
     add("--ranks", metavar="RANKS", help="ranks to collect: all (default), or numbers: 0,4")
     add("--quant-type", metavar="NAME", help="label of the number format that the run uses")
     add("--level", help="what to store: tensors (default), or statistics of a few kilobytes each")
@@ -72,7 +71,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="also collect the attention weights after softmax",
     )
-    add("--counted", metavar="N", help="for statistics: elements of each tensor to count, or all")
     add("--watch-underflow", action="store_true", help="list at the end where quantization "
         "by qgate lost values below the smallest normal number of the format")  # fmt: skip
     add(
@@ -80,7 +78,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="what to do with tensors that the dump already has: refuse (default), "
         "append, overwrite",
     )
-    add("program", nargs=argparse.REMAINDER, help="-- FILE or -m MODULE, and its arguments")
+    add("program", nargs=argparse.REMAINDER, help="-- python FILE or -m MODULE, and its "
+        "arguments; `python` may be left out")  # fmt: skip
+    add_moved(
+        parser,
+        {
+            "--first-iteration": "the variable TENSOR_SAVER_ITERATION=N",
+            "--sample": "the variable CURRENT_SAMPLE_IDX=N",
+            "--counted": "counted = N in qgate.toml",
+        },
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,9 +101,7 @@ def run(args: argparse.Namespace) -> int:
     )
     from qgate.dumps.layout import check_store
 
-    program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    if not program or program == ["-m"]:
-        raise QgateError("say what to run: qgate collect --dir dump -- train.py, or -- -m MODULE.")
+    program = _program(args.program)
     if program[0] != "-m" and not Path(program[0]).is_file():
         problem = "is a folder" if Path(program[0]).is_dir() else "is not there"
         raise QgateError(f"{program[0]!r} {problem}; name the Python file to run, or -m MODULE.")
@@ -106,7 +111,15 @@ def run(args: argparse.Namespace) -> int:
             return _run(program)
     options = _settings(args)
     labels = EnvironmentLabels(os.environ, options)
-    settings = {**settings_of(os.environ), "say": say_on_stderr, **options}
+    refusals: list[QgateError] = []
+
+    def say(text: str) -> None:
+        """Print a summary, unless nothing was stored for a reason that is printed anyway."""
+        collector = watch.collector
+        if not refusals or (collector is not None and collector.account.records):
+            say_on_stderr(text)
+
+    settings = {**settings_of(os.environ), "say": say, **options}
     folder = settings.pop("folder")
 
     def make(model: nn.Module) -> Collector:
@@ -120,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         with _watching(args.watch_underflow):
             status = _run(program)
     except BaseException as error:
+        refusals += [error] if isinstance(error, QgateError) else []
         _stop(watch.collector, type(error).__name__)
         raise
     finally:
@@ -133,15 +147,33 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
+def _program(words: list[str]) -> list[str]:
+    """Return a file or `-m MODULE` with its arguments; this Python runs it, whatever is named."""
+    program = words[1:] if words[:1] == ["--"] else words
+    if program and _PYTHON.fullmatch(Path(program[0]).name):
+        program = program[1:]
+        if program and program[0].startswith("-") and program[0] != "-m":
+            raise QgateError(
+                f"python {program[0]} cannot be collected: name the file to run, or -m MODULE; "
+                "options of Python go before qgate, as in python -u -m qgate collect."
+            )
+    if not program or program == ["-m"]:
+        raise QgateError(
+            "say what to run: qgate collect -- python train.py, or -- python -m MODULE."
+        )
+    return program
+
+
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `collect` that options set."""
-    names = ("sites", "iterations", "first_iteration", "samples", "sample", "quant_type", "level",
-             "dtype", "attention_weights", "existing")  # fmt: skip
+    names = ("sites", "iterations", "samples", "quant_type", "level", "dtype",
+             "attention_weights", "existing")  # fmt: skip
+    counted = option_here("counted")
     settings = {name: getattr(args, name) for name in names} | {
         "folder": args.dir,
         "phases": args.phases and tuple(args.phases.split(",")),
         "ranks": args.ranks and _ranks(args.ranks),
-        "counted": int(args.counted) if (args.counted or "").isdecimal() else args.counted,
+        "counted": int(counted) if (counted or "").isdecimal() else counted,
     }
     return {name: value for name, value in settings.items() if value is not None}
 

@@ -2,7 +2,7 @@
 
   qgate draw DIR --output-dir draw
   qgate draw RUN_A RUN_B --compare hifp8,mxfp8 --jobs 2
-  qgate draw DIR --format fp8_e4m3,mxfp4 --layer 3 --name 'grad_*'
+  qgate draw DIR --format fp8_e4m3,mxfp4 --where 'layer=3,name=grad_*'
   qgate draw DIR --quick                              one picture, in seconds
 
 DIR is a dump that `qgate collect` wrote, or a folder of megatron-tensor-saver, as a path or URL;

@@ -1,6 +1,6 @@
 """List, check, compare, merge and convert dumps of tensors.
 
-  qgate dumps ls DIR --layer 3 --name 'grad_*'
+  qgate dumps ls DIR --where 'layer=3,name=grad_*'
   qgate dumps info DIR
   qgate dumps verify DIR                     a problem per line; exit status 1 if there is one
   qgate dumps compare A B --relative-mse 1e-4

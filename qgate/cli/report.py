@@ -4,11 +4,15 @@
   qgate report qgate-out --output summary.md --output gates.csv
   qgate report before=a/results.jsonl after=b/results.jsonl      compare two runs
   qgate report qgate-out --format comment            print a comment for a pull request
+  qgate report shard-*/qgate-out --merge qgate-out   merge the results of several jobs
 
 Given two runs, the report compares the second with the first, and shows it in detail. It reads
-results only, and needs neither the model nor pytest nor torch.
+results only, and needs neither the model nor pytest nor torch. --merge writes one results.jsonl,
+results.csv and report.html for all shards of `pytest suites --shard I/N`, or for any runs of the
+same code, models and limits.
 Exit status: 0 if the report was made (with --exit-code, 1 if the run failed); 2 if files are
-missing, damaged or cannot be written, and then nothing is written.
+missing, damaged or cannot be written, and then nothing is written. With --merge where the variable
+CI is set: 1 if gates were skipped or a shard is missing, unless --allow-partial is given.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qgate.cli import _merging
 from qgate.cli._console import add_json, has_colors, print_json
 from qgate.cli._project import project_folder
 from qgate.errors import QgateError
@@ -58,12 +63,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "those that failed, these and the worst that passed (default), all or none")  # fmt: skip
     add("--label", action="append", default=[], metavar="NAME", help="name of a file, in "
         "the order of the files; repeatable")  # fmt: skip
+    add("--merge", type=Path, metavar="DIR", help="merge any number of results into this folder")
+    add("--partial", action="store_true", help="with --merge: even if shards are missing")
+    add("--allow-partial", action="store_true", help="with --merge: pass although gates were "
+        "skipped, where CI is set")  # fmt: skip
     add("--exit-code", action="store_true", help="exit with 1 if the run failed; the second "
         "of two")  # fmt: skip
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.merge is not None:
+        return _merge(args)
+    if args.partial or args.allow_partial:
+        option = "--partial" if args.partial else "--allow-partial"
+        raise QgateError(f"{option} goes with --merge DIR, which merges results of several jobs.")
     prints = args.format == "comment" and not args.output
     outputs = args.output or ([] if prints else [Path("report.html")])
     if args.format == "comment" and outputs and not any(map(_is_markdown, outputs)):
@@ -99,6 +113,17 @@ def run(args: argparse.Namespace) -> int:
     for output in outputs:
         print_line(f"wrote {output} ({megabytes(output.stat().st_size)})")
     return status
+
+
+def _merge(args: argparse.Namespace) -> int:
+    if args.output or args.format or args.label:
+        option = "--output" if args.output else "--format" if args.format else "--label"
+        raise QgateError(
+            f"{option} does not go with --merge: merge first, then `qgate report {args.merge}`."
+        )
+    if not args.results:
+        raise QgateError("name the results to merge: qgate report shard-*/qgate-out --merge DIR.")
+    return _merging.merge_results(args, [results_in(Path(text)) for text in args.results])
 
 
 # Arguments ---------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
-"""Sweep the scale of a format over tensors from files, and say which scale to use.
+"""Say which format and which scale suit tensors from files.
 
-  qgate sweep act.pt                                       E4M3, scales of tensor and blocks
-  qgate sweep 'dumps/**/*.safetensors' --elem-format fp4_e2m1 --no-plots
+  qgate sweep act.pt                                       formats with scale and SQNR, best first
+  qgate sweep act.pt --elem-format fp4_e2m1                what the scale of this format costs
+  qgate sweep 'dumps/**/*.safetensors' --elem-format fp8_e4m3,fp4_e2m1 --no-plots
   qgate sweep w.safetensors:layer.0 --granularity block --output-dir sweeps
+  qgate sweep act.pt --verbose                             every level and metric, as in the logs
 
 A sweep quantizes a tensor with many scales, and reports the error at each. It reads .pt (weights
 only), .safetensors, .npy and .npz files, also by URL: s3://bucket/w.safetensors:NAME is one tensor.
 Results go to draw/scaling_analysis/NAME/, and draw/scaling_analysis/index.html shows them side by
-side. With --quiet the analysis is in the log files only. If a sweep is interrupted, the same
-command continues with the files that were not finished.
+side, with those of earlier commands. If a sweep is interrupted, the same command continues with the
+files that were not finished.
 Exit status: 0 if every tensor was swept and has no NaN or Inf, 1 if not, 2 if there is no file to
 sweep.
 """
@@ -16,6 +18,7 @@ sweep.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from qgate.cli._console import add_json, is_quiet, print_json
 from qgate.cli._progress import progress
+from qgate.cli._settings import setting
 from qgate.cli._workers import add_workers, from_one, workers_from
 from qgate.errors import QgateError
 from qgate.loading import LateModule
@@ -39,6 +43,8 @@ else:
     requests, running = LateModule("qgate.sweeps.requests"), LateModule("qgate.sweeps.running")
     texts = LateModule("qgate.sweeps.texts")
 
+_SETTINGS = ("sweep-alignment", "sweep-scale-bits", "sweep-block", "sweep-axis")
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
@@ -54,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write results to DIR/NAME; a folder or a URL (default draw/scaling_analysis)",
     )
     add("--elem-format", action="append", metavar="F", help="formats to sweep: F,F "
-        "(default fp8_e4m3)")  # fmt: skip
+        "(default fp8_e4m3, and a table of formats to choose from)")  # fmt: skip
     add(
         "--granularity",
         choices=("tensor", "block"),
@@ -70,24 +76,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     for end, metavar, word in (("max", "X", "largest"), ("min", "Y", "smallest")):
         add(f"--{end}-scale-exp", type=float, metavar=metavar, help=f"{word} exponent to "
             "try; with --granularity block, an offset to that of each block")  # fmt: skip
-    add("--alignment", choices=("exact", "documented"), default="exact", help="range "
-        "of exponents unless given: exact (from no overflow to no underflow, default), or that of "
-        "megatron-tensor-saver")  # fmt: skip
-    add(
-        "--scale-bits",
-        type=int,
-        default=8,
-        metavar="B",
-        help="bits of a block's scale, 2 to 8 (default 8)",
-    )
-    add("--block", type=from_one, default=32, metavar="N", help="elements per block (default 32)")
-    add("--axis", type=int, default=-1, help="axis that blocks run along (default -1)")
     add("--cast", "--via", choices=("bf16", "fp16"), dest="via", help="convert tensors "
         "first: faster for 32-bit tensors, and needed for integers")  # fmt: skip
     add("--no-plots", action="store_true", help="write texts and data only")
+    add("--verbose", "-v", action="store_true", help="print every level and metric, too, and the "
+        "reasons of the advice: what the logs have")  # fmt: skip
     add_json(parser)
-    add_workers(parser)
-    parser.set_defaults(shortens_itself=True)
+    add_workers(parser, *_SETTINGS, **{name[6:].replace("-", "_"): name for name in _SETTINGS})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     root = location_of(args.output_dir or Path("draw") / "scaling_analysis")
     check_writable(root)
     say = (lambda *_lines: None) if args.json else _say
-    run = running.SweepRun(request, root, say, quiet=is_quiet())
+    width = shutil.get_terminal_size().columns
+    run = running.SweepRun(request, root, say, verbose=args.verbose, width=width)
     with progress("files") as step:
         outcome = run.sweep(specs, workers, step)
     if args.json:
@@ -109,6 +105,9 @@ def run(args: argparse.Namespace) -> int:
                 "page": outcome.page and str(outcome.page),
             }
         )
+    for name, reason in outcome.results if is_quiet() else ():
+        if reason:
+            print_line(f"FAILED {name}: {reason}", file=sys.stderr)
     return 0 if outcome.passed else 1
 
 
@@ -132,8 +131,11 @@ def _request(args: argparse.Namespace) -> requests.Request:
     formats = [compute.sweepable(name, block=only_blocks).name for name in names]
     for name in formats:
         compute.mx_of(name) if only_blocks else compute.element_of(name)
-    if not 2 <= args.scale_bits <= 8:
-        raise QgateError(f"--scale-bits {args.scale_bits} is not allowed; it is from 2 to 8.")
+    alignment, scale_bits, block, axis = (setting(args, name) for name in _SETTINGS)
+    if not 2 <= scale_bits <= 8:
+        raise QgateError(f"sweep_scale_bits = {scale_bits} is not allowed; it is from 2 to 8.")
+    if block < 1:
+        raise QgateError(f"sweep_block = {block} is not allowed; it is a whole number from 1.")
     ends = {"max": args.max_scale_exp, "min": args.min_scale_exp}
     for end, value in ends.items():
         if value is not None and not abs(value) <= 1000:
@@ -154,12 +156,13 @@ def _request(args: argparse.Namespace) -> requests.Request:
         max_exp=ends["max"],
         min_exp=ends["min"],
         granularity=(args.granularity,) if args.granularity else ("tensor", "block"),
-        alignment=args.alignment,
-        scale_bits=args.scale_bits,
-        block=args.block,
-        axis=args.axis,
+        alignment=alignment,
+        scale_bits=scale_bits,
+        block=block,
+        axis=axis,
         via=args.via,
         plots=not args.no_plots,
+        compares=not args.elem_format,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from qgate.collecting.targets import DEFAULT_SITES
 from qgate.dumps.layout import SESSION
 from qgate.dumps.record import OPERATIONS
 from qgate.errors import QgateError, unknown
@@ -30,7 +31,7 @@ _DTYPES = {
 class CollectSettings:
     """Settings of `qgate.collect`, whose docstring explains them."""
 
-    sites: str | Sequence[str] = "attention|linear"
+    sites: str | Sequence[str] = DEFAULT_SITES
     phases: Sequence[str] = ("forward", "backward")
     iterations: int = 1
     first_iteration: int = 0

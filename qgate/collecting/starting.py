@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from qgate.collecting.collector import Collector
 from qgate.collecting.progress import Labels
 from qgate.collecting.settings import CollectSettings
+from qgate.collecting.targets import DEFAULT_SITES
 from qgate.errors import QgateError
 from qgate.text.printing import print_text
 
@@ -41,7 +42,7 @@ def collect(
     model: nn.Module | Sequence[nn.Module],
     folder: str | Path,
     *,
-    sites: str | Sequence[str] = "attention|linear",
+    sites: str | Sequence[str] = DEFAULT_SITES,
     phases: Sequence[str] = ("forward", "backward"),
     iterations: int = 1,
     first_iteration: int = 0,
@@ -62,8 +63,9 @@ def collect(
     """Collect the tensors of a model's layers into a dump: `with qgate.collect(model, "dump/"):`.
 
     folder      a path, or a URL as in s3://bucket/run
-    sites       types of layers (attention, linear, conv, norm, embedding, activation) and regular
-                expressions of module names, with `|` between them; or a list of module names
+    sites       types of layers (attention, linear, conv, norm, embedding, activation), `weights`
+                for all modules with weights, and regular expressions of module names, with `|`
+                between them; or a list of module names (default: attention|weights)
     phases      forward (inputs, weights, outputs), backward (their gradients), or both
     iterations  how many to collect; the hooks are gone after the last, `first_iteration` is the
                 label of the first

@@ -14,6 +14,9 @@ from qgate.errors import QgateError
 from qgate.models.sites import kind_of
 
 TYPES = ("attention", "linear", "conv", "norm", "embedding", "activation")
+WEIGHTS = "weights"
+"""Stands for all modules with weights, of any type."""
+DEFAULT_SITES = f"attention|{WEIGHTS}"
 
 _ROLES = {
     "query": ("query", "q", "query_layer", "query_states"),
@@ -58,7 +61,7 @@ def choose(root: nn.Module, sites: str | Sequence[str]) -> ChosenModules:
     """Choose by types and patterns of module names, with `|` between them, or a list of names."""
     words = _split(sites) if isinstance(sites, str) else [str(name) for name in sites]
     types = [word for word in words if word in TYPES]
-    patterns = [word for word in words if word not in TYPES]
+    patterns = [word for word in words if word not in (*TYPES, WEIGHTS)]
     if not isinstance(sites, str):
         patterns = [f"^{re.escape(word)}$" for word in patterns]
     try:
@@ -77,6 +80,7 @@ def choose(root: nn.Module, sites: str | Sequence[str]) -> ChosenModules:
     for named in modules:
         module, layer_type = named.module, type_of(named.module)
         fits = pattern is not None and any(pattern.search(name) for name in named.names)
+        fits |= WEIGHTS in words and (layer_type == "linear" or _holds_weights(module))
         if id(module) in inside or not named.name or not (fits or layer_type in types):
             continue
         holder = layer_type == "other" and next(module.children(), None) is not None
@@ -183,6 +187,11 @@ def _is_fused(module: nn.Module) -> bool:
 def _has_weight(module: nn.Module) -> bool:
     weight = module._parameters.get("weight", module.__dict__.get("weight"))
     return isinstance(weight, Tensor) or hasattr(module, "parametrizations")
+
+
+def _holds_weights(module: nn.Module) -> bool:
+    own = any(parameter is not None for parameter in module._parameters.values())
+    return own or _has_weight(module)
 
 
 def _split(pattern: str) -> list[str]:

@@ -281,12 +281,13 @@ def find(folder: Path, mode: str) -> list[LayerCapture]:
     """Find the captures of a mode: one, or for the reference one per basis."""
     if folder.exists() and not folder.is_dir():
         raise QgateError(
-            f"{str(folder)!r} is a file; --output-dir names the folder that `qgate capture` wrote."
+            f"{str(folder)!r} is a file; --output-dir names the folder that `qgate layers capture` "
+            "wrote."
         )
     all_stems = captured(folder)
     if not all_stems:
         raise QgateError(
-            f"nothing was captured into {str(folder)!r}: `qgate capture --mode {mode} "
+            f"nothing was captured into {str(folder)!r}: `qgate layers capture --mode {mode} "
             f"--output-dir {folder}` does that."
         )
     key = _key(mode)
@@ -296,8 +297,8 @@ def find(folder: Path, mode: str) -> list[LayerCapture]:
     if not stems:
         error = unknown("captured mode", mode, all_stems)
         raise QgateError(
-            f"{error} `qgate capture --mode {mode} --output-dir {folder}` adds it, if the model "
-            "has such a mode."
+            f"{error} `qgate layers capture --mode {mode} --output-dir {folder}` adds it, if "
+            "the model has such a mode."
         )
     return [read_dump(folder, stem) for stem in stems]
 

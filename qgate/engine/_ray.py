@@ -117,7 +117,7 @@ def _import_ray() -> Any:
         import ray
     except ModuleNotFoundError:
         raise QgateError(
-            "the engine ray needs Ray: pip install 'pytest-qgate[ray]', or use --engine local."
+            "the engine ray needs Ray: pip install 'pytest-qgate[ray]', or set engine to local."
         ) from None
     return ray
 
@@ -140,7 +140,7 @@ def _connect(ray: Any, workers: Workers) -> None:
         why = str(error).strip().partition("\n")[0]
         raise QgateError(
             f"no Ray cluster answers at {address or workers.engine!r}: {why}. Start one with "
-            "`ray start --head`, name another address, or use --engine local."
+            "`ray start --head`, name another address, or set engine to local."
         ) from None
 
 

@@ -247,7 +247,7 @@ def _check_attention(model: Model) -> None:
     except QgateError:
         raise QgateError(
             f"{model.name} fits no mode with calibrated scales: those are for Mamba models, and "
-            "for attention whose cache can be quantized. `qgate modes` lists the modes."
+            "for attention whose cache can be quantized. `qgate show modes` lists the modes."
         ) from None
 
 
@@ -332,7 +332,7 @@ class _Ranges:
         if scale == float("inf"):
             raise QgateError(
                 f"site {site} cannot be calibrated in fp16: its range {float(self.range):g} is "
-                "beyond 65504. Use --arithmetic fp32."
+                "beyond 65504. Set calib_arithmetic to fp32."
             )
         return SiteScale(scale, self.observer, float(self.range), wide)
 

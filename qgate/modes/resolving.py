@@ -94,7 +94,7 @@ def _ranges_of(calibration: Calibration | None) -> tuple[dict[str, float], int]:
 def _uncalibrated(mode: Mode) -> QgateError:
     return QgateError(
         f"mode {mode.name!r} has static scales: give it a calibration "
-        "(qgate.modes.calibrated(model, settings), or `qgate calibrate`)."
+        "(qgate.modes.calibrated(model, settings), or `qgate layers calibrate`)."
     )
 
 

@@ -17,7 +17,6 @@ import pytest
 
 from qgate.errors import QgateError
 from qgate.models.naming import check_names, shown_name
-from qgate.plugin.asked_suites import asks_for, unasked_tests
 from qgate.plugin.gate_collection import (
     deselect,
     deselecting_options,
@@ -35,7 +34,7 @@ from qgate.plugin.runs import Selection, selection_of
 from qgate.plugin.settings import RunOptions, option_error, options_of
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.plugin.used_formats import drop_unused_formats, selected_formats
-from qgate.project.gate_kinds import GateKind, kinds_by_cases, subject_kinds
+from qgate.project.gate_kinds import GateKind, gate_kinds, kinds_by_cases, subject_kinds
 from qgate.project.settings import home_above
 from qgate.text import counted
 
@@ -214,7 +213,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     unreached = gates.unreached(items)
     for kind in subject_kinds():
         deselect(config, items, _without_subject(config, items, kind))
-    deselect(config, items, unasked_tests(config, items))
+    _note_parts(config, items)
     _check_home(options, items, selection)
     if selection.refused:
         if hasattr(config, "workerinput"):
@@ -243,14 +242,23 @@ def note_running(config: pytest.Config, items: list[pytest.Item]) -> None:
     gates_of(config).finish(items, options_of(config).values["layers"], deselecting_options(config))
 
 
+def _note_parts(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note the kinds of which a run compares a part, and the option that asks for all of it."""
+    options = options_of(config)
+    for kind in gate_kinds():
+        if not kind.whole_by or any(options.values[name] for name in kind.whole_by):
+            continue
+        if any(has_fixture(item, kind.fixture) for item in items):
+            words = f"a few {kind.name} compared: {options.spelled(kind.whole_by[0])} compares all"
+            selection_of(config).unasked[f"most {kind.name}"] = words
+
+
 def _fits(config: pytest.Config, item: pytest.Item) -> bool:
     """Tell if a gate is within what a run asks for: its mode fits, its dump is there."""
     kind = kind_of_gate(item)
     if kind is not None and not kind.is_of_model:
         has_subject = sessions_of(config).of(kind) is not None
         return has_subject and _lacking(config, item, kind) is None
-    if kind is not None and not asks_for(config, item, kind):
-        return False
     return model_and_mode(item) not in selection_of(config).unfit
 
 

@@ -155,7 +155,9 @@ class Sessions:
             values["device"],
             self.sampling,
             calibration=None if calibration is None else Path(calibration),
-            settings=CalibrationSettings(values["percentile-alpha"]),
+            settings=CalibrationSettings(
+                values["percentile-alpha"], values.get("calib-arithmetic", "fp32")
+            ),
             build=builders.get(model),
             modes={mode.name: mode for mode in own},
         )

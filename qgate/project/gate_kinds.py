@@ -128,7 +128,7 @@ class GateKind:
     plural      several of the subject in a sentence, and `metavar` what `subject` takes
     cases       the fixture of its layers or parts with its documentation; empty without one
     has_layers  the cases are layers, which --layers selects from
-    asked_by    options that ask for it, where it runs only if asked for (or if its file is named)
+    whole_by    options that ask for all that it compares, where a run compares a part
     runs_alone  its suite is run alone to accept it: others of the command are about models
     by_format   its suites whose records are of a format and not of a mode
     """
@@ -143,7 +143,7 @@ class GateKind:
     metavar: str = ""
     cases: tuple[str, str] | tuple[()] = ()
     has_layers: bool = True
-    asked_by: tuple[str, ...] = ()
+    whole_by: tuple[str, ...] = ()
     runs_alone: bool = True
     by_format: tuple[str, ...] = ()
 

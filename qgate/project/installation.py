@@ -15,7 +15,7 @@ PURPOSES = {
     "report": "pictures, tables and data frames",
     "checkpoints": "checkpoints in GGUF and ONNX, too",
     "dumps": "tensors that are collected",
-    "ray": "--engine ray",
+    "ray": "--set engine=ray",
     "hf": "models at hf:PATH",
     "data": "texts from datasets and parquet files",
     "s3": "files and folders at s3://",

@@ -24,12 +24,13 @@ class Option:
     Options about the run are typed again by whoever repeats a failure; those of its subject are
     in the failure anyway, and those of the report or of an update move no number. Those about its
     baseline are typed again, but not where it is updated. Those of a baseline, of an update and of
-    one command (`command`) are no settings of a project.
+    one command (`command`) are no settings of a project. A `setting` is no option: the file of a
+    project has it, or `--set` of a command.
     """
 
     help: str
     default: Any = None
-    about: Literal["run", "subject", "report", "baseline", "update", "command"] = "run"
+    about: Literal["run", "subject", "report", "baseline", "update", "command", "setting"] = "run"
     metavar: str | None = None
     kind: Kind = str
 
@@ -140,7 +141,7 @@ OPTIONS = {
         kind=bool,
     ),
     "shard": Option(
-        "run part I of N of the tests, such as 2/8; `qgate results merge` merges the results",
+        "run part I of N of the tests, such as 2/8; `qgate report --merge` merges the results",
         metavar="I/N",
     ),
     "allow-partial": Option(
@@ -176,3 +177,40 @@ OPTIONS = {
     ),
     "update-dry-run": Option("list what an update would write", False, "update", kind=bool),
 }
+
+SETTINGS = {
+    "engine": Option(
+        "where processes of --jobs run: local (default), ray, or ray://host:port of a cluster",
+        "local",
+        "setting",
+        "E",
+    ),
+    "gpus-per-task": Option(
+        "GPUs that each task asks a Ray cluster for (default 0)", 0.0, "setting", "X", float
+    ),
+    "calib-arithmetic": Option(
+        "precision in which scales and codes are computed: fp32 (default), or fp16 as in Quamba-SE",
+        "fp32",
+        "setting",
+        kind=("fp32", "fp16"),
+    ),
+    "counted": Option(
+        "elements of each tensor that a collection of statistics counts, or all (default 32768)",
+        str(2**15),
+        "setting",
+        "N",
+    ),
+    "sweep-alignment": Option(
+        "range of exponents unless given: exact (from no overflow to no underflow, default), or "
+        "that of megatron-tensor-saver",
+        "exact",
+        "setting",
+        kind=("exact", "documented"),
+    ),
+    "sweep-scale-bits": Option(
+        "bits of a block's scale, 2 to 8 (default 8)", 8, "setting", "B", int
+    ),
+    "sweep-block": Option("elements per block (default 32)", 32, "setting", "N", int),
+    "sweep-axis": Option("axis that blocks run along (default -1)", -1, "setting", "N", int),
+}
+"""Settings without an option, by name."""

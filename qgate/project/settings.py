@@ -13,7 +13,7 @@ from typing import Any
 from qgate.documents import toml
 from qgate.errors import QgateError, unknown
 from qgate.project.gate_kinds import known_options
-from qgate.project.options import Kind, PathPair
+from qgate.project.options import SETTINGS, Kind, PathPair
 from qgate.storage.locations import local_path, text_below
 
 NAME = "qgate.toml"
@@ -109,7 +109,11 @@ def _checked(home: Path, name: str, value: Any) -> Any:
         if not isinstance(value, dict):
             raise QgateError(f"limits = {value!r} is not allowed; it is a table.")
         return value
-    kinds = {n.replace("-", "_"): o.kind for n, o in known_options().items() if o.is_setting}
+    kinds = {
+        n.replace("-", "_"): o.kind
+        for n, o in {**known_options(), **SETTINGS}.items()
+        if o.is_setting
+    }
     kinds["suites"] = list
     if name not in kinds:
         raise unknown("key", name, [*kinds, "limits"])

@@ -71,11 +71,19 @@ class TextCalls:
         """Return an empty cache; None where the first call returns one."""
         return self.network.new_cache() if self._makes_cache else None  # type: ignore[operator]
 
-    def next(self, ids: Tensor, cache: Any) -> Any:
-        """Return the sample of the tokens that follow those in a cache."""
-        if self._makes_cache:
-            return {self.names[0]: ids, "cache": cache}
-        sample = {self.names[0]: ids, PAST: cache, "use_cache": True}
+    def next(self, ids: Tensor, cache: Any, mask: Tensor | None = None) -> Any:
+        """Return the sample of the tokens that follow those in a cache.
+
+        A mask tells padding from tokens, those in the cache among them.
+        """
+        sample = {self.names[0]: ids, "cache": cache}
+        if not self._makes_cache:
+            sample = {self.names[0]: ids, PAST: cache, "use_cache": True}
+        if mask is not None:
+            padded = self.padded(ids, mask)
+            sample = padded | sample
+            if POSITIONS in padded:
+                sample[POSITIONS] = padded[POSITIONS][:, -ids.shape[1] :]
         return {name: value for name, value in sample.items() if name in self.names}
 
 
@@ -86,9 +94,9 @@ class CachedRequest:
         self.calls = calls
         self.cache = calls.start() if cache is None else cache
 
-    def sample(self, ids: Tensor) -> Any:
-        """Return the sample of the next tokens of all rows."""
-        return self.calls.next(ids, self.cache)
+    def sample(self, ids: Tensor, mask: Tensor | None = None) -> Any:
+        """Return the sample of the next tokens of all rows; a mask tells padding from tokens."""
+        return self.calls.next(ids, self.cache, mask)
 
     def watch(self) -> ModuleHooks:
         """Take the cache that the next call returns."""

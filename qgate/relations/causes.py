@@ -20,8 +20,8 @@ BATCH_SCALE = (
 )
 BATCH_LEAK = "values of other rows in what it gives for one"
 _CHANGED = 1e-8
-OF_ROWS = ("alone", "others", "permuted", "padded right", "padded left", "prefix", "chunked",
-           "stepwise", "warm prefix", "reused cache")  # fmt: skip
+OF_ROWS = ("alone", "others", "permuted", "padded right", "padded left", "prefix", "decoded",
+           "chunked", "stepwise", "warm prefix", "reused cache")  # fmt: skip
 
 
 def explain(quantized: Quantized, site: str, relation: str, recording: Recording) -> str:
@@ -40,10 +40,14 @@ def explain(quantized: Quantized, site: str, relation: str, recording: Recording
         owner = quantized.model.module.get_submodule(module)
     except AttributeError:
         return ""
-    if not inputs or len(inputs[0]) < 2:
+    rows = inputs[0] if inputs else None
+    if rows is not None and len(rows) == 1 and rows.shape[1] > 1:
+        # Two halves of a text are two rows.
+        rows = rows[0, : len(rows[0]) // 2 * 2].unflatten(0, (2, -1))
+    if rows is None or len(rows) < 2:
         return ""
     try:
-        words = other_rows_in(functools.partial(_row_of, owner, inputs[0]))
+        words = other_rows_in(functools.partial(_row_of, owner, rows))
     except Exception:  # of a module that takes more than this tensor
         return ""
     return f"the module has {words}" if words else ""

@@ -10,8 +10,10 @@ from torch import nn
 
 from qgate.errors import QgateError, unknown
 from qgate.models import Model
+from qgate.models.long_texts import long_text
 from qgate.modes import CalibrationSettings, Mode, apply, calibrated, modes_of
 from qgate.relations.compute import ModelRelations, checked_relations
+from qgate.relations.decoding import check_all
 from qgate.relations.kernels import OF_KERNELS, KernelRelations
 from qgate.relations.record import RELATIONS, RelationFailure, RelationReport
 from qgate.relations.restarts import Rebuilding
@@ -40,8 +42,7 @@ def check_model(
         threads = torch.get_num_threads()
         rebuilding = Rebuilding(rebuild, selected, calibration, threads)
     relations_of_model = ModelRelations(quantized, base, bitwise=bitwise, rebuilding=rebuilding)
-    report = relations_of_model.check(chosen)
-    return _passed(report)
+    return _passed(check_all(relations_of_model, long_text(subject), chosen))
 
 
 def check_kernel(

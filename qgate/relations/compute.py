@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from qgate.expected.repeats import has_a_factor
 from qgate.models import Model
 from qgate.modes import Quantized
 from qgate.relations.caches import TextCalls
-from qgate.relations.causes import explain, follows_a_seed
+from qgate.relations.causes import BATCH_SCALE, explain, follows_a_seed
 from qgate.relations.flips import cores_by_site, may_be_flips, without_casts
 from qgate.relations.noise import FloatNoise, measure_noise, token_errors
 from qgate.relations.parts import part_results
@@ -29,7 +30,7 @@ from qgate.relations.restarts import (
     digests_elsewhere,
     parameter_bytes,
 )
-from qgate.relations.ways import Way, WholeRows, rows_of, ways_of
+from qgate.relations.ways import TOKENS, Way, WholeRows, rows_of, ways_of
 from qgate.text import one_line
 
 _BEFORE = 3
@@ -41,6 +42,7 @@ class _Judge:
     """Comparison of one way: which sites and tokens differ by more than noise."""
 
     limit_of: Callable[[str], float]
+    sees_factors: bool = False
     values: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     errors: dict[str, list[tuple[Tensor, Pass]]] = field(default_factory=lambda: defaultdict(list))
     factors: set[str] = field(default_factory=set)
@@ -48,7 +50,7 @@ class _Judge:
 
     def __call__(self, site: str, actual: Tensor, expected: Tensor, call: Pass) -> None:
         self.values[site] += actual.numel()
-        if has_a_factor(actual.double() - expected.double(), expected):
+        if self.sees_factors and has_a_factor(actual.double() - expected.double(), expected):
             self.factors.add(site)
         self.errors[site].append((token_errors(actual, expected), call))
 
@@ -70,12 +72,15 @@ class ModelRelations:
         *,
         bitwise: bool = False,
         rebuilding: Rebuilding | None = None,
+        rows: WholeRows | None = None,
     ) -> None:
         self.quantized, self.base, self.bitwise = quantized, base, bitwise
         self.model = quantized.model
         self.rebuilding = rebuilding
         self.report = RelationReport(f"{base.name} in {quantized.mode.name}")
-        self.rows: WholeRows = rows_of(base)
+        self.rows = rows_of(base) if rows is None else rows
+        self.may_share_scales = False
+        """A scale of a whole call is a note: the mode declares nothing else."""
         self._unsteady = ""
         """How calls on one input differ, as those with atomic sums do; empty where they agree."""
         self.sites = leaf_sites(self.model)
@@ -86,14 +91,17 @@ class ModelRelations:
     def recording(self) -> Recording:
         """Return the run of all rows at once, which every way is compared with."""
         if self._recording is None:
-            whole = self.rows.whole
-            self._recording = record(self.model, self.sites, whole)
+            self._recording = self._record()
             if not self._recording.tensors:
                 raise QgateError(
-                    f"{self.base.name} has no tensor with {whole.rows} rows: its relations cannot "
-                    "be compared. Let its samples and outputs have one entry per row in front."
+                    f"{self.base.name} has no tensor with {self.rows.rows} rows: its relations "
+                    "cannot be compared. Let its samples and outputs have one entry per row in "
+                    "front."
                 )
         return self._recording
+
+    def _record(self) -> Recording:
+        return record(self.model, self.sites, self.rows.whole)
 
     @property
     def noise(self) -> FloatNoise:
@@ -101,7 +109,8 @@ class ModelRelations:
         if self._noise is None:
             dtype = self.quantized.mode.dtype
             unit = 0.0 if dtype is None else ARITHMETICS[dtype]
-            self._noise = measure_noise(self.base, leaf_sites(self.base), self.rows.whole, unit)
+            few = self.rows.first(TOKENS)
+            self._noise = measure_noise(self.base, leaf_sites(self.base), few, unit)
         return self._noise
 
     @noise.setter
@@ -120,8 +129,8 @@ class ModelRelations:
             self._compare_ways(chosen, rebuilding)
         if {"split K", "split N"} & chosen:
             self._compare_parts(chosen)
-        order = list(self.recording.tensors)
-        self.report.sites = {site: self.report.sites.get(site, 0) for site in order}
+        order = [site for site in self.recording.tensors if site in self.report.sites]
+        self.report.sites = {site: self.report.sites[site] for site in order}
         self.report.limits = {site: self._limit(site, "") for site in order}
         if not self.report.agreed and not self.report.disagreements:
             raise QgateError(
@@ -156,23 +165,24 @@ class ModelRelations:
         some = self.rows.some([0])
         other = Pass(some.sample, some.rows, some.tokens)
         yield Way("after others", "after another request", lambda: iter([other, whole]))
-        yield from ways_of(self.model, self.rows, self._is_causal, self.report.left_out)
+        yield from ways_of(self.model, self.rows, self.is_causal, self.report.left_out)
 
-    @property
-    def _is_causal(self) -> bool:
+    @cached_property
+    def is_causal(self) -> bool:
         """Tell if the model as it is promises that later tokens change nothing before them."""
         return TextCalls.of(self.base).promises_order or predicts_next_tokens(self.base)
 
     def _limit(self, site: str, relation: str) -> float:
         is_exact = relation in EXACT and not self._unsteady
-        return 0.0 if self.bitwise or is_exact else self.noise.limit(site)
+        return 0.0 if self.bitwise or is_exact else self.noise.limit(site, self.rows.tokens)
 
     def _compare(self, way: Way, model: Model | None = None) -> None:
         """Run a way; note the first site in the order of the model that disagrees."""
-        judge = _Judge(lambda site: self._limit(site, way.relation))
+        is_repeat = way.relation == REPEAT
+        judge = _Judge(lambda site: self._limit(site, way.relation), is_repeat)
         sites = self.sites if model is None else leaf_sites(model)
         model = model or self.model
-        is_fed = way.relation == REPEAT or way.relation not in EXACT or bool(self._unsteady)
+        is_fed = is_repeat or way.relation not in EXACT or bool(self._unsteady)
         run = FedRun(model, sites, self.recording, judge, force=is_fed)
         try:
             run.run(way.calls())
@@ -187,21 +197,25 @@ class ModelRelations:
         for site, values in judge.values.items():
             self.report.count(site, values)
         differing = [s for s in self.recording.tensors if s in judge.errors and judge.differs(s)]
-        if differing and way.relation == REPEAT and not self._unsteady:
+        if differing and is_repeat and not self._unsteady:
             self._unsteady = f"{differing[0]} has other bits {way.words}, within float noise"
-        of_repeat = judge.factors if way.relation == REPEAT else ()
-        wrong = [site for site in differing if judge.wrong(site) or site in of_repeat]
+        wrong = [site for site in differing if judge.wrong(site) or site in judge.factors]
         if is_fed and wrong:
             flipped = self._flipped(way, wrong, judge)
             for site in flipped:
                 del judge.errors[site]
             wrong = [site for site in wrong if site not in flipped]
-        if differing and not wrong and way.relation == REPEAT and follows_a_seed(self.model):
+        if differing and not wrong and is_repeat and follows_a_seed(self.model):
             wrong = differing  # the noise of sums follows no seed
         if wrong:
             # Behind the first other bits of a call that nothing fed, all others follow from them.
             named = wrong[:1] if way.relation in EXACT else wrong
-            self.report.disagreements += [self._disagreement(way, s, judge) for s in named]
+            disagreements = [self._disagreement(way, s, judge) for s in named]
+            if self.may_share_scales and all(BATCH_SCALE in d.cause for d in disagreements):
+                self.report.left_out[f"{way.relation} {way.words}"] = disagreements[0].cause
+                self.report.agree(way.relation)
+                return
+            self.report.disagreements += disagreements
             return
         if differing and self._unsteady and not self.bitwise:
             self.report.left_out["the same bits in every call"] = self._unsteady
@@ -222,7 +236,7 @@ class ModelRelations:
             return []
         second_judge = _Judge(judge.limit_of)
         with without_casts([cores[site] for site in few]):
-            recording = record(self.model, self.sites, self.rows.whole)
+            recording = self._record()
             FedRun(self.model, self.sites, recording, second_judge).run(way.calls())
         return [
             site for site in few if site in second_judge.errors and not second_judge.wrong(site)

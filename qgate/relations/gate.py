@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from qgate.errors import QgateError
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_subject import ModelSubject
@@ -19,16 +20,21 @@ from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, gate
 from qgate.modes import Mode
 from qgate.relations.compute import ModelRelations
+from qgate.relations.decoding import check_all, check_briefly
 from qgate.relations.noise import FloatNoise
-from qgate.relations.record import RelationReport
+from qgate.relations.record import RELATIONS, RelationReport
 from qgate.relations.restarts import Rebuilding
+from qgate.text import one_line
 
 TITLE = "relations"
 """Name under which nothing is ever accepted."""
 
 
 class RelationGates(GateSession):
-    """Gates of one model's relations; with `bitwise` noise is no excuse."""
+    """Gates of one model's relations; with `bitwise` noise is no excuse.
+
+    Unless it `is_deep`, a few ways are compared: along a long text, and a row beside others.
+    """
 
     accepts = False
 
@@ -39,10 +45,11 @@ class RelationGates(GateSession):
         policy: Policy,
         *,
         bitwise: bool = False,
+        is_deep: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(ModelSubject(bench), baselines, policy, **options)
-        self.bench, self.bitwise = bench, bitwise
+        self.bench, self.bitwise, self.is_deep = bench, bitwise, is_deep
         self._noise: dict[tuple[str, str | None], FloatNoise] = {}
 
     def mode_named(self, name: str) -> Mode:
@@ -67,9 +74,20 @@ class RelationGates(GateSession):
         key = (base.basis, mode.dtype)
         if key in self._noise:
             relations.noise = self._noise[key]
-        report = relations.check()
+        if self.is_deep:
+            report = check_all(relations, bench.long_text, frozenset(RELATIONS))
+        else:
+            report = self._brief_report(relations)
         self._noise[key] = relations.noise
         return report
+
+    def _brief_report(self, relations: ModelRelations) -> RelationReport:
+        """Compare the ways that every run does; what cannot be asked there is left out."""
+        try:
+            return check_briefly(relations, self.bench.long_text)
+        except QgateError as error:
+            relations.report.left_out["all"] = one_line(error)
+            return relations.report
 
 
 def relation_rows(report: RelationReport, bench: Bench) -> list[Measured]:
@@ -92,4 +110,9 @@ def relation_rows(report: RelationReport, bench: Bench) -> list[Measured]:
             about = "; also ".join([listed[0].about, *more])
             figure = Conformance(METRIC, listed[0].values, listed[0].differing, about)
         rows.append(places.row(site, "local", order, conformance=(figure,)))
+    if not rows:
+        why = "; ".join(report.left_out.values())
+        figure = Conformance(METRIC, 1, 0, f"left out: {why}")
+        output = next(reversed(bench.model.sites())).name
+        rows.append(places.row(output, "local", 0, conformance=(figure,)))
     return rows

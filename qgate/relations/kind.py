@@ -15,7 +15,7 @@ else:
 
 OPTIONS = {
     "relations": Option(
-        "also check that batches, caches and splits do not change results (the suite of relations)",
+        "also check that batches, caches, splits and processes do not change results, in all ways",
         False,
         kind=bool,
     ),
@@ -28,22 +28,22 @@ OPTIONS = {
 
 
 class RelationKind(GateKind):
-    """Gates of what must be the same twice, which run where an option asks for them.
-
-    They compare a mode with itself, which no accepted error depends on, and take seconds per mode.
-    """
+    """Gates of what must be the same twice, in a few ways; in all where an option asks for them."""
 
     name = "relations"
     fixture = "relation_gate"
     doc = "Holds a model in a mode against itself, computed in other ways; needs no baseline."
     options = OPTIONS
+    whole_by = ("relations", "bitwise")
     follows = "across-weights"
-    asked_by = ("relations", "bitwise")
 
     def open(self, run: GateRun, model: str) -> gate.RelationGates:
-        bench, bitwise = run.bench(model), run.options.values["bitwise"]
+        bench, options = run.bench(model), run.options.values
         session: gate.RelationGates
-        session = run.session(gate.RelationGates, bench, bench.model.name, bitwise=bitwise)
+        session = run.session(
+            gate.RelationGates, bench, bench.model.name,
+            bitwise=options["bitwise"], is_deep=options["relations"] or options["bitwise"],
+        )  # fmt: skip
         return session
 
 

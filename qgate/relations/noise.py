@@ -39,10 +39,13 @@ class FloatNoise:
     longest: int
     unit: float = 0.0
 
-    def limit(self, site: str) -> float:
-        """Return the largest error of a token, relative to its root mean square."""
+    def limit(self, site: str, terms: int = 0) -> float:
+        """Return the largest error of a token, relative to its root mean square.
+
+        `terms` are those of a sum that is longer than any of the rows measured.
+        """
         sensitivity = self.sensitivities.get(site, 1.0)
-        growth = max(1.0, math.sqrt(self.longest) / 2)
+        growth = max(1.0, math.sqrt(max(self.longest, terms)) / 2)
         amplitude = ARITHMETICS["float32"] * (MARGIN * growth * sensitivity + FUNCTION_ROUNDINGS)
         return amplitude + self.unit * ROUNDINGS * max(1.0, sensitivity)
 

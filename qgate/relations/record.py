@@ -20,6 +20,8 @@ RELATIONS = {
     "padded right": "a row gives the same with padding behind it",
     "padded left": "a row gives the same with padding before it",
     "prefix": "the first tokens give the same without those behind them, across tile borders",
+    "decoded": "behind prefills of several lengths, up to the context declared, tokens decoded one "
+    "by one give what one pass over a long text gives",
     "chunked": "a prefill in chunks with the cache gives what one pass gives",
     "stepwise": "token by token with the cache gives what one pass gives",
     "warm prefix": "a prefix whose cache is kept gives what it gives computed anew",
@@ -29,6 +31,7 @@ RELATIONS = {
 }
 """Relations that a model is asked for, by name."""
 REPEAT = "repeat"
+DECODED = "decoded"
 EXACT = (REPEAT, "after others", "restart", "process")
 """Relations of one and the same computation: bit for bit, if calls on one input agree so."""
 
@@ -94,6 +97,18 @@ class RelationReport(Overviewed):
     def count(self, site: str, values: int) -> None:
         """Note that many values of a site as compared."""
         self.sites[site] = self.sites.get(site, 0) + values
+
+    def add(self, other: RelationReport) -> None:
+        """Add what was compared of other rows of the same subject."""
+        for site, values in other.sites.items():
+            self.count(site, values)
+        for relation, ways in other.agreed.items():
+            self.agreed[relation] = self.agreed.get(relation, 0) + ways
+        self.disagreements += other.disagreements
+        self.left_out |= other.left_out
+        self.limits = other.limits | self.limits
+        for site, error in other.errors.items():
+            self.errors[site] = max(error, self.errors.get(site, 0.0))
 
     def agree(self, relation: str) -> None:
         """Note one more way in which a relation holds."""

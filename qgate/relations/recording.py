@@ -89,6 +89,8 @@ class Recording:
     layouts: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, list[Tensor]] = field(default_factory=dict)
     unaligned: list[str] = field(default_factory=list)
+    is_long: bool = False
+    """Weights of attention, with tokens along two dimensions, are not kept."""
 
     def add(self, site: str, tensor: Tensor) -> None:
         """Keep a tensor that has rows; others belong to no row, or to several."""
@@ -105,6 +107,8 @@ class Recording:
     def _layout(self, tensor: Tensor) -> int | None:
         if tensor.dim() and tensor.shape[0] == self.rows:
             along = [dim for dim in range(1, tensor.dim()) if tensor.shape[dim] == self.tokens]
+            if self.is_long and len(along) > 1:
+                return None
             return along[0] if along and self.tokens > 1 else ROWS
         is_flat = tensor.dim() > 1 and tensor.shape[0] == self.rows * self.tokens
         return FLAT if is_flat else None
@@ -128,9 +132,9 @@ Judge = Callable[[str, Tensor, Tensor, Pass], None]
 """Takes a site, the tensor of the compared tokens, the recorded one, and the call."""
 
 
-def record(model: Model, sites: Sequence[Site], whole: Pass) -> Recording:
+def record(model: Model, sites: Sequence[Site], whole: Pass, *, is_long: bool = False) -> Recording:
     """Make a call and keep the tensors at the sites before any quantizer of theirs."""
-    recording = Recording(whole.rows, whole.tokens)
+    recording = Recording(whole.rows, whole.tokens, is_long=is_long)
 
     def take(site: Site, tensor: Tensor) -> None:
         recording.add(site.name, tensor)

@@ -52,6 +52,10 @@ class WholeRows:
         spans = tuple(Span(row, 0, row, 0, self.tokens) for row in range(self.rows))
         return Pass(self.sample, self.rows, self.tokens, spans)
 
+    def first(self, _tokens: int) -> Pass:
+        """Return the call that computes the first tokens of all of them."""
+        return self.whole
+
     def some(self, rows: Sequence[int], sample: Any = None) -> Pass:
         """Return the call that computes some rows in an order; None is a row not looked at."""
         index = torch.tensor(list(rows))
@@ -70,6 +74,11 @@ class TextRows(WholeRows):
 
     shared: int = 0
     spare: Tensor | None = None
+
+    def first(self, tokens: int) -> Pass:
+        tokens = min(tokens, self.tokens)
+        spans = tuple(Span(row, 0, row, 0, tokens) for row in range(self.rows))
+        return Pass(self.sample[:, :tokens], self.rows, tokens, spans)
 
 
 def rows_of(model: Model) -> WholeRows:
@@ -147,7 +156,7 @@ def ways_of(
         left_out["prefix, chunked, stepwise"] = _NO_ORDER
         return
     for length in _lengths(rows.tokens):
-        yield Way("prefix", f"as the first {length} of its tokens", _cut(rows, length))
+        yield prefix(rows, length)
     if calls.keeps_cache:
         yield from _with_cache(rows, calls)
     else:
@@ -180,12 +189,10 @@ def _lengths(tokens: int) -> list[int]:
     return sorted(length for length in near if 0 < length < tokens)
 
 
-def _cut(rows: TextRows, length: int) -> Callable[[], Iterator[Pass]]:
-    def calls() -> Iterator[Pass]:
-        spans = tuple(Span(row, 0, row, 0, length) for row in range(rows.rows))
-        yield Pass(rows.sample[:, :length], rows.rows, length, spans)
-
-    return calls
+def prefix(rows: TextRows, length: int) -> Way:
+    """Return the way to compute the first tokens of all rows without those behind them."""
+    words = f"as the first {length} of its tokens"
+    return Way("prefix", words, lambda: iter([rows.first(length)]))
 
 
 def _padded_whole(rows: TextRows, calls: TextCalls, *, is_left: bool) -> Iterator[Pass]:  # noqa: ARG001
@@ -227,16 +234,16 @@ def _with_cache(rows: TextRows, calls: TextCalls) -> Iterator[Way]:
         if size < rows.tokens:
             borders = range(0, rows.tokens, size)
             words = f"in chunks of {size} tokens"
-            yield Way("chunked", words, _pieces(rows, calls, every, borders))
+            yield Way("chunked", words, pieces(rows, calls, every, borders))
     odd = [0, 1, 31, 33, 64, 127]
     odd = [start for start in odd if start < rows.tokens]
-    yield Way("chunked", f"in chunks from tokens {odd}", _pieces(rows, calls, every, odd))
+    yield Way("chunked", f"in chunks from tokens {odd}", pieces(rows, calls, every, odd))
     steps = [start for start in range(rows.tokens) if _is_stepped(start)]
-    yield Way("stepwise", "token by token", _pieces(rows, calls, every, steps))
+    yield Way("stepwise", "token by token", pieces(rows, calls, every, steps))
     half = rows.tokens // 2 + 1
     later = [0, *range(half, min(half + _STEPS, rows.tokens))]
     words = f"token by token after a prefill of {half}"
-    yield Way("stepwise", words, _pieces(rows, calls, [0], later))
+    yield Way("stepwise", words, pieces(rows, calls, [0], later))
     yield Way("warm prefix", "behind a prefix computed once", lambda: _warm(rows, calls))
     yield Way("reused cache", "in turn with another request", lambda: _in_turn(rows, calls))
 
@@ -246,14 +253,21 @@ def _is_stepped(start: int) -> bool:
     return start < _STEPS or any(-_NEAR <= start - tile <= _NEAR for tile in TILES)
 
 
-def _pieces(
-    rows: TextRows, calls: TextCalls, listed: Sequence[int], starts: Sequence[int]
+def pieces(
+    rows: TextRows,
+    calls: TextCalls,
+    listed: Sequence[int],
+    starts: Sequence[int],
+    stop: int | None = None,
 ) -> Callable[[], Iterator[Pass]]:
-    """Cut rows into pieces that begin at `starts`, each called with the cache of those before."""
+    """Cut rows into pieces that begin at `starts`, each called with the cache of those before.
+
+    The last piece ends at `stop`, or with the rows.
+    """
 
     def passes() -> Iterator[Pass]:
         request = CachedRequest(calls)
-        ends = [*list(starts)[1:], rows.tokens]
+        ends = [*list(starts)[1:], rows.tokens if stop is None else stop]
         for start, end in zip(starts, ends, strict=True):
             yield from _piece(request, rows, listed, start, end)
 

@@ -11,11 +11,13 @@ from typing import NotRequired, TypedDict
 from qgate.summaries.record import HIDDEN_DB
 from qgate.sweeps.record import (
     USUAL,
+    FormatChoice,
     SweepRecord,
     SweepView,
     metric,
     number,
     share_text,
+    short,
     sqnr_without_massive,
 )
 from qgate.text import counted, decibels
@@ -33,6 +35,8 @@ class SweptFormat(TypedDict):
     folder: str
     format: str
     kind: str
+    about: str
+    """Shape, dtype and largest magnitude of the tensor."""
     failed: str
     level: str
     exponent: float
@@ -54,6 +58,7 @@ class SweptFormat(TypedDict):
     """The exponent and the relative MSE of every level that has one."""
     used: NotRequired[float | None]
     """The exponent of the usual scale, if a level has it."""
+    choices: NotRequired[list[FormatChoice]]
 
 
 def entry_of(
@@ -61,11 +66,13 @@ def entry_of(
 ) -> SweptFormat:
     view = SweepView(record)
     best = view.best
+    shape = " x ".join(map(str, view.tensor["shape"] or ())) or "one value"
     return {
         "tensor": str(view.tensor.get("source") or view.tensor["name"]),
         "folder": folder,
         "format": str(view.format["name"]),
         "kind": record["kind"],
+        "about": f"{shape} {view.tensor['dtype']}, largest magnitude {short(view.tensor['amax'])}",
         "failed": record["failed"] or "",
         "level": view.power(best),
         "exponent": number(best["exponent"]),
@@ -88,6 +95,7 @@ def entry_of(
             if 0 <= (error := metric(level, "relative_mse")) < math.inf
         ],
         "used": number(view.usual["exponent"]) if view.usual else None,
+        "choices": record.get("choices", []),
     }
 
 
@@ -116,28 +124,6 @@ def findings(
     return worst_first(rows or [Finding("info", "nothing was swept")])
 
 
-def headline(
-    entries: Sequence[SweptFormat], results: Sequence[tuple[str, str | None]]
-) -> tuple[str, str]:
-    """Return the diagnosis in words, and its level: what failed, else where most is lost."""
-    bad = [(name, reason) for name, reason in results if reason]
-    if bad:
-        name, reason = bad[0]
-        return f"{counted(len(bad), 'tensor')} of {len(results)} failed: {name}: {reason}", "fail"
-    rows = findings(entries, results)
-    if rows[0].level == "warn":
-        return rows[0].text, "warn"
-    ranked = [entry for entry in entries if not math.isnan(entry["sqnr_db"])]
-    if not ranked:
-        return rows[0].text, ""
-    least = min(ranked, key=lambda entry: entry["sqnr_db"])
-    return (
-        f"{least['format']} loses most in {least['tensor']}: SQNR "
-        f"{decibels(least['sqnr_db'], 2)} at its recommended level {least['level']}",
-        "",
-    )
-
-
 def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[tuple[Level, str]]:
     """Yield findings over the sweeps of one format, each with the worst or best tensor."""
     count = len(group)
@@ -161,26 +147,24 @@ def _group(group: Sequence[SweptFormat], usual: str) -> Iterator[tuple[Level, st
         )
     gaps = [entry for entry in group if math.isfinite(entry["gap_db"])]
     scale = "offset" if group[0]["kind"] == "block" else "scale"
-    sides: tuple[tuple[int, Level, str], ...] = ((-1, "warn", "worse"), (1, "info", "better"))
-    for sign, level, text in sides:
+    for sign, text in ((-1, "less"), (1, "more")):
         beyond = [entry for entry in gaps if sign * entry["gap_db"] >= EQUAL_DB]
         if beyond:
             most = max(beyond, key=lambda entry: sign * entry["gap_db"])
-            tensor, decibels_off = most["tensor"], f"{abs(most['gap_db']):.2f} dB"
+            gain = f"{most['level']} has {abs(most['gap_db']):.2f} dB {text}"
             if count == 1:
-                words = f"in {tensor}, the recommended {scale} {most['level']} is {decibels_off}"
-                yield level, f"{words} {text} than {usual}"
+                yield "info", f"the {scale} {gain} SQNR than {usual} in {most['tensor']}"
                 continue
             yield (
-                level,
-                f"in {len(beyond)} of {counted(count, 'tensor')} the recommended {scale} is {text} "
-                f"than {usual}, most in {tensor}: {most['level']} is {decibels_off} {text}",
+                "info",
+                f"the recommended {scale} has {text} SQNR than {usual} in {len(beyond)} of "
+                f"{counted(count, 'tensor')}, most in {most['tensor']}: {gain}",
             )
     ratios = [entry for entry in group if not math.isnan(entry["sqnr_db"])]
     if ratios:
         least = min(ratios, key=lambda entry: entry["sqnr_db"])
         middle = decibels(median(entry["sqnr_db"] for entry in ratios), 2)
-        of_tensors = f" in the median, least {decibels(least['sqnr_db'], 2)} of {least['tensor']}"
+        of_tensors = f" in the median, lowest {decibels(least['sqnr_db'], 2)} of {least['tensor']}"
         if count == 1:
             of_tensors = f" in {least['tensor']}"
         yield "info", f"SQNR at the recommended {scale} is {middle}{of_tensors}"

@@ -1,33 +1,41 @@
-"""Write the page of a run of `qgate sweep`: findings first, then every tensor in every format.
+"""Write the page of a folder of sweeps: what to use first, then every tensor in every format.
 
-It covers the tensors of one run. Folders of other runs beside them are only linked to, since their
-settings are not known here. Text, data and pictures are in the folders that the page links to, so
-they have to be moved together.
+Tensors of earlier commands stay on it: their entries are made again from the records in their
+folders. Text, data and pictures are in the folders that the page links to, so they have to be moved
+together.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from qgate.charts.pages import leading, number, render
 from qgate.charts.scale_curves import ScaleCurve, scale_curve
 from qgate.charts.svg import LIGHT, STYLE
+from qgate.interruptions import raise_interruption
 from qgate.metrics import METRICS
+from qgate.records import validate
 from qgate.storage.access import remove_file, write_text
-from qgate.sweeps.findings import EQUAL_DB, KINDS, SweptFormat, findings, headline
-from qgate.sweeps.record import MX_PREFIX, share_text
+from qgate.sweeps.answers import choice_rows, headline
+from qgate.sweeps.findings import EQUAL_DB, KINDS, SweptFormat, entry_of, findings
+from qgate.sweeps.record import MX_PREFIX, SweepRecord, SweepView, share_text
 from qgate.text import counted
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
 
 PAGE, OTHER_PAGE, FAILED_PAGE = "index.html", "qgate-sweep.html", "index-failed.html"
+_PICTURES = ("scaling_test", "scaling_summary")
+_MOST_EARLIER = 400
 _OURS = "<!-- the page of a run of qgate sweep -->"
 _FAILED = "<!-- some of its tensors failed -->"
 _MOST_ROWS, _MOST_PICTURED, _MOST_FOLDERS, _MOST_OPEN = 2000, 60, 200, 20
+_CHOICE_HEAD = ("format", "bits", "scale", "SQNR")
 _HEAD = ("tensor", "format", "sweep", "recommended", "SQNR (dB)", "without massive (dB)",
          "usual (dB)", "gap (dB)", "saturated (%)", "energy lost (%)", "flushed (%)")  # fmt: skip
 _NARROW = {"tensor": 22, "format": 22, "recommended": 28, "SQNR (dB)": 13, "gap (dB)": 15}
@@ -53,7 +61,7 @@ def write_page(
             path = failed_page
     if not has_failed and _is_marked(failed_page, _FAILED):
         remove_file(root, FAILED_PAGE)
-    write_text(path, page(entries, results, settings, _earlier_records(root, entries)))
+    write_text(path, page(entries, results, settings, *_earlier(root, entries)))
     return path
 
 
@@ -62,27 +70,63 @@ def _is_marked(path: Location, mark: str) -> bool:
     return path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace")
 
 
-def _earlier_records(root: Location, entries: Sequence[SweptFormat]) -> dict[str, list[str]]:
-    """List the records of other runs in the root, by their folder."""
-    own_folders = {entry["folder"] for entry in entries}
-    names: dict[str, list[str]] = {}
+def _earlier(
+    root: Location, entries: Sequence[SweptFormat]
+) -> tuple[list[SweptFormat], dict[str, list[str]]]:
+    """Return entries of earlier commands, and records that cannot be read, by their folder."""
+    own = {(entry["folder"], file) for entry in entries for file in entry["files"]}
+    earlier: list[SweptFormat] = []
+    unread: dict[str, list[str]] = {}
     records: list[Location] = sorted(root.glob("*/*scaling_*.json"), key=str)
     for path in records:
-        if path.parent.name not in own_folders:
-            names.setdefault(path.parent.name, []).append(path.name)
-    return names
+        if (path.parent.name, path.name) in own:
+            continue
+        try:
+            if len(earlier) == _MOST_EARLIER:
+                raise ValueError
+            earlier.append(_entry_from(path))
+        except Exception:  # a damaged record raises anything
+            raise_interruption()
+            unread.setdefault(path.parent.name, []).append(path.name)
+    return earlier, unread
+
+
+def _entry_from(path: Location) -> SweptFormat:
+    """Make the entry of a sweep from its record, with its files and pictures."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    validate(record, SweepRecord)
+    view, folder = SweepView(record), path.parent
+    stems = ("block_scaling",) if view.is_block else ("scaling_results", "scaling", *_PICTURES)
+    names = [
+        f"{view.stem(stem)}.{ending}"
+        for stem in stems
+        for ending in ("txt", "json", "csv", "png")
+        if (folder / f"{view.stem(stem)}.{ending}").is_file()
+    ]
+    pictures = {name: (folder / name).read_bytes() for name in names if name.endswith(".png")}
+    entry = entry_of(record, folder.name, names, pictures)
+    exponents = [entry["exponent"], entry.get("used") or 0.0]
+    if not all(map(math.isfinite, [*exponents, *(at for at, _ in entry.get("curve", ()))])):
+        raise ValueError(f"{path}: an exponent is no number")
+    return entry
 
 
 def page(
     entries: Sequence[SweptFormat],
     results: Sequence[tuple[str, str | None]],
     settings: str,
-    earlier: Mapping[str, Sequence[str]],
+    earlier: Sequence[SweptFormat] = (),
+    unread: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> str:
-    """Render the page; `settings` is `settings_text`, `earlier` records of other runs by folder."""
+    """Render the page of a command, with entries of `earlier` ones and records nobody can read.
+
+    `settings` is `settings_text`.
+    """
     formats = list(dict.fromkeys(entry["format"] for entry in entries))
     swept = f"{counted(len(results), 'tensor')} in {', '.join(formats) or 'no format'}"
-    rows = sorted(entries, key=_worst_first)
+    before = len({entry["folder"] for entry in earlier})
+    more = f"; with {counted(before, 'tensor')} of earlier commands" if before else ""
+    rows = sorted([*entries, *earlier], key=_worst_first)
     folders = list(dict.fromkeys(entry["folder"] for entry in rows))
     pictured = [
         (own[0]["tensor"], _link(folder), own[0]["failed"], list(map(_picture, own)))
@@ -90,12 +134,19 @@ def page(
         if (own := [entry for entry in rows if entry["folder"] == folder])
     ]
     first, tone = headline(entries, results)
+    choices = [
+        (entry["tensor"], _link(entry["folder"]), choice_rows(entry["choices"]))
+        for entry in [*entries, *earlier]
+        if entry.get("choices") and not entry["failed"]
+    ]
+    empty = {name for name, part in (("formats", choices), ("others", unread)) if not part}
     links = [
-        ("sweeps", "Sweeps", len(entries)),
+        ("formats", "Which format", len(choices)),
+        ("sweeps", "Sweeps", len(rows)),
         ("metrics", "Every metric", len(METRICS.of("errors"))),
         ("pictures", "Pictures", sum(len(row) for *_, row in pictured)),
         ("words", "What the columns mean", 0),
-        ("others", "Other runs", len(earlier)),
+        ("others", "Other folders", len(unread)),
     ]
     return render(
         "sweeps/page",
@@ -104,9 +155,11 @@ def page(
         first=leading(first),
         tone=tone,
         plot_style=f"{STYLE}@media print{{.plot{{{LIGHT}}}}}",
-        about=f"{swept}; {settings}.",
-        findings=findings(entries, results),
-        links=links if earlier else links[:-1],
+        about=f"{swept}; {settings}{more}.",
+        findings=findings([*entries, *earlier], results),
+        links=[link for link in links if link[0] not in empty],
+        choice_head=_CHOICE_HEAD,
+        choices=choices[:_MOST_PICTURED],
         head=_HEAD,
         narrow=_NARROW,
         filters=[
@@ -124,7 +177,7 @@ def page(
         most_pictured=_MOST_PICTURED,
         others=[
             (folder, [(name, _link(folder, name)) for name in names])
-            for folder, names in earlier.items()
+            for folder, names in unread.items()
         ],
         most_others=_MOST_FOLDERS,
     )

@@ -93,6 +93,20 @@ class FormatFigures(TypedDict):
     asked: NotRequired[str]
 
 
+class FormatChoice(TypedDict):
+    """A format at its best scale, as one of several to choose from; bits are those of an element.
+
+    `scale` is `2^-3`, or `blocks` where each block has its own, `blocks +1` with an offset.
+    """
+
+    format: str
+    bits: float
+    scale: str
+    sqnr_db: float | str
+    rest_db: float | str
+    """SQNR without massive elements."""
+
+
 class SweepRecord(TypedDict):
     """A sweep as plain data; in JSON "inf", "-inf" and "nan" are texts, and null is undefined."""
 
@@ -104,6 +118,8 @@ class SweepRecord(TypedDict):
     advice: SweepAdvice
     failed: str | None
     versions: dict[str, str]
+    choices: NotRequired[list[FormatChoice]]
+    """Formats to choose from, in the first record of a tensor that was swept without naming one."""
 
 
 def number(value: object) -> float:
@@ -168,6 +184,13 @@ class SweepView:
     def power(self, level: SweptLevel) -> str:
         """Write `2^-3`, or the offset `+1` in a sweep of blocks."""
         return self.at(level) if self.is_block else f"2^{self.at(level)}"
+
+    @property
+    def scale_text(self) -> str:
+        """Write the recommended scale in a few characters: `2^-3`, `blocks` or `blocks +1`."""
+        if not self.is_block:
+            return self.power(self.best)
+        return f"blocks {self.at(self.best)}".removesuffix(" 0")
 
     def level_text(self, level: SweptLevel) -> str:
         """Write exponent or offset, factor, and whether a scale can hold it."""

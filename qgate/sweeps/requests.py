@@ -14,7 +14,9 @@ from torch import Tensor
 from qgate.dumps import StoredTensor, floats_in, read_tensors
 from qgate.errors import QgateError
 from qgate.formats import get
+from qgate.records.plain_data import plain
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
+from qgate.sweeps.choices import format_choices
 from qgate.sweeps.compute import has_mx, sweep
 from qgate.sweeps.files import draw_pictures
 from qgate.sweeps.record import SweepRecord
@@ -39,6 +41,8 @@ class Request:
     axis: int = -1
     via: str | None = None
     plots: bool = False
+    compares: bool = False
+    """True to measure the formats that people choose between, too."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,7 @@ def _records(stored: StoredTensor, source: str, request: Request) -> Iterator[Sw
                 f"rounding {stored.name} to {swept_values.rounded} makes {infinite} Inf of finite "
                 "numbers; sweep it as it is, without --cast."
             )
+    records: list[SweepRecord] = []
     for name, granularity in itertools.product(request.formats, request.granularity):
         block = granularity == "block"
         max_exp, min_exp = request.max_exp, request.min_exp
@@ -195,7 +200,20 @@ def _records(stored: StoredTensor, source: str, request: Request) -> Iterator[Sw
         ).to_dict()
         swept["tensor"] |= about
         swept["format"]["asked"] = get(name).name
+        records.append(swept)
         yield swept
+    if request.compares and records and not records[0]["failed"]:
+        records[0]["choices"] = plain(
+            format_choices(
+                numbers,
+                swept_values.values,
+                lambda: swept_values.blocks,
+                records,
+                scale_bits=request.scale_bits,
+                block=request.block,
+                axis=request.axis,
+            )
+        )
 
 
 class _SweptValues:

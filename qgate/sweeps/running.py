@@ -16,6 +16,7 @@ from qgate.engine.journal import Journal
 from qgate.errors import QgateError
 from qgate.storage.access import write_bytes, write_text
 from qgate.storage.locations import file_key, local_folder, location_of
+from qgate.sweeps.answers import answer_lines
 from qgate.sweeps.files import folder_for, safe_name, write
 from qgate.sweeps.findings import SweptFormat, entry_of
 from qgate.sweeps.page import FAILED_PAGE, OTHER_PAGE, PAGE, write_page
@@ -55,13 +56,23 @@ class SweepOutcome:
 class SweepRun:
     """A run of one request over files, with results in one folder.
 
-    `say` prints lines; with `quiet` the analysis is in the logs only.
+    `say` prints lines: those of the logs and a summary if `verbose`, else the answer alone, in
+    `width` columns.
     """
 
     def __init__(
-        self, request: Request, root: Location, say: Callable[..., None], *, quiet: bool = False
+        self,
+        request: Request,
+        root: Location,
+        say: Callable[..., None],
+        *,
+        verbose: bool = False,
+        width: int = 80,
     ) -> None:
-        self.request, self.root, self.say, self.quiet = request, root, say, quiet
+        self.request, self.root, self.say, self.width = request, root, say, width
+        self.log: Callable[..., None] = say if verbose else lambda *_lines: None
+        """Prints what the logs have, too."""
+        self.verbose = verbose
         self._used = [root / name for name in (PAGE, OTHER_PAGE, FAILED_PAGE)]
         self._lost = False
 
@@ -69,33 +80,37 @@ class SweepRun:
         self, specs: Sequence[str], workers: Workers, step: Callable[[int, int], object]
     ) -> SweepOutcome:
         """Sweep files and write all results."""
-        say = self.say
-        say(f"Processing {counted(len(specs), 'file')}...", *self._ruled(THICK))
+        log = self.log
+        log(f"Processing {counted(len(specs), 'file')}...", THICK)
         swept: list[SweptFile] = []
         for number, (spec, texts, file) in enumerate(self._files(specs, workers), 1):
-            say(*self._ruled(""), f"[{number}/{len(specs)}] Processing: {one_line(spec)}")
-            say(*self._ruled(THIN), *texts)
+            log("", f"[{number}/{len(specs)}] Processing: {one_line(spec)}", THIN, *texts)
             swept.append(file)
             step(number, len(specs))
         results = [result for file in swept for result in file["results"]]
-        bad = [(name, reason) for name, reason in results if reason]
-        say("", *title("FINAL SUMMARY"), f"Total tensors: {len(results)}")
-        say(f"Successful: {len(results) - len(bad)}", f"Failed: {len(bad)}")
-        say(*([] if bad else ["All tests completed successfully!"]))
-        say(*(text for file in swept for text in file["answers"]))
-        say(*(f"FAILED {name}: {reason}" for name, reason in bad))
         entries = [entry for file in swept for entry in file["entries"]]
         page: Location | None = None
+        trouble = ""
         try:
             page = write_page(self.root, entries, results, settings_text(self.request))
-            say(f"Page: {page}")
         except OSError as error:
-            say(f"FAILED: cannot write the page of the results: {error}")
+            trouble = f"FAILED: cannot write the page of the results: {error}"
+        if self.verbose:
+            answers = [text for file in swept for text in file["answers"]]
+            self._summarize(results, answers, trouble or f"Page: {page}")
+        else:
+            self.say(*answer_lines(entries, results, self.width, trouble or str(page)))
+        bad = any(reason for _, reason in results)
         return SweepOutcome(not bad and page is not None, results, entries, page)
 
-    def _ruled(self, line: str) -> list[str]:
-        """Return a line that sets files apart; a quiet run has none."""
-        return [] if self.quiet else [line]
+    def _summarize(
+        self, results: Sequence[tuple[str, str | None]], answers: Sequence[str], end: str
+    ) -> None:
+        bad = [(name, reason) for name, reason in results if reason]
+        self.say("", *title("FINAL SUMMARY"), f"Total tensors: {len(results)}")
+        self.say(f"Successful: {len(results) - len(bad)}", f"Failed: {len(bad)}")
+        self.say(*([] if bad else ["All tests completed successfully!"]), *answers)
+        self.say(*(f"FAILED {name}: {reason}" for name, reason in bad), end)
 
     def _files(
         self, specs: Sequence[str], workers: Workers
@@ -180,7 +195,7 @@ class SweepRun:
             console.append(f"Log: {one_line(folder / log_name)}")
         file["entries"] += entries
         file["answers"] += [answer(swept.source, record) for record in swept.records]
-        return [] if self.quiet else console
+        return console
 
 
 def settings_text(request: Request) -> str:

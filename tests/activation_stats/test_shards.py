@@ -262,7 +262,7 @@ def test_a_process_has_one_network_at_a_time() -> None:
 @proof
 @pytest.mark.usefixtures("ray_cluster")
 def test_the_command_line_writes_the_same_record_with_any_engine(tmp_path: Path) -> None:
-    engines = {"one": (), "two": ("--jobs", "2"), "ray": ("--engine", "ray", "--jobs", "2")}
+    engines = {"one": (), "two": ("--jobs", "2"), "ray": ("--set", "engine=ray", "--jobs", "2")}
     records = []
     for name, options in engines.items():
         words = [

@@ -145,7 +145,7 @@ def test_what_is_missing_is_one_line_with_its_command(name: str, told: dict[str,
 
 CALLS = {
     "--help": (["--help"], 0, "usage: qgate"),
-    "formats": (["formats"], 2, "tabulate is not installed: pip install 'pytest-qgate[gate]'"),
+    "show": (["show", "formats"], 2, "tabulate is not installed: pip install 'pytest-qgate[gate]'"),
     "doctor": (["doctor"], None, ""),
     "baselines": (["baselines", "list"], 2, "safetensors is not installed: pip install 'pytest-qgate[gate]'"),
     "sweep": (["sweep", "x.npy"], 2, "is not installed: pip install 'pytest-qgate["),

@@ -136,7 +136,7 @@ def test_installed_alone_it_works(wheel: Path, tmp_path: Path) -> None:
     (Path(where) / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     work = tmp_path / "work"
     work.mkdir()
-    assert "mxfp8_e4m3" in called([programs / "qgate", "formats"], work)
+    assert "mxfp8_e4m3" in called([programs / "qgate", "show", "formats"], work)
     assert "suites/test_canary.py" in called(
         [programs / "qgate", "init", "--suites", "canary", "--ci", "github"], work
     )

@@ -217,7 +217,7 @@ def _shards() -> int:
 
     for number in range(2):
         write_results(Path(f"{number}.jsonl"), 24, failing=3, layers=6, seed=number)
-    return qgate("results", "merge", "0.jsonl", "--output", "all")()
+    return qgate("report", "0.jsonl", "--merge", "all")()
 
 
 def _training() -> int:
@@ -269,7 +269,7 @@ def _captured() -> int:
     return status
 
 
-_CAPTURE = qgate("capture", "--mode", "int8", "--model", "own:build", "--overwrite")
+_CAPTURE = qgate("layers", "capture", "--mode", "int8", "--model", "own:build", "--overwrite")
 
 
 def _analyzed() -> int:
@@ -337,8 +337,8 @@ SCENARIOS = {
         Scenario("gates", _failing, gates(), status=1,
                  growing=_RUN),
         Scenario("report", _runs, qgate("report", "after.jsonl", *_REPORTED)),
-        Scenario("merge results", _shards, qgate("results", "merge", "0.jsonl", "1.jsonl",
-                                                 "--output", "all")),
+        Scenario("merge results", _shards, qgate("report", "0.jsonl", "1.jsonl",
+                                                 "--merge", "all")),
         Scenario("collect", _training, _COLLECT, whole=dumped,
                  growing={"*/index.jsonl": dump_index, "*/tensors-*": may_be_missing}),
         Scenario("merge dumps", _dumps, qgate("dumps", "merge", "d0", "d1", "--output", "d"),
@@ -359,7 +359,7 @@ OTHERS: dict[str, tuple[Verb, ...]] = {
     "update": (gates("--update-baselines", "--layers", "layers.0"),),
     "accept": (qgate("baselines", "prune", "--mode", "mxfp8"),),
     "report": (qgate("report", "before.jsonl", "after.jsonl", "-o", "page.html", "-o", "pr.md"),),
-    "merge results": (qgate("results", "merge", "1.jsonl", "--output", "all"),),
+    "merge results": (qgate("report", "1.jsonl", "--merge", "all"),),
     "sweep": (qgate("sweep", "t3.pt", "t2.pt", "t1.pt", "t0.pt", "--no-plots", "--quiet",
                     "--num-levels", "5", "--output-dir", "out"),),
     "collect": (qgate("collect", "--dir", "dump", "--iterations", "3", "--existing", "append",

@@ -20,7 +20,7 @@ _COMMAND = (sys.executable, "-c", "from qgate.__main__ import main; raise System
 
 
 def campaign(benches: Benches, _names: list[str], count: int, say: Progress) -> list[Tally]:
-    tally, draw = Tally("qgate formats"), random.Random(benches.seed)
+    tally, draw = Tally("qgate show formats"), random.Random(benches.seed)
     for number in range(1, count + 1):
         moment = draw.uniform(0, WITHIN_S)
         ended, said = _interrupted(moment)
@@ -40,7 +40,7 @@ def campaign(benches: Benches, _names: list[str], count: int, say: Progress) -> 
 
 def _interrupted(moment: float) -> tuple[int, str]:
     with subprocess.Popen(
-        [*_COMMAND, "formats"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [*_COMMAND, "show", "formats"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as running:
         with contextlib.suppress(subprocess.TimeoutExpired):
             running.wait(moment)

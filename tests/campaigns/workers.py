@@ -43,7 +43,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
     "checkpoint --jobs 2": (
         "checkpoint", (*_PYTHON, "qgate", *CHECKPOINT_WORDS, "--jobs", "2"),
     ),
-    "sweep on Ray": ("sweep", (*_PYTHON, "qgate", *SWEEP_WORDS, "--engine", "ray")),
+    "sweep on Ray": ("sweep", (*_PYTHON, "qgate", *SWEEP_WORDS, "--set", "engine=ray")),
 }  # fmt: skip
 _GONE_S, _LONGEST_S = 30.0, 300.0
 

@@ -263,7 +263,7 @@ def test_the_command_takes_workers(pair: Pair, capsys: pytest.CaptureFixture[str
     alone = capsys.readouterr().out
     assert main([*words, "--jobs", "2"]) == 1
     assert capsys.readouterr().out == alone
-    assert main([*words, "--engine", "cluster"]) == 2
+    assert main([*words, "--set", "engine=cluster"]) == 2
     assert "engine 'cluster' is not known" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`qgate capture`: what is in the folder afterwards, and what never is."""
+"""`qgate layers capture`: what is in the folder afterwards, and what never is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qgate.capture import run as run_model
 from qgate.cli import main
 from qgate.dumps import shards
 
-SMALL = ["--samples", "1", "--seqlen", "64", "--calib-samples", "1", "--calib-seqlen", "64"]
+SMALL = ["--samples", "1", "--seqlen", "64", "--set", "calib_samples=1", "--set", "calib_seqlen=64"]
 Capsys = pytest.CaptureFixture[str]
 OWN = """
 import copy
@@ -124,13 +124,13 @@ def own(build: str = "build") -> list[str]:
 
 
 def capture(*argv: str) -> int:
-    return main(["capture", "--output-dir", "out", *argv])
+    return main(["layers", "capture", "--output-dir", "out", *argv])
 
 
 def complaint(capsys: Capsys, *argv: str) -> str:
     assert capture(*argv) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("qgate capture: ")
+    assert last.startswith("qgate layers capture: ")
     return last
 
 
@@ -210,7 +210,7 @@ def test_captures_without_the_name_of_their_reference_are_read() -> None:
         record = stats(stem)
         del record["reference"]
         Path(f"out/mode_{stem}_stats.json").write_text(json.dumps(record), encoding="utf-8")
-    assert main(["compare", "int8", "--output-dir", "out"]) == 0
+    assert main(["layers", "compare", "int8", "--output-dir", "out"]) == 0
 
 
 def test_the_files_hold_what_the_model_computes() -> None:
@@ -348,7 +348,7 @@ def test_a_run_that_fails_leaves_what_was_there(
     assert "No space left" in said
     assert {name: Path("out", name).read_bytes() for name in names()} == before
     # A fresh folder stays empty: no layer without its stats, no temporary file.
-    assert main(["capture", "--mode", "int8", "--output-dir", "fresh", *own()]) == 2
+    assert main(["layers", "capture", "--mode", "int8", "--output-dir", "fresh", *own()]) == 2
     assert names("fresh") == []
 
 

@@ -68,11 +68,11 @@ RED: dict[str, tuple[int, Callable[[Path], None]]] = {
     "sweep nan.pt --no-plots": (1, nothing),
     "baselines verify": (1, damage_baselines),
     "dumps verify dump": (1, damage_dump),
-    "results merge qgate-out --output out --exit-code": (1, nothing),
+    "report qgate-out --merge out --exit-code": (1, nothing),
     "report --exit-code": (1, nothing),
     "report missing.jsonl": (2, nothing),
     "checkpoint missing": (2, nothing),
-    "compare missing": (2, nothing),
+    "layers compare missing": (2, nothing),
 }  # fmt: skip
 
 
@@ -125,7 +125,8 @@ def test_many(n):
 
 
 @pytest.mark.parametrize(
-    ("words", "status"), [(["formats"], 0), (["--help"], 0), (["report", "missing.jsonl"], 2)]
+    ("words", "status"),
+    [(["show", "formats"], 0), (["--help"], 0), (["report", "missing.jsonl"], 2)],
 )
 def test_a_process_ends_without_a_word_about_its_pipe(
     words: list[str], status: int, tmp_path: Path
@@ -143,7 +144,7 @@ def test_a_process_ends_without_a_word_about_its_pipe(
 
 
 def test_a_pipe_that_is_read_gets_every_byte(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "qgate", "formats", "--json"]
+    command = [sys.executable, "-m", "qgate", "show", "formats", "--json"]
     done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, check=True)
     file = tmp_path / "out"
     with file.open("wb") as out:

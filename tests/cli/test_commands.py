@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qgate.cli import formats as command
+from qgate.cli import _formats as command
 from qgate.cli import main
 from qgate.formats import FORMATS
 from qgate.storage.files import scratch_folder
@@ -27,22 +27,24 @@ def test_help_says_what_qgate_is_and_what_it_can(capsys: Capsys) -> None:
     assert "quantized numerics are worse than their format allows" in text
     assert "formats" in text
     with pytest.raises(SystemExit) as stop:
-        main(["formats", "--help"])
+        main(["show", "formats", "--help"])
     assert stop.value.code == 0
-    assert "qgate formats mxfp4 --plot mxfp4.png" in capsys.readouterr().out
+    assert "qgate show formats mxfp4 --plot mxfp4.png" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["activations", "calibrate", "capture", "modes"])
+@pytest.mark.parametrize(
+    "command", ["activations", "layers calibrate", "layers capture", "show modes"]
+)
 def test_help_of_a_command_that_takes_a_model_says_how_to_name_it(
     command: str, capsys: Capsys
 ) -> None:
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert "hf:PATH=NAME" in capsys.readouterr().out
 
 
 def test_the_table_names_every_format_with_its_figures(capsys: Capsys) -> None:
-    assert main(["formats"]) == 0
+    assert main(["show", "formats"]) == 0
     lines = capsys.readouterr().out.splitlines()
     for fmt in FORMATS:
         row = next(line.split() for line in lines if line.startswith(f"{fmt.name} "))
@@ -56,7 +58,7 @@ def test_the_table_names_every_format_with_its_figures(capsys: Capsys) -> None:
 @pytest.mark.parametrize("name", FORMATS.names())
 def test_every_format_can_be_shown_and_drawn(name: str, tmp_path: Path, capsys: Capsys) -> None:
     picture = tmp_path / "values.png"
-    assert main(["formats", name, "--plot", str(picture)]) == 0
+    assert main(["show", "formats", name, "--plot", str(picture)]) == 0
     text = capsys.readouterr().out
     assert text.startswith(name)
     assert command.number(FORMATS.get(name).max) in text
@@ -65,7 +67,7 @@ def test_every_format_can_be_shown_and_drawn(name: str, tmp_path: Path, capsys: 
 
 
 def test_the_value_table_of_hif8_is_the_published_one(capsys: Capsys) -> None:
-    main(["formats", "hif8"])
+    main(["show", "formats", "hif8"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "0x" in line]
     assert rows[0] == ["0x00", "0", *(f"2^{e}" for e in range(-22, -15))]
     assert rows[13] == ["0x68", "4096", "6144", "8192", "12288", "16384", "24576", "32768", "Inf"]
@@ -74,10 +76,10 @@ def test_the_value_table_of_hif8_is_the_published_one(capsys: Capsys) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["formats", "hif9"], ["'hif9'", "hif8"]),
-        (["formats", "hif8", "--plot", "x.pgn"], ["'x.pgn'", ".png"]),
-        (["formats", "hif8", "--plot", "nowhere/x.png"], ["nowhere"]),
-        (["formats", "--plot", "x.png"], ["x.png", "NAME"]),
+        (["show", "formats", "hif9"], ["'hif9'", "hif8"]),
+        (["show", "formats", "hif8", "--plot", "x.pgn"], ["'x.pgn'", ".png"]),
+        (["show", "formats", "hif8", "--plot", "nowhere/x.png"], ["nowhere"]),
+        (["show", "formats", "--plot", "x.png"], ["x.png", "NAME"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(
@@ -91,7 +93,7 @@ def test_bad_input_is_one_line_and_exit_2(
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert all(word in error for word in ["qgate formats:", *words])
+    assert all(word in error for word in ["qgate show formats:", *words])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,7 +109,7 @@ def test_a_picture_that_cannot_be_written_leaves_nothing(
     old = tmp_path / "int8.png"
     old.write_bytes(b"yesterday's")
     monkeypatch.setattr(Image, "save", full)
-    assert main(["formats", "int8", "--plot", str(old)]) == 2
+    assert main(["show", "formats", "int8", "--plot", str(old)]) == 2
     assert "No space left" in capsys.readouterr().err
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("int8.png", b"yesterday's")]
 
@@ -116,7 +118,10 @@ def test_a_closed_pipe_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)
     run = subprocess.run(
-        [sys.executable, "-m", "qgate", "formats"], stdout=write, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "qgate", "show", "formats"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     os.close(write)
     assert (run.returncode, run.stderr) == (0, "")
@@ -159,10 +164,19 @@ def test_numbers_are_short_and_exact(value: float, text: str) -> None:
         (["draw", "d", "--ouput-dir", "x"], ["--ouput-dir", "Did you mean --output-dir?"]),
         (["run", "--gate-frmo", "main"], ["qgate run: ", "Did you mean --gate-from?"]),
         (["activations", "--modle", "x"], ["qgate activations: ", "Did you mean --model?"]),
-        (["compare", "2-1", "--refernce=0"], ["--refernce=0", "Did you mean --reference?"]),
-        (["compare", "2-1", "2-2"], ["qgate compare: unrecognized arguments: 2-2."]),
-        (["capture", "--mode", "0", "--samples", "x"], ["--samples", "'x'"]),
-        (["capture", "--mode", "0", "--arithmetic", "bf16"], ["'bf16'", "Allowed: fp16, fp32."]),
+        (
+            ["layers", "compare", "2-1", "--refernce=0"],
+            ["--refernce=0", "Did you mean --reference?"],
+        ),
+        (
+            ["layers", "compare", "2-1", "2-2"],
+            ["qgate layers compare: unrecognized arguments: 2-2."],
+        ),
+        (["layers", "capture", "--mode", "0", "--samples", "x"], ["--samples", "'x'"]),
+        (
+            ["layers", "capture", "--mode", "0", "--set", "calib_arithmetic=bf16"],
+            ["calib_arithmetic=bf16", "one of fp32, fp16"],
+        ),
     ],
 )
 def test_a_typo_is_one_line_with_the_nearest_name_and_where_help_is(
@@ -184,23 +198,23 @@ def test_an_error_of_the_system_names_the_file_and_a_way_out(
         raise PermissionError(13, "Permission denied", str(tmp_path / "x"))
 
     monkeypatch.setattr(command, "run", refuse)
-    assert main(["formats"]) == 2
+    assert main(["show", "formats"]) == 2
     assert capsys.readouterr().err == (
-        f"qgate formats: '{tmp_path / 'x'}': Permission denied; name a file or folder that you "
+        f"qgate show formats: '{tmp_path / 'x'}': Permission denied; name a file or folder that you "
         "may read and write.\n"
     )
 
 
 def test_a_format_of_a_family_is_shown_by_its_name(capsys: Capsys) -> None:
-    assert main(["formats", "binary4p2ue"]) == 0
+    assert main(["show", "formats", "binary4p2ue"]) == 0
     text = capsys.readouterr().out
     assert "unsigned" not in text
     assert text.startswith("binary4p2ue\n")
     assert "0x8" in text
     assert "Inf" in text
-    assert main(["formats"]) == 0
+    assert main(["show", "formats"]) == 0
     assert "binary{K}p{P}" in capsys.readouterr().out
-    assert main(["formats", "binary9p3se"]) == 2
+    assert main(["show", "formats", "binary9p3se"]) == 2
     assert "K from 3 to 8" in capsys.readouterr().err
 
 
@@ -221,7 +235,9 @@ def test_python_without_docstrings_loads_the_commands_and_the_plugin(tmp_path: P
     assert "1 passed" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["--help"], ["modes"], ["report", "nothing"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--help"], ["show", "modes"], ["report", "nothing"]], ids=" ".join
+)
 def test_a_closed_stream_is_no_traceback(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
@@ -265,12 +281,12 @@ def test_sigterm_ends_a_command_with_its_folders_removed(
         return 0
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr("qgate.cli.modes.run", run)
+    monkeypatch.setattr("qgate.cli.show.run", run)
     # Ray leaves a handler of its own in a process that has used it.
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with pytest.raises(SystemExit) as stop:
-            main(["modes"])
+            main(["show", "modes"])
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
@@ -302,7 +318,9 @@ def test_ctrl_c_before_the_command_begins_is_one_line(module: str) -> None:
     assert (ended.returncode, ended.stderr) == (130, "\nqgate: interrupted\n")
 
 
-@pytest.mark.parametrize(("name", "program"), [("run", "qgate formats"), ("arguments", "qgate")])
+@pytest.mark.parametrize(
+    ("name", "program"), [("run", "qgate show formats"), ("arguments", "qgate")]
+)
 def test_ctrl_c_ends_a_command_with_one_line_of_its_name(
     name: str, program: str, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
 ) -> None:
@@ -310,7 +328,7 @@ def test_ctrl_c_ends_a_command_with_one_line_of_its_name(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, name, interrupted)
-    assert main(["formats"]) == 130
+    assert main(["show", "formats"]) == 130
     assert capsys.readouterr().err == f"\n{program}: interrupted\n"
 
 
@@ -318,8 +336,8 @@ def test_ctrl_c_ends_a_command_with_one_line_of_its_name(
     ("text", "words"),
     [
         ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.20 GiB is free.",
-         "qgate formats: the memory of GPU 0 (79.11 GiB, 1.20 GiB free; 2.00 GiB more wanted) is too small for qgate formats."),
-        ("CUDA error: device-side assert triggered", "while qgate formats ran or earlier: nothing runs on that device"),
+         "qgate show formats: the memory of GPU 0 (79.11 GiB, 1.20 GiB free; 2.00 GiB more wanted) is too small for qgate show formats."),
+        ("CUDA error: device-side assert triggered", "while qgate show formats ran or earlier: nothing runs on that device"),
     ],
     ids=["memory", "assert"],
 )  # fmt: skip
@@ -330,7 +348,7 @@ def test_an_error_of_a_device_is_one_sentence(
         raise (torch.OutOfMemoryError if "memory" in text else RuntimeError)(text)
 
     monkeypatch.setattr(command, "table", lambda: fails(None))
-    assert main(["formats"]) == 2
+    assert main(["show", "formats"]) == 2
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""`qgate compare`: numbers as numpy has them, and everything it must not let pass."""
+"""`qgate layers compare`: numbers as numpy has them, and everything it must not let pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.gate.making import ACCEPTED, carried, verdict
 from tests.shares import proof
 
 pytestmark = pytest.mark.usefixtures("here")
-SMALL = ["--samples", "1", "--seqlen", "64", "--calib-samples", "1", "--calib-seqlen", "64"]
+SMALL = ["--samples", "1", "--seqlen", "64", "--set", "calib_samples=1", "--set", "calib_seqlen=64"]
 Capsys = pytest.CaptureFixture[str]
 Array = np.ndarray[Any, Any]
 OF = CaptureSettings(
@@ -60,7 +60,7 @@ def standard() -> None:
 
 
 def compare(*argv: str) -> int:
-    return main(["compare", *(argv or ["m"])])
+    return main(["layers", "compare", *(argv or ["m"])])
 
 
 def record(expected: int = 0, mode: str = "m") -> dict[str, Any]:
@@ -79,7 +79,7 @@ def complaint(capsys: Capsys, *argv: str) -> str:
     assert compare(*argv) == 2
     out, err = capsys.readouterr()
     assert err.count("\n") == 1
-    assert err.startswith("qgate compare: ")
+    assert err.startswith("qgate layers compare: ")
     assert out == ""
     return err
 
@@ -456,7 +456,7 @@ def test_a_stats_file_is_not_believed_blindly(edit: Any, word: str, capsys: Caps
 )
 def test_bad_questions_are_one_line(argv: list[str], word: str, capsys: Capsys) -> None:
     standard()
-    assert main(["compare", *argv]) == 2
+    assert main(["layers", "compare", *argv]) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert word in err
@@ -527,16 +527,16 @@ def test_all_fails_if_one_does_or_none_was_there(capsys: Capsys) -> None:
 
 
 def test_captured_modes_of_a_model_are_compared(capsys: Capsys) -> None:
-    assert main(["capture", "--mode", "0,2-1,2-4,fp16,mxfp8", *SMALL]) == 0
-    assert main(["compare", "2-1"]) == 0
-    assert main(["compare", "2_1", "--reference", "0"]) == 0
+    assert main(["layers", "capture", "--mode", "0,2-1,2-4,fp16,mxfp8", *SMALL]) == 0
+    assert main(["layers", "compare", "2-1"]) == 0
+    assert main(["layers", "compare", "2_1", "--reference", "0"]) == 0
     capsys.readouterr()
-    assert main(["compare", "--all"]) == 0
+    assert main(["layers", "compare", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines[4:9]} == {"0", "2-1", "2-4", "fp16", "mxfp8"}
     assert lines[4].split()[0] == "fp16"
     # Modes in the other basis have no error against a quantized reference, and are not left out.
-    assert main(["compare", "--all", "--reference", "0"]) == 2
+    assert main(["layers", "compare", "--all", "--reference", "0"]) == 2
     out, err = capsys.readouterr()
     assert {line.split()[0] for line in out.splitlines()[4:8]} == {"2-1", "2-4", "fp16", "fp32"}
     assert "mxfp8" in err

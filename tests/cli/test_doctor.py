@@ -100,7 +100,7 @@ def test_a_missing_extra_says_what_it_is_for_and_how_to_install_it(
     ray = examined(capsys)["extras"]["ray"]
     assert (ray["installed"], ray["packages"]) == (False, {"ray": None})
     assert main(["doctor"]) == 0
-    assert "--engine ray: missing: pip install 'pytest-qgate[ray]'" in capsys.readouterr().out
+    assert "--set engine=ray: missing: pip install 'pytest-qgate[ray]'" in capsys.readouterr().out
 
 
 def written(name: str, text: str) -> Fault:

@@ -118,13 +118,13 @@ def test_an_analysis_is_drawn_without_the_dump(dump: Path, here: Path, capsys: C
 
 
 def test_quick_draws_one_picture(dump: Path, here: Path, capsys: Capsys) -> None:
-    assert run("draw", dump, "--quick", "--layer", 0) == 0
+    assert run("draw", dump, "--quick", "--where", "layer=0") == 0
     written = {"quick_analysis.png", "tensor_stats.txt", "written.json"}
     assert {path.name for path in (here / "draw").iterdir()} == written
     assert (here / "draw/quick_analysis.png").stat().st_size > 10_000
     assert "30 tensors: draw/quick_analysis.png" in capsys.readouterr().out
     assert run("draw", dump, "--no-plots") == 0, "it is qgate's"
-    assert run("draw", dump, "--quick", "--layer", 0) == 0
+    assert run("draw", dump, "--quick", "--where", "layer=0") == 0
     assert (here / "draw/index.html").is_file()
     (here / "foreign").mkdir()
     (here / "foreign/quick_analysis.png").write_text("mine")
@@ -139,7 +139,7 @@ def test_quick_says_how_many_tensors_it_read(
 ) -> None:
     """Without it `all values are finite` was said of a dump that had hardly been looked at."""
     monkeypatch.setattr(draw, "_QUICK_TENSORS", 7)
-    assert run("draw", dump, "--quick", "--layer", 0) == 0
+    assert run("draw", dump, "--quick", "--where", "layer=0") == 0
     assert "7 of 30 tensors were looked at, evenly spaced" in capsys.readouterr().out
     looked = analyze_dump(dump, request=DrawingRequest(tensors=7))
     assert summary_line(looked).startswith("7 of 60 tensors, evenly spaced, ")
@@ -159,7 +159,7 @@ def test_a_folder_of_the_megatron_tensor_saver_is_drawn(capsys: Capsys) -> None:
         (["DUMP", "--format", "fp8_e4m4"], "fp8_e4m4"),
         (["DUMP", "--compare", "hifp8"], "give two names"),
         (["DUMP", "--compare", "hifp8,mxpf8"], "mxpf8"),
-        (["DUMP", "--layer", "7"], "unknown layer in this dump '7'"),
+        (["DUMP", "--where", "layer=7"], "unknown layer in this dump '7'"),
         (["DUMP", "--output-dir", "taken"], "'taken' is a file"),
     ],
 )
@@ -174,7 +174,7 @@ def test_refused_options_write_nothing(
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
-    "args", [["--jobs", "0"], ["--rows", "x"], ["--seed", "x"], ["--layer", "x"]]
+    "args", [["--jobs", "0"], ["--rows", "x"], ["--seed", "x"], ["--where", "layer=x"]]
 )
 def test_options_that_are_no_numbers_are_refused(dump: Path, args: list[str]) -> None:
     with pytest.raises(SystemExit) as end:
@@ -200,7 +200,7 @@ def test_drawing_again_replaces_the_earlier_drawing(
     assert list(Path("draw").rglob("*.png"))
     assert "grad_input" in Path("draw/tensor_stats.txt").read_text()
     Path("draw/notes.txt").write_text("mine")
-    assert run("draw", dump, "--operation", "forward", "--no-plots") == 0
+    assert run("draw", dump, "--where", "operation=forward", "--no-plots") == 0
     assert not list(Path("draw").rglob("*.png"))
     assert Path("draw/notes.txt").read_text() == "mine"
     assert "grad_input" not in Path("draw/tensor_stats.txt").read_text()
@@ -264,7 +264,7 @@ def test_a_foreign_page_in_a_bucket_is_left_alone(dump: Path, memory: Any, capsy
 @proof
 @pytest.mark.usefixtures("here")
 def test_quick_draws_into_a_bucket(dump: Path, memory: Any, capsys: Capsys) -> None:
-    assert run("draw", dump, "--quick", "--layer", 0, "--output-dir", "memory://c/d") == 0
+    assert run("draw", dump, "--quick", "--where", "layer=0", "--output-dir", "memory://c/d") == 0
     assert memory.cat("/c/d/quick_analysis.png").startswith(b"\x89PNG")
     refused = refusal(capsys, "draw", dump, "--quick", "--output-dir", "foo://a")
     assert "foo:// is not known" in refused
@@ -282,6 +282,8 @@ def test_a_bucket_that_refuses_is_named(
         return opened(store, path, mode, **options)
 
     monkeypatch.setattr(type(memory), "_open", refuse)
-    told = refusal(capsys, "draw", dump, "--quick", "--layer", 0, "--output-dir", "memory://a")
+    told = refusal(
+        capsys, "draw", dump, "--quick", "--where", "layer=0", "--output-dir", "memory://a"
+    )
     assert "Access Denied" in told
     assert "memory://a/" in told

@@ -54,20 +54,34 @@ def test_ls(capsys: Capsys) -> None:
     assert r"x\ny" in text
     text = dumps(capsys, "ls", "a", "--limit", "2")
     assert text.splitlines()[-1] == "… and 4 more: --limit shows them"
-    text = dumps(capsys, "ls", "a", "--name", "grad_*", "--rank", "1", "--quant-type", "mxfp8")
+    text = dumps(
+        capsys,
+        "ls",
+        "a",
+        "--where",
+        "name=grad_*",
+        "--where",
+        "rank=1",
+        "--where",
+        "quant_type=mxfp8",
+    )
     assert len(text.splitlines()) == 3
-    told = json.loads(dumps(capsys, "ls", "a", "--layer", "0", "--iteration", "0", "--json"))
+    told = json.loads(
+        dumps(capsys, "ls", "a", "--where", "layer=0", "--where", "iteration=0", "--json")
+    )
     assert [each["order"] for each in told] == [0, 1, 0, 1]
     assert "note: skipped torn.pt: it is torn" in dumps(capsys, "ls", "known")
 
 
 def test_a_selection_of_nothing_is_an_error_that_says_what_there_is(capsys: Capsys) -> None:
-    text = dumps(capsys, "ls", "a", "--name", "grad_inptu", status=2)
+    text = dumps(capsys, "ls", "a", "--where", "name=grad_inptu", status=2)
     assert "unknown name in this dump 'grad_inptu'" in text
     assert "Allowed: grad_output, input, output" in text
-    text = dumps(capsys, "ls", "a", "--layer", "0", "--name", "grad_output", status=2)
-    assert "no record of 'a' has all of name ['grad_output'], layer [0]" in text
-    assert "unknown layer in this dump '7'" in dumps(capsys, "ls", "a", "--layer", "7", status=2)
+    text = dumps(capsys, "ls", "a", "--where", "layer=0", "--where", "name=grad_output", status=2)
+    assert "no record of 'a' has all of layer [0], name ['grad_output']" in text
+    assert "unknown layer in this dump '7'" in dumps(
+        capsys, "ls", "a", "--where", "layer=7", status=2
+    )
     assert "is not there" in dumps(capsys, "ls", "nowhere", status=2)
 
 
@@ -127,14 +141,14 @@ def test_counts_are_verified_by_their_hashes(capsys: Capsys) -> None:
 def test_compare(capsys: Capsys) -> None:
     text = dumps(capsys, "compare", "a", "a", "--relative-mse", "0", status=1)
     assert text.startswith("failed: 12 values are not finite, first at x\\ny backward")
-    text = dumps(capsys, "compare", "a", "a", "--relative-mse", "0", "--operation", "forward")
+    text = dumps(capsys, "compare", "a", "a", "--relative-mse", "0", "--where", "operation=forward")
     assert text.splitlines()[:2] == [
         "passed: every relative_mse is at most 0",
         "4 pairs: 4 equal, 0 differ, 0 cannot be compared",
     ]
     for rank in range(2):
         write(Path("b"), [X, X + 1], rank=rank, world_size=2)
-    text = dumps(capsys, "compare", "a", "b", "--operation", "forward", status=1)
+    text = dumps(capsys, "compare", "a", "b", "--where", "operation=forward", status=1)
     assert "failed: nothing was compared" in text
     assert "4 only in a:" in text
     assert "4 only in b:" in text
@@ -180,7 +194,9 @@ def test_merge_and_export(capsys: Capsys) -> None:
     )
     assert "4 tensors are what was written" in dumps(capsys, "verify", "all")
     assert "is there already" in dumps(capsys, "merge", "host0", "--output", "all", status=2)
-    assert dumps(capsys, "export", "all", "--output", "flat", "--rank", "1") == "flat: 2 files\n"
+    assert (
+        dumps(capsys, "export", "all", "--output", "flat", "--where", "rank=1") == "flat: 2 files\n"
+    )
     assert "2 records in flat" in dumps(capsys, "verify", "flat")
     with DumpWriter(Path("summaries")) as writer:
         writer.add(record(0))
@@ -245,7 +261,7 @@ def test_watch_reads_a_file_again_that_was_torn(capsys: Capsys) -> None:
         ["watch", "a", "--expect", "x"],
         ["watch", "a", "--expect", "1", "--timeout", "-1"],
         ["compare", "a", "a", "--relative-mse", "nan"],
-        ["ls", "a", "--layer", "x"],
+        ["ls", "a", "--where", "layer=x"],
         ["merge", "a"],
         [],
     ],

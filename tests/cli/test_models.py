@@ -1,4 +1,4 @@
-"""`qgate modes` and `qgate calibrate` as their users meet them."""
+"""`qgate show modes` and `qgate layers calibrate` as their users meet them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from qgate.cli import main
 from qgate.modes import find_mode, load_calibration, names
 
-SMALL = ["--calib-samples", "2", "--calib-seqlen", "64", "--samples", "1", "--seqlen", "64"]
+SMALL = ["--set", "calib_samples=2", "--set", "calib_seqlen=64", "--samples", "1", "--seqlen", "64"]
 LEAVES = (
     "in_proj:input",
     "in_proj:output",
@@ -64,18 +64,18 @@ def complaint(argv: list[str], capsys: Capsys) -> str:
     error = error.rpartition("\r")[2]  # a progress bar before it
     assert out == ""
     assert error.count("\n") == 1
-    assert error.startswith(f"qgate {argv[0]}: ")
+    assert error.startswith(f"qgate {argv[0]} {argv[1]}: ")
     return error
 
 
-# qgate modes -------------------------------------------------------------------------------------
+# qgate show modes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "argv", [[], ["all"], ["--model", "tiny-mamba"], ["--model", "tiny-llama"]]
 )
 def test_modes_are_listed_with_what_they_do(argv: list[str], capsys: Capsys) -> None:
-    table = lines(["modes", *argv], capsys)
+    table = lines(["show", "modes", *argv], capsys)
     assert table[0].split() == ["mode", "models", "basis", "=", "what", "it", "does"]
     listed = {line.split()[0] for line in table[2 : table.index("")]}
     family = {"tiny-mamba": "mamba", "tiny-llama": "other"}.get(argv[-1] if argv else "")
@@ -88,7 +88,7 @@ def test_modes_are_listed_with_what_they_do(argv: list[str], capsys: Capsys) -> 
 
 
 def test_modes_that_a_pattern_means(capsys: Capsys) -> None:
-    table = lines(["modes", "2-*,mxfp4"], capsys)
+    table = lines(["show", "modes", "2-*,mxfp4"], capsys)
     assert [line.split()[0] for line in table[2:8]] == ["2-0", "2-1", "2-2", "2-3", "2-4", "mxfp4"]
     assert "=2-2" in table[3]
 
@@ -110,18 +110,18 @@ def test_modes_that_a_pattern_means(capsys: Capsys) -> None:
     ],
 )
 def test_modes_that_are_none(argv: list[str], words: list[str], capsys: Capsys) -> None:
-    error = complaint(["modes", *argv], capsys)
+    error = complaint(["show", "modes", *argv], capsys)
     assert all(word in error for word in words), error
 
 
 def test_modes_of_a_model_of_ones_own(workplace: Path, capsys: Capsys) -> None:
     (workplace / "own_of_cli_test.py").write_text(OWN)
-    assert lines(["modes", "Mine", "--model", "own_of_cli_test:build"], capsys)[2].startswith(
-        "Mine"
-    )
+    assert lines(["show", "modes", "Mine", "--model", "own_of_cli_test:build"], capsys)[
+        2
+    ].startswith("Mine")
 
 
-# qgate calibrate ---------------------------------------------------------------------------------
+# qgate layers calibrate ---------------------------------------------------------------------------------
 
 
 def files(at: Path) -> None:
@@ -161,7 +161,7 @@ BAD_OPTIONS: list[tuple[list[str], list[str]]] = [
     (["--tokens", "negative.npy"], ["-1 to -1"]),
     (["--tokens", "few.npy"], ["10 tokens long"]),
     (["--tokens", "two.npz"], ["2 tensors"]),
-    (["--percentile-alpha", "99.95"], ["percentile alpha 99.95", "0.5 to 1"]),
+    (["--set", "percentile_alpha=99.95"], ["percentile alpha 99.95", "0.5 to 1"]),
 ]  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def test_bad_options_are_one_line(
 ) -> None:
     files(workplace)
     before = sorted(path.name for path in workplace.iterdir())
-    error = complaint(["calibrate", *SMALL, *options], capsys)
+    error = complaint(["layers", "calibrate", *SMALL, *options], capsys)
     assert all(word in error for word in words), error
     assert [
         name for name in sorted(p.name for p in workplace.iterdir()) if "__" not in name
@@ -179,7 +179,11 @@ def test_bad_options_are_one_line(
 
 
 @pytest.mark.parametrize(
-    "argv", [["calibrate", "--arithmetic", "bf16"], ["calibrate", "--samples", "x"]]
+    "argv",
+    [
+        ["layers", "calibrate", "--set", "calib_arithmetic=bf16"],
+        ["layers", "calibrate", "--samples", "x"],
+    ],
 )
 def test_a_command_that_is_not_complete_says_what_it_takes(argv: list[str], capsys: Capsys) -> None:
     with pytest.raises(SystemExit) as stop:
@@ -192,7 +196,7 @@ def test_a_command_that_is_not_complete_says_what_it_takes(argv: list[str], caps
 
 
 def test_scales_are_measured_written_and_kept(workplace: Path, capsys: Capsys) -> None:
-    output = lines(["calibrate", *SMALL], capsys)
+    output = lines(["layers", "calibrate", *SMALL], capsys)
     assert output[-1] == "calibration.json written"
     assert [line.split()[0] for line in output[2:-2]] == [
         f"backbone.layers.{k}.mixer.{leaf}" for k in range(5) for leaf in LEAVES
@@ -207,24 +211,29 @@ def test_scales_are_measured_written_and_kept(workplace: Path, capsys: Capsys) -
     assert f"{calibration.scales['backbone.layers.0.mixer.x_proj:input'].scale:.6g}" in " ".join(
         output
     )
-    assert lines(["calibrate", *SMALL], capsys)[-1] == "calibration.json fits and was kept as it is"
+    assert (
+        lines(["layers", "calibrate", *SMALL], capsys)[-1]
+        == "calibration.json fits and was kept as it is"
+    )
     assert file.read_bytes() == content
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--percentile-alpha", "0.99"], ["other settings", "0.9995", "0.99"]),
-        (["--arithmetic", "fp16"], ["other settings", "fp32", "fp16"]),
+        (["--set", "percentile_alpha=0.99"], ["other settings", "0.9995", "0.99"]),
+        (["--set", "calib_arithmetic=fp16"], ["other settings", "fp32", "fp16"]),
         (["--seed", "1"], ["other calibration samples"]),
-        (["--calib-samples", "3"], ["other calibration samples"]),
+        (["--set", "calib_samples=3"], ["other calibration samples"]),
     ],
 )
 def test_scales_of_something_else_are_refused(
     options: list[str], words: list[str], capsys: Capsys
 ) -> None:
-    lines(["calibrate", *SMALL], capsys)
-    error = complaint(["calibrate", *SMALL, "--calibration", "calibration.json", *options], capsys)
+    lines(["layers", "calibrate", *SMALL], capsys)
+    error = complaint(
+        ["layers", "calibrate", *SMALL, "--calibration", "calibration.json", *options], capsys
+    )
     assert all(word in error for word in ["'calibration.json'", "Delete the file", *words])
 
 
@@ -236,22 +245,27 @@ def test_files_that_are_no_scales(workplace: Path, capsys: Capsys) -> None:
     }.items():
         (workplace / name).write_text(content)
         assert f"'{name}' is no calibration of qgate" in complaint(
-            ["calibrate", *SMALL, "--calibration", name], capsys
+            ["layers", "calibrate", *SMALL, "--calibration", name], capsys
         )
         assert (workplace / name).read_text() == content
-    assert "directory" in complaint(["calibrate", *SMALL, "--calibration", "."], capsys)
-    complaint(["calibrate", *SMALL, "--calibration", "a.json/below.json"], capsys)
+    assert "directory" in complaint(["layers", "calibrate", *SMALL, "--calibration", "."], capsys)
+    complaint(["layers", "calibrate", *SMALL, "--calibration", "a.json/below.json"], capsys)
 
 
 def test_a_model_without_static_scales_is_told_so(workplace: Path, capsys: Capsys) -> None:
     (workplace / "own_of_cli_test.py").write_text(OWN)
-    error = complaint(["calibrate", "--model", "own_of_cli_test.py:build", *SMALL], capsys)
+    error = complaint(
+        ["layers", "calibrate", "--model", "own_of_cli_test.py:build", *SMALL], capsys
+    )
     assert "own_of_cli_test.py:build fits no mode with calibrated scales" in error
     assert not list(workplace.glob("*.json"))
 
 
 def test_ranges_of_a_cache_are_calibrated(workplace: Path, capsys: Capsys) -> None:
-    lines(["calibrate", "--model", "tiny-llama", *SMALL, "--calibration", "llama.json"], capsys)
+    lines(
+        ["layers", "calibrate", "--model", "tiny-llama", *SMALL, "--calibration", "llama.json"],
+        capsys,
+    )
     stored = load_calibration(workplace / "llama.json")
     heads = {"queries": 4, "keys": 2, "keys_before_rope": 2, "values": 2}
     leaves = [f"{side}{head}" for side, count in heads.items()

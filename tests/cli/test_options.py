@@ -21,7 +21,7 @@ EACH = 6
 # What starts another program, or makes a folder of the name it is given.
 _ELSEWHERE = {"collect", "init"}
 # A file of any name, for which a model is calibrated first.
-_WORK = {("calibrate", "calibration")}
+_WORK = {("layers", "calibrate", "calibration")}
 
 
 def leaves(

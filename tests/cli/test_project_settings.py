@@ -83,7 +83,7 @@ def test_capture_runs_the_modes_of_the_settings_on_their_model(
     project: Path, capsys: Capsys
 ) -> None:
     (project / "qgate.toml").write_text(SETTINGS.replace('text = "text.txt"', ""))
-    assert main(["capture", "--layers", "all"]) == 0
+    assert main(["layers", "capture", "--layers", "all"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[0] for line in out.splitlines()] == ["fp32", "int8", "fp16"]
     stats = json.loads(Path("layer_outputs/mode_int8_stats.json").read_text())
@@ -92,7 +92,7 @@ def test_capture_runs_the_modes_of_the_settings_on_their_model(
 
 def test_several_models_are_a_question(project: Path, capsys: Capsys) -> None:
     (project / "qgate.toml").write_text('model = ["tiny-llama", "tiny-mamba"]')
-    assert main(["capture", "--mode", "int8"]) == 2
+    assert main(["layers", "capture", "--mode", "int8"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "names 2 models, and this command runs one: give --model tiny-llama or" in error
@@ -100,8 +100,8 @@ def test_several_models_are_a_question(project: Path, capsys: Capsys) -> None:
 
 def test_capture_without_modes_says_how_to_name_them(project: Path, capsys: Capsys) -> None:
     (project / "qgate.toml").unlink()
-    assert main(["capture"]) == 2
-    assert "such as --mode 2-1; `qgate modes` lists them" in capsys.readouterr().err
+    assert main(["layers", "capture"]) == 2
+    assert "such as --mode 2-1; `qgate show modes` lists them" in capsys.readouterr().err
 
 
 def test_activations_start_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

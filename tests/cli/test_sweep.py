@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 
 import qgate
 from qgate.cli import main
-from qgate.sweeps import running
+from qgate.sweeps import choices, running
 from tests.shares import proof
 
 Capsys = pytest.CaptureFixture[str]
@@ -51,7 +52,7 @@ def folders(root: Path) -> list[str]:
 
 def test_the_files_of_a_sweep(capsys: Capsys) -> None:
     torch.save(activation(), "act.pt")
-    status, out, _ = run(capsys, "act.pt", "--elem-format", "e4m3")
+    status, out, _ = run(capsys, "act.pt", "--elem-format", "e4m3", "-v")
     assert status == 0
     assert {path.name for path in (ROOT / "act").iterdir()} == {
         "mxfp_scaling_results_fp8_e4m3.txt",
@@ -99,7 +100,10 @@ def test_the_files_of_a_sweep(capsys: Capsys) -> None:
 def test_options_reach_the_sweep(capsys: Capsys) -> None:
     torch.save(activation(), "act.pt")
     options = ["--max-scale-exp", "10", "--min-scale-exp", "-10", "--num-levels", "3", "--no-plots"]
-    assert run(capsys, "act.pt", *options, "--output-dir", "out", "--scale-bits", "4")[0] == 0
+    assert (
+        run(capsys, "act.pt", *options, "--output-dir", "out", "--set", "sweep_scale_bits=4")[0]
+        == 0
+    )
     data = json.loads(Path("out/act/mxfp_scaling_fp8_e4m3.json").read_text())
     assert data["parameters"]["max_exp"] == 10
     assert data["parameters"]["min_exp"] == -10
@@ -146,7 +150,7 @@ def test_a_run_ends_with_a_final_summary(capsys: Capsys) -> None:
     names = [f"tensor{number}.pt" for number in (1, 2, 3)]
     for name in names:
         torch.save(activation(), name)
-    status, out, _ = run(capsys, *names, "--no-plots", "--num-levels", "3")
+    status, out, _ = run(capsys, *names, "--no-plots", "--num-levels", "3", "-v")
     assert status == 0
     rule = "=" * 80
     begin = f"Processing 3 files...\n{rule}\n\n[1/3] Processing: tensor1.pt\n{'-' * 80}\n"
@@ -154,12 +158,11 @@ def test_a_run_ends_with_a_final_summary(capsys: Capsys) -> None:
     summary = ["FINAL SUMMARY", rule, "Total tensors: 3", "Successful: 3", "Failed: 0"]
     assert "\n".join(["", rule, *summary, "All tests completed successfully!", ""]) in out
     torch.save(torch.tensor([1.0, float("nan")]), "tensor2.pt")
-    status, out, _ = run(capsys, *names, "--no-plots", "--num-levels", "3", "--quiet")
+    status, out, _ = run(capsys, *names, "--no-plots", "--num-levels", "3", "-v")
     assert status == 1
     summary[3:] = ["Successful: 2", "Failed: 1"]
     assert "\n".join(["", rule, *summary, ""]) in out
     assert "successfully!" not in out
-    assert "ANALYSIS" not in out
 
 
 def test_the_log_has_limit_and_range_of_every_level(capsys: Capsys) -> None:
@@ -182,10 +185,10 @@ def test_the_log_has_limit_and_range_of_every_level(capsys: Capsys) -> None:
 def test_integers_are_swept_after_a_cast(capsys: Capsys, spec: str) -> None:
     torch.save(torch.arange(-500, 500), "integers.pt")
     torch.save({"a": torch.arange(5), "b": torch.arange(-500, 500).int()}, "several.pt")
-    status, out, _ = run(capsys, spec, "--no-plots", "--quiet")
+    status, out, _ = run(capsys, spec, "--no-plots")
     assert status == 1
     assert "--cast bf16 sweeps integers" in out
-    status, out, _ = run(capsys, spec, "--cast", "bf16", "--no-plots", "--quiet")
+    status, out, _ = run(capsys, spec, "--cast", "bf16", "--no-plots")
     assert status == 0, out
     name = "integers" if spec == "integers.pt" else "several.b"
     data, x = record(name), torch.arange(-500, 500).bfloat16()
@@ -227,7 +230,7 @@ def test_one_bad_file_does_not_stop_the_others(capsys: Capsys) -> None:
     torch.save(bad, "inf.pt")
     Path("text.pt").write_text("hello")
     names = ["text", "integers", "good", "zeros", "empty", "sparse", "nan", "inf", "missing"]
-    status, out, _ = run(capsys, *(f"{name}.pt" for name in names), "--no-plots")
+    status, out, _ = run(capsys, *(f"{name}.pt" for name in names), "--no-plots", "-v")
     assert status == 1
     summary = out[out.index("Total tensors") :] if out.count("Total tensors") == 1 else ""
     assert "Total tensors: 9" in summary
@@ -266,7 +269,7 @@ def test_equal_names_get_folders_of_their_own(capsys: Capsys) -> None:
 def test_tensors_inside_files_and_patterns(capsys: Capsys) -> None:
     save_file({"a/b": activation(), "../up": activation(4)}, "s.safetensors")
     np.save("n.npy", activation().float().numpy())
-    status, out, _ = run(capsys, "*.safetensors", "n.npy", "--no-plots")
+    status, out, _ = run(capsys, "*.safetensors", "n.npy", "--no-plots", "-v")
     assert status == 0
     assert "Total tensors: 3" in out
     assert folders(ROOT) == ["n", "s..._up", "s.a_b"]
@@ -279,8 +282,8 @@ def test_tensors_inside_files_and_patterns(capsys: Capsys) -> None:
         (["--num-levels", "0"], "'0' is not a whole number from 1"),
         (["--num-levels", "-1"], "'-1' is not a whole number from 1"),
         (["--jobs", "0"], "'0' is not a whole number from 1"),
-        (["--scale-bits", "-5"], "--scale-bits -5"),
-        (["--scale-bits", "12"], "--scale-bits 12"),
+        (["--set", "sweep_scale_bits=-5"], "sweep_scale_bits = -5"),
+        (["--set", "sweep_scale_bits=12"], "sweep_scale_bits = 12"),
         (["--elem-format", "fp9"], "unknown format 'fp9'"),
         (["--elem-format", "binary8p9se"], "K from 3 to 8 bits"),
         (["--elem-format", "binary8p3se", "--granularity", "block"], "binary8p3se"),
@@ -306,7 +309,7 @@ def test_several_jobs_give_the_same_files(capsys: Capsys) -> None:
         torch.save(activation(seed=i), name)
     options = ("--granularity", "block", "--output-dir")
     assert run(capsys, *names, "--no-plots", *options, "one")[0] == 0
-    status, out, _ = run(capsys, *names, "--jobs", "2", *options, "two")
+    status, out, _ = run(capsys, *names, "-v", "--jobs", "2", *options, "two")
     assert status == 0
     assert len([path for path in Path("two").rglob("*.png") if path.stat().st_size]) == 3
     assert [line for line in out.splitlines() if line.startswith("[")] == [
@@ -320,7 +323,7 @@ def test_an_ascii_terminal_gets_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(activation(2), "act.pt")
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="strict")
     monkeypatch.setattr(sys, "stdout", terminal)
-    assert main(["sweep", "act.pt", "--no-plots"]) == 0
+    assert main(["sweep", "act.pt", "--no-plots", "-v"]) == 0
     terminal.seek(0)
     assert "Successfully processed: act.pt" in terminal.read()
 
@@ -357,7 +360,7 @@ def test_a_tensor_whose_folder_is_taken_by_a_file_fails_alone(capsys: Capsys) ->
     torch.save(activation(2), "other.pt")
     ROOT.mkdir(parents=True)
     (ROOT / "act").write_text("a file where a folder has to be")
-    status, out, _ = run(capsys, "act.pt", "other.pt", "--no-plots")
+    status, out, _ = run(capsys, "act.pt", "other.pt", "--no-plots", "-v")
     assert status == 1
     assert "Failed: act.pt: cannot write the results" in out
     assert "Successfully processed: other.pt" in out
@@ -384,7 +387,7 @@ def test_a_run_that_was_killed_does_only_the_rest(
     assert swept == names[:2]
     torch.save(activation(4, seed=9), "t1.pt")
     most = None
-    status, out, _ = run(capsys, *names, "--no-plots", "--output-dir", "out")
+    status, out, _ = run(capsys, *names, "--no-plots", "--output-dir", "out", "-v")
     assert status == 0
     assert swept == [*names[:2], "t1.pt", "t2.pt", "t3.pt"], "t1 was written anew since"
     assert "Swept before, and not again: t0.pt" in out
@@ -437,7 +440,7 @@ def test_workers_share_a_large_file(capsys: Capsys, monkeypatch: pytest.MonkeyPa
     parts = parts_of("big.safetensors")
     assert [len(part.names) for part in parts] == [16, 16, 5]
     assert sorted(name for part in parts for name in part.names) == sorted(tensors)
-    given = ("big.safetensors", "--jobs", "2", *options, "two")
+    given = ("big.safetensors", "-v", "--jobs", "2", *options, "two")
 
     def poisoned(function, items, _workers, *, shared):
         for i, part in enumerate(items):
@@ -485,19 +488,19 @@ def test_integers_among_other_tensors_are_passed_over_and_nested_ones_found(
         "step": 3,
     }
     torch.save(state, "train.pt")
-    status, out, _ = run(capsys, "train.pt", "--no-plots", "--quiet", *cast)
+    status, out, _ = run(capsys, "train.pt", "--no-plots", "-v", *cast)
     assert status == 0
     assert "Total tensors: 2" in out
     assert folders(ROOT) == ["train.model.w", "train.opt.0"]
     assert run(capsys, "train.pt:model.ids", "--no-plots")[0] == 1
 
 
-def test_the_summary_answers_and_quiet_leaves_the_rest_to_the_logs(capsys: Capsys) -> None:
+def test_verbose_prints_the_analysis_and_ends_with_a_line_per_sweep(capsys: Capsys) -> None:
     torch.save(activation(), "act.pt")
     formats = ("--elem-format", "e4m3", "--elem-format", "fp4_e2m1")
-    status, out, _ = run(capsys, "act.pt", "--no-plots", "--quiet", *formats)
+    status, out, _ = run(capsys, "act.pt", "--no-plots", "--verbose", *formats)
     assert status == 0
-    assert "ANALYSIS" not in out
+    assert "ANALYSIS" in out
     lines = [line for line in out.splitlines() if line.startswith("  act.pt: ")]
     assert [line.split()[1:3] for line in lines] == [
         ["fp8_e4m3", "scale"],
@@ -507,7 +510,102 @@ def test_the_summary_answers_and_quiet_leaves_the_rest_to_the_logs(capsys: Capsy
     ]
     exponent = record("act")["levels"][record("act")["advice"]["recommended"]]["exponent"]
     assert f"2^{exponent:g}" in lines[0]
-    assert "ANALYSIS" in (ROOT / "act" / "mxfp_scaling_test_act_fp8_e4m3.log").read_text()
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_a_tensor_is_answered_with_a_table_of_formats_the_best_first(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    x = activation()
+    torch.save(x, "act.pt")
+    status, out, _ = run(capsys, "act.pt", "--no-plots")
+    lines = out.splitlines()
+    assert status == 0
+    assert len(lines) <= 15
+    assert max(map(len, lines)) <= width
+    start = next(i for i, line in enumerate(lines) if line.split()[0] == "format")
+    cells = [line.split() for line in lines[start + 1 : start + 10]]
+    assert {row[0] for row in cells} == set(choices.FORMATS)
+    ratios = [float(row[-2]) for row in cells]
+    assert ratios == sorted(ratios, reverse=True)
+    for name, *_, scale, ratio, _ in cells:
+        if scale.startswith("2^"):
+            measured = qgate.sweep(x, name).recommended
+            assert scale == f"2^{round(measured['exponent'], 4):g}"
+            assert float(ratio) == round(measured["metrics"]["sqnr_db"], 2)
+    nvfp4 = qgate.stats.errors(qgate.quantize(x, "nvfp4"), x).metric("sqnr_db")
+    assert ratios[[row[0] for row in cells].index("nvfp4")] == round(nvfp4, 2)
+    assert lines[start + 10].startswith(f"use {cells[0][0]}") or cells[0][0] in lines[start + 10]
+    assert lines[-1] == "draw/scaling_analysis/index.html"
+    text = unescape((ROOT / "index.html").read_text().replace("<wbr>", ""))
+    assert "Which format" in text
+    assert f"act.pt: {' '.join(lines[start + 10 : -1]).partition(';')[0]}".split() == (
+        re.findall(r"<h1>(.*?)</h1>", text)[0].split()
+    ), "the page leads with the same advice"
+
+
+def test_formats_are_ranked_without_elements_that_hide_the_others(capsys: Capsys) -> None:
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    x[0, 0] = 2.0**14
+    torch.save(x, "act.pt")
+    assert run(capsys, "act.pt", "--no-plots")[0] == 0
+    out = run(capsys, "act.pt", "--no-plots")[1]
+    ratios = {row.split()[0]: float(row.split()[-2]) for row in out.splitlines()[2:11]}
+    assert ratios["int8"] < 1, "one scale for all leaves nothing of the others"
+    assert "without massive elements" in out
+    quantized = qgate.quantize(x, "nvfp4")
+    small = x.abs() < 2.0**14
+    rest = qgate.stats.errors(quantized[small], x[small]).metric("sqnr_db")
+    assert ratios["nvfp4"] == round(rest, 2)
+
+
+def test_a_format_that_is_named_shows_what_its_scale_costs(capsys: Capsys) -> None:
+    torch.save(activation(), "act.pt")
+    status, out, _ = run(capsys, "act.pt", "--elem-format", "fp8_e4m3", "--no-plots")
+    lines = out.splitlines()
+    assert status == 0
+    assert len(lines) <= 15
+    levels = {level["exponent"]: level["metrics"]["sqnr_db"] for level in record("act")["levels"]}
+    rows = [line.rsplit(maxsplit=3) for line in lines[2:5]]
+    assert [row[0].strip() for row in rows][:2] == ["fp8_e4m3", "amax / max"]
+    for _, scale, ratio, _ in rows:
+        exponent = min(levels, key=lambda e, s=scale: abs(e - float(s.removeprefix("2^"))))
+        assert float(ratio) == round(levels[exponent], 2)
+    assert any(
+        line.startswith(f"use {rows[0][1]} for fp8_e4m3: SQNR {rows[0][2]} dB") for line in lines
+    )
+
+
+def test_blocks_that_are_much_better_are_named(capsys: Capsys) -> None:
+    x = activation()
+    x[:, 5] *= 100
+    torch.save(x, "act.pt")
+    out = " ".join(run(capsys, "act.pt", "--elem-format", "fp4_e2m1", "--no-plots")[1].split())
+    level = record("act", "fp4_e2m1", "block_scaling")
+    best = level["levels"][level["advice"]["recommended"]]["metrics"]["sqnr_db"]
+    assert f"mxfp4_e2m1 has {best:.2f} dB" in out
+    out = run(capsys, "act.pt", "--elem-format", "fp8_e4m3", "--no-plots")[1]
+    assert "mxfp8_e4m3 has" not in " ".join(out.split())
+
+
+def test_several_tensors_are_a_line_each_and_bounded(capsys: Capsys) -> None:
+    save_file({f"w{i:02}": activation(4, seed=i) for i in range(23)}, "s.safetensors")
+    status, out, _ = run(capsys, "s.safetensors", "--no-plots")
+    lines = out.splitlines()
+    assert status == 0
+    assert len(lines) <= 24
+    assert lines[0].startswith("s.safetensors:w00: ")
+    assert lines[20] == "and 3 more tensors, on the page"
+    assert lines[21].startswith("use ")
+
+
+def test_quiet_prints_only_tensors_that_failed(capsys: Capsys) -> None:
+    torch.save(activation(2), "act.pt")
+    assert run(capsys, "act.pt", "--no-plots", "--quiet") == (0, "", "")
+    status, out, err = run(capsys, "act.pt", "gone.pt", "--no-plots", "--quiet")
+    assert (status, out) == (1, "")
+    assert err == "FAILED gone.pt: there is no file 'gone.pt'; check the spelling.\n"
 
 
 def test_float8_tensors_and_block_only_folders(capsys: Capsys) -> None:
@@ -535,8 +633,8 @@ def test_a_failing_block_sweep_keeps_the_tensor_sweep(capsys: Capsys) -> None:
 def test_surprises_in_one_tensor_do_not_end_the_batch(capsys: Capsys) -> None:
     torch.save(activation(), "a.pt")
     torch.save(activation().float() * 1.001, "f.pt")
-    for options in (["--axis", "5"], ["--max-scale-exp=-900", "--min-scale-exp=-1000"]):
-        status, out, _ = run(capsys, "a.pt", "f.pt", "nope*.pt", "--no-plots", "--quiet", *options)
+    for options in (["--set", "sweep_axis=5"], ["--max-scale-exp=-900", "--min-scale-exp=-1000"]):
+        status, out, _ = run(capsys, "a.pt", "f.pt", "nope*.pt", "--no-plots", "-v", *options)
         assert status == 1
         assert "Total tensors: 3" in out
         assert "no .pt, .pth, .safetensors, .npy, .npz file matches 'nope*.pt'" in out

@@ -41,14 +41,14 @@ def rows(text: str, table: int = 0) -> list[str]:
 
 
 def swept(*argv: str) -> int:
-    return main(["sweep", *argv, "--quiet", "--output-dir", "out"])
+    return main(["sweep", *argv, "--output-dir", "out"])
 
 
 def test_every_tensor_and_format_has_a_row_and_its_links_lead_somewhere(capsys: Capsys) -> None:
     torch.save(tensor(), "a.pt")
     torch.save(tensor(1), "b.pt")
     assert swept("a.pt", "b.pt", "--elem-format", "fp8_e4m3,fp4_e2m1", "--no-plots") == 0
-    assert "Page: out/index.html" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith("\nout/index.html\n")
     text = page()
     assert len(rows(text)) == len(rows(text, 1)) == 8
     assert all(Path("out", link).exists() for link in links(text))
@@ -84,19 +84,34 @@ def test_hostile_names_stay_text_and_their_links_lead_somewhere() -> None:
     assert all(Path("out", link).exists() for link in links(text))
 
 
-def test_a_second_run_shows_its_own_and_links_to_the_others() -> None:
+def test_a_second_run_keeps_the_tensors_of_the_first() -> None:
     for i in range(3):
         torch.save(tensor(i), f"t{i}.pt")
-    assert swept("t0.pt", "t1.pt", "--no-plots") == 0
-    assert "Folders of other runs" not in page()
-    assert swept("t1.pt", "t2.pt", "--no-plots") == 0
+    assert swept("t0.pt", "t1.pt", "--elem-format", "fp8_e4m3") == 0
+    before = rows(page())
+    assert swept("t1.pt", "t2.pt", "--elem-format", "fp8_e4m3", "--no-plots") == 0
+    assert swept("t2.pt", "--elem-format", "int8", "--no-plots") == 0
     text = page()
     shown = "".join(rows(text))
-    assert ["t0.pt" in shown, "t1.pt" in shown, "t2.pt" in shown] == [False, True, True]
-    others = text[text.index("<section id='others'>") :]
-    assert "t0/mxfp_scaling_fp8_e4m3.json" in others
-    assert "t1/" not in others
+    assert [shown.count(f">t{i}.pt</a>") for i in range(3)] == [2, 2, 4]
+    assert {row for row in before if ">t0.pt</a>" in row} < set(rows(text)), "with all its files"
+    assert "1 tensor in int8, mxint8; " in text
+    assert "; with 3 tensors of earlier commands." in text
+    assert "t2.pt: use " in text[text.index("<h1>") : text.index("</h1>")].replace("<wbr>", "")
     assert all(Path("out", link).exists() for link in links(text))
+
+
+def test_records_that_cannot_be_read_are_linked() -> None:
+    torch.save(tensor(), "a.pt")
+    for number, content in enumerate(("{", "[]", "{}", '{"kind": "tensor", "levels": 3}')):
+        folder = Path("out", f"old{number}")
+        folder.mkdir(parents=True)
+        (folder / "scaling_int8.json").write_text(content)
+    assert swept("a.pt", "--no-plots") == 0
+    text = page()
+    others = text[text.index("<section id='others'>") :]
+    assert others.count("scaling_int8.json'") == 4
+    assert len(rows(text)) == 2
 
 
 @proof

@@ -19,7 +19,7 @@ from tests.shares import proof, slow_file
 pytestmark = slow_file
 
 FILES = 60
-SWEEP = ["sweep", "*.pt", "--no-plots", "--quiet", "--num-levels", "5"]
+SWEEP = ["sweep", "*.pt", "--no-plots", "-v", "--num-levels", "5"]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_a_node_killed_in_the_middle_changes_nothing(ray_cluster, capsys):
 
     killing = threading.Thread(target=kill)
     killing.start()
-    assert main([*SWEEP, "--output-dir", "nodes", "--engine", "ray"]) == 0
+    assert main([*SWEEP, "--output-dir", "nodes", "--set", "engine=ray"]) == 0
     killing.join()
     assert done[0] < FILES
     assert f"Successful: {FILES}" in capsys.readouterr().out
@@ -76,7 +76,7 @@ def test_a_node_killed_in_the_middle_changes_nothing(ray_cluster, capsys):
 @proof
 @pytest.mark.usefixtures("_in_the_folder")
 def test_a_driver_killed_in_the_middle_goes_on_with_the_rest(ray_cluster, capsys):
-    words = [*SWEEP, "--output-dir", "driver", "--engine", "ray"]
+    words = [*SWEEP, "--output-dir", "driver", "--set", "engine=ray"]
     driver = subprocess.Popen(
         [sys.executable, "-m", "qgate", *words],
         env={**os.environ, "RAY_ADDRESS": ray_cluster.address},
@@ -101,7 +101,7 @@ def test_a_driver_killed_in_the_middle_goes_on_with_the_rest(ray_cluster, capsys
 @pytest.mark.usefixtures("ray_cluster", "_in_the_folder")
 def test_pictures_are_drawn_by_workers():
     names = ["t000.pt", "t001.pt"]
-    words = ["--granularity", "block", "--engine", "ray", "--jobs", "2"]
+    words = ["--granularity", "block", "--set", "engine=ray", "--jobs", "2"]
     assert main(["sweep", *names, *words, "--output-dir", "pictures"]) == 0
     assert len([path for path in Path("pictures").rglob("*.png") if path.stat().st_size]) == 2
     for path in Path("pictures").rglob("*.json"):

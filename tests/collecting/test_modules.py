@@ -186,7 +186,8 @@ def test_huggingface_llama(tmp_path: Path) -> None:
         f"model.layers.{i}.self_attn" for i in (0, 1)
     }
     assert {r.layer for r in got if r.name == "grad_query"} == {0, 1}
-    assert sum(r.name == "grad_weight" for r in got) == 15
+    # Of linear layers, norms and the embedding.
+    assert sum(r.name == "grad_weight" for r in got) == 15 + 5 + 1
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
@@ -364,3 +365,26 @@ def test_a_list_of_models(tmp_path: Path) -> None:
     assert {r.module for r in records(tmp_path / "dump")} == {"0.0", "1.0"}
     with pytest.raises(QgateError, match="torch module"):
         qgate.collect(["model"], tmp_path / "other")  # type: ignore[list-item]
+
+
+def test_by_default_all_modules_with_weights_are_collected(tmp_path: Path) -> None:
+    class Scale(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = torch.nn.Parameter(torch.ones(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    model = nn.Sequential(
+        torch.nn.Embedding(5, 8),
+        torch.nn.LayerNorm(8),
+        torch.nn.LayerNorm(8, elementwise_affine=False),
+        torch.nn.Sequential(Scale(), torch.nn.GELU()),
+        torch.nn.Linear(8, 8),
+        torch.nn.Conv1d(3, 2, 1),
+    )
+    with qgate.collect(model, tmp_path / "dump", phases=("forward",)):
+        model(torch.arange(3))
+    modules = [r.module for r in records(tmp_path / "dump") if r.name == "output"]
+    assert modules == ["0", "1", "3.0", "4", "5"]

@@ -84,7 +84,8 @@ def test_two_ranks_of_tiny_llama_under_ddp(tmp_path: Path) -> None:
     spawn(tmp_path / "train.py", tmp_path)
     got = records(tmp_path / "dump")
     by_rank = {r: [e for e in got if e.rank == r] for r in (0, 1)}
-    assert len(by_rank[0]) == len(by_rank[1]) == (5 * 7 + 1) * 6 + 5 * 8 - 0
+    linear, norms, embedding, attention = (5 * 7 + 1) * 6, (5 * 2 + 1) * 6, 5, 5 * 8
+    assert len(by_rank[0]) == len(by_rank[1]) == linear + norms + embedding + attention
     assert {e.world_size for e in got} == {2}
     assert {e.operation for e in by_rank[1]} == {"forward", "backward"}
     assert (tmp_path / "dump" / "rank00001" / "index.jsonl").is_file()

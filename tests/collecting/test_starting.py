@@ -249,9 +249,46 @@ def test_a_folder_that_is_refused_is_a_sentence_and_no_traceback(
     before = {path: path.read_bytes() for path in (tmp_path / "dump").rglob("*") if path.is_file()}
     assert main(command) == 2
     said = capsys.readouterr().err
-    assert "qgate collect: 'dump' holds tensors of rank 0 already: choose another folder" in said
-    assert "Traceback" not in said
+    assert said.startswith("qgate collect: 'dump' holds tensors of rank 0 already: choose another")
+    assert said.count("\n") == 1, "no summary of a dump that was not written, and no traceback"
     assert before == {path: path.read_bytes() for path in before}
+
+
+@pytest.mark.parametrize("words", [("python",), ("/usr/bin/python3",), ("python3.11",), ()])
+def test_the_command_stands_after_two_dashes_as_it_is_typed(
+    script: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+) -> None:
+    from qgate.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["collect", "--dir", "dump", "--", *words, str(script), "--steps", "1"]) == 0
+    assert capsys.readouterr().err.count("iterations whole: 0") == 1
+    monkeypatch.syspath_prepend(str(script.parent))
+    module = ["-m", script.stem, "--steps", "1"]
+    assert main(["collect", "--dir", "module", "--", *words, *module]) == 0
+    assert len(records(tmp_path / "dump")) == len(records(tmp_path / "module")) > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["python", "-c", "1"], "python -c cannot be collected: name the file to run"),
+        (["python"], "say what to run: qgate collect -- python train.py"),
+        (["python", "-m"], "say what to run: qgate collect -- python train.py"),
+        (["bash", "run.sh"], "'bash' is not there; name the Python file to run"),
+    ],
+)
+def test_a_command_that_is_no_python_program_is_refused(
+    words: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from qgate.cli import main
+
+    assert main(["collect", "--dir", "dump", "--", *words]) == 2
+    assert problem in capsys.readouterr().err
 
 
 # Labels that a program changes ---------------------------------------------------------------------

@@ -64,7 +64,7 @@ def capture(setting: Setting) -> str:
     there, here = _folders(setting, "capture")
     for device, folder in ((setting.device, there), ("cpu", here)):
         options = ("--model", "tiny-llama", "--samples", 2, "--seqlen", 64, "--device", device)
-        if wrong := _ran("capture", "--mode", "int8", *options, "--output-dir", folder):
+        if wrong := _ran("layers", "capture", "--mode", "int8", *options, "--output-dir", folder):
             return wrong
     return _captures_apart(there, here)
 

@@ -219,7 +219,7 @@ def test_every_verb_says_of_a_url_what_it_says_of_a_folder(
     monkeypatch.chdir(tmp_path)
     here = str(folder)
     for argv, status in (
-        (("dumps", "ls", "DIR", "--layer", "3"), 0),
+        (("dumps", "ls", "DIR", "--where", "layer=3"), 0),
         (("dumps", "ls", "DIR", "--json"), 0),
         (("dumps", "info", "DIR"), 0),
         (("dumps", "verify", "DIR"), 0),

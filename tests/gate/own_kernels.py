@@ -94,7 +94,10 @@ class Attention(nn.Module):
         tokens, size = x.shape[-2:]
         base = 5e3 if self.fault == "rotary base" else 1e4
         frequencies = base ** (-torch.arange(0, size, 2) / size)
-        angles = (torch.arange(tokens) + late)[:, None] * frequencies
+        positions = torch.arange(tokens) + late
+        if self.fault == "positions wrap":
+            positions = positions % 512
+        angles = positions[:, None] * frequencies
         if self.fault == "rotary pairs interleaved":
             even, odd = x[..., ::2], x[..., 1::2]
             sides = (

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
+import qgate
 from tests.gate.benches import mode_of, session
-from tests.gate.own_kernels import FORMATS, Cast, Product, own_model
+from tests.gate.own_kernels import FORMATS, WIDTH, Cast, Product, own_model
 from tests.gate.test_own_kernel_faults import gates_of
 from tests.shares import share
 
@@ -109,3 +111,41 @@ def test_gradients_of_the_modes_of_qgate_are_exact(
     faults = {row["site"]: row["finding"]["fault"] for row in rows}
     assert [*faults] == ([f"{name}:weight"] if words else [])
     assert all(re.match(words, fault) for fault in faults.values()), faults
+
+
+class _Ending(nn.Module):
+    """A block that ends in a product, whose gradient is the reference's, and writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        down: Tensor = self.down(functional.relu_(self.up(x)))
+        return down
+
+
+class _Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(8, 8, 3, padding=1)
+        self.layers = nn.ModuleList(_Ending() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("mode", ["int8", "w4"])
+def test_blocks_that_end_in_a_product_are_green(mode: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = qgate.Model(_Blocks(), [torch.randn(2, 8, WIDTH) for _ in range(2)], "blocks")
+    gates = gates_of(model, tmp_path)
+    outcomes = [gates.gradients(SUITE, mode_of(gates.bench, mode), at) for at in model.layers]
+    rows = [row for outcome in outcomes for row in outcome.record["rows"]]
+    compared = {c["site"] for row in rows for c in row["checks"] if c["kind"] == "conformance"}
+    # The gradient at an output is lost where code writes into it.
+    assert compared == {f"layers.{n}.down:weight" for n in range(3)}
+    assert [row["site"] for row in rows if not row["passed"]] == []

@@ -72,14 +72,14 @@ FORMATS = Group(
     (
         step("help", "help"),
         step("help-suites", "pytest --help"),
-        step("formats", "qgate formats"),
-        step("formats-unknown", "qgate formats mxpf8"),
+        step("formats", "qgate show formats"),
+        step("formats-unknown", "qgate show formats mxpf8"),
         *(
-            step(f"formats-{name}", f"qgate formats {name} --plot {name}.png")
+            step(f"formats-{name}", f"qgate show formats {name} --plot {name}.png")
             for name in ("fp4_e2m1", "hif8", "mxfp4_e2m1", "nvfp4", "hif4", "int8")
         ),
-        step("modes", "qgate modes"),
-        step("modes-tiny-llama", "qgate modes essential --model tiny-llama"),
+        step("modes", "qgate show modes"),
+        step("modes-tiny-llama", "qgate show modes essential --model tiny-llama"),
     )
 )
 
@@ -118,19 +118,21 @@ SWEEPS = Group(
     (
         sweep("sweep-usual", f"{ZOO}:usual"),
         sweep("sweep-outlier-fp4", f"{ZOO}:outlier_channel --elem-format fp4_e2m1"),
-        sweep("sweep-hif8", f"{ZOO}:outlier_channel {ZOO}:heavy --elem-format hif8 {ONE} --quiet"),
-        sweep("sweep-int8", f"{ZOO}:spiked --elem-format int8 {ONE}"),
+        sweep("sweep-hif8", f"{ZOO}:outlier_channel {ZOO}:heavy --elem-format hif8 {ONE}"),
+        sweep("sweep-int8", f"{ZOO}:spiked --elem-format int8 {ONE} --verbose"),
         sweep(
             "sweep-fp32",
-            f"zoo/heavy_fp32.npy zoo/more_fp32.npz --elem-format fp8_e5m2 {ONE} --quiet",
+            f"zoo/heavy_fp32.npy zoo/more_fp32.npz --elem-format fp8_e5m2 {ONE}",
         ),
         sweep(
             "sweep-two",
-            "zoo/usual_fp16.pt --elem-format fp8_e4m3,fp6_e3m2 --granularity block --no-plots --quiet",
+            "zoo/usual_fp16.pt --elem-format fp8_e4m3,fp6_e3m2 --granularity block --no-plots",
         ),
-        sweep("sweep-odd", f"{ODD} {ONE} --quiet"),
-        sweep("sweep-wide", f"{ZOO}:wide --elem-format fp8_e4m3 --via bf16 {ONE} --quiet"),
-        sweep("sweep-documented", f"{ZOO}:usual --alignment documented {ONE} --num-levels 5"),
+        sweep("sweep-odd", f"{ODD} {ONE}"),
+        sweep("sweep-wide", f"{ZOO}:wide --elem-format fp8_e4m3 --via bf16 {ONE}"),
+        sweep(
+            "sweep-documented", f"{ZOO}:usual --set sweep_alignment=documented {ONE} --num-levels 5"
+        ),
         step("sweep-refused", f"qgate sweep {ZOO}:usual --elem-format nvfp4 --output-dir refused"),
     ),
     lambda folder: inputs.write_zoo(folder / "zoo"),
@@ -139,20 +141,20 @@ SWEEPS = Group(
 DUMPS = Group(
     (
         step("dumps-ls", "qgate dumps ls dumps/faulty --limit 60"),
-        step("dumps-ls-json", "qgate dumps ls dumps/faulty --json --layer 1 --rank 0 --sample 0"),
+        step("dumps-ls-json", "qgate dumps ls dumps/faulty --json --where layer=1,rank=0,sample=0"),
         step("dumps-info", "qgate dumps info dumps/faulty"),
         step("dumps-info-json", "qgate dumps info dumps/faulty --json"),
         step("dumps-verify", "qgate dumps verify dumps/faulty"),
         step("dumps-compare", "qgate dumps compare dumps/faulty dumps/clean --relative-mse 1e-4 --limit 12"),
-        step("dumps-compare-json", "qgate dumps compare dumps/faulty dumps/clean --json --layer 2 --sample 0"),
+        step("dumps-compare-json", "qgate dumps compare dumps/faulty dumps/clean --json --where layer=2,sample=0"),
         step("dumps-compare-same", "qgate dumps compare dumps/clean dumps/clean --limit 3"),
         step("dumps-watch", "qgate dumps watch dumps/clean --expect 96 --timeout 0"),
         step("dumps-watch-missing", "qgate dumps watch dumps/clean-rank0 --expect 500 --timeout 0"),
         step("dumps-merge", "qgate dumps merge dumps/clean-rank0 dumps/clean-rank1 --output merged", keep=[]),
         step("dumps-merge-compare", "qgate dumps compare merged dumps/clean --limit 3"),
-        step("dumps-export", "qgate dumps export dumps/faulty --output exported --layer 1 --sample 0 --rank 0"),
+        step("dumps-export", "qgate dumps export dumps/faulty --output exported --where layer=1,sample=0,rank=0"),
         step("dumps-verify-damaged", "qgate dumps verify damaged"),
-        step("dumps-ls-unknown", "qgate dumps ls dumps/faulty --name wieght"),
+        step("dumps-ls-unknown", "qgate dumps ls dumps/faulty --where name=wieght"),
         step("draw-quick", "qgate draw dumps/faulty --quick --output-dir quick", strip="quick"),
         step("draw", "qgate draw dumps/faulty --output-dir drawn", strip="drawn"),
         step("draw-compare", "qgate draw dumps/faulty dumps/clean --compare hifp8,mxfp8 --output-dir compared", strip="compared",
@@ -180,6 +182,7 @@ def _prepare_dumps(folder: Path) -> None:
 
 SHORT = "--samples 2 --seqlen 64"
 CALIBRATED = f"{SHORT} --calib-samples 2 --calib-seqlen 64"
+SET = f"{SHORT} --set calib_samples=2 --set calib_seqlen=64"
 
 
 def _model_steps(model: str, modes: tuple[str, str], calibrated: str) -> tuple[Step, ...]:
@@ -189,13 +192,13 @@ def _model_steps(model: str, modes: tuple[str, str], calibrated: str) -> tuple[S
     return (
         step(
             f"capture-{model}",
-            f"qgate capture --model {model} --mode {first},{second} {calibrated} --output-dir captured-{model}",
+            f"qgate layers capture --model {model} --mode {first},{second} {calibrated} --output-dir captured-{model}",
             strip=f"captured-{model}",
         ),
-        step(f"compare-{model}", f"qgate compare {first} --output-dir captured-{model}"),
+        step(f"compare-{model}", f"qgate layers compare {first} --output-dir captured-{model}"),
         step(
             f"compare-all-{model}",
-            f"qgate compare --all --output-dir captured-{model}",
+            f"qgate layers compare --all --output-dir captured-{model}",
             strip=f"captured-{model}",
         ),
         step(
@@ -208,8 +211,8 @@ def _model_steps(model: str, modes: tuple[str, str], calibrated: str) -> tuple[S
 
 MAMBA_MODEL = Group(
     (
-        *_model_steps("tiny-mamba", ("2-1", "fp16"), CALIBRATED),
-        step("calibrate", f"qgate calibrate --model tiny-mamba {CALIBRATED} --calibration scales.json"),
+        *_model_steps("tiny-mamba", ("2-1", "fp16"), SET),
+        step("calibrate", f"qgate layers calibrate --model tiny-mamba {SET} --calibration scales.json"),
         step("activations-layers", "qgate activations --model tiny-mamba --list-layers in_proj"),
         step("activations-config", "qgate activations --write-config"),
     )
@@ -303,7 +306,7 @@ REPORTS = Group(
         ),
         step("report-llama", "qgate report llama --output llama.html"),
         step("report-dump", "qgate report dump --output dump.html --output dump.md"),
-        step("results-merge", "qgate results merge mamba llama --output merged"),
+        step("report-merge", "qgate report mamba llama --merge merged"),
     ),
     _prepare_results,
 )

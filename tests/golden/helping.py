@@ -17,7 +17,7 @@ def help_lines(parser: argparse.ArgumentParser) -> Iterator[str]:
             nested = action.choices
             for choice in action._choices_actions:
                 yield f"  command {choice.dest}: {choice.help}"
-        elif not isinstance(action, argparse._HelpAction):
+        elif action.help != argparse.SUPPRESS and not isinstance(action, argparse._HelpAction):
             yield f"  {_described(action)}"
     for each in nested.values():
         yield from help_lines(each)

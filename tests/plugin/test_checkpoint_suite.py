@@ -132,7 +132,7 @@ def test_shards_merge_to_the_whole_run(
         shutil.copytree(house / "qgate-out", tmp_path / f"part{number}")
     folders = [str(tmp_path / f"part{number}") for number in (1, 2)]
     out = str(tmp_path / "all")
-    assert main(["results", "merge", *folders, "--output", out, "--exit-code"]) == 0
+    assert main(["report", *folders, "--merge", out, "--exit-code"]) == 0
     lines = (tmp_path / "all" / "results.jsonl").read_text().splitlines()
     assert {json.loads(line)["layer"] for line in lines[1:]} >= {"model.layers.0", "model.layers.1"}
     assert "of 5 gates, none failed" in capsys.readouterr().out

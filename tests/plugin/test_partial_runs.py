@@ -234,7 +234,7 @@ def test_shards_are_judged_together(
     monkeypatch.setenv("CI", "true")
     folders = shards(project, suites, tmp_path)
     assert [extent(Path(folder))["omitted"] for folder in folders] == [[], []]
-    command = ["results", "merge", "--output", str(tmp_path / "all")]
+    command = ["report", "--merge", str(tmp_path / "all")]
     assert main([*command, *folders]) == 0
     assert extent(tmp_path / "all")["judged"] == 2 * GATES
     assert main([*command, folders[1], "--partial"]) == 1
@@ -257,7 +257,7 @@ def test_gates_that_shards_skip_are_in_the_whole(
     folders = shards(project, suites, tmp_path, *options)
     capsys.readouterr()
     out = tmp_path / "all"
-    assert main(["results", "merge", *folders, "--output", str(out)]) == (0 if allowed else 1)
+    assert main(["report", *folders, "--merge", str(out)]) == (0 if allowed else 1)
     whole = extent(out)
     assert (whole["judged"], whole["gates"]) == (2, 2 * GATES)
     assert whole["fails"] is not allowed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,20 +52,31 @@ def gates(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Gates:
     return run
 
 
-def test_it_runs_where_it_is_asked_for(gates: Gates) -> None:
+def test_it_compares_all_where_it_is_asked_to(gates: Gates) -> None:
     result = gates("suites", "--mode=int8")
-    result.assert_outcomes(passed=1, deselected=1)
-    result.stdout.fnmatch_lines(["  not asked for: relations *"])
-    result.stdout.fnmatch_lines(["1 gate passed*"])
-    gates("suites", "--mode=int8", "--relations").assert_outcomes(passed=2)
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["  not asked for: most relations *"])
+    few = relations_held()
+    result = gates("suites", "--mode=int8", "--relations")
+    result.assert_outcomes(passed=2)
+    result.stdout.no_fnmatch_line("*relations*")
+    assert relations_held() > few
     gates("suites/test_relations.py", "--mode=int8,mxfp4").assert_outcomes(passed=2)
     node = "suites/test_relations.py::test_relations"
     gates(node, "--mode=int8").assert_outcomes(passed=1)
 
 
+def relations_held() -> int:
+    """Return in how many ways the last run computed the same."""
+    text = Path("qgate-out/results.jsonl").read_text()
+    return int(re.search(r"the same in (\d+) ways", text)[1])
+
+
 def test_a_setting_of_the_project_asks_for_it(gates: Gates, pytester: pytest.Pytester) -> None:
     (pytester.path / "qgate.toml").write_text("relations = true\n")
-    gates("suites", "--mode=int8").assert_outcomes(passed=2)
+    result = gates("suites", "--mode=int8")
+    result.assert_outcomes(passed=2)
+    result.stdout.no_fnmatch_line("*most relations*")
 
 
 def test_a_failure_names_relation_site_and_rows(gates: Gates) -> None:

@@ -70,7 +70,7 @@ def test_shards_run_every_test_once_and_merge_to_the_whole_run(
     capsys.readouterr()
     folders = [str(tmp_path / f"part{number}") for number in (2, 1)]
     out = tmp_path / "all"
-    assert main(["results", "merge", *folders, "--output", str(out), "--exit-code"]) == 0
+    assert main(["report", *folders, "--merge", str(out), "--exit-code"]) == 0
     merged = capsys.readouterr().out
     assert "of 12 gates, none failed" in merged
     assert [line for line in merged.splitlines() if line.startswith("compared in ")] == compared
@@ -98,7 +98,7 @@ def test_shards_that_are_missing_are_named(
     head, _ = read(tmp_path / "m.jsonl")
     assert not head["complete"]
     assert head["notes"] == ["shard 2 is missing"]
-    command = ["results", "merge", *map(str, paths), "--output", str(tmp_path / "out")]
+    command = ["report", *map(str, paths), "--merge", str(tmp_path / "out")]
     assert main(command) == 2
     assert "shard 2 is missing" in capsys.readouterr().err
     assert list((tmp_path / "out").iterdir()) == []
@@ -130,7 +130,7 @@ def test_the_merged_file_does_not_replace_a_part(
     (tmp_path / "out").mkdir()
     path = shard(tmp_path, 1, 1).rename(tmp_path / "out" / "results.jsonl")
     before = path.read_bytes()
-    assert main(["results", "merge", str(path), "--output", str(tmp_path / "out")]) == 2
+    assert main(["report", str(path), "--merge", str(tmp_path / "out")]) == 2
     assert "is one of the files given" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert json.loads(before.splitlines()[0])["shard"]["of"] == 1

@@ -59,11 +59,17 @@ class SmallAttention(nn.Module):
         steps = torch.arange(k.shape[2])
         here = steps[-hidden.shape[1] :, None]
         window = WINDOW - (self.fault == "window at borders" and start > 0)
+        if self.fault == "window lost with a cache" and start:
+            window = k.shape[2]
         allowed = (steps <= here) & (steps > here - window)
+        if self.fault == "mask early in decoding" and start:
+            allowed = allowed & (steps < here)
         if self.fault == "future seen":
             allowed = allowed | (steps == here + 1)
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         allowed = allowed.expand(len(hidden), 1, -1, -1)
+        if self.fault == "padding attended in decoding" and start:
+            mask = None
         if mask is not None and self.fault != "padding attended":
             allowed = allowed & mask.bool()[:, None, None, :]
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
@@ -90,7 +96,9 @@ class SmallBlock(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, hidden: Tensor, *about: Any) -> Tensor:
-        hidden = hidden + self.attention(self.norm(hidden), *about)
+        mixed, past = self.attention(self.norm(hidden), *about), about[-1]
+        is_dropped = self.attention.fault == "residual dropped in decoding" and past is not None
+        hidden = mixed if is_dropped else hidden + mixed
         return hidden + self.down(torch.relu(self.up(self.mlp_norm(hidden))))  # type: ignore[no-any-return]
 
 
@@ -122,6 +130,8 @@ class SmallDecoder(nn.Module):
             position_ids = (start + torch.arange(ids.shape[1])).expand(ids.shape)
         if self.fault == "positions anew per chunk":
             position_ids = torch.arange(ids.shape[1]).expand(ids.shape)
+        if self.fault == "positions wrap with a cache" and start:
+            position_ids = position_ids % 256
         hidden = self.embedding(ids) + self.places(position_ids)
         if self.fault == "leak across rows":
             hidden = hidden + 1e-4 * hidden.mean(0, keepdim=True)

@@ -168,7 +168,7 @@ def test_every_row_has_commands_or_a_reason() -> None:
 
 
 def planted(promise: str, *commands: str) -> Row:
-    return Row("planted", "feature", commands or ("qgate formats fp4_e2m1",), promise)
+    return Row("planted", "feature", commands or ("qgate show formats fp4_e2m1",), promise)
 
 
 def test_a_promise_that_is_not_kept_is_a_problem(workplace: Workplace) -> None:
@@ -183,10 +183,10 @@ def test_a_promise_that_is_not_kept_is_a_problem(workplace: Workplace) -> None:
     }.items():
         assert workplace.problems(planted(promise)) == [problem]
     (status,) = workplace.problems(
-        planted("`fp4_e2m1`", "qgate formats fp4_e2m1", "qgate formats x")
+        planted("`fp4_e2m1`", "qgate show formats fp4_e2m1", "qgate show formats x")
     )
-    assert status.startswith("exit status (0, 2): qgate formats: unknown format 'x'")
-    assert workplace.problems(planted("exit status 2", "qgate formats x")) == []
+    assert status.startswith("exit status (0, 2): qgate show formats: unknown format 'x'")
+    assert workplace.problems(planted("exit status 2", "qgate show formats x")) == []
 
 
 def test_an_empty_picture_is_a_problem(workplace: Workplace) -> None:

@@ -40,7 +40,7 @@ def activation(bits: int = 14, seed: int = 0) -> torch.Tensor:
 def swept(x: object, *options: str, name: str = "x") -> tuple[int, dict]:
     """The exit status of the command and the record it wrote, if it did."""
     torch.save(x, f"{name}.pt")
-    status = main(["sweep", f"{name}.pt", "--no-plots", "--granularity", "tensor", *options])
+    status = main(["sweep", f"{name}.pt", "--no-plots", "--granularity", "tensor", "-v", *options])
     path = OUT / name / "mxfp_scaling_fp8_e4m3.json"
     return status, json.loads(path.read_text()) if path.exists() else {}
 
@@ -175,10 +175,10 @@ def test_error_11_scale_bits_matter_and_nonsense_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _, wide = swept(activation() * 2.0**20, name="a")
-    _, narrow = swept(activation() * 2.0**20, "--scale-bits", "5", name="b")
+    _, narrow = swept(activation() * 2.0**20, "--set", "sweep_scale_bits=5", name="b")
     assert [lv["e8m0"] for lv in wide["levels"]] != [lv["e8m0"] for lv in narrow["levels"]]
-    assert main(["sweep", "a.pt", "--scale-bits", "-5"]) == 2
-    assert "--scale-bits -5" in capsys.readouterr().err
+    assert main(["sweep", "a.pt", "--set", "sweep_scale_bits=-5"]) == 2
+    assert "sweep_scale_bits = -5" in capsys.readouterr().err
 
 
 def test_error_12_nothing_is_overwritten_by_a_tensor_of_the_same_name() -> None:
@@ -302,7 +302,7 @@ def test_error_24_nothing_importable_looks_like_a_test() -> None:
 def test_error_25_ascii_terminals_get_through() -> None:
     torch.save(activation(10), "x.pt")
     run = subprocess.run(
-        [sys.executable, "-m", "qgate", "sweep", "x.pt", "--no-plots"],
+        [sys.executable, "-m", "qgate", "sweep", "x.pt", "--no-plots", "-v"],
         capture_output=True,
         env=os.environ | {"PYTHONIOENCODING": "ascii"},
     )
@@ -316,7 +316,7 @@ def test_error_26_every_tensor_of_a_file_is_swept_and_keys_are_listed(
     torch.save({"w": activation(10), "b": activation(10, 1)}, "state.pt")
     torch.save([activation(10), activation(10, 1)], "list.pt")
     torch.save({"step": 3, "name": "x"}, "none.pt")
-    assert main(["sweep", "state.pt", "list.pt", "none.pt", "--no-plots"]) == 1
+    assert main(["sweep", "state.pt", "list.pt", "none.pt", "--no-plots", "-v"]) == 1
     out = capsys.readouterr().out
     assert "Total tensors: 5" in out
     assert "it has step: int, name: str" in out

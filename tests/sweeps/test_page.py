@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from qgate.sweeps.findings import SweptFormat, entry_of, findings, headline
+from qgate.sweeps.answers import headline
+from qgate.sweeps.findings import SweptFormat, entry_of, findings
 from qgate.sweeps.page import page
 from qgate.sweeps.record import SweepRecord
 from qgate.text.findings import Finding
@@ -49,14 +50,15 @@ def said(*entries: SweptFormat, bad: int = 0) -> list[Finding]:
     return findings(list(entries), [*results, *((each["tensor"], None) for each in entries)])
 
 
-def test_what_costs_against_production_is_a_loss_and_what_gains_a_note() -> None:
+def test_what_costs_and_what_gains_against_the_usual_scale_are_notes() -> None:
     told = said(entry(1, gap_db=-1.25), entry(2, gap_db=0.0), entry(3, gap_db=2.5))
-    (cost,) = [words for level, words, _ in told if level == "warn"]
-    assert (
-        "in 1 of 3 tensors the recommended scale is worse than production, most in t001.pt" in cost
+    assert {level for level, *_ in told} == {"info"}
+    words = [text.partition(": ")[2] for _, text, _ in told]
+    assert words[0].startswith(
+        "the recommended scale has less SQNR than production in 1 of 3 tensors, most in t001.pt"
     )
-    assert cost.endswith("is 1.25 dB worse")
-    assert any("is better than production, most in t003.pt" in words for _, words, _ in told)
+    assert words[0].endswith("has 1.25 dB less")
+    assert "has more SQNR than production in 1 of 3 tensors, most in t003.pt" in words[1]
 
 
 def test_saturation_at_the_recommended_level_is_a_loss() -> None:
@@ -75,12 +77,12 @@ def test_many_failures_are_counted() -> None:
 @pytest.mark.parametrize(("gap", "shown"), [(math.inf, "+inf"), (math.nan, "–")])
 def test_gaps_without_a_number_are_no_finding(gap: float, shown: str) -> None:
     assert not [level for level, *_ in said(entry(1, gap_db=gap)) if level == "warn"]
-    assert shown in page([entry(1, gap_db=gap)], [("a", None)], "", {})
+    assert shown in page([entry(1, gap_db=gap)], [("a", None)], "")
 
 
 def test_of_many_tensors_the_worst_are_pictured() -> None:
     many = [entry(i, sqnr_db=float(i), rest_db=float(i)) for i in range(100)]
-    text = page(many[::-1], [(each["tensor"], None) for each in many], "", {})
+    text = page(many[::-1], [(each["tensor"], None) for each in many], "")
     assert len(re.findall("<svg ", text)) == 60
     assert "t000/summary.png" in text
     assert "t099/summary.png" not in text
@@ -95,7 +97,7 @@ def test_values_beside_nan_give_no_advice_and_do_not_lead() -> None:
     told = [words for level, words, _ in said(bad, entry(2, gap_db=0.5)) if level != "fail"]
     assert told
     assert not any("t001.pt" in words for words in told)
-    text = page([bad, entry(2)], [("t001.pt", "1 NaN in the tensor"), ("t002.pt", None)], "", {})
+    text = page([bad, entry(2)], [("t001.pt", "1 NaN in the tensor"), ("t002.pt", None)], "")
     first = text[text.index("<h1>") :].partition("</h1>")[0].replace("<wbr>", "")
     assert (
         first == "<h1><span class='fail'>1 tensor of 2 failed: t001.pt: 1 NaN in the tensor</span>"
@@ -106,18 +108,23 @@ def test_values_beside_nan_give_no_advice_and_do_not_lead() -> None:
     assert "No scale is recommended for it." in row
 
 
-def test_without_a_failure_the_page_leads_with_where_most_is_lost() -> None:
-    entries = [entry(1, gap_db=0.0), entry(2, gap_db=0.0, sqnr_db=3.0, level="2^5")]
-    results = [(each["tensor"], None) for each in entries]
-    assert headline(entries, results) == (
-        f"{entries[1]['format']} loses most in t002.pt: SQNR 3.00 dB at its recommended level 2^5",
+def test_without_a_failure_the_page_leads_with_the_scale_to_use() -> None:
+    first = entry(1, gap_db=-1.25, exponent=-9.0)
+    assert headline([first], [("t001.pt", None)]) == (
+        f"t001.pt: use 2^-9 for {first['format']}: SQNR {first['sqnr_db']:.2f} dB",
         "",
     )
-    assert headline([entry(1, gap_db=-1.25)], results)[1] == "warn"
+    entries = [first, entry(2, sqnr_db=3.0, rest_db=3.0, exponent=5.0)]
+    results = [(each["tensor"], None) for each in entries]
+    assert headline(entries, results) == (
+        f"use 2^-9 to 2^5 for {first['format']}: SQNR lowest in t002.pt, 3.00 dB",
+        "",
+    )
+    assert headline([entry(1, severe=True, overflow=0.2)], results)[1] == "warn"
 
 
 def test_each_picture_has_its_name_below_it() -> None:
-    text = page([entry(1, format="fp<4"), entry(1, kind="block")], [("t001.pt", None)], "", {})
+    text = page([entry(1, format="fp<4"), entry(1, kind="block")], [("t001.pt", None)], "")
     names = re.findall(r"</svg>\n?<figcaption>([^<]*?) ?<a href='([^']*)'", text)
     assert names == [
         ("fp&lt;4, one scale", "t001/summary.png"),
@@ -126,6 +133,6 @@ def test_each_picture_has_its_name_below_it() -> None:
 
 
 def test_nothing_swept_is_a_page_too() -> None:
-    text = page([], [("x.pt", "there is no file")], "21 levels", {})
+    text = page([], [("x.pt", "there is no file")], "21 levels")
     assert "No tensor could be swept." in text
     assert "x.pt: there is no file" in text

@@ -258,14 +258,13 @@ class Bench(LoadedModel):
         return {s.name: (actual[s.name], expected[s.name]) for s in sites if s.port != "output"}
 
     def segments(self, quantized: Quantized) -> Segments:
-        """Return what holds a mode's code between quantizers, after short inputs of odd lengths."""
+        """Return what holds a mode's code between quantizers, after inputs of other lengths."""
         if quantized.mode.name not in self._segments:
             base = self.model.in_basis(quantized.model.basis)
             view = view_of(quantized, base, self.meant_of(quantized))
             segments = Segments(quantized.model, base, view, is_own=quantized.mode.own)
             self._segments[quantized.mode.name] = segments
-            if not segments.is_own:
-                segments.probe(several(self.model.inputs))
+            segments.probe(several(self.model.inputs), self.long_row(quantized.mode))
         return self._segments[quantized.mode.name]
 
     def not_isolated(self, mode: Mode) -> dict[str, str]:

@@ -64,16 +64,19 @@ class ProductGradients:
             for weight in module.parameters(recurse=False)
         )
         sites = backward_sites(quantized.model, is_forced=True) if mode.choices is None else []
+        # A block gets the reference's input and gradient, after what is kept of them here.
+        blocks = {site.module for site in sites if site.is_block}
         self._products = {
             site.module: _Product(site, self._root.get_submodule(site.module))
             for site in sites
-            if site.port == "weight"
+            if site.port == "weight" and site.kind != "conv" and site.module not in blocks
         }
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Keep what passes the products inside."""
         hooks = ModuleHooks()
+        outputs: list[tuple[dict[int, Tensor], int, Tensor, object]] = []
 
         def take(place: Site, tensor: Tensor) -> Tensor | None:
             product = self._products[place.module]
@@ -86,6 +89,9 @@ class ProductGradients:
                 hooks.keep(
                     tensor.register_hook(lambda g: gradients.__setitem__(number, g.detach()))
                 )
+                if place.port == "output":
+                    tensor.retain_grad()
+                    outputs.append((gradients, number, tensor, tensor.grad_fn))
             return tensor if place.port == "input" else None
 
         places = [
@@ -96,6 +102,10 @@ class ProductGradients:
         try:
             with tap_sites(self._root, places, take, lenient=True):
                 yield
+            for gradients, number, tensor, node in outputs:
+                # At the end of a block it is the reference's; code that writes in place loses it.
+                if tensor.grad is not None and tensor.grad_fn is node:
+                    gradients[number] = tensor.grad
         finally:
             hooks.remove()
 

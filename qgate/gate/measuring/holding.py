@@ -24,10 +24,12 @@ from qgate.models.rows import row_count
 from qgate.modes import Quantized
 
 if TYPE_CHECKING:
+    from qgate.gate.measuring import embedding_rows as embeddings
     from qgate.gate.measuring import hard_inputs as hard_inputs
     from qgate.gate.measuring import mixer_conformance as mixer_conformance
     from qgate.gate.measuring.mixer_conformance import MixerRun
 else:
+    embeddings = LateModule("qgate.gate.measuring.embedding_rows")
     hard_inputs = LateModule("qgate.gate.measuring.hard_inputs")
     mixer_conformance = LateModule("qgate.gate.measuring.mixer_conformance")
 
@@ -50,6 +52,9 @@ class Holding:
         of_own = quantized.mode.own
         self._hard = hard_inputs.HardInputs(quantized, base, meant) if of_own else None
         self._agreements: dict[str, Conformance] = {}
+        # A mode that declares nothing may have other embeddings.
+        self._declared = None if quantizers == {} else meant.plan.quantizers()
+        self._base = base
         self._run: QuantizerRun | MixerRun
         if quantized.mode.choices is not None and quantized.scales is not None:
             self._run = mixer_conformance.MixerRun(quantized, base, quantized.scales)
@@ -72,6 +77,11 @@ class Holding:
             self._agreements[related.site] = agreement
         if not self.quantized.mode.own:
             self._run_special(calls)
+        if self._declared is not None:
+            for site, agreement in embeddings.embedding_agreements(
+                self.quantized, self._base, self._declared
+            ):
+                self._agreements.setdefault(site, agreement)
 
     def _run_other_lengths(self) -> dict[str, tuple[RelatedCall, int]]:
         """Run samples as they are seldom run, and return the calls of modules in the first."""

@@ -24,8 +24,10 @@ from qgate.gate.measuring.passes import (
     shortened,
 )
 from qgate.models import Model
+from qgate.models.long_texts import long_text
 from qgate.models.model import inputs_hash
 from qgate.models.refusals import LENGTH_REFUSALS
+from qgate.models.rows import token_ids
 from qgate.modes import Calibration, Mode, Quantized, apply
 from qgate.modes.setups import ModelSetup
 
@@ -111,6 +113,19 @@ class LoadedModel:
     def runs_together(self, mode: Mode) -> bool:
         """Tell if the samples of a mode run in batches."""
         return mode.runs_together and self.joins_samples
+
+    @cached_property
+    def long_text(self) -> Tensor | None:
+        """Token ids of texts that are longer than the samples; None where those are no text."""
+        return long_text(self.model)
+
+    def long_row(self, mode: Mode) -> Tensor | None:
+        """Return a text that is longer than the samples, if a mode reads one in one pass."""
+        is_in_steps = mode.attention is not None or mode.states is not None
+        if is_in_steps or self.long_text is None:
+            return None
+        longest = max(ids.shape[1] for x in self.model.inputs if (ids := token_ids(x)) is not None)
+        return self.long_text[:1] if self.long_text.shape[1] > longest else None
 
     @cached_property
     def calibration(self) -> Calibration:

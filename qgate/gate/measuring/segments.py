@@ -38,7 +38,7 @@ PROBE_SAMPLES, PROBE_TOKENS = 3, 77
 """A short batch of an odd length, which every mode also runs on; and one token alone."""
 PROBES = (
     f"a batch of {PROBE_TOKENS} tokens each", "one token alone", "the first sample",
-    "one row alone",
+    "one row alone", "a text longer than the samples",
 )  # fmt: skip
 WHOLE = "whole samples"
 
@@ -115,14 +115,18 @@ class Segments:
         return self.is_own and any(errors.unit for errors in self.errors.values())
 
     @torch.no_grad()
-    def probe(self, sample: Any) -> None:
-        """Hold short inputs of other shapes: an odd length in a batch, and one token."""
+    def probe(self, sample: Any, long: Tensor | None) -> None:
+        """Hold inputs of other shapes: an odd length in a batch, one token, and a long text.
+
+        A mode of the model's own gets the long text alone, which says most.
+        """
         if not self.view.ports:
             return
-        for short, name in probes(sample):
+        inputs = [] if self.is_own else list(probes(sample))
+        for probe, name in [*inputs, *([] if long is None else [(long, PROBES[4])])]:
             try:
-                with self.watch(short, name, is_probe=True) as outputs:
-                    outputs |= self.model.outputs(short)
+                with self.watch(probe, name, is_probe=True) as outputs:
+                    outputs |= self.model.outputs(probe)
             except (*LENGTH_REFUSALS, DeviceMemoryError) as error:
                 self.left_out.setdefault(
                     name, f"the model refuses it ({type(error.__cause__ or error).__name__})"
@@ -220,7 +224,9 @@ class Segments:
         kind_of_pass = name if name in PROBES else WHOLE
         worst = errors.passes.setdefault(kind_of_pass, Worst())
         errors.unit = max(errors.unit, _unit(actual))
-        errors.longest = max(errors.longest, self._longest(site, expected, inputs))
+        if name != PROBES[4]:
+            # The long text, which no sample is as long as, has to keep the limit of the others.
+            errors.longest = max(errors.longest, self._longest(site, expected, inputs))
         actual = actual.reshape(expected.shape)
         if site.channels != -1 or real is not None:
             actual, expected = (

@@ -7,6 +7,8 @@ import io
 import json
 from pathlib import Path
 
+import torch
+
 from qgate.activation_stats.files import _owners, read_record
 from qgate.activation_stats.page import page
 from qgate.activation_stats.tables import csv_files
@@ -17,6 +19,7 @@ from qgate.drawing.reading import read_analysis
 from qgate.engine.journal import Journal
 from qgate.results.merging import merge
 from qgate.storage.access import folder_of
+from qgate.sweeps.compute import sweep
 from qgate.sweeps.files import folder_for
 from qgate.sweeps.page import write_page
 from tests.activation_stats import activation_records
@@ -111,9 +114,9 @@ def _lists(folder: Path) -> None:
     told = {"kind": "qgate activation report 1", "model": "m", "files": ["a.png"]}
     (folder / "a-written.json").write_text(json.dumps(told))
     (folder / "swept" / "t").mkdir(parents=True)
-    (folder / "swept" / "t" / "mxfp_scaling_x.json").write_text(
-        json.dumps({"tensor": {"source": "t.pt"}})
-    )
+    swept = sweep(torch.arange(1.0, 65.0), "fp8_e4m3", 3).to_dict()
+    swept["tensor"]["source"] = "t.pt"
+    (folder / "swept" / "t" / "mxfp_scaling_fp8_e4m3.json").write_text(json.dumps(swept))
     write_page(folder / "swept", [], [("t", None)], "asked")
 
 
@@ -140,5 +143,6 @@ TARGETS = (
            ("qgate.engine.journal:_read", "qgate.engine.journal:__init__")),
     Target("what was drawn before", _lists, _read_lists,
            ("qgate.drawing.files:_earlier_files", "qgate.activation_stats.files:_owners",
-            "qgate.sweeps.files:_belongs", "qgate.sweeps.page:write_page")),
+            "qgate.sweeps.files:_belongs", "qgate.sweeps.page:write_page",
+            "qgate.sweeps.page:_entry_from")),
 )  # fmt: skip

@@ -210,7 +210,7 @@ def test_a_dump_is_listed(name: str, tmp_path: Path, capsys: pytest.CaptureFixtu
                header={"model": bad, bad or "x": bad})  # fmt: skip
     for command in ("ls", "info", "verify"):
         assert_calm(said(capsys, "dumps", command, tmp_path / "d"))
-    assert_calm(said(capsys, "dumps", "ls", tmp_path / "d", "--name", bad + "?"))
+    assert_calm(said(capsys, "dumps", "ls", tmp_path / "d", "--where", f"name={bad}?"))
 
 
 @share(6)
@@ -222,9 +222,9 @@ def test_names_of_tensors_and_files(
     bad = HOSTILE[name]
     key = re.sub("[/\0\ud800]", "_", bad)[:100] or "x"
     np.savez(tmp_path / "t.npz", **{key: np.ones((4, 8), np.float32)})
-    assert_calm(said(capsys, "sweep", "t.npz", "--no-plots", "--quiet"))
+    assert_calm(said(capsys, "sweep", "t.npz", "--no-plots"))
     (tmp_path / f"{key}.pt").write_bytes(b"no tensor")
-    assert_calm(said(capsys, "sweep", f"{key}.pt", "--no-plots", "--quiet"))
+    assert_calm(said(capsys, "sweep", f"{key}.pt", "--no-plots"))
     if "\0" not in bad:
         assert_calm(
             said(
@@ -232,7 +232,6 @@ def test_names_of_tensors_and_files(
                 "sweep",
                 f"missing {bad[:100]}.pt".replace("\ud800", ""),
                 "--no-plots",
-                "--quiet",
             )
         )
 
@@ -252,12 +251,12 @@ def test_baselines_are_listed(
 
 
 WAYS: dict[str, Callable[[str], list[str]]] = {
-    "mode": lambda bad: ["capture", "--mode", bad, "--model", "tiny-llama"],
-    "model": lambda bad: ["calibrate", "--model", f"hf:{bad}"],
-    "format": lambda bad: ["formats", bad],
-    "modes": lambda bad: ["modes", bad],
+    "mode": lambda bad: ["layers", "capture", "--mode", bad, "--model", "tiny-llama"],
+    "model": lambda bad: ["layers", "calibrate", "--model", f"hf:{bad}"],
+    "format": lambda bad: ["show", "formats", bad],
+    "modes": lambda bad: ["show", "modes", bad],
     "results": lambda bad: ["report", bad],
-    "merge": lambda bad: ["results", "merge", bad],
+    "merge": lambda bad: ["report", bad, "--merge", "qgate-out"],
     "dump": lambda bad: ["dumps", "info", bad],
     "baselines": lambda bad: ["baselines", "verify", "--baselines", bad],
     "settings": lambda bad: ["activations", "--model", "tiny-llama", "--config", bad],

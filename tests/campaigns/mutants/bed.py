@@ -116,7 +116,7 @@ class Healthy:
             return EngineGates(two, self.folder, Policy(), updating=updating)
         if model == RELATIONS:
             bench = Bench(ModelSetup("tiny-llama", sampling=SAMPLING))
-            return RelationGates(bench, self.folder, Policy(), updating=updating)
+            return RelationGates(bench, self.folder, Policy(), updating=updating, is_deep=True)
         if model == ACTIVATIONS:
             bench = Bench(ModelSetup("tiny-llama", sampling=SAMPLING))
             policy = Policy.from_table({})

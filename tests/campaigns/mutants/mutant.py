@@ -73,9 +73,9 @@ def of_engines(name: str, mode: str, sow: Sow, says: str) -> Mutant:
     return Mutant(name, ENGINES, mode, sow, says=says, suite=ENGINES)
 
 
-def of_relations(name: str, sow: Sow, source: str, says: str) -> Mutant:
+def of_relations(name: str, sow: Sow, source: str, says: str, mode: str = "int8") -> Mutant:
     """Of a mode that is compared with itself."""
-    return Mutant(name, RELATIONS, "int8", sow, source, says, RELATIONS)
+    return Mutant(name, RELATIONS, mode, sow, source, says, RELATIONS)
 
 
 def of_formats(name: str, mode: str, sow: Sow, says: str) -> Mutant:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 import qgate
+from qgate.models import kv_cache
 from tests.campaigns.mutants.bed import Bed
 from tests.campaigns.mutants.mutant import Sow, of_relations
 
@@ -39,9 +42,51 @@ def _after(change: object) -> Sow:
     return sow
 
 
+def _without_residual(bed: Bed) -> None:
+    """Lose the residual of one layer where it has a cache."""
+    block = bed.module("model.layers.2")
+    plain = block.forward
+
+    def forward(hidden: Tensor, cache: Any = None) -> Tensor:
+        y: Tensor = plain(hidden, cache)
+        return y if cache is None else y - hidden
+
+    block.forward = forward
+
+
+def _newest_key_unseen(bed: Bed) -> None:
+    """Let a token that is decoded not see itself."""
+
+    def wrapped(mask: Any) -> Any:
+        def causal_mask(count: int, length: int, device: torch.device) -> Tensor:
+            visible: Tensor = mask(count, length, device)
+            if count == 1 < length:
+                visible[:, -1] = False
+            return visible
+
+        return causal_mask
+
+    bed.wrap(kv_cache, "causal_mask", wrapped)
+
+
+def _positions_wrap(bed: Bed) -> None:
+    """Let positions of one layer begin anew after 1,024 tokens, where it has a cache."""
+    attention = bed.module("model.layers.2.self_attn")
+    rope = attention.rope
+    attention.rope = lambda x, start: rope(x, start % 1024)
+
+
 MUTANTS = (
     of_relations("relations_rows_mixed", _after(_with_the_mean_of_rows), OUTPUT, "breaks 'alone'"),
     of_relations("relations_noise_drawn", _after(_with_noise), OUTPUT, "it draws random numbers"),
     of_relations("relations_scale_of_all_rows", _after(_with_one_scale), OUTPUT, "breaks 'alone'"),
     of_relations("relations_other_tile", _after(_otherwise_at_whole_tiles), OUTPUT, "breaks "),
+    of_relations("relations_residual_dropped_in_decoding", _without_residual,
+                 r"model\.layers\.2:output", "breaks 'decoded'"),
+    of_relations("relations_residual_dropped_in_decoding_of_a_cache_mode", _without_residual,
+                 r"model\.layers\.2:output", "breaks 'decoded'", "kv-int8"),
+    of_relations("relations_newest_key_unseen_in_decoding", _newest_key_unseen,
+                 r"model\.layers\.0\.self_attn\.o_proj:input", "behind a prefill of 1"),
+    of_relations("relations_positions_wrap_in_decoding", _positions_wrap,
+                 r"model\.layers\.2\.self_attn\.o_proj:input", "behind a prefill of 1023"),
 )  # fmt: skip

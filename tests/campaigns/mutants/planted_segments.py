@@ -40,6 +40,7 @@ def _attend(
     diagonal: int = 0,
     window: int = 0,
     tiled: bool = False,
+    wrap: int = 0,
     context: Change = lambda y: y,
 ) -> Tensor:
     batch, tokens, _ = hidden.shape
@@ -48,6 +49,9 @@ def _attend(
         return x.view(batch, tokens, -1, at.width).transpose(1, 2)
 
     cos, sin = rotary(tokens + shift, at.width, at.base, hidden.device)
+    if wrap:
+        positions = torch.arange(tokens) % wrap
+        cos, sin = cos[positions], sin[positions]
     moved = rotate(per_head(at.q_proj(hidden)), cos[shift:], sin[shift:])
     k = rotate(per_head(at.k_proj(hidden)), cos[:tokens], sin[:tokens])
     v = per_head(at.v_proj(hidden))
@@ -232,6 +236,7 @@ _LLAMA: tuple[tuple[str, Sow, str, str], ...] = (
     ("mask-shows-the-next-token", _attention(diagonal=1), _O_INPUT, ""),
     ("mask-hides-the-token-itself", _attention(diagonal=-1), _O_INPUT, ""),
     ("window-of-64-tokens", _attention(window=64), _O_INPUT, ""),
+    ("positions-wrap-after-512", _attention(wrap=512), _O_INPUT, ""),
     ("keys-repeated-in-the-wrong-order", _attention(tiled=True), _O_INPUT, "channels"),
     ("heads-swapped", _attention(context=lambda y: y[:, [1, 0, *range(2, y.shape[1])]]), _O_INPUT, r"channels 0 to 63"),
     ("one-head-a-thousandth-off", _attention(context=lambda y: torch.cat([1.001 * y[:, :1], y[:, 1:]], 1)), _O_INPUT, r"channels 0 to 31"),

@@ -1,8 +1,8 @@
 """List the modes (ways to quantize a model): what each quantizes, and for which models.
 
-qgate modes                           the modes of the group `all`, and the names of others
-qgate modes '2-*' --model tiny-mamba  the modes that a pattern selects for a model
-qgate modes essential                 the modes of a group
+qgate show modes                           the modes of the group `all`, and the names of others
+qgate show modes '2-*' --model tiny-mamba  the modes that a pattern selects for a model
+qgate show modes essential                 the modes of a group
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     print_text("\n" + textwrap.fill(f"Groups. {groups}. Patterns like '2-*' work too.", 96))
     if args.wanted is None:
         patterns = " ".join(selection.named_patterns())
-        print_line(f"By name or pattern only (`qgate modes 'kv-*'`): {patterns}.")
+        print_line(f"By name or pattern only (`qgate show modes 'kv-*'`): {patterns}.")
     print_line(
         "fp32 is the reference, in either basis. `=`: equal by design, up to ties and order."
     )

@@ -1,11 +1,11 @@
 """Compare the captured layers of modes with those of a reference.
 
-  qgate compare 2-1                                   layer by layer with fp32
-  qgate compare 2-1 --reference 0 --save-comparison comparisons/2-1.json
-  qgate compare --all                                 all captured modes, one table
+  qgate layers compare 2-1                                   layer by layer with fp32
+  qgate layers compare 2-1 --reference 0 --save-comparison comparisons/2-1.json
+  qgate layers compare --all                                 all captured modes, one table
 
-This reads what `qgate capture` wrote, and runs no model. fp32 is the reference that fits the mode:
-plain, or rotated. MSE and correlation have a grade, excellent to poor, as in `pytest suites`.
+This reads what `qgate layers capture` wrote, and runs no model. fp32 is the reference that fits the
+mode: plain, or rotated. MSE and correlation have a grade, excellent to poor, as in `pytest suites`.
 Exit status: 0 if all was compared, 1 if a value is not finite or nothing was compared, 2 if files
 are missing, damaged or do not belong together. To judge errors against limits, use `pytest suites`.
 """
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("layer_outputs"),
         metavar="DIR",
-        help="folder that qgate capture wrote (default: layer_outputs)",
+        help="folder that `qgate layers capture` wrote (default: layer_outputs)",
     )
     add("--save-comparison", type=Path, metavar="F.json", help="the numbers of one mode as JSON")
     add_json(parser)

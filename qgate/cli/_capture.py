@@ -1,14 +1,14 @@
 """Run a model in modes and keep the outputs of its layers in files.
 
-  qgate capture --mode 2-1,2-4
-  qgate capture --mode all --layers all --output-dir layer_outputs
-  qgate capture --mode quant_only --model tiny-llama --samples 4 --seqlen 256
+  qgate layers capture --mode 2-1,2-4
+  qgate layers capture --mode all --layers all --output-dir layer_outputs
+  qgate layers capture --mode quant_only --model tiny-llama --samples 4 --seqlen 256
 
 Each mode gets files mode_2-1_layer_0.npy … (float32, tokens by width) and mode_2-1_stats.json. The
 fp32 reference is mode_fp32; modes that rotate activations have a rotated reference,
-mode_fp32-rotated, and "reference" in the stats of a mode names the one it has. `qgate compare`
-reads these files. The files of a mode appear once all of it is computed. One folder holds one model
-with one set of weights, inputs and layers.
+mode_fp32-rotated, and "reference" in the stats of a mode names the one it has.
+`qgate layers compare` reads these files. The files of a mode appear once all of it is computed. One
+folder holds one model with one set of weights, inputs and layers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="replace captures of another model, other inputs or other layers",
     )
-    add_model_options(parser)
+    add_model_options(parser, "calibration")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     mode = ",".join(option_here("mode") or ()) if args.mode is None else args.mode
     if not mode:
-        raise QgateError("say in which modes, such as --mode 2-1; `qgate modes` lists them.")
+        raise QgateError("say in which modes, such as --mode 2-1; `qgate show modes` lists them.")
     dumps = capture_modes(
         setup_of(args),
         mode,

@@ -1,8 +1,8 @@
 """List the number formats, or show one: its facts, its values, a plot.
 
-qgate formats                           all formats in one table
-qgate formats hif8                      facts and the value of every code
-qgate formats mxfp4 --plot mxfp4.png    the same, and a picture of its values
+qgate show formats                         all formats in one table
+qgate show formats hif8                    facts and the value of every code
+qgate show formats mxfp4 --plot mxfp4.png  the same, and a picture of its values
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.name is None:
         if args.plot is not None:
-            raise QgateError(f"--plot {args.plot} needs a format: qgate formats NAME --plot FILE.")
+            raise QgateError(
+                f"--plot {args.plot} needs a format: qgate show formats NAME --plot FILE."
+            )
         listed = [figures(fmt) for fmt in formats.FORMATS] if args.json else None
         print_text(table()) if listed is None else print_json(listed)
         return 0
@@ -97,7 +99,7 @@ def table() -> str:
             "A block format's figures are in units of its block's scale.",
             textwrap.fill(f"Other names: {other}.", 80, break_on_hyphens=False),
             textwrap.fill(f"By name only: {p3109.ABOUT}.", 80, break_on_hyphens=False),
-            "`qgate formats NAME` shows the values of one.",
+            "`qgate show formats NAME` shows the values of one.",
         ]
     )
 

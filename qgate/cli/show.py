@@ -1,0 +1,25 @@
+"""Show the number formats, or the modes (ways to quantize a model).
+
+qgate show formats                         all formats in one table
+qgate show formats hif8                    facts and the value of every code
+qgate show formats mxfp4 --plot mxfp4.png  the same, and a picture of its values
+qgate show modes                           the modes of the group `all`, and the names of others
+qgate show modes '2-*' --model tiny-mamba  the modes that a pattern selects for a model
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from qgate.cli import _formats, _modes
+from qgate.cli._verbs import add_verbs
+
+_VERBS = {"formats": _formats, "modes": _modes}
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_verbs(parser, _VERBS)
+
+
+def run(args: argparse.Namespace) -> int:
+    return int(_VERBS[args.verb].run(args))

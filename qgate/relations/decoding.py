@@ -1,0 +1,194 @@
+"""Texts that are longer than any sample, decoded with a cache and read in one pass.
+
+One pass over the long text is recorded. Behind prefills of several lengths, up to the context that
+the model declares, tokens are decoded one by one; so is a batch of padded rows. A model without a
+cache reads beginnings of the text instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.models import Site
+from qgate.models.long_texts import LONG
+from qgate.models.refusals import LENGTH_REFUSALS
+from qgate.models.rows import token_ids
+from qgate.relations.caches import CachedRequest, TextCalls
+from qgate.relations.compute import ModelRelations
+from qgate.relations.record import DECODED, REPEAT, RelationReport
+from qgate.relations.recording import Pass, Recording, Span, record
+from qgate.relations.ways import TextRows, Way, pieces, prefix
+
+_MOST_BYTES = 2**29
+"""Bytes of tensors of the long text that are kept to compare with."""
+_STEPS, _TILE = 3, 64
+_OF_STATES = _TILE + 5
+"""Tokens for a mode of states, which rounds them after each token and takes seconds for many."""
+_FEW, _PADDED, _PADDING = 33, 24, 7
+_SHARED_SCALES = "the mode has scales of a whole call, which tell requests and lengths apart"
+_NO_TEXT = "the samples are no token ids, or later tokens change earlier outputs"
+_OF_TEXT = frozenset({"others", "prefix", DECODED})
+_OF_ROWS = frozenset({"alone", "padded right"})
+
+
+def check_briefly(relations: ModelRelations, text: Tensor | None) -> RelationReport:
+    """Compare the few ways that every run compares: a long text, or a row beside others.
+
+    Scales of a whole call are no failure where a mode declares them, or declares nothing.
+    """
+    mode = relations.quantized.mode
+    relations.may_share_scales = mode.own and not (mode.stands_for or mode.meant)
+    if not (mode.causal and (mode.meant is None or mode.meant.causal)):
+        relations.report.left_out["others, decoded, prefix"] = _SHARED_SCALES
+        return relations.check(frozenset({REPEAT}))
+    if text is None or not relations.is_causal:
+        return relations.check(_OF_ROWS)
+    along = DecodingRelations(relations, text)
+    report = along.check(_OF_TEXT)
+    relations.noise = along.noise
+    return report
+
+
+def check_all(
+    relations: ModelRelations, text: Tensor | None, chosen: frozenset[str]
+) -> RelationReport:
+    """Compare the ways of the relations asked for, those along a long text at last."""
+    report, short = relations.report, chosen - {DECODED}
+    if DECODED not in chosen:
+        return relations.check(short)
+    if text is None or not relations.is_causal:
+        report.left_out[DECODED] = _NO_TEXT
+        return relations.check(short)
+    if short:
+        relations.check(short)
+    report.add(DecodingRelations(relations, text).check(frozenset({DECODED})))
+    return report
+
+
+class DecodingRelations(ModelRelations):
+    """Relations of a model in a mode along a long text of token ids.
+
+    What a mode of attention gives for a whole text it decodes token by token. There a prefill with
+    a cache is recorded, and the beginning of the text is read without one.
+    """
+
+    def __init__(self, relations: ModelRelations, text: Tensor) -> None:
+        quantized, base = relations.quantized, relations.base
+        if quantized.mode.states is not None:
+            text = text[:, :_OF_STATES]
+        super().__init__(quantized, base, bitwise=relations.bitwise, rows=_rows_of(text))
+        self._noise = relations._noise
+        self.may_share_scales = relations.may_share_scales
+        self._calls = TextCalls.of(self.model)
+        self._decodes = quantized.mode.attention is not None and self._calls.keeps_cache
+        self.sites = self._sites_that_fit()
+
+    def _record(self) -> Recording:
+        try:
+            return self._record_rows()
+        except LENGTH_REFUSALS as error:
+            longest = max(
+                ids.shape[1] for x in self.base.inputs if (ids := token_ids(x)) is not None
+            )
+            if longest >= self.rows.tokens:
+                raise
+            cause = type(error.__cause__ or error).__name__
+            self.report.left_out[f"a text of {self.rows.tokens} tokens"] = f"refused: {cause}"
+            assert isinstance(self.rows, TextRows)
+            self.rows = _rows_of(torch.cat([self.rows.sample, _spare_of(self.rows)])[:, :longest])
+            return self._record_rows()
+
+    def _record_rows(self) -> Recording:
+        rows = self.rows
+        spans = (Span(0, 0, 0, 0, rows.tokens),)
+        whole = Pass(self._sample(rows.sample), rows.rows, rows.tokens, spans)
+        return record(self.model, self.sites, whole, is_long=True)
+
+    def _sample(self, ids: Tensor) -> Any:
+        """Return the sample of what is called one pass over a text."""
+        return CachedRequest(self._calls).sample(ids) if self._decodes else ids
+
+    def _ways(self) -> Iterator[Way]:
+        _ = self.recording  # of fewer tokens, where a model refuses so many
+        rows, calls = self.rows, self._calls
+        assert isinstance(rows, TextRows)
+        few, borders = min(_FEW, rows.tokens), _borders(rows.tokens)
+        two_rows = torch.cat([_spare_of(rows)[:, :few], rows.sample[:, :few]])
+        beside = Pass(self._sample(two_rows), 2, few, (Span(1, 0, 0, 0, few),))
+        words = f"as the first {few} tokens beside a row of other text"
+        yield Way("others", words, lambda: iter([beside]))
+        if not calls.keeps_cache:
+            for border in borders:
+                yield prefix(rows, border + 1)
+            return
+        if self._decodes:
+            words = f"without a cache, in one pass of {few} tokens"
+            yield Way(DECODED, words, lambda: iter([rows.first(few)]))
+        last = [rows.tokens - 1] if rows.tokens < LONG else []
+        for first in sorted({1, *(border - 1 for border in borders), *last}):
+            stop = min(first + _STEPS, rows.tokens)
+            words = f"token by token behind a prefill of {first}"
+            starts = [0, *range(first, stop)]
+            yield Way(DECODED, words, pieces(rows, calls, [0], starts, stop))
+        if calls.has_mask and rows.tokens > _PADDED + _STEPS:
+            words = f"token by token in a batch, a row behind {_PADDING} tokens of padding"
+            yield Way(DECODED, words, lambda: _decode_padded(rows, calls))
+
+    def _sites_that_fit(self) -> list[Site]:
+        """Return the sites whose tensors are kept: those of some layers, where all are too many."""
+        layers, network = self.model.layers, self.model.module
+        features: dict[str, int] = {}
+        for site in self.sites:
+            weight = getattr(network.get_submodule(site.module), "weight", None)
+            if site.port == "output" and isinstance(weight, Tensor) and weight.dim() == 2:
+                layer = self.model.layer_of(site.module)
+                features[layer] = features.get(layer, 0) + sum(weight.shape)
+        most = 4 * self.rows.tokens * 2 * max(features.values(), default=1)
+        count = max(2, _MOST_BYTES // most)
+        if count >= len(layers):
+            return self.sites
+        step = (len(layers) - 1) / (count - 1)
+        fitting = {"", *(layers[round(number * step)] for number in range(count))}
+        count = len(layers) + 1 - len(fitting)
+        self.report.left_out[f"a long text, in {count} of {len(layers)} layers"] = (
+            "their tensors take too much memory"
+        )
+        return [site for site in self.sites if self.model.layer_of(site.module) in fitting]
+
+
+def _rows_of(text: Tensor) -> TextRows:
+    """Return the first row of a long text as rows, and other text beside it."""
+    return TextRows(text[:1], 1, text.shape[1], 0, text[1:])
+
+
+def _borders(tokens: int) -> list[int]:
+    """Return powers of two within a text: a small one, and the largest."""
+    powers = [2**k for k in range(2, 20) if 2**k < tokens - 1]
+    return sorted({min(_TILE, powers[-1]), powers[-1]}) if powers else [max(1, tokens - 1)]
+
+
+def _decode_padded(rows: TextRows, calls: TextCalls) -> Iterator[Pass]:
+    """Prefill two beginnings of the text, the shorter one behind padding, and decode both."""
+    lengths = [_PADDED, _PADDED - _PADDING]
+    ids = rows.sample[:, :_PADDED].repeat(2, 1)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    ids[1, :_PADDING], mask[1, :_PADDING] = _spare_of(rows)[0, :_PADDING], False
+    ids[1, _PADDING:] = rows.sample[0, : lengths[1]]
+    spans = [Span(0, 0, 0, 0, lengths[0]), Span(1, _PADDING, 0, 0, lengths[1])]
+    request = CachedRequest(calls)
+    for step in range(_STEPS + 1):
+        with request.watch():
+            yield Pass(request.sample(ids, mask), 2, ids.shape[1], tuple(spans))
+        at = [length + step for length in lengths]
+        ids = rows.sample[0, at].unsqueeze(1)
+        mask = torch.cat([mask, mask.new_ones(2, 1)], 1)
+        spans = [Span(row, 0, 0, token, 1) for row, token in enumerate(at)]
+
+
+def _spare_of(rows: TextRows) -> Tensor:
+    assert rows.spare is not None
+    return rows.spare
