@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from qgate.checkpoints.gguf.recipes import BLOCK, mix_cause
 from qgate.checkpoints.pairing import FUSIONS, ParentMatch
@@ -119,6 +119,26 @@ def is_skipped(weight: StoredWeight, recipe: Recipe) -> bool:
         and not recipe.ignores(module)
         and recipe.format_of(module) is not None
     )
+
+
+def odd_scales(child: Checkpoint, weights: list[StoredWeight]) -> Iterator[CheckpointFinding]:
+    """Find scales that are declared as E8M0 and are no powers of two."""
+    settings = child.model_settings.get("quantization_config")
+    form = settings.get("scale_fmt") if isinstance(settings, Mapping) else None
+    if not isinstance(form, str) or form.lower() != "ue8m0":
+        return
+    for weight in weights:
+        entry = weight.parts.get("weight_scale_inv")
+        if weight.packing is None or entry is None:
+            continue
+        scales = child.read(entry.name).float()
+        odd = int((scales.frexp().mantissa != 0.5).sum())
+        if odd:
+            yield CheckpointFinding(
+                entry.name,
+                f"{odd:,} of {scales.numel():,} scales are no powers of two, and config.json "
+                f"declares scale_fmt {form}: quantize with such scales, or declare none",
+            )
 
 
 def fused_scales(child: Checkpoint, weights: list[StoredWeight]) -> Iterator[CheckpointFinding]:

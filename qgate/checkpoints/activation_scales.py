@@ -10,6 +10,7 @@ from statistics import median
 from qgate.checkpoints.accounting import FUSED
 from qgate.checkpoints.methods.surroundings import LAYER
 from qgate.checkpoints.record import CheckpointFinding
+from qgate.checkpoints.scale_neighbors import neighbor_findings
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import StoredWeight
 
@@ -35,10 +36,11 @@ UNIT_OFFSET = 1.0
 
 
 def activation_findings(
-    child: Checkpoint, weights: list[StoredWeight]
+    child: Checkpoint, weights: list[StoredWeight], method: str = ""
 ) -> Iterator[CheckpointFinding]:
     """Find scales of activations that are no scales, or that the network cannot need."""
     largest: dict[str, float] = {}
+    scales: dict[str, float] = {}
     codes = {w.name.removesuffix(".weight"): _largest_code(w) for w in weights if w.packing}
     for name in child.entries:
         module, _, ending = name.rpartition(".")
@@ -53,14 +55,20 @@ def activation_findings(
             yield CheckpointFinding(
                 name, f"it is {float(values.min()):.4g}, and a scale is more than 0"
             )
-        elif ending.startswith("input"):
+            continue
+        scales[name] = float(values.max())
+        if ending.startswith("input"):
             scale = 1 / float(values.min()) if ending == DIVIDES else float(values.max())
             largest[name] = scale * codes.get(module, 127.0)
     bounds = NormBounds(child)
     siblings = dict(_unlike_siblings(largest))
+    calibrated = {finding.subject: finding for finding in neighbor_findings(scales, method)}
+    yield from (finding for name, finding in calibrated.items() if name not in siblings)
     for name, value in largest.items():
         if name in siblings:
             yield CheckpointFinding(name, siblings[name])
+        elif name in calibrated:
+            continue
         elif words := bounds.exceeded(name, value) or _outlier(name, value, largest):
             yield CheckpointFinding(name, words)
 

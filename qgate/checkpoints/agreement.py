@@ -15,8 +15,8 @@ from qgate.checkpoints.grids import TALL, QuantizedWeight, row_spans
 from qgate.checkpoints.grouping import find_weights
 from qgate.checkpoints.methods.steps import element_indices
 from qgate.checkpoints.opening import open_checkpoint
+from qgate.checkpoints.own_layouts import with_layout
 from qgate.checkpoints.pairing import strip_prefix
-from qgate.checkpoints.recipe_files import recipe_of
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.rows import ContiguousRows, WeightRows, common_spans
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
@@ -78,10 +78,16 @@ class _Export:
 
 
 def compare_exports(
-    first: str, second: str, progress: Progress | None = None, recipe_file: str | None = None
+    first: str,
+    second: str,
+    progress: Progress | None = None,
+    recipe_file: str | None = None,
+    layout_file: str | None = None,
 ) -> AgreementRecord:
     """Compare two exports of one recipe."""
-    exports = [_open(spec, recipe_file) for spec in (first, second)]
+    opened = [open_checkpoint(spec) for spec in (first, second)]
+    recipes = with_layout(recipe_file, layout_file, *opened)
+    exports = [_export(*pair) for pair in zip(opened, recipes, strict=True)]
     names = list(dict.fromkeys([*exports[0].weights, *exports[1].weights]))
     if not exports[0].weights.keys() & exports[1].weights.keys():
         raise QgateError(
@@ -95,9 +101,7 @@ def compare_exports(
     return AgreementRecord(first, second, tensors)
 
 
-def _open(spec: str, recipe_file: str | None) -> _Export:
-    checkpoint = open_checkpoint(spec)
-    recipe = recipe_of(spec, checkpoint.configuration, recipe_file)
+def _export(checkpoint: Checkpoint, recipe: Recipe) -> _Export:
     weights = {strip_prefix(weight.name): weight for weight in find_weights(checkpoint)}
     return _Export(checkpoint, recipe, weights)
 

@@ -16,6 +16,15 @@ from qgate.checkpoints.conventions import CONVENTIONS, NESTED
 from qgate.checkpoints.gguf.causes import block_faults
 from qgate.checkpoints.grids import TALL, QuantizedWeight, widen
 from qgate.checkpoints.ideal import Extremes, ideal_scales, ideal_values
+from qgate.checkpoints.moved_scales import (
+    moved_lines,
+    moved_scales,
+    scales_of_other_format,
+    scales_swapped,
+    scales_transposed,
+    unswizzled,
+    with_moved_scales,
+)
 
 EXPLAINED_DB = 0.7
 """Error over the ideal one at which an undone fault counts as the cause."""
@@ -92,6 +101,8 @@ def _own_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault
     """Yield the faults of packings with bytes or scales of their own."""
     for words, undone in block_faults(weight):
         yield ExportFault(words, lambda _, undone=undone: undone(), reformats=True)  # type: ignore[misc]
+    if weight.scale_codes is not None:
+        yield ExportFault(*scales_of_other_format(weight, parent))
     if weight.element in NESTED:
         count = min(len(weight.elements), -(-LEADING // max(1, weight.shape[1])))
         part = weight.rows(0, count)
@@ -139,15 +150,17 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
     yield ExportFault("scales are stored inverted", lambda w: replace(w, scales=1 / w.scales))
     for step, side in ((-1, "before"), (1, "after")):
         words = f"every scale belongs to the group {side} it"
-        yield ExportFault(words, partial(_moved, step=step))
+        yield ExportFault(words, partial(moved_scales, step=step))
         if weight.zero_points is not None:
-            undo = partial(_moved, step=step, has_zeros=False)
+            undo = partial(moved_scales, step=step, has_zeros=False)
             yield ExportFault(f"{words}, zero points do not", undo)
-    yield ExportFault("scales of neighboring groups are swapped", _scales_swapped)
+    yield ExportFault("scales of neighboring groups are swapped", scales_swapped)
+    for words, change in moved_lines(weight):
+        yield ExportFault(words, change)
     for back in (False, True):
         words = "scales stand in the order of columns, not of rows"
-        yield ExportFault(words, partial(_scales_transposed, back=back))
-    yield ExportFault("scales are swizzled in tiles of 128 x 4", _unswizzled)
+        yield ExportFault(words, partial(scales_transposed, back=back))
+    yield ExportFault("scales are swizzled in tiles of 128 x 4", unswizzled)
     yield ExportFault("scales stand along the wrong axis", _axes_exchanged, reformats=True)
     kind = "unsigned" if weight.element.startswith("u") else "signed"
     yield ExportFault(f"codes are read as {kind} and are not", _signs_read, reformats=True)
@@ -195,7 +208,7 @@ def _axes_exchanged(weight: QuantizedWeight) -> QuantizedWeight | None:
         return None
     if weight.scale_codes is not None:
         return None
-    return replace(_with_moved_scales(weight, lambda x: x.T), tile=weight.tile[::-1])
+    return replace(with_moved_scales(weight, lambda x: x.T), tile=weight.tile[::-1])
 
 
 def _signs_read(weight: QuantizedWeight) -> QuantizedWeight | None:
@@ -269,47 +282,6 @@ def _pairs_of_rows_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     return None if rows % 2 else _flipped(weight, (-1, 2, columns), 1)
 
 
-def _moved(weight: QuantizedWeight, step: int, has_zeros: bool = True) -> QuantizedWeight | None:
-    """Move scales to other groups, and their zero points where these have moved, too."""
-    if weight.scales.numel() < 2:
-        return None
-    moved = _with_moved_scales(weight, lambda x: x.reshape(-1).roll(step).reshape(x.shape))
-    return moved if has_zeros else replace(moved, zero_points=weight.zero_points)
-
-
-def _with_moved_scales(
-    weight: QuantizedWeight, move: Callable[[Tensor], Tensor]
-) -> QuantizedWeight:
-    """Move scales, and zero points with them."""
-    zeros = None if weight.zero_points is None else move(weight.zero_points)
-    return replace(weight, scales=move(weight.scales), zero_points=zeros)
-
-
-def _scales_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
-    count = weight.scales.numel()
-    if count < 2 or count % 2:
-        return None
-    return _with_moved_scales(weight, lambda x: x.reshape(-1, 2).flip(1).reshape(x.shape))
-
-
-def _scales_transposed(weight: QuantizedWeight, back: bool) -> QuantizedWeight | None:
-    rows, columns = weight.scales.shape
-    if rows < 2 or columns < 2:
-        return None
-    if back:
-        return replace(weight, scales=weight.scales.T.reshape(rows, columns))
-    return replace(weight, scales=weight.scales.reshape(columns, rows).T.contiguous())
-
-
-def _unswizzled(weight: QuantizedWeight) -> QuantizedWeight | None:
-    """Undo the order of block scales that tensor cores read: 128 rows by 4 columns."""
-    rows, columns = weight.scales.shape
-    if rows % 128 or columns % 4:
-        return None
-    tiled = weight.scales.reshape(rows // 128, columns // 4, 32, 4, 4)
-    return replace(weight, scales=tiled.permute(0, 3, 2, 1, 4).reshape(rows, columns))
-
-
 def _transposed(weight: QuantizedWeight) -> QuantizedWeight | None:
     """Swap rows and columns of a square matrix, or of square matrices below each other."""
     rows, columns = weight.elements.shape
@@ -379,4 +351,4 @@ def _rows_moved(weight: QuantizedWeight) -> QuantizedWeight:
             return x
         return _as_bytes(x).roll(-1, 0).view(x.dtype)
 
-    return replace(_with_moved_scales(weight, moved), elements=moved(weight.elements))
+    return replace(with_moved_scales(weight, moved), elements=moved(weight.elements))

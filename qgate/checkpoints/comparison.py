@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qgate.checkpoints.accounting import account, fused_scales
+from qgate.checkpoints.accounting import account, fused_scales, odd_scales
 from qgate.checkpoints.activation_scales import activation_findings
 from qgate.checkpoints.blocks import worst_block
+from qgate.checkpoints.dequantized import as_declared
 from qgate.checkpoints.findings import makes_unlike
 from qgate.checkpoints.gguf.layouts import layout_notes
 from qgate.checkpoints.gguf.names import match_llama_names
@@ -21,18 +22,19 @@ from qgate.checkpoints.graph_pairs import (
 )
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.grouping import find_weights
-from qgate.checkpoints.methods.explanations import settle_methods
+from qgate.checkpoints.methods.explanations import FOUR_OVER_SIX, settle_methods
 from qgate.checkpoints.methods.surroundings import WeightPair
-from qgate.checkpoints.model_settings import changed_settings
 from qgate.checkpoints.opening import open_again, open_checkpoint
+from qgate.checkpoints.own_layouts import with_layout
 from qgate.checkpoints.packings import decode
 from qgate.checkpoints.pairing import ParentMatch, match_by_content, match_by_name
 from qgate.checkpoints.plain import tied_weights
-from qgate.checkpoints.recipe_files import recipe_of, write_out
+from qgate.checkpoints.recipe_files import write_out
 from qgate.checkpoints.recipe_texts import recipe_lines
 from qgate.checkpoints.recipes import Recipe
 from qgate.checkpoints.record import CheckpointRecord, WorstBlock, worst_first
 from qgate.checkpoints.running import judgements
+from qgate.checkpoints.shipped.checks import shipped_findings
 from qgate.checkpoints.stacked_experts import list_experts
 from qgate.checkpoints.stored import Checkpoint, Stamps
 from qgate.checkpoints.weight_parts import StoredWeight
@@ -68,6 +70,7 @@ class CheckpointPair:
             self.recipe,
             [weight.name for weight in self.weights],
             self.matches,
+            self.child.layout,
         )
 
     def judge(self, weight: StoredWeight) -> Judgement:
@@ -108,16 +111,20 @@ class CheckpointPair:
         if self.parent is not None and (self.child.has_graph or self.parent.has_graph):
             leave_out_unused(record, self.parent, self.matches)
         record.findings += fused_scales(self.child, self.weights)
+        record.findings += odd_scales(self.child, self.weights)
         record.findings += tied_weights(self.child)
-        record.findings += activation_findings(self.child, self.weights)
-        if self.parent is not None:
-            record.findings += changed_settings(self.child, self.parent)
+        record.findings += activation_findings(self.child, self.weights, self.recipe.method)
+        record.findings += shipped_findings(
+            self.child, self.parent, self.weights, self.matches, self.recipe
+        )
 
 
-def open_pair(child: str, parent: str | None, recipe_file: str | None = None) -> CheckpointPair:
+def open_pair(
+    child: str, parent: str | None, recipe_file: str | None = None, layout_file: str | None = None
+) -> CheckpointPair:
     """Open a checkpoint and its parent, and match their weights; an error if they are no pair."""
     stored = open_checkpoint(child)
-    recipe = recipe_of(child, stored.configuration, recipe_file)
+    recipe = with_layout(recipe_file, layout_file, stored)[0]
     weights = find_weights(stored)
     source = None if parent is None else _source(open_checkpoint(parent), weights)
     _check_quantized(child, weights, recipe)
@@ -126,6 +133,7 @@ def open_pair(child: str, parent: str | None, recipe_file: str | None = None) ->
         _check_parent(source)
         matches = _match(stored, weights, source, recipe)
         weights = without_constants(stored, weights, matches)
+        weights = as_declared(stored, source, weights, matches, recipe)
         _check_pair(child, parent or "", matches, weights)
     return CheckpointPair(stored, source, recipe, weights, matches)
 
@@ -136,6 +144,7 @@ def compare(
     progress: Progress | None = None,
     recipe_file: str | None = None,
     *,
+    layout_file: str | None = None,
     workers: Workers | int = 1,
     unfinished: Path | None = None,
     blocks: int = 0,
@@ -145,11 +154,12 @@ def compare(
     child, parent   folders or single files, at paths or URLs
     progress        called with the number of weights done, and of all
     recipe_file     what was meant, instead of what the child declares
+    layout_file     the layout of the child's weights, where it is one of your own
     workers         processes on this machine, or a Ray cluster; the record is the same
     unfinished      a folder for the results of a run that is killed, which the next one takes over
     blocks          weights whose worst block is kept, which reads them once more
     """
-    pair = open_pair(child, parent, recipe_file)
+    pair = open_pair(child, parent, recipe_file, layout_file)
     record = CheckpointRecord(child, parent, pair.recipe.method)
     record.recipe = recipe_lines(pair.recipe)
     if not pair.recipe.method and not pair.child.has_graph and not pair.child.is_gguf:
@@ -174,16 +184,15 @@ def _opened_again(
     recipe: Recipe,
     names: list[str],
     matches: dict[str, ParentMatch],
+    layout: object,
 ) -> CheckpointPair:
     """Open a pair as another process has opened it."""
     stored = open_again(*child)
-    weights = {weight.name: weight for weight in find_weights(stored)}
-    source = (
-        None
-        if parent[0] is None
-        else _source(open_again(parent[0], parent[1] or {}), weights.values())
-    )
-    return CheckpointPair(stored, source, recipe, [weights[name] for name in names], matches)
+    stored.layout = layout
+    weights = find_weights(stored)
+    source = None if parent[0] is None else _source(open_again(parent[0], parent[1] or {}), weights)
+    by_name = {w.name: w for w in as_declared(stored, source, weights, matches, recipe)}
+    return CheckpointPair(stored, source, recipe, [by_name[name] for name in names], matches)
 
 
 def _source(parent: Checkpoint, weights: Iterable[StoredWeight]) -> Checkpoint:
@@ -199,7 +208,8 @@ def _check_quantized(child: str, weights: list[StoredWeight], recipe: Recipe) ->
         return
     raise QgateError(
         f"{child!r} holds no quantized weight and declares none; is it the parent? Give the "
-        "quantized checkpoint first."
+        "quantized checkpoint first. If its weights have a layout of your own, --layout FILE "
+        "describes it."
     )
 
 
@@ -230,7 +240,7 @@ def check_alike(record: CheckpointRecord) -> None:
     for finding in record.findings:
         causes.setdefault(finding.subject, []).append(finding.cause)
     compared = [
-        weight.method != ""
+        weight.method not in ("", FOUR_OVER_SIX)
         or weight.figures.cosine > ALIKE
         or makes_unlike(weight.figures, causes.get(weight.name, ()))
         for weight in record.weights

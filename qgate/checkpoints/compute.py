@@ -288,6 +288,7 @@ class Measurement:
             subnormal_scales=self._scale_codes.subnormal,
             outside_zero_points=self._scale_codes.outside_zero_points,
             zero_blocks=self._zero_blocks,
+            fours_share=self._scale_codes.fours_share,
         )
         return self._beside(figures) if self._rows else figures
 

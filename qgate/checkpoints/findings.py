@@ -49,7 +49,7 @@ def scale_causes(figures: WeightFigures) -> Iterator[str]:
         yield f"{scales.negative:,} of {count} are negative"
     if scales.zero:
         yield f"{scales.zero:,} of {count} are zero"
-    if scales.all_equal and scales.count > 4:
+    if scales.all_equal and scales.count > 4 and not _is_octave(scales.largest or 0.0):
         value = scales.largest or 0.0
         yield f"all {count} are equal, {value:.4g}: they were not made from the weight"
     if figures.not_finite and not scales.not_finite:
@@ -57,6 +57,11 @@ def scale_causes(figures: WeightFigures) -> Iterator[str]:
     if figures.zero_blocks and figures.zero_share < 1:
         blocks = f"{figures.zero_blocks:,} block{'s' * (figures.zero_blocks != 1)}"
         yield f"{blocks} were never written: all their values are zero, and not the parent's"
+
+
+def _is_octave(scale: float) -> bool:
+    """Return True for a power of two, which scales in E8M0 often are all; 1 is nothing's scale."""
+    return scale > 0 and math.frexp(scale)[0] == 0.5 and scale != 1.0
 
 
 def error_cause(figures: WeightFigures, explained: str) -> str:

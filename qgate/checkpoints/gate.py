@@ -51,7 +51,9 @@ class CheckpointSubject(Subject):
         name: str,
         options: Sequence[tuple[str, ...]] = (),
         recipe: str | None = None,
+        layout: str | None = None,
     ) -> None:
+        self.layout = layout
         self.child, self.parent, self.name, self.recipe = child, parent, name, recipe
         default = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
         self.options = list(options) or default
@@ -67,7 +69,7 @@ class CheckpointSubject(Subject):
     @cached_property
     def pair(self) -> CheckpointPair:
         """Open the pair; an error if it cannot be read, or is none by names or by values."""
-        pair = open_pair(self.child, self.parent, self.recipe)
+        pair = open_pair(self.child, self.parent, self.recipe, self.layout)
         quantized = [weight for weight in pair.weights if weight.packing and self.parent]
         sample = CheckpointRecord(self.child, self.parent, pair.recipe.method)
         for weight in sorted(quantized, key=lambda weight: weight.size)[:_SAMPLED]:

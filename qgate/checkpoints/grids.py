@@ -199,6 +199,11 @@ def from_nibbles(packed: Tensor) -> Tensor:
     return _looked_up(packed, FP4_PAIRS)
 
 
+def fp4_values(codes: Tensor) -> Tensor:
+    """Return the FP4 values of codes, one in each byte, in units of 0.5."""
+    return _FP4.index_select(0, codes.reshape(-1).int()).reshape(codes.shape)
+
+
 def from_words(packed: Tensor, bits: int, count: int) -> Tensor:
     """Return the unsigned codes of int32 words along the last axis, the lowest bits first."""
     if bits == 3:

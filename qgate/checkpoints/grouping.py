@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from qgate.checkpoints.gguf.weights import block_weights
+from qgate.checkpoints.own_layouts import LayoutFile
 from qgate.checkpoints.packings import PACKINGS
 from qgate.checkpoints.stored import Checkpoint, GraphWeight, StoredEntry
 from qgate.checkpoints.torchao_weights import torchao_weights
@@ -22,6 +23,8 @@ def find_weights(checkpoint: Checkpoint) -> list[StoredWeight]:
     """Group the tensors of a checkpoint into weights; those of no packing stand alone."""
     weights = list(_described_weights(checkpoint))
     grouped = {entry.name for weight in weights for entry in weight.parts.values()}
+    if isinstance(checkpoint.layout, LayoutFile):
+        grouped |= checkpoint.layout.unused(checkpoint)
     for packing in () if checkpoint.has_graph else PACKINGS:
         first = next(iter(packing.parts))
         for entry_name in checkpoint.entries:
@@ -82,7 +85,9 @@ def _missing(packing: Packing, parts: Mapping[str, StoredEntry]) -> tuple[str, .
 
 
 def _described_weights(checkpoint: Checkpoint) -> Iterator[StoredWeight]:
-    """Yield weights that graphs, types of tensors or heads of files describe."""
+    """Yield weights that layouts, graphs, types of tensors or heads of files describe."""
+    if isinstance(checkpoint.layout, LayoutFile):
+        yield from checkpoint.layout.weights(checkpoint)
     for graph_weight in checkpoint.weights or ():
         entries = {role: checkpoint.entries[name] for role, name in graph_weight.parts.items()}
         yield StoredWeight(graph_weight.name, _packing_of(graph_weight), entries)

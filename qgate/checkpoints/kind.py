@@ -37,6 +37,13 @@ OPTIONS = {
         "FILE",
         Path,
     ),
+    "layout": Option(
+        "file with the layout of the checkpoint's weights, if it is your own",
+        None,
+        "subject",
+        "FILE",
+        Path,
+    ),
     "checkpoint-name": Option(
         "name of the checkpoint in baselines (default: that of its folder)",
         None,
@@ -60,13 +67,13 @@ class CheckpointKind(GateKind):
     options = OPTIONS
 
     def check(self, options: GateOptions) -> None:
-        for name in ("parent", "recipe"):
+        for name in ("parent", "recipe", "layout"):
             if name in options.typed and options.values["checkpoint"] is None:
                 raise QgateError(
                     f"{options.spelled(name)} {options.typed[name]!r} is of a checkpoint: "
                     f"give {options.spelled('checkpoint')} CHILD, too."
                 )
-        for name in options.typed.keys() & {"checkpoint", "parent", "recipe"}:
+        for name in options.typed.keys() & {"checkpoint", "parent", "recipe", "layout"}:
             options.readable(name)
 
     def record_name(self, options: GateOptions) -> str:
@@ -78,10 +85,10 @@ class CheckpointKind(GateKind):
         child = options.readable("checkpoint")
         if child is None:
             return None
-        parent, recipe = options.readable("parent"), options.readable("recipe")
+        parent, recipe, layout = map(options.readable, ("parent", "recipe", "layout"))
         name = self.record_name(options)
-        typed = run.typed_again("checkpoint", "parent", "recipe", "checkpoint-name")
-        subject = gate.CheckpointSubject(child, parent, name, typed, recipe)
+        typed = run.typed_again("checkpoint", "parent", "recipe", "layout", "checkpoint-name")
+        subject = gate.CheckpointSubject(child, parent, name, typed, recipe, layout)
         session: gate.CheckpointGates = run.session(gate.CheckpointGates, subject, name)
         session.check_policy()
         session.check_parent()

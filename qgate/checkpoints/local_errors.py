@@ -30,6 +30,12 @@ ONE_GROUP = 0.8
 """Share of the error of a row that is one of its groups'."""
 APART_DB = 8.0
 """How far the error of the worst is above that of all others, at least."""
+ZERO_POINT_DB = 7.0
+"""Error over ideal from which on a zero point may be one step off, which costs about 11 dB."""
+ONE_STEP, STEP_SPREAD, FEWEST = 0.2, 0.45, 8
+"""How far from one step the mean error of a group with such a zero point is, and its spread."""
+COLUMN = 16.0
+"""How many times the error of the median column one with other values has."""
 FEW, MANY = 1 / 16, 1 / 2
 """Largest share of rows or groups that are named: beside another cause, and without one."""
 
@@ -63,7 +69,37 @@ def local_cause(
         share = figures.groups_over / max(1, figures.scales.count)
         is_local = _is_local(share, group[2], figures.other_groups_db, is_known=is_known)
         return _group_cause(rows, source, figures, group) if is_local else ""
+    if rows.has_zero_points and not is_known:
+        return _zero_point_cause(rows, source, figures)
     return ""
+
+
+def _zero_point_cause(rows: WeightRows, source: SourceRows, figures: WeightFigures) -> str:
+    """Name a group whose values are all one step off: its error is near that of right exporters."""
+    row, group = figures.worst_row, figures.worst_group
+    if group is not None and group[2] > ZERO_POINT_DB:
+        first, column, size = group
+    elif row is not None and row[1] > ZERO_POINT_DB and rows.tile[1] >= rows.shape[1]:
+        (first, size), column = row, 0
+    else:
+        return ""
+    unit = math.lcm(rows.together, rows.tile[0])
+    start = first // unit * unit
+    chunk = rows.rows(start, min(start + unit, rows.shape[0]))
+    down, across = (first - start) // rows.tile[0], column // rows.tile[1]
+    tiles = [
+        chunk.in_tiles(x)[down, :, across].flatten()
+        for x in (chunk.values(), source[start : start + chunk.shape[0]].float())
+    ]
+    steps = (tiles[0] - tiles[1]) / chunk.scales[down, across]
+    mean, spread = float(steps.mean()), float(steps.std())
+    if not abs(abs(mean) - 1) < ONE_STEP or not spread < STEP_SPREAD or len(steps) < FEWEST:
+        return ""
+    where = _place(chunk, first, across)
+    return (
+        f"{where}: the zero point is 1 too {'low' if mean > 0 else 'high'}, {decibels(size)} worse "
+        "than ideal"
+    )
 
 
 def _is_local(share: float, worst_db: float, others_db: float | None, *, is_known: bool) -> bool:
@@ -93,10 +129,66 @@ def _row_cause(rows: WeightRows, source: SourceRows, over: int, worst: tuple[int
     other_values = source[first : min(rows.shape[0], row + NEIGHBORS)].float()
     value_source = ValueSource.of(values, parent, other_values)
     words = value_source.words("row", lambda number: f"row {first + number}")
+    foreign = "" if words.startswith("it has") else _foreign_scales(chunk, start, row, parent)
+    words = foreign or words
+    if value_source.other is not None and over > 1 and words.startswith("it has the codes"):
+        other = first + value_source.other
+        chunk, start = _chunk(rows, other)
+        if ValueSource.is_like(chunk.values()[other - start], parent):
+            words = f"rows {min(row, other)} and {max(row, other)} are swapped"
     return (
         f"{counted(over, 'row')} of {rows.shape[0]:,} {_have(over)} far more error than the "
         f"others, most row {row}, {decibels(size)} worse than ideal: {words}"
     )
+
+
+def _foreign_scales(chunk: QuantizedWeight, start: int, row: int, parent: Tensor) -> str:
+    """Name the row before or after whose scales fit the codes of a row."""
+    if chunk.tile[0] != 1 or chunk.order is not None:
+        return ""
+    near = [at for at in (row - 1, row + 1) if start <= at < start + chunk.shape[0]]
+    codes = chunk.in_tiles(chunk.float_elements())[row - start, 0]
+    parents = chunk.in_tiles(parent.expand(chunk.shape))[row - start, 0]
+    lines = [_ScaleLine.of(chunk, slice(at - start, at - start + 1)) for at in (row, *near)]
+    number = _fitting_line(codes, parents, lines[0], lines[1:])
+    return "" if number is None else f"its own scales stand at row {near[number]}"
+
+
+@dataclass(frozen=True)
+class _ScaleLine:
+    """Scales and zero points of some groups."""
+
+    scales: Tensor
+    zeros: Tensor
+
+    @classmethod
+    def of(cls, chunk: QuantizedWeight, *index: slice) -> _ScaleLine:
+        zeros = torch.zeros_like(chunk.scales) if chunk.zero_points is None else chunk.zero_points
+        return cls(chunk.scales[index].reshape(-1, 1), zeros[index].reshape(-1, 1))
+
+
+def _fitting_line(
+    codes: Tensor, parent: Tensor, own: _ScaleLine, near: list[_ScaleLine]
+) -> int | None:
+    """Return the number of the line whose scales fit groups as well as the best ones do.
+
+    codes   groups x elements, as the parent; None also if scales are a power of two off
+    """
+
+    def error(scales: Tensor, zeros: Tensor) -> float:
+        return float(((codes - zeros) * scales - parent).square().sum())
+
+    centered = codes - own.zeros
+    energy = centered.square().sum(1, keepdim=True).clamp(min=1e-30)
+    best = (centered * parent).sum(1, keepdim=True) / energy
+    room = error(best, own.zeros) * (1.02 + 2 / codes.shape[1])
+    powers = (best / own.scales).clamp(min=1e-30).log2().round().exp2()
+    if error(own.scales * powers, own.zeros) < room:
+        return None
+    for number, line in enumerate(near):
+        if min(error(line.scales, own.zeros), error(line.scales, line.zeros)) < room:
+            return number
+    return None
 
 
 def _group_cause(
@@ -119,10 +211,53 @@ def _group_cause(
         return _place(chunk, start + number // count * height, number % count)
 
     words = value_source.words("group", place)
+    if not words.startswith("it has"):
+        elsewhere = _group_elsewhere(chunk, down, across, parents[down, across])
+        words = f"its own scale stands at {place(elsewhere)}" if elsewhere is not None else words
     over = figures.groups_over
     return (
         f"{counted(over, 'group')} of {figures.scales.count:,} {_have(over)} far more error than "
         f"the others, most {_place(chunk, row, across)}, {decibels(size)} worse than ideal: {words}"
+    )
+
+
+def _group_elsewhere(chunk: QuantizedWeight, down: int, across: int, parent: Tensor) -> int | None:
+    """Return the number of the neighboring group whose scale fits the codes of a group."""
+    rows, columns = chunk.scales.shape
+    places = [(down + step, across + side) for step, side in ((-1, 0), (1, 0), (0, -1), (0, 1))]
+    near = [(row, column) for row, column in places if 0 <= row < rows and 0 <= column < columns]
+    codes = chunk.in_tiles(chunk.float_elements())[down, :, across].reshape(1, -1)
+    lines = [
+        _ScaleLine.of(chunk, slice(row, row + 1), slice(column, column + 1))
+        for row, column in ((down, across), *near)
+    ]
+    number = _fitting_line(codes, parent[None], lines[0], lines[1:])
+    return None if number is None else near[number][0] * columns + near[number][1]
+
+
+def wrong_columns(values: Tensor, parent: Tensor, least: float) -> str:
+    """Name columns that hold other values than their own, if all others are right.
+
+    least   the squared error of the ideal quantizer
+    """
+    errors = (values - parent).nan_to_num(0, 0, 0).square().sum(0)
+    is_over = errors > COLUMN * errors.median()
+    count, columns = int(is_over.sum()), len(errors)
+    remaining = float(errors[~is_over].sum())
+    if not 1 <= count <= max(2, columns // 16) or remaining > least * 10 ** (LIMIT_DB / 10):
+        return ""
+    worst = int(errors.argmax())
+    first = max(0, worst - NEIGHBORS)
+    near = parent[:, first : worst + NEIGHBORS].T
+    value_source = ValueSource.of(values[:, worst], parent[:, worst], near)
+    words = value_source.words("column", lambda number: f"column {first + number}")
+    if value_source.other is not None and words.startswith("it has the codes"):
+        other = first + value_source.other
+        if ValueSource.is_like(values[:, other], parent[:, worst]):
+            words = f"columns {min(worst, other)} and {max(worst, other)} are swapped"
+    return (
+        f"{counted(count, 'column')} of {columns:,} {_have(count)} far more error than the others, "
+        f"most column {worst}, {words}"
     )
 
 
@@ -176,6 +311,12 @@ class ValueSource:
             is_zero=own == 0,
             other=best if is_other else None,
         )
+
+    @staticmethod
+    def is_like(values: Tensor, parent: Tensor) -> bool:
+        """Return True for values that are those of a place, but for rounding."""
+        norms = float(values.norm() * parent.norm())
+        return norms > 0 and float(values @ parent) > ALIKE * norms
 
     def words(self, noun: str, place: Callable[[int], str]) -> str:
         """Say what the values are; `place` names another place by its number."""

@@ -1,10 +1,12 @@
-"""Compare what config.json of child and parent state of the network."""
+"""Compare what child and parent state of the network: config.json, or the head of a GGUF file."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
+from qgate.checkpoints.gguf.recipes import CONFIGURATION
 from qgate.checkpoints.record import CheckpointFinding
 from qgate.checkpoints.stored import Checkpoint
 from qgate.text import one_line
@@ -17,26 +19,94 @@ LEFT_OUT = re.compile(
     r"id2label|label2id|num_labels|problem_type|attn_implementation|name_or_path)(\.|$)"
 )
 """Settings that change no logits of a network, or that exporters change rightly."""
-MOVED = {"rope_parameters.rope_theta": "rope_theta", "rope_scaling.rope_theta": "rope_theta"}
+MOVED = (
+    (re.compile(r"(^|\.)rope_(parameters|scaling)\.rope_theta$"), r"\1rope_theta"),
+    (re.compile(r"(^|\.)rope_parameters\."), r"\1rope_scaling."),
+    (re.compile(r"(^|\.)rope_scaling\.type$"), r"\1rope_scaling.rope_type"),
+)
 """Settings that versions of transformers keep in another place."""
-NEEDED = ("rope_theta", "rms_norm_eps", "layer_norm_eps")
+ROPE_NAMES = {"mrope": "default", "su": "longrope"}
+"""Older names of kinds of rope."""
+DERIVED = ("head_dim", "num_key_value_heads")
+"""Settings that follow from others where the parent states none."""
+NEEDED = (
+    "rope_theta", "rms_norm_eps", "layer_norm_eps", "max_position_embeddings", "sliding_window",
+    "factor", "original_max_position_embeddings",
+)  # fmt: skip
 """Settings without which a network takes another value than the parent states."""
+LLAMA_NAMES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "rope.freq_base": "rope_theta",
+    "rope.scaling.factor": "rope_scaling.factor",
+    "rope.scaling.original_context_length": "rope_scaling.original_max_position_embeddings",
+    "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+}
+"""Fields of GGUF after the architecture, and the settings of config.json that they hold."""
+SINGLE = 1e-6
+"""Relative difference of numbers in single precision."""
 
 
 def changed_settings(child: Checkpoint, parent: Checkpoint) -> Iterator[CheckpointFinding]:
     """Find settings of the network that are not the parent's."""
-    own, parent_settings = _flat(child.model_settings), _flat(parent.model_settings)
+    parent_settings = _flat(parent.model_settings)
+    if child.is_gguf:
+        yield from _changed_fields(child, parent_settings)
+        return
+    own = _flat(child.model_settings)
     if not own or not parent_settings:
         return
     leaves = {_leaf(name) for name in own}
     for name, other in parent_settings.items():
+        if _is_unused(name, other, parent_settings):
+            continue
         if name in own and not _same(own[name], other):
             words = f"{_text(own[name])} here and {_text(other)} in the parent"
+        elif other is None:
+            continue
         elif _leaf(name) in NEEDED and _leaf(name) not in leaves and "hidden_size" in leaves:
             words = f"missing here and {_text(other)} in the parent"
         else:
             continue
-        yield CheckpointFinding(f"config.json {one_line(name)}", f"it is {words}")
+        yield CheckpointFinding(
+            f"config.json {one_line(name)}", f"it is {words}: copy the parent's value"
+        )
+
+
+def _is_unused(name: str, value: object, settings: Mapping[str, object]) -> bool:
+    """Return True for a setting that has no effect, or that follows from others."""
+    prefix, leaf = name[: len(name) - len(_leaf(name))], _leaf(name)
+    is_off = settings.get(f"{prefix}use_sliding_window") is False
+    return (leaf == "sliding_window" and is_off) or (value is None and leaf in DERIVED)
+
+
+def _changed_fields(
+    child: Checkpoint, parent_settings: Mapping[str, object]
+) -> Iterator[CheckpointFinding]:
+    """Compare the head of a GGUF file with the parent's config.json."""
+    fields = child.configuration.get(CONFIGURATION)
+    fields = fields if isinstance(fields, Mapping) else {}
+    architecture = fields.get("general.architecture")
+    by_leaf = {name.removeprefix("text_config."): x for name, x in parent_settings.items()}
+    for key, name in LLAMA_NAMES.items():
+        field, other = f"{architecture}.{key}", by_leaf.get(name)
+        value = fields.get(field)
+        if not isinstance(value, int | float) or not isinstance(other, int | float):
+            continue
+        if key == "block_count" and by_leaf.get("num_nextn_predict_layers"):
+            continue  # Layers that predict further tokens are blocks, too.
+        if not math.isclose(value, other, rel_tol=SINGLE):
+            yield CheckpointFinding(
+                f"{field}",
+                f"it is {value:.7g} here and {other:.7g} in the parent's config.json ({name}): "
+                "convert it again from the parent",
+            )
 
 
 def _leaf(name: str) -> str:
@@ -53,9 +123,12 @@ def _flat(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]
         if isinstance(value, Mapping):
             listed |= _flat(value, f"{name}.")
         else:
-            stem = next((name.removesuffix(end) + to for end, to in MOVED.items()
-                         if name == end or name.endswith(f".{end}")), name)  # fmt: skip
-            listed.setdefault(stem, value)
+            if key == "type" and "rope_type" in settings:
+                continue
+            for pattern, to in MOVED:
+                name = pattern.sub(to, name)
+            is_rope = name.endswith("rope_scaling.rope_type")
+            listed.setdefault(name, ROPE_NAMES.get(str(value), value) if is_rope else value)
     return listed
 
 

@@ -38,6 +38,7 @@ def open_checkpoint(spec: str) -> Checkpoint:
     else:
         ending, names = _files(spec, folder)
     checkpoint = OPENERS[ending](spec, folder, names)
+    checkpoint.folder = None if name else folder
     checkpoint.configuration |= {
         name: _configuration(folder, name)
         for name in CONFIGURATIONS

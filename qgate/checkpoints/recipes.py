@@ -296,6 +296,15 @@ CONFIGURED = (
 """Files with recipes, the entry of each, and the method where it names none."""
 
 
+def own_method(files: Settings) -> bool:
+    """Return True if a configuration names a method that no library here has."""
+    for file, path, default in CONFIGURED:
+        settings = _settings_of(files, file, path)
+        if settings is not None:
+            return str(settings.get("quant_method", default)) not in METHODS
+    return False
+
+
 def _settings_of(files: Settings, file: str, path: str) -> Settings | None:
     settings = files.get(file)
     if path and isinstance(settings, Mapping):

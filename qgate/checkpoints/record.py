@@ -83,6 +83,7 @@ class WeightFigures:
     subnormal_scales     scales in E4M3 that are subnormal
     outside_zero_points  zero points that are no codes of the elements
     zero_blocks      blocks of GGUF that are zero, and not in the ideal quantizer
+    fours_share      share of blocks of NVFP4 whose largest element is 4, of those with 4 or 6
     """
 
     count: int
@@ -106,6 +107,7 @@ class WeightFigures:
     worst_group: tuple[int, int, float] | None = None
     groups_over: int = 0
     other_groups_db: float | None = None
+    fours_share: float | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from qgate.checkpoints.grids import QuantizedWeight
+    from qgate.storage.folders import Folder
 
 
 Stamps = dict[str, Stamp]
@@ -68,6 +69,8 @@ class Checkpoint:
     stamps         the stamps that its files had when they were opened
     weights        the quantized weights of a graph; None where names of tensors tell them
     ahead          bytes worth reading at a time, more where each request takes time
+    folder         the folder that holds all its files; None where it was given as one file
+    layout         a LayoutFile that describes its weights; None where names tell
     samples        samples of tensors that were compared with others, by what they are of
     """
 
@@ -79,6 +82,8 @@ class Checkpoint:
     stamps: Stamps = field(default_factory=dict)
     weights: tuple[GraphWeight, ...] | None = None
     ahead: int = 2 << 20
+    folder: Folder | None = None
+    layout: object = None
     samples: dict[tuple[str, int, int], Tensor] = field(default_factory=dict, repr=False)
     _last: tuple[str, Tensor] | None = field(default=None, init=False, repr=False)
 

@@ -24,6 +24,8 @@ from qgate.checkpoints.gguf.layouts import ParentLayout, parent_layouts
 from qgate.checkpoints.grids import TALL, QuantizedWeight, leading_rows
 from qgate.checkpoints.local_errors import local_cause
 from qgate.checkpoints.methods.explanations import (
+    CHOSEN,
+    FOUR_OVER_SIX,
     GPTQ,
     NOT_COMPARED,
     ROTATED,
@@ -97,6 +99,8 @@ def judge_weight(pair: WeightPair) -> Judgement:
     findings = [
         CheckpointFinding(weight.name, cause, figures.over_ideal_db) for cause in causes if cause
     ]
+    if not result.method and (figures.fours_share or 0) > CHOSEN and not any(causes):
+        result = replace(result, method=FOUR_OVER_SIX)
     form = _form(rows, pair.recipe.tile_of(weight.name.removesuffix(".weight")))
     result = replace(
         result,

@@ -5,6 +5,7 @@
   qgate checkpoint CHILD --parent PARENT --jobs 8     in eight processes
   qgate checkpoint CHILD --parent PARENT --output-dir DIR     write a page and tables, too
   qgate checkpoint CHILD --recipe R.yaml     check against a recipe that the child does not declare
+  qgate checkpoint CHILD --parent PARENT --layout L.toml     read a format of your own
   qgate checkpoint A B --same                compare two exports of one recipe
 
 CHILD and PARENT are folders with .safetensors, .gguf or .onnx files, or single files (any part of a
@@ -35,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--same", action="store_true", help="compare two exports of one recipe")
     add("--parent", metavar="PARENT", help="the checkpoint that CHILD was made from")
     add("--recipe", metavar="FILE", help="the intended recipe: a .yaml, .toml or .json file")
+    add("--layout", metavar="FILE", help="the layout of CHILD's weights, if it is your own: .toml")
     add("--json", action="store_true", help="print every weight and finding as JSON")
     add_limit(parser, 40, "findings")
     add(
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
             args.parent,
             report,
             args.recipe,
+            layout_file=args.layout,
             workers=workers,
             unfinished=unfinished,
             blocks=blocks,
@@ -92,7 +95,7 @@ def _compare_exports(args: argparse.Namespace) -> int:
             "--same."
         )
     with progress("tensors") as report:
-        record = compare_exports(args.child, args.other, report, args.recipe)
+        record = compare_exports(args.child, args.other, report, args.recipe, args.layout)
     if args.json:
         print_json(json.dumps(record.to_dict(), indent=1))
     else:

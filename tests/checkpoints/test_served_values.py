@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from qgate.checkpoints.comparison import compare
+from qgate.checkpoints.model_settings import changed_settings
+from qgate.checkpoints.stored import Checkpoint
 from tests.checkpoints.exports import LAYERS, PROJECTIONS, parent_tensors, write
 
 Tensors = dict[str, Tensor]
@@ -162,7 +164,8 @@ def test_another_setting_than_the_parents_is_found(
 def test_a_lost_setting_is_found(pair: tuple[Path, Path], tmp_path: Path) -> None:
     ((where, cause),) = changed(pair, tmp_path, lambda _, settings: settings.pop("rope_theta"))
     assert (where, cause) == (
-        "config.json rope_theta", "it is missing here and 500000.0 in the parent",
+        "config.json rope_theta",
+        "it is missing here and 500000.0 in the parent: copy the parent's value",
     )  # fmt: skip
 
 
@@ -178,6 +181,23 @@ def test_what_exporters_change_rightly_is_no_finding(
     change: Settings, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     assert changed(pair, tmp_path, lambda _, settings: settings.update(change)) == []
+
+
+def test_settings_without_an_effect_may_differ() -> None:
+    """Libraries write what follows from other settings, and leave out what is off."""
+    older: Settings = {
+        **NETWORK, "use_sliding_window": False, "sliding_window": 4096, "head_dim": None,
+        "rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [1, 2]},
+    }  # fmt: skip
+    newer: Settings = {
+        **older, "sliding_window": None, "head_dim": 16,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [1, 2]},
+    }  # fmt: skip
+    sides = [Checkpoint(name, {}, lambda _: torch.empty(0), {"config.json": settings})
+             for name, settings in (("child", newer), ("parent", older))]  # fmt: skip
+    assert list(changed_settings(*sides)) == []
+    older |= {"use_sliding_window": True}
+    assert "config.json sliding_window" in {f.subject for f in changed_settings(*sides)}
 
 
 def test_a_setting_that_moved_is_the_same(pair: tuple[Path, Path], tmp_path: Path) -> None:

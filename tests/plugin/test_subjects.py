@@ -84,6 +84,7 @@ NPZ = ENGINES.options
         (CHECKPOINT, ("--ckpt", "child"), "unrecognized arguments: --ckpt"),
         (CHECKPOINT, (*PAIR, "--recipe", "none.yaml"), "--recipe 'none.yaml' is not there"),
         (CHECKPOINT, ("--recipe", "qgate.toml"), "--recipe 'qgate.toml' is of a checkpoint: give --checkpoint"),
+        (CHECKPOINT, ("--layout", "qgate.toml"), "--layout 'qgate.toml' is of a checkpoint: give --checkpoint"),
         (ENGINES, ("--engines", "trianer.npz", "rollout.npz"), "--engines 'trianer.npz' is not there"),
         (ENGINES, ("--engines", "trainer.npz"), "argument --engines: expected 2 arguments"),
         (ENGINES, ("--engines", "trainer.npz", "qgate.toml"), "qgate.toml' is no dump; files that can be"),

@@ -18,9 +18,10 @@ from qgate.checkpoints.causes import (
     wrong_size,
     wrong_zero_points,
 )
-from qgate.checkpoints.compute import SourceRows, measure, squared
+from qgate.checkpoints.compute import SourceRows, measure, measured, squared
 from qgate.checkpoints.findings import LIMIT_DB, error_cause
 from qgate.checkpoints.grids import QuantizedWeight, leading_rows
+from qgate.checkpoints.local_errors import wrong_columns
 from qgate.checkpoints.methods.compared_rows import LEADING, ComparedRows
 from qgate.checkpoints.methods.rotations import (
     Rotation,
@@ -46,6 +47,9 @@ SCALED = "as AWQ or SmoothQuant changes it"
 CLIPPED = "as AWQ clips it"
 ROTATED = "as a rotation changes it"
 NOT_COMPARED = "rotated: cannot be compared with this parent"
+FOUR_OVER_SIX = "as 4over6 chooses the largest element of a block"
+CHOSEN = 0.05
+"""Least share of blocks whose largest element is 4; a scale of the largest element leaves none."""
 MIXED = 0.9
 """Cosine of a weight and its parent under which it may be rotated."""
 CAST_ERROR = 1e-4
@@ -115,6 +119,7 @@ def explain_error(
     explained = (
         explained
         or _find_fault(*leading, wrong_size(*leading), is_part=False)
+        or wrong_columns(leading[0].values(), leading[1], measured(*leading).least)
         or _lone_scales(*leading)
         or _zero_rows(compared)
         or find_fault(parent, wrong_powers(weight, parent))

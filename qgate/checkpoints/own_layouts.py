@@ -1,0 +1,249 @@
+"""Layouts of one's own: a file names the tensors of weights and how their codes are packed.
+
+Each entry of `[[weights]]` is one layout; `*` in a name stands for the module. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from qgate.checkpoints.own_packings import CodeLayout, decode_own
+from qgate.checkpoints.recipe_files import ELEMENTS, recipe_of
+from qgate.checkpoints.recipes import Recipe, own_method
+from qgate.checkpoints.stored import Checkpoint, StoredEntry
+from qgate.checkpoints.weight_parts import Packing, StoredWeight
+from qgate.errors import QgateError, unknown
+from qgate.storage.documents import read_document
+from qgate.storage.locations import user_location
+from qgate.text import one_line, shortened
+
+KINDS = (".toml", ".yaml", ".json")
+NAMES = ("codes", "scales", "zero_points", "offsets", "whole_scale")
+"""Keys whose values are patterns of the tensors of a weight."""
+CHOICES: Mapping[str, tuple[object, ...]] = {
+    "format": ELEMENTS,
+    "packing": ("none", "low first", "high first"),
+    "packed_along": ("inputs", "outputs"),
+    "zero_points_packed_along": ("none", "inputs", "outputs"),
+    "interleaved": (True, False),
+    "transposed": (True, False),
+    "scales_transposed": (True, False),
+    "scales_divide": (True, False),
+    "whole_scale_divides": (True, False),
+}
+NUMBERS = ("code_offset", "zero_point_offset")
+KEYS = (*NAMES, "weight", "unused", *CHOICES, *NUMBERS, "order", "group")
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class OwnLayout:
+    """The layout of the weights whose tensors have names of these patterns.
+
+    names    the pattern of each tensor of a weight, by what it holds
+    weight   the pattern of the parent's names
+    unused   patterns of tensors beside them that hold no values of weights
+    """
+
+    names: Mapping[str, str]
+    weight: str
+    unused: tuple[str, ...]
+    codes: CodeLayout
+
+    def stems(self, checkpoint: Checkpoint) -> list[str]:
+        """List the modules that have codes of this layout."""
+        return _stems(self.names["codes"], checkpoint)
+
+
+@dataclass(frozen=True)
+class LayoutFile:
+    """A file of layouts."""
+
+    path: str
+    layouts: tuple[OwnLayout, ...]
+
+    def weights(self, checkpoint: Checkpoint) -> Iterator[StoredWeight]:
+        """Group the tensors that the layouts name into weights."""
+        for layout in self.layouts:
+            for stem in layout.stems(checkpoint):
+                yield _weight(layout, stem, checkpoint.entries)
+
+    def unused(self, checkpoint: Checkpoint) -> set[str]:
+        """List the tensors that hold no values of weights."""
+        patterns = [pattern for layout in self.layouts for pattern in layout.unused]
+        return {
+            name
+            for pattern in patterns
+            for name in (_filled(pattern, stem) for stem in _stems(pattern, checkpoint))
+        }
+
+    def check(self, *checkpoints: Checkpoint) -> None:
+        """Refuse a layout that fits no tensor."""
+        for layout in self.layouts:
+            if not any(layout.stems(checkpoint) for checkpoint in checkpoints):
+                names = [shortened(one_line(name)) for name in checkpoints[0].entries]
+                more = ", …" if len(names) > _SHOWN else ""
+                raise QgateError(
+                    f"the layout {self.path!r}: codes {layout.names['codes']!r} fits no tensor of "
+                    f"{checkpoints[0].label!r}, which has {', '.join(names[:_SHOWN])}{more}."
+                )
+
+
+def _stems(pattern: str, checkpoint: Checkpoint) -> list[str]:
+    expression = re.compile("(.*)".join(map(re.escape, pattern.split("*"))), re.DOTALL)
+    matches = (expression.fullmatch(name) for name in checkpoint.entries)
+    return [match[1] for match in matches if match]
+
+
+def _filled(pattern: str, stem: str) -> str:
+    return pattern.replace("*", stem)
+
+
+def _weight(layout: OwnLayout, stem: str, entries: Mapping[str, StoredEntry]) -> StoredWeight:
+    names = {role: _filled(pattern, stem) for role, pattern in layout.names.items()}
+    parts = {role: entries[name] for role, name in names.items() if name in entries}
+    missing = tuple(name.removeprefix(f"{stem}.") for name in names.values() if name not in entries)
+    codes = layout.codes
+    together = [role for role in parts if role != "whole_scale"]
+    by_columns = [role for role in together if codes.is_turned(role)]
+    packing = Packing(
+        f"the layout of {layout.names['codes']}",
+        partial(decode_own, codes),
+        by_rows=tuple(role for role in together if role not in by_columns),
+        by_columns=tuple(by_columns),
+        count_rows=lambda _, stored: codes.rows_of(stored["codes"].shape),
+    )
+    return StoredWeight(_filled(layout.weight, stem), packing, parts, missing)
+
+
+def with_layout(
+    recipe_file: str | None, layout_file: str | None, *checkpoints: Checkpoint
+) -> list[Recipe]:
+    """Give checkpoints the layout of a file, and return their recipes.
+
+    The layout describes what a method of one's own means.
+    """
+    if layout_file is not None:
+        layouts = read_layouts(layout_file)
+        layouts.check(*checkpoints)
+        for checkpoint in checkpoints:
+            checkpoint.layout = layouts
+    return [
+        Recipe()
+        if recipe_file is None and layout_file is not None and own_method(checkpoint.configuration)
+        else recipe_of(checkpoint.label, checkpoint.configuration, recipe_file)
+        for checkpoint in checkpoints
+    ]
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def read_layouts(path: str) -> LayoutFile:
+    """Read layouts from a file; one clear error for what cannot be one."""
+    document = read_document(user_location(path), "layout", KINDS)
+    try:
+        if extra := [key for key in document if key != "weights"]:
+            raise ValueError(f"it has {extra[0]!r}; [[weights]] is what it may have")
+        entries = document.get("weights")
+        if not isinstance(entries, list) or not entries:
+            raise ValueError("it has no [[weights]]: give codes, scales and format of one layout")
+        return LayoutFile(path, tuple(_layout(entry) for entry in entries))
+    except ValueError as error:
+        raise QgateError(f"the layout {path!r} cannot be used: {error}.") from None
+
+
+def _layout(entry: object) -> OwnLayout:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"[[weights]] has {entry!r}, and not keys with values")
+    for key in entry:
+        if key not in KEYS:
+            raise ValueError(str(unknown("key", key, KEYS)).rstrip("."))
+    for key in ("codes", "scales", "format"):
+        if key not in entry:
+            raise ValueError(f"[[weights]] has no {key}; codes, scales and format are needed")
+    for key, allowed in CHOICES.items():
+        if key in entry and entry[key] not in allowed:
+            texts = ", ".join(map(_toml_text, allowed))
+            raise ValueError(f"{key} is {entry[key]!r}; {texts} are allowed")
+    names = {key: _pattern(key, entry[key]) for key in NAMES if key in entry}
+    unused = entry.get("unused", [])
+    if not isinstance(unused, list):
+        raise ValueError(f"unused is {unused!r}, and not a list of names")
+    return OwnLayout(
+        names,
+        _pattern("weight", entry.get("weight", "*.weight")),
+        tuple(_pattern("unused", name) for name in unused),
+        _code_layout(entry),
+    )
+
+
+def _toml_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pattern(key: str, value: object) -> str:
+    if not isinstance(value, str) or value.count("*") != 1:
+        raise ValueError(
+            f"{key} is {value!r}; give a name with one * for the module, such as *.W_q"
+        )
+    return value
+
+
+def _code_layout(entry: Mapping[str, object]) -> CodeLayout:
+    form = str(entry["format"])
+    bits = int(re.findall(r"\d+", form)[0])
+    offsets = [entry.get(key, 0) for key in NUMBERS]
+    for key, value in zip(NUMBERS, offsets, strict=True):
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 1 << 8:
+            raise ValueError(f"{key} is {value!r}, and not a whole number of up to 256")
+    packing = str(entry.get("packing", "none"))
+    order = entry.get("order")
+    places = [n for n in order if isinstance(n, int)] if isinstance(order, list) else []
+    if order is not None:
+        is_list = isinstance(order, list) and len(places) == len(order)
+        if not is_list or sorted(places) != list(range(len(places))) or len(places) * bits > 64:
+            raise ValueError(
+                f"order is {order!r}; give the place in a word of each code, such as "
+                "[0, 4, 1, 5, 2, 6, 3, 7]"
+            )
+        if packing != "none":
+            raise ValueError(f"order and packing {packing!r} exclude each other")
+    if bits == 8 and (packing != "none" or order is not None):
+        raise ValueError(f"{form} takes a byte each, and packing is {packing!r}")
+    if "offsets" in entry and "zero_points" in entry:
+        raise ValueError("offsets and zero_points exclude each other")
+    flags = {key: bool(entry[key]) for key in CHOICES if entry.get(key) in (True, False)}
+    flags.setdefault("scales_transposed", flags.get("transposed", False))
+    return CodeLayout(
+        form,
+        bits,
+        _group(entry.get("group")),
+        packing=packing,
+        order=tuple(places),
+        packed_along=str(entry.get("packed_along", "inputs")),
+        zero_points_packed_along=str(entry.get("zero_points_packed_along", "none")),
+        code_offset=int(str(offsets[0])),
+        zero_point_offset=int(str(offsets[1])),
+        **flags,
+    )
+
+
+def _group(group: object) -> tuple[int | None, int | None] | None:
+    """Return rows and columns that share a scale, None for all; None where shapes tell."""
+    named: dict[object, tuple[int | None, int | None]] = {"row": (1, None), "tensor": (None, None)}
+    if group is None:
+        return None
+    if isinstance(group, str) and group in named:
+        return named[group]
+    sides = group if isinstance(group, list) else [1, group]
+    lengths = [n for n in sides if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+    if len(sides) != 2 or len(lengths) != 2:
+        raise ValueError(
+            f'group is {group!r}; give the columns that share a scale, [rows, columns], "row" or '
+            '"tensor"'
+        )
+    return lengths[0], lengths[1]

@@ -1,0 +1,111 @@
+"""Compare the files of a checkpoint with each other: the index, shards, code and leftovers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+
+from qgate.checkpoints.record import CheckpointFinding
+from qgate.checkpoints.shipped.files import ShippedFiles, is_missing
+from qgate.checkpoints.stored import Checkpoint
+from qgate.text import one_line
+from qgate.text.numbers import megabytes
+
+INDEX = "model.safetensors.index.json"
+WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".npz", ".ckpt", ".h5")
+NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+"""Files of trainers with such an ending."""
+PROCESSORS = (
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+)  # fmt: skip
+OFF = 1.5
+"""Ratio of a stated size to that of all tensors at which it is a finding."""
+
+
+def shard_findings(
+    checkpoint: Checkpoint, child: ShippedFiles, parent: ShippedFiles
+) -> Iterator[CheckpointFinding]:
+    """Find tensors and files that nothing refers to, and references without a target."""
+    index = child.settings(INDEX)
+    listed = index.get("weight_map")
+    weight_map = listed if isinstance(listed, Mapping) else {}
+    if weight_map:
+        yield from _index_findings(checkpoint, weight_map)
+        yield from _total_findings(checkpoint, index, parent)
+    opened = {entry.file for entry in checkpoint.entries.values()}
+    indexed = set(map(str, weight_map.values()))
+    for name, is_folder in child.names.items():
+        if is_folder or not name.endswith(WEIGHT_FILES) or name in NO_WEIGHTS or parent.has(name):
+            continue
+        if name not in opened and name not in indexed:
+            ending = PurePosixPath(next(iter(opened), "")).suffix
+            yield CheckpointFinding(
+                one_line(name), f"nothing refers to it beside {ending} files: remove it"
+            )
+    yield from _code_findings(child, parent)
+
+
+def _index_findings(
+    checkpoint: Checkpoint, weight_map: Mapping[str, object]
+) -> Iterator[CheckpointFinding]:
+    entries = checkpoint.entries
+    gone = [name for name in weight_map if name not in entries]
+    if gone:
+        first = gone[0]
+        yield CheckpointFinding(
+            f"{INDEX} {one_line(first)}",
+            f"{len(gone):,} of {len(weight_map):,} tensors that it names are in no file, first in "
+            f"{one_line(str(weight_map[first]))!r}: write the index again",
+        )
+    for name, entry in entries.items():
+        stated = weight_map.get(name)
+        if stated is not None and str(stated) != entry.file:
+            yield CheckpointFinding(
+                f"{INDEX} {one_line(name)}",
+                f"it is {one_line(str(stated))!r} here, and the tensor lies in {entry.file!r}: "
+                "write the index again",
+            )
+    unlisted = [name for name in entries if name not in weight_map]
+    if unlisted:
+        first = unlisted[0]
+        yield CheckpointFinding(
+            f"{INDEX} {one_line(first)}",
+            f"{len(unlisted):,} of {len(entries):,} stored tensors are not in the index, and "
+            f"loaders leave them out, first in {entries[first].file!r}: write the index again",
+        )
+
+
+def _total_findings(
+    checkpoint: Checkpoint, index: Mapping[str, object], parent: ShippedFiles
+) -> Iterator[CheckpointFinding]:
+    """Find a stated size that is far off; small differences come from tensors that are shared."""
+    stated, parents = _total(index), _total(parent.settings(INDEX))
+    stored = sum(entry.size for entry in checkpoint.entries.values())
+    is_copied = stated == parents != stored
+    if stated and stored and (is_copied or not 1 / OFF < stated / stored < OFF):
+        origin = "; it is the parent's" if is_copied else ""
+        yield CheckpointFinding(
+            f"{INDEX} metadata.total_size",
+            f"it is {megabytes(stated)} here, and the tensors have {megabytes(stored)}{origin}: "
+            "write the index again",
+        )
+
+
+def _total(index: Mapping[str, object]) -> int:
+    metadata = index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    is_number = isinstance(total, int | float) and math.isfinite(total)
+    return int(total) if is_number else 0  # type: ignore[arg-type]
+
+
+def _code_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[CheckpointFinding]:
+    """Find code and settings of processors that the configuration needs, and that are not there."""
+    maps = child.settings("config.json").get("auto_map")
+    for target in maps.values() if isinstance(maps, Mapping) else ():
+        module = str(target).partition(".")[0]
+        if "--" not in str(target) and not child.has(f"{module}.py") and parent.has(f"{module}.py"):
+            yield is_missing(f"{module}.py", "config.json auto_map names it; copy it")
+    for name in PROCESSORS:
+        if parent.has(name) and not child.has(name) and not child.has("processor_config.json"):
+            yield is_missing(name)
