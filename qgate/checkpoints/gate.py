@@ -270,6 +270,33 @@ def _row(
     )
 
 
+# The command -----------------------------------------------------------------------------------
+
+
+def allow_findings(record: CheckpointRecord, policy: Policy) -> None:
+    """Move what a rule of limits allows from the findings to the notes, as gates pass it."""
+    declared = policy.without_findings(SCOPE, "gates of checkpoints")
+    names = {weight.name for weight in record.weights}
+    groups: dict[tuple[str, str], list[CheckpointFinding]] = {}
+    for finding in record.findings:
+        if finding.subject in names:
+            key = WEIGHTS, site_of(finding.subject)
+        else:
+            key = ACCOUNTING, f"{fold_numbers(finding.subject)}\n{finding.cause}"
+        groups.setdefault(key, []).append(finding)
+    for (mode, site), members in groups.items():
+        if mode == ACCOUNTING:
+            site = fold_findings(members)[0].subject
+        bound = declared.limits_for(site, mode, SCOPE).absolute[FINDINGS]
+        if bound.holds(float(len(fold_findings(members)))):
+            record.findings = [finding for finding in record.findings if finding not in members]
+            why = f": {bound.reason}" if bound.reason else ""
+            record.notes += [
+                f"allowed by {bound.source}{why}: {finding.subject}: {finding.cause}"
+                for finding in members
+            ]
+
+
 # Names --------------------------------------------------------------------------------------------
 
 

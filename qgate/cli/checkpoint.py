@@ -12,6 +12,7 @@ CHILD and PARENT are folders with .safetensors, .gguf or .onnx files, or single 
 GGUF split), at paths or URLs. The recipe is what the child's config.json, GGUF head or ONNX graph
 declares. No code of a checkpoint is run. GGUF and ONNX need the extra
 `checkpoints`: pip install 'pytest-qgate[checkpoints]'.
+A rule of limits in qgate.toml that allows findings, and says why, holds here as in the gates.
 Exit status: 0 if all is as declared, 1 if something is not, 2 if files cannot be read or are not a
 pair.
 """
@@ -49,7 +50,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from qgate.checkpoints import compare, files, texts
+    from qgate.checkpoints.gate import allow_findings
+    from qgate.cli._project import project_here
     from qgate.errors import QgateError
+    from qgate.gate.policy import Policy
+    from qgate.project.gate_kinds import named_after
     from qgate.storage.output import check_folder
 
     if args.same:
@@ -59,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
             f"{args.other!r} is a second checkpoint: give --same to compare two exports, or name "
             "the one that the first was made from with --parent."
         )
+    project = project_here()
+    policy = Policy.from_table(project.limits)
     folder = None if args.output_dir is None else location_of(args.output_dir)
     if folder is not None:
         check_folder(folder)
@@ -75,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
             unfinished=unfinished,
             blocks=blocks,
         )
+    named = project.options.get("checkpoint_name") or named_after(args.child)
+    allow_findings(record, policy.for_model(str(named)))
     if args.json:
         print_json(json_text(record), end="")
     else:

@@ -18,6 +18,7 @@ from qgate.checkpoints.gate import (
 )
 from qgate.checkpoints.recipe_texts import bits_per_weight, fold_numbers, plan_texts
 from qgate.checkpoints.record import CheckpointFinding, WeightRecord
+from qgate.cli import main
 from qgate.errors import QgateError
 from tests.checkpoints.exports import SCHEMES, parent_tensors, write
 from tests.checkpoints.faults import FAULTS, UP, ExportFault
@@ -127,7 +128,12 @@ def test_an_export_better_than_accepted_is_none_that_was_accepted(
     assert "under accepted" in text
 
 
-def test_a_rule_that_says_why_allows_a_finding_at_a_site(pair: Path, tmp_path: Path) -> None:
+def test_a_rule_that_says_why_allows_a_finding_at_a_site(
+    pair: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def ignore(_tensors: Tensors, declared: dict[str, Any]) -> None:
         declared["quantization_config"]["ignore"].append("re:.*visual.*")
 
@@ -144,6 +150,20 @@ def test_a_rule_that_says_why_allows_a_finding_at_a_site(pair: Path, tmp_path: P
         "absolute findings",
         "there is no visual tower",
     )
+    monkeypatch.chdir(tmp_path)
+    command = ["checkpoint", str(child), "--parent", str(pair / "parent")]
+    assert main(command) == 1
+    settings = '[[limits.rules]]\nsites = "{}"\nabsolute = ["findings<1"]\nreason = "no tower"\n'
+    for sites, exit_status in (("visual", 0), ("audio", 1)):
+        (tmp_path / "qgate.toml").write_text(settings.format(sites))
+        capsys.readouterr()
+        assert main(command) == exit_status
+        shown = capsys.readouterr().out
+        is_allowed = "allowed by rule 1 of [tool.qgate.limits]: no tower: re:.*visual.*" in shown
+        assert is_allowed == (sites == "visual")
+    (tmp_path / "qgate.toml").write_text(settings.format("up_proj"))
+    doubled = planted(pair / "child", tmp_path / "doubled", double_scales)
+    assert main(["checkpoint", str(doubled), "--parent", str(pair / "parent")]) == 0
 
 
 def test_a_changed_plan_is_one_sentence_and_needs_its_own_word(
