@@ -16,7 +16,7 @@ from qgate.page.terminal import (
 )
 from qgate.results.across_weights import across_weights_texts
 from qgate.results.coverage import total_text
-from qgate.results.extent import covered_texts, extent_of, extent_text, is_partial
+from qgate.results.extent import covered_texts, extent_of, extent_text, is_partial, undeclared_texts
 from qgate.results.looser import looser_text
 from qgate.results.power import least_power_text
 from qgate.results.summary import Tally
@@ -40,7 +40,12 @@ def green_lines(
         text += f": {about}; {total_text(coverage)}"
     power_words = least_power_text(header)
     details = [*([f"  {power_words}"] if power_words else []), *_unasked_texts(unasked)]
-    return [*wrapped_lines([text], width, "green"), *wrapped_lines(details, width)]
+    undeclared = [f"  {words}" for words in undeclared_texts(header)]
+    return [
+        *wrapped_lines([text], width, "green"),
+        *wrapped_lines(undeclared, width, "yellow"),
+        *wrapped_lines(details, width),
+    ]
 
 
 def red_lines(
@@ -60,7 +65,8 @@ def red_lines(
     partial = partial_lines(header)
     extent_words = "" if partial else extent_text(header)
     parts = [extent_words, *covered_texts(header)] if is_partial(extent_of(header)) else []
-    yellow = [*parts, *across_weights_texts(header), looser_text(header)]
+    undeclared = [] if parts else undeclared_texts(header)
+    yellow = [*parts, *undeclared, *across_weights_texts(header), looser_text(header)]
     return [
         *wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red"),
         *more_cause_lines(causes, width),

@@ -63,6 +63,7 @@ class ModeCoverage(TypedDict):
     """Extent to which held gates compared one mode of one model.
 
     tokens  those of the samples; samples where they are no token ids, as `unit` says
+    undeclared  true for a kernel of one's own that does not say what it stands for
     """
 
     model: str
@@ -73,6 +74,7 @@ class ModeCoverage(TypedDict):
     tokens: CoveredShare
     unit: Literal["tokens", "samples"]
     uncovered: list[UncoveredPart]
+    undeclared: NotRequired[bool]
 
 
 class OmittedGates(TypedDict):
@@ -122,6 +124,7 @@ class ModeScope:
     layers     name of a layer -> the site of its output
     tokens     tokens of each sample; 1 each where the samples are no token ids
     positions  site -> for each sample, how many positions were compared; 0 without such an axis
+    is_declared  it says what it quantizes, or stands for a mode that does
     """
 
     model: str
@@ -133,6 +136,7 @@ class ModeScope:
     tokens: Sequence[int]
     unit: Literal["tokens", "samples"]
     positions: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    is_declared: bool = True
 
     def joined(self, other: ModeScope) -> ModeScope:
         """Return the scope with the positions that another process compared, too."""
@@ -185,7 +189,7 @@ def coverage_of(
     ]
     gates = [gate for gate in omitted if gate[2:4] in ((scope.model, scope.mode), ("", ""))]
     uncovered = [_explained(part, scope, gates) for part in lacking]
-    return ModeCoverage(
+    coverage = ModeCoverage(
         model=scope.model,
         mode=scope.mode,
         modules=_share("module", len(scope.modules), uncovered),
@@ -195,6 +199,9 @@ def coverage_of(
         unit=scope.unit,
         uncovered=uncovered,
     )
+    if not scope.is_declared:
+        coverage["undeclared"] = True
+    return coverage
 
 
 def _share(kind: PartKind, of: int, uncovered: Iterable[UncoveredPart]) -> CoveredShare:

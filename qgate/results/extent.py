@@ -181,9 +181,25 @@ def covered_texts(header: Mapping[str, object] | Record) -> list[str]:
     extent = extent_of(header)
     if extent is None or header.get("shard"):
         return []
-    texts = coverage_texts(extent.get("coverage") or [])
+    coverage = extent.get("coverage") or []
+    texts = coverage_texts(coverage)
     more = [f"{len(texts) - _EXTENTS:,} other extents of modes in the report"]
-    return [f"compared in {text}" for text in texts[:_EXTENTS]] + more * (len(texts) > _EXTENTS)
+    compared = [f"compared in {text}" for text in texts[:_EXTENTS]] + more * (len(texts) > _EXTENTS)
+    return [*compared, *undeclared_texts(header)]
+
+
+def undeclared_texts(header: Mapping[str, object] | Record) -> list[str]:
+    """Name kernels of one's own that do not say what they stand for: nothing judges them."""
+    extent = extent_of(header)
+    coverage = [] if extent is None else extent.get("coverage") or []
+    modes = list(dict.fromkeys(of["mode"] for of in coverage if of.get("undeclared")))
+    if not modes:
+        return []
+    says = "does not say what it stands" if len(modes) == 1 else "do not say what they stand"
+    return [
+        f"{listed(modes, _MODES)} {says} for: what was recorded first is taken for right "
+        '(Kernel(build, stands_for="int8"))'
+    ]
 
 
 def omitted_texts(extent: RunExtent) -> list[str]:

@@ -19,6 +19,7 @@ from qgate.page.terminal import (
     wrapped_lines,
 )
 from qgate.results import Tally
+from qgate.results.extent import covered_texts, undeclared_texts
 from qgate.results.other_tests import other_tests_record
 from tests.page.gate_records import HOSTILE
 from tests.results.making import record
@@ -118,6 +119,20 @@ def test_a_green_run_is_said_in_a_few_lines() -> None:
         "  0.021 bits per byte",
         "  not asked for: dumps, 23 of 28 formats (-v says how)",
     ]
+
+
+def test_kernels_that_declare_nothing_are_named() -> None:
+    header = whole_header()
+    header["extent"]["coverage"][1]["undeclared"] = True
+    words = (
+        "int8 does not say what it stands for: what was recorded first is taken for right "
+        '(Kernel(build, stands_for="int8"))'
+    )
+    for lines in (green_lines, red_lines):
+        texts = [line.text for line in lines(real_like(failing=False), 400, header, [])]
+        assert words in [text.strip() for text in texts]
+    assert covered_texts(header)[-1] == words
+    assert undeclared_texts(whole_header()) == []
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def mode_scope(bench: Bench, quantized: Quantized) -> ModeScope:
         ),
         tokens=tokens,
         unit=unit,
+        is_declared=not quantized.mode.own or bench.meant_of(quantized) is not quantized,
     )
 
 
