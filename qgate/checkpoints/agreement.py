@@ -134,7 +134,7 @@ def _stored_as(weight: StoredWeight) -> str:
 
 def _have_equal_bits(first: _Export, a: StoredWeight, second: _Export, b: StoredWeight) -> bool:
     """Compare stored tensors by their parts; equal words mean equal weights in one layout."""
-    if a.parts.keys() != b.parts.keys() or a.packing is not b.packing:
+    if a.parts.keys() != b.parts.keys() or a.packing != b.packing:
         return False
     recipes = first.recipe, second.recipe
     tiles = {recipe.tile_of(a.name.removesuffix(".weight")) for recipe in recipes}

@@ -167,7 +167,7 @@ def compare(
     for judged, findings in judgements(pair, workers_of(workers), unfinished, progress):
         record.weights.append(judged)
         record.findings += findings
-    check_alike(record)
+    check_alike(record, layout_file)
     pair.name_sources(record)
     settle_methods(record)
     pair.account(record)
@@ -209,7 +209,8 @@ def _check_quantized(child: str, weights: list[StoredWeight], recipe: Recipe) ->
     raise QgateError(
         f"{child!r} holds no quantized weight and declares none; is it the parent? Give the "
         "quantized checkpoint first. If its weights have a layout of your own, --layout FILE "
-        "describes it."
+        "describes it; if they were quantized and stored as floats again, give their recipe with "
+        "--recipe FILE."
     )
 
 
@@ -234,7 +235,7 @@ def _check_pair(
         )
 
 
-def check_alike(record: CheckpointRecord) -> None:
+def check_alike(record: CheckpointRecord, layout: str | None = None) -> None:
     """Refuse a parent of equal names and other values, unless a fault makes them so."""
     causes: dict[str, list[str]] = {}
     for finding in record.findings:
@@ -248,10 +249,15 @@ def check_alike(record: CheckpointRecord) -> None:
     ]
     alike = sum(compared)
     if compared and alike < len(compared) / 2:
-        raise QgateError(
+        words = (
             f"{record.parent!r} is not the parent of {record.child!r}: {alike} of {len(compared)} "
-            "quantized weights are like their counterparts in it."
+            "quantized weights are like their counterparts in it"
         )
+        if layout is not None:
+            words += (
+                f", or {layout!r} is wrong: check its code_offset, packing, order and axes first"
+            )
+        raise QgateError(f"{words}.")
 
 
 # Pairs --------------------------------------------------------------------------------------------

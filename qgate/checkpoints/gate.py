@@ -76,7 +76,7 @@ class CheckpointSubject(Subject):
             self._judged[weight.name] = pair.judge(weight)
             sample.weights.append(self._judged[weight.name][0])
             sample.findings += self._judged[weight.name][1]
-        check_alike(sample)
+        check_alike(sample, self.layout)
         return pair
 
     @cached_property

@@ -87,8 +87,9 @@ class LayoutFile:
                 names = [shortened(one_line(name)) for name in checkpoints[0].entries]
                 more = ", …" if len(names) > _SHOWN else ""
                 raise QgateError(
-                    f"the layout {self.path!r}: codes {layout.names['codes']!r} fits no tensor of "
-                    f"{checkpoints[0].label!r}, which has {', '.join(names[:_SHOWN])}{more}."
+                    f"no tensor of {checkpoints[0].label!r} has a name like "
+                    f"{layout.names['codes']!r}; it has {', '.join(names[:_SHOWN])}{more}. Correct "
+                    f"codes in {self.path!r}."
                 )
 
 
@@ -147,7 +148,9 @@ def read_layouts(path: str) -> LayoutFile:
     document = read_document(user_location(path), "layout", KINDS)
     try:
         if extra := [key for key in document if key != "weights"]:
-            raise ValueError(f"it has {extra[0]!r}; [[weights]] is what it may have")
+            raise ValueError(
+                f"the key {extra[0]!r} is unknown; a layout file has [[weights]] alone"
+            )
         entries = document.get("weights")
         if not isinstance(entries, list) or not entries:
             raise ValueError("it has no [[weights]]: give codes, scales and format of one layout")

@@ -134,8 +134,8 @@ def _elements(codes: Tensor, layout: CodeLayout) -> Tensor:
     if numbers.numel() and not low <= int(numbers.min()) <= int(numbers.max()) <= high:
         least, most = int(numbers.min()), int(numbers.max())
         raise MisfitError(
-            f"its codes are {least} to {most}, and {layout.format} has {low} to {high}: packing, "
-            "code_offset or format of the layout is another"
+            f"its codes are {least} to {most}, and {layout.format} has {low} to {high}: correct "
+            "packing, code_offset or format in the layout"
         )
     return numbers.to(torch.int8 if is_signed else torch.uint8)
 

@@ -53,7 +53,7 @@ def read_recipe_file(path: str) -> Recipe:
 def parse_recipe(document: Mapping[Any, Any]) -> Recipe:
     """Check the entries of a recipe."""
     if extra := [key for key in document if key not in ("targets", "ignore")]:
-        raise ValueError(f"it has {extra[0]!r}; targets and ignore are what it may have")
+        raise ValueError(f"the key {extra[0]!r} is unknown; a recipe file has targets and ignore")
     targets, ignore = document.get("targets"), document.get("ignore", [])
     if not isinstance(targets, Mapping) or not targets:
         raise ValueError(

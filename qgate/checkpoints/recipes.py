@@ -315,8 +315,9 @@ def _settings_of(files: Settings, file: str, path: str) -> Settings | None:
 def _parsed(where: str, method: str, settings: Settings) -> Recipe:
     if method not in METHODS:
         raise QgateError(
-            f"{where!r} declares quant_method {method!r}, which is not known; {', '.join(METHODS)} "
-            "are. Give --recipe to say what was meant."
+            f"{where!r} declares quant_method {method!r}, which qgate does not know; it knows "
+            f"{', '.join(METHODS)}. If the weights have a layout of your own, describe it with "
+            "--layout FILE; if the tensors can be read, say what was meant with --recipe FILE."
         )
     try:
         return METHODS[method](settings)

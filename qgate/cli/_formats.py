@@ -1,8 +1,10 @@
 """List the number formats, or show one: its facts, its values, a plot.
 
-qgate show formats                         all formats in one table
-qgate show formats hif8                    facts and the value of every code
-qgate show formats mxfp4 --plot mxfp4.png  the same, and a picture of its values
+  qgate show formats                         all formats in one table
+  qgate show formats hif8                    facts and the value of every code
+  qgate show formats mxfp4 --plot mxfp4.png  the same, and a picture of its values
+
+Without a name all formats are listed.
 """
 
 from __future__ import annotations

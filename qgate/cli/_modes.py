@@ -1,8 +1,10 @@
 """List the modes (ways to quantize a model): what each quantizes, and for which models.
 
-qgate show modes                           the modes of the group `all`, and the names of others
-qgate show modes '2-*' --model tiny-mamba  the modes that a pattern selects for a model
-qgate show modes essential                 the modes of a group
+  qgate show modes                           the modes of the group `all`, and the names of others
+  qgate show modes '2-*' --model tiny-mamba  the modes that a pattern selects for a model
+  qgate show modes essential                 the modes of a group
+
+Without a pattern the modes of the group `all` are listed.
 """
 
 from __future__ import annotations

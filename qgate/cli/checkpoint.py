@@ -37,7 +37,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--same", action="store_true", help="compare two exports of one recipe")
     add("--parent", metavar="PARENT", help="the checkpoint that CHILD was made from")
     add("--recipe", metavar="FILE", help="the intended recipe: a .yaml, .toml or .json file")
-    add("--layout", metavar="FILE", help="the layout of CHILD's weights, if it is your own: .toml")
+    add(
+        "--layout",
+        metavar="FILE",
+        help="describes the weights of CHILD, if their names or packing are your own: a .toml file",
+    )
     add("--json", action="store_true", help="print every weight and finding as JSON")
     add_limit(parser, 40, "findings")
     add(

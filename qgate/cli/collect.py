@@ -6,10 +6,11 @@
   torchrun --nproc-per-node 2 -m qgate collect --dir dump -- train.py
 
 The first model that runs is collected. The dump may be a URL such as s3://bucket/run, which gets
-each shard when it is full. Options that are not given are read from the environment variables of
-Megatron-LM's tensor saver: TENSOR_SAVE_DIR, CUSTOM_QUANT_TYPE, TENSOR_SAVER_ITERATION, CONTROL_ITER
-and CURRENT_SAMPLE_IDX. With TENSOR_SAVE_ENABLED=false the program runs and nothing is collected. A
-program may change its label, sample and iteration while it runs.
+each shard when it is full. The environment variables of Megatron-LM's tensor saver apply, too:
+TENSOR_SAVE_DIR, CUSTOM_QUANT_TYPE and CONTROL_ITER where --dir, --quant-type and --iterations are
+not given; TENSOR_SAVER_ITERATION and CURRENT_SAMPLE_IDX label the first iteration and sample. With
+TENSOR_SAVE_ENABLED=false the program runs and nothing is collected. A program may change its label,
+sample and iteration while it runs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Show the number formats, or the modes (ways to quantize a model).
 
-qgate show formats                         all formats in one table
-qgate show formats hif8                    facts and the value of every code
-qgate show formats mxfp4 --plot mxfp4.png  the same, and a picture of its values
-qgate show modes                           the modes of the group `all`, and the names of others
-qgate show modes '2-*' --model tiny-mamba  the modes that a pattern selects for a model
+  qgate show formats                         all formats in one table
+  qgate show formats hif8                    facts and the value of every code
+  qgate show formats mxfp4 --plot mxfp4.png  the same, and a picture of its values
+  qgate show modes                           the modes of the group `all`, and the names of others
+  qgate show modes '2-*' --model tiny-mamba  the modes that a pattern selects for a model
+
+Without a name the whole list is printed.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class RayBackend:
             self.close()
             raise QgateError(
                 f"{workers.gpus_per_task:g} GPUs per task were asked for, and the Ray cluster has "
-                "none: leave --gpus-per-task out."
+                "none: set gpus_per_task to 0 (in qgate.toml, or with --set gpus_per_task=0)."
             )
         options: dict[str, object] = {"max_retries": RETRIES, "num_returns": 2}
         if workers.gpus_per_task:

@@ -86,7 +86,7 @@ def check_length(network: nn.Module, tokens: int, name: str) -> None:
     if most is not None and tokens > most:
         raise QgateError(
             f"{name} has {most} positions, fewer than the {tokens} tokens of a sample. Ask for "
-            f"shorter samples: --seqlen {most} and --calib-seqlen {most} at most."
+            f"shorter samples: seqlen and calib_seqlen of {most} at most."
         )
 
 

@@ -33,7 +33,7 @@ def calibrated_reaches(model: Model, sites: Sequence[Site]) -> _Reaches:
         raise QgateError(
             f"calibration reached {listed(unreached, 4)} with no token: their input scales would "
             f"be 0 or NaN. {model.name} was calibrated on {len(model.calibration_samples())} "
-            "samples: give more or longer ones (--calib-samples, --calib-seqlen), or take a mode "
+            "samples: give more or longer ones (calib_samples, calib_seqlen), or take a mode "
             "whose scales are those of each token, such as experts-fp8."
         )
     return {site.name: measured[site.name] for site in sites}

@@ -109,7 +109,7 @@ OPTIONS = {
     "seqlen": Option("tokens of each text (default 512)", 512, metavar="N", kind=int),
     "text": Option("text in UTF-8 to run on (default: a built-in one)", metavar="FILE", kind=Path),
     "tokens": Option(
-        "token ids (.npy) instead of text; without --calib-text, half of them calibrate",
+        "token ids (.npy) instead of text; half of them calibrate, unless calib_text is set",
         metavar="FILE",
         kind=Path,
     ),

@@ -180,7 +180,8 @@ def element_of(format: str | Format) -> ElementFormat:
         )
     name = next((f", {f.name}" for f in FORMATS if f == fmt.element), "")
     raise QgateError(
-        f"{fmt.name} has scales of its own and cannot be swept; sweep its elements{name}."
+        f"{fmt.name} chooses its own scales, so there is none to sweep; sweep its elements{name}, "
+        "or leave --elem-format out to see it beside other formats."
     )
 
 

@@ -117,7 +117,7 @@ def test_a_planted_fault_is_named(
 
 def test_without_a_layout_the_error_names_the_option(parent: str, tmp_path: Path) -> None:
     child, _ = export(tmp_path, "unpacked with zero points")
-    with pytest.raises(QgateError, match="which is not known"):
+    with pytest.raises(QgateError, match="--layout FILE; if the tensors"):
         compare(str(child), parent)
     (child / "config.json").unlink()
     with pytest.raises(QgateError, match="--layout FILE"):
@@ -147,7 +147,7 @@ def test_a_tensor_that_is_missing_is_one_finding(parent: str, tmp_path: Path) ->
         (("scale", "*.s"), "unknown key 'scale'.*Did you mean"),
         (("offsets", "*.m"), "offsets and zero_points exclude each other"),
         (("scales", None), r"\[\[weights\]\] has no scales"),
-        (("codes", "*.Q"), r"codes '\*.Q' fits no tensor of .*, which has lm_head.weight, model"),
+        (("codes", "*.Q"), r"no tensor of .* has a name like '\*.Q'; it has lm_head.weight, model"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_clear_error(
@@ -172,7 +172,7 @@ def test_codes_that_no_format_has_name_the_layout(parent: str, tmp_path: Path) -
     child, _ = export(tmp_path, "unpacked with zero points")
     entry = OWN["unpacked with zero points"].entry.replace("uint4", "uint3")
     findings = compare(str(child), parent, layout_file=str(layout_file(tmp_path, entry))).findings
-    assert findings[0].cause.startswith("its codes are 0 to 15, and uint3 has 0 to 7: packing, ")
+    assert findings[0].cause.startswith("its codes are 0 to 15, and uint3 has 0 to 7: correct packing, ")
 
 
 def test_commands_take_a_layout(

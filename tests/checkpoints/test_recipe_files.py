@@ -47,7 +47,7 @@ def test_a_recipe_says_what_a_child_does_not(tmp_path: Path) -> None:
     tensors = load_file(export(tmp_path / "child", "w4a16") / "model.safetensors")
     write(tmp_path / "child", tensors, {"quantization_config": {"quant_method": "own"}})
     child, recipe = str(tmp_path / "child"), tmp_path / "recipe.yaml"
-    with pytest.raises(QgateError, match=r"quant_method 'own'.*Give --recipe"):
+    with pytest.raises(QgateError, match=r"quant_method 'own'.*with --recipe FILE"):
         compare(child)
     recipe.write_text("targets: {Linear: {format: int4, block: 32}}\nignore: [lm_head]\n")
     record = compare(child, str(tmp_path / "parent"), recipe_file=str(recipe))
@@ -98,7 +98,7 @@ def test_layers_of_another_format_are_patterns(tmp_path: Path) -> None:
         ("targets: {Linear: int9}", "'Linear': unknown format 'int9'"),
         ("targets: {Linear: 8}", "'Linear' is 8, and not a format"),
         ("targets: {Linear: {block: 3}}", "and not a format"),
-        ("targets: {Linear: int8}\nignored: []", "it has 'ignored'; targets and ignore"),
+        ("targets: {Linear: int8}\nignored: []", "the key 'ignored' is unknown; a recipe file has targets"),
         ("targets: {Linear: int8}\nignore: lm_head", "ignore is 'lm_head', and not a list"),
         ("targets: {Linear: int8}\nignore: ['re:(']", "the pattern 're:\\(' is no regular"),
         ("targets: {Linear: {format: int8, blok: 3}}", "'Linear' has 'blok'"),

@@ -121,7 +121,7 @@ FAULTS: dict[str, tuple[Plant, str, tuple[str, ...]]] = {
     "no tokenizer": (_without(J), J, ("missing here", "copy it")),
     "no settings of the tokenizer": (_without(T), T, ("missing here",)),
     "tokens with swapped ids": (_swap_tokens, f"{J} model.vocab", ("2 of 31 tokens have other ids", "'a'", "4 here and 3 in")),
-    "a token less": (_file(J, "model", "vocab", "cd", to=...), f"{J} model.vocab", ("1 of 31 tokens are missing here, first 'cd'",)),
+    "a token less": (_file(J, "model", "vocab", "cd", to=...), f"{J} model.vocab", ("1 of 31 tokens is missing here, first 'cd'",)),
     "a token more": (_file(J, "model", "vocab", "xy", to=40), f"{J} model.vocab", ("are not in the parent's, first 'xy'",)),
     "another merge": (_file(J, "model", "merges", 1, to="c e"), f"{J} model.merges[1]", ("'c e' here and 'c d' in the parent",)),
     "a merge less": (_file(J, "model", "merges", to=["a b"]), f"{J} model.merges", ("'1 merge' here and '2 merges'",)),

@@ -124,7 +124,7 @@ def _is_empty(folder: Path) -> None:
         (_has_two_exports, "shards of two exports: 'model' in 2 parts and 'model' in 3 parts"),
         (_has_a_name_twice, "'x.weight' is in 'a.safetensors' and in 'b.safetensors'"),
         (_has_wrong_json, r"config.json' is no JSON"),
-        (_has_unknown_method, "quant_method 'eetq', which is not known; compressed-tensors, gptq"),
+        (_has_unknown_method, "quant_method 'eetq', which qgate does not know; it knows compressed-tensors, gptq"),
         (_has_odd_recipe, "declares what gptq does not have: bits is 'four'"),
         (_has_a_list, "config.json' is a list, and not settings by name"),
         (_has_odd_tiles, r"weight_block_size is \[128\], and not two sides such as \[128, 128\]"),

@@ -24,14 +24,17 @@ def generation_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[C
     """Find defaults of generation and ids of tokens that are not the parent's."""
     own, parents = child.settings(GENERATION), parent.settings(GENERATION)
     if parent.has(GENERATION) and not child.has(GENERATION):
-        yield is_missing(GENERATION, "copy it, or engines sample and stop otherwise")
+        yield is_missing(GENERATION, "copy it; without it engines sample and stop in another way")
     elif parent.has(GENERATION):
         for key in dict.fromkeys([*parents, *own]):
             if key.startswith("_") or key in ("transformers_version", "pad_token_id"):
                 continue
             one, other = (side.get(key, DEFAULTS.get(key)) for side in (own, parents))
             if _ids_of(one) != _ids_of(other):
-                yield differs(GENERATION, key, one, other)
+                advice = (
+                    "" if key in parents else "remove it, as the parent leaves it at its default"
+                )
+                yield differs(GENERATION, key, one, other, advice)
     for key in IDS:
         one, other = (side.settings(CONFIG).get(key) for side in (child, parent))
         # Ids that are added, as of the end of a turn, stop a text no later.

@@ -174,11 +174,13 @@ def _id_findings(
     own: Mapping[str, object], parents: Mapping[str, object]
 ) -> Iterator[CheckpointFinding]:
     for words, tokens in (
-        ("are missing here", [token for token in parents if token not in own]),
-        ("are not in the parent's", [token for token in own if token not in parents]),
+        ("missing here", [token for token in parents if token not in own]),
+        ("not in the parent's", [token for token in own if token not in parents]),
     ):
         if tokens:
-            count = f"{len(tokens):,} of {len(parents):,} tokens"
+            count = (
+                f"{len(tokens):,} of {len(parents):,} tokens {'is' if len(tokens) == 1 else 'are'}"
+            )
             cause = f"{count} {words}, first {value_text(tokens[0])}: copy the parent's {FAST}"
             yield CheckpointFinding(f"{FAST} model.vocab", cause)
     moved = [token for token in parents if token in own and own[token] != parents[token]]
