@@ -94,7 +94,8 @@ def _tensor_lines(entries: Sequence[SweptFormat], width: int) -> list[str]:
     first = entries[0]
     lines = _wrapped(f"{one_line(first['tensor'])}: {first['about']}", width)
     if choices := first.get("choices"):
-        return [*lines, *_columns([("format", "bits", "scale", "SQNR"), *choice_rows(choices)])]
+        ratio = "SQNR without massive elements" if _is_reduced(choices) else "SQNR"
+        return [*lines, *_columns([("format", "bits", "scale", ratio), *choice_rows(choices)])]
     rows = [("format", "scale", "SQNR")]
     names = {entry["format"] for entry in entries if entry["kind"] == first["kind"]}
     for entry in entries[:_MOST_SWEEPS]:
@@ -179,7 +180,11 @@ def _advice_of_scale(entries: Sequence[SweptFormat]) -> tuple[str, str]:
     for share, word in ((entry["overflow"], "saturate"), (entry["flush"], "become zero")):
         costs += [f"{share_text(share)} {word}"] if share else []
     if _worth(best) - _worth(entry) > _MUCH_DB:
-        costs.append(f"{best['format']} has {_ratio_text(best)}")
+        use = _use(best["format"], _scale_of(best))
+        one = f"with one scale {_scale_of(entry)} is best for {entry['format']}"
+        return f"{use}: SQNR {_ratio_text(best)}", ", ".join(
+            [f"{one}: {_ratio_text(entry)}", *costs]
+        )
     use = _use(entry["format"], _scale_of(entry))
     return f"{use}: SQNR {_ratio_text(entry)}", ", ".join(costs)
 
@@ -233,11 +238,18 @@ def _advice_among(choices: Sequence[FormatChoice]) -> tuple[str, str]:
 
 
 def _advice_of_most(of_tensors: Sequence[Sequence[FormatChoice]]) -> str:
-    """Name the formats that are best for the most tensors."""
-    (name, count), (small, few) = (
-        Counter(_best_of(choices, bits)[1]["format"] for choices in of_tensors).most_common(1)[0]
+    """Name the formats that are best for the most tensors, if one is for more than half."""
+    counts, small_counts = (
+        Counter(_best_of(choices, bits)[1]["format"] for choices in of_tensors).most_common()
         for bits in (_EIGHT_BITS, _FOUR_BITS)
     )
+    (name, count), (small, few) = counts[0], small_counts[0]
+    if 2 * count <= len(of_tensors):
+        eight = " and ".join(f"{format} in {count}" for format, count in counts[:2])
+        return (
+            f"no format is best for most of {len(of_tensors)} tensors: of 8 bits {eight}; "
+            f"of 4 bits {small}, in {few}"
+        )
     return (
         f"use {name}, with the highest SQNR of 8 bits in {count} of {len(of_tensors)} tensors; "
         f"of 4 bits {small}, in {few}"

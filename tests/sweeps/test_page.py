@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from qgate.sweeps.answers import headline
+from qgate.sweeps.answers import advice, answer_lines, headline
 from qgate.sweeps.findings import SweptFormat, entry_of, findings
 from qgate.sweeps.page import page
-from qgate.sweeps.record import SweepRecord
+from qgate.sweeps.record import FormatChoice, SweepRecord
 from qgate.text.findings import Finding
 from tests.sweeps import sweep_records
 
@@ -130,6 +130,46 @@ def test_each_picture_has_its_name_below_it() -> None:
         ("fp&lt;4, one scale", "t001/summary.png"),
         ("fp8_e4m3, block offset", "t001/summary.png"),
     ]
+
+
+def choice(name: str, bits: float, ratio: float, reduced: float | None = None) -> FormatChoice:
+    return FormatChoice(
+        format=name, bits=bits, scale="blocks", sqnr_db=ratio,
+        rest_db=ratio if reduced is None else reduced,
+    )  # fmt: skip
+
+
+def test_no_format_is_advised_that_is_best_for_few() -> None:
+    best = ["int8", "fp8_e4m3"]
+    entries = [
+        entry(
+            number,
+            folder=str(number),
+            choices=[choice(name, 8, 40.0), choice("mxfp4_e2m1", 4, 20.0)],
+        )
+        for number, name in enumerate(best)
+    ]
+    results = [(each["tensor"], None) for each in entries]
+    assert headline(entries, results)[0] == (
+        "no format is best for most of 2 tensors: of 8 bits int8 in 1 and fp8_e4m3 in 1; of 4 bits "
+        "mxfp4_e2m1, in 2"
+    )
+
+
+def test_the_table_says_that_massive_elements_are_left_out() -> None:
+    choices = [choice("int8", 8, 40.0, 5.0), choice("mxfp4_e2m1", 4, 20.0)]
+    lines = answer_lines([entry(choices=choices)], [("t000.pt", None)], 80, "")
+    assert lines[1].endswith(" SQNR without massive elements")
+    assert "mxfp4_e2m1" in lines[2]
+
+
+def test_blocks_lead_where_one_scale_loses_much() -> None:
+    one = entry(format="fp4_e2m1", sqnr_db=8.0, rest_db=8.0, gap_db=0.0, exponent=3.0, flush=0.9)
+    blocks = {**one, "format": "mxfp4_e2m1", "kind": "block", "sqnr_db": 15.0, "rest_db": 15.0}
+    words = advice([one, {**blocks, "exponent": 0.0}])  # type: ignore[list-item]
+    assert words[0] == "use mxfp4_e2m1 with its blocks' scales: SQNR 15.00 dB"
+    assert words[1].startswith("with one scale 2^3 is best for fp4_e2m1: 8.00 dB, ")
+    assert "90.00% become zero" in words[1]
 
 
 def test_nothing_swept_is_a_page_too() -> None:
