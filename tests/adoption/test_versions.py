@@ -68,7 +68,7 @@ def test_results_are_read_and_reported(old: Path, capsys: Capsys) -> None:
 
 @pytest.mark.usefixtures("old")
 def test_captures_are_read(capsys: Capsys) -> None:
-    assert "int8" in said(capsys, "compare", "int8", "--output-dir", "capture")
+    assert "int8" in said(capsys, "layers", "compare", "int8", "--output-dir", "capture")
 
 
 # Other ones --------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_files_of_other_versions_are_refused(
     [
         ("results.jsonl", (r'"schema":1,"kind":"header","qgate":"0.1.0"', '"schema":9,"kind":"header","qgate":"0.9.0"'),
          ["report", "results.jsonl"], "has schema 9; qgate 0.1.0 reads schema 1. Read it with qgate 0.9.0."),
-        ("capture/mode_int8_stats.json", (VERSION, '"version": 9'), ["compare", "int8", "--output-dir", "capture"], "version 9, and this qgate reads"),
+        ("capture/mode_int8_stats.json", (VERSION, '"version": 9'), ["layers", "compare", "int8", "--output-dir", "capture"], "version 9, and this qgate reads"),
     ],
     ids=lambda value: value if isinstance(value, str) and "/" in value else None,
 )  # fmt: skip

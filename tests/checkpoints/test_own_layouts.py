@@ -172,7 +172,9 @@ def test_codes_that_no_format_has_name_the_layout(parent: str, tmp_path: Path) -
     child, _ = export(tmp_path, "unpacked with zero points")
     entry = OWN["unpacked with zero points"].entry.replace("uint4", "uint3")
     findings = compare(str(child), parent, layout_file=str(layout_file(tmp_path, entry))).findings
-    assert findings[0].cause.startswith("its codes are 0 to 15, and uint3 has 0 to 7: correct packing, ")
+    assert findings[0].cause.startswith(
+        "its codes are 0 to 15, and uint3 has 0 to 7: correct packing, "
+    )
 
 
 def test_commands_take_a_layout(

@@ -98,7 +98,10 @@ def test_layers_of_another_format_are_patterns(tmp_path: Path) -> None:
         ("targets: {Linear: int9}", "'Linear': unknown format 'int9'"),
         ("targets: {Linear: 8}", "'Linear' is 8, and not a format"),
         ("targets: {Linear: {block: 3}}", "and not a format"),
-        ("targets: {Linear: int8}\nignored: []", "the key 'ignored' is unknown; a recipe file has targets"),
+        (
+            "targets: {Linear: int8}\nignored: []",
+            "the key 'ignored' is unknown; a recipe file has targets",
+        ),
         ("targets: {Linear: int8}\nignore: lm_head", "ignore is 'lm_head', and not a list"),
         ("targets: {Linear: int8}\nignore: ['re:(']", "the pattern 're:\\(' is no regular"),
         ("targets: {Linear: {format: int8, blok: 3}}", "'Linear' has 'blok'"),

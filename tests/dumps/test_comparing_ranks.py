@@ -218,7 +218,8 @@ def test_the_text_of_a_long_report_is_that_of_the_whole(
         if wanted.get("rank") not in (None, *dumps[0].ranks):
             continue
         found = compare_dumps(*dumps, **wanted)
-        flags = [text for name, value in wanted.items() for text in (f"--{name}", str(value))]
+        where = ",".join(f"{name}={value}" for name, value in wanted.items())
+        flags = ["--where", where] if where else []
         main(["dumps", "compare", *map(str, folders), "--json", *flags])
         whole = {
             "passed": not found.reasons(None),

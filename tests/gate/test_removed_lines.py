@@ -26,6 +26,7 @@ METRICS = (
     "relative_mse",
     "one_minus_correlation",
     "quantizer",
+    "static_scale",
     "relative_mse@worst_channel",
     "relative_mse@worst_token",
     "relative_mse@worst_sample",

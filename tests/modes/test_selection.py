@@ -192,7 +192,7 @@ def test_a_model_may_bring_its_own_int8() -> None:
 def test_the_command_lists_what_is_meant(
     wanted: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["modes", *([wanted] if wanted else [])]) == 0
+    assert main(["show", "modes", *([wanted] if wanted else [])]) == 0
     table, _, rest = capsys.readouterr().out.partition("\n\n")
     listed = [line.split()[0] for line in table.splitlines()[2:]]
     expected = {n for family in FAMILIES for n in chosen(wanted or "all", family)}
@@ -202,7 +202,7 @@ def test_the_command_lists_what_is_meant(
 
 
 def test_the_list_says_for_which_models_a_mode_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["modes"]) == 0
+    assert main(["show", "modes"]) == 0
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split()[:3] for line in lines]
     assert ["2-1", "mamba", "rotated"] in rows

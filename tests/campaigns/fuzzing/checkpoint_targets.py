@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.campaigns.fuzzing.target import Target
+from tests.checkpoints.shipped_exports import child_shipment, parent_shipment
 
 ROWS, COLUMNS = 16, 32
 
@@ -24,6 +25,18 @@ def _read(folder: Path) -> None:
     from qgate.checkpoints.texts import result_lines
 
     list(result_lines(compare(str(folder))))
+
+
+def _shipped(folder: Path) -> None:
+    parent_shipment().write(folder / "parent")
+    child_shipment().write(folder / "child")
+
+
+def _read_beside_parent(folder: Path) -> None:
+    from qgate.checkpoints.comparison import compare
+    from qgate.checkpoints.texts import result_lines
+
+    list(result_lines(compare(str(folder / "child"), str(folder / "parent"))))
 
 
 def _write(folder: Path, parts: dict[str, Tensor], recipe: dict[str, Any]) -> None:
@@ -224,6 +237,14 @@ TARGETS = (
         _subclasses,
         _read,
         (*READERS, "qgate.checkpoints.torchao_weights:torchao_entries"),
+    ),
+    Target(
+        "files shipped with a checkpoint",
+        _shipped,
+        _read_beside_parent,
+        tuple(f"qgate.checkpoints.shipped.files:{reader}" for reader in ("broken", "document")),
+        files="child/*.json",
+        share=20,
     ),
     Target(
         "recipe of a checkpoint",
