@@ -37,15 +37,12 @@ def headline(record: CheckpointRecord) -> tuple[str, str]:
         cause = f"{one_line(first.subject)}: {one_line(first.cause)}"
         return counted(len(record.findings), "finding"), cause
     quantized = sum(weight.outcome == "quantized" for weight in record.weights)
-    counts = f"{quantized} quantized and {len(record.weights) - quantized} other tensors"
-    if not record.recipe:
-        beside = f" beside {one_line(record.parent)!r}" if record.parent else ""
-        return (
-            f"{one_line(record.child)} has no finding{beside}",
-            f"{counts}, and it declares no recipe to compare them with",
-        )
     beside = f" and its parent {one_line(record.parent)!r}" if record.parent else ""
-    return f"{one_line(record.child)} is as declared", f"{counts} agree with the recipe{beside}"
+    return (
+        f"{one_line(record.child)} is as declared",
+        f"{quantized} quantized and {len(record.weights) - quantized} other tensors agree with the "
+        f"recipe{beside}",
+    )
 
 
 def first_line(record: CheckpointRecord) -> str:

@@ -584,9 +584,10 @@ def test_blocks_that_are_much_better_are_named(capsys: Capsys) -> None:
     out = " ".join(run(capsys, "act.pt", "--elem-format", "fp4_e2m1", "--no-plots")[1].split())
     level = record("act", "fp4_e2m1", "block_scaling")
     best = level["levels"][level["advice"]["recommended"]]["metrics"]["sqnr_db"]
-    assert f"mxfp4_e2m1 has {best:.2f} dB" in out
+    assert re.search(rf"use mxfp4_e2m1 with .*its blocks' scales: SQNR {best:.2f} dB", out)
+    assert "; with one scale " in out
     out = run(capsys, "act.pt", "--elem-format", "fp8_e4m3", "--no-plots")[1]
-    assert "mxfp8_e4m3 has" not in " ".join(out.split())
+    assert "use mxfp8_e4m3" not in " ".join(out.split())
 
 
 def test_several_tensors_are_a_line_each_and_bounded(capsys: Capsys) -> None:
