@@ -245,11 +245,12 @@ def test_samples_longer_than_the_table_of_positions(
     fits = load(f"hf:{folder}", sampling=Sampling(samples=1, seqlen=24))
     assert fits(fits.inputs[0]).shape[1] == 24
     with pytest.raises(
-        QgateError, match=r"has 24 positions, fewer than the 512 .* --calib-seqlen 24"
+        QgateError, match=r"has 24 positions, fewer than the 512 .* calib_seqlen of 24"
     ):
         fits.calibration_samples()
     with pytest.raises(
-        QgateError, match=r"short has 24 positions, fewer than the 25 .*--seqlen 24"
+        QgateError,
+        match=r"short has 24 positions, fewer than the 25 .*seqlen and calib_seqlen of 24",
     ):
         load(f"hf:{folder}", sampling=Sampling(samples=1, seqlen=25))
 
