@@ -333,7 +333,7 @@ def test_an_expert_that_calibration_never_reached_is_named() -> None:
     text = str(caught.value)
     assert "model.layers.0.mlp.experts." in text
     assert not [name for name in reached if f"{name}.gate_up_proj" in text.split(" with no")[0]]
-    assert "--calib-samples" in text
+    assert "give more or longer ones (calib_samples, calib_seqlen)" in text
 
 
 def _asked_experts(of: Bench, layer: int) -> list[int]:
