@@ -277,18 +277,16 @@ def allow_findings(record: CheckpointRecord, policy: Policy) -> None:
     """Move what a rule of limits allows from the findings to the notes, as gates pass it."""
     declared = policy.without_findings(SCOPE, "gates of checkpoints")
     names = {weight.name for weight in record.weights}
-    groups: dict[tuple[str, str], list[CheckpointFinding]] = {}
+    by_site: dict[str, list[CheckpointFinding]] = {}
+    others: list[CheckpointFinding] = []
     for finding in record.findings:
-        if finding.subject in names:
-            key = WEIGHTS, site_of(finding.subject)
-        else:
-            key = ACCOUNTING, f"{fold_numbers(finding.subject)}\n{finding.cause}"
-        groups.setdefault(key, []).append(finding)
-    for (mode, site), members in groups.items():
-        if mode == ACCOUNTING:
-            site = fold_findings(members)[0].subject
+        is_weight = finding.subject in names
+        (by_site.setdefault(site_of(finding.subject), []) if is_weight else others).append(finding)
+    groups = [(WEIGHTS, site, members) for site, members in by_site.items()]
+    groups += [(ACCOUNTING, _folded(members).subject, members) for members in _alike(others)]
+    for mode, site, members in groups:
         bound = declared.limits_for(site, mode, SCOPE).absolute[FINDINGS]
-        if bound.holds(float(len(fold_findings(members)))):
+        if bound.holds(float(len(_alike(members)))):
             record.findings = [finding for finding in record.findings if finding not in members]
             why = f": {bound.reason}" if bound.reason else ""
             record.notes += [
@@ -313,16 +311,22 @@ def site_of(name: str) -> str:
 
 def fold_findings(findings: Sequence[CheckpointFinding]) -> list[CheckpointFinding]:
     """Fold findings of one cause whose subjects differ in numbers alone."""
+    return [_folded(members) for members in _alike(findings)]
+
+
+def _alike(findings: Iterable[CheckpointFinding]) -> list[list[CheckpointFinding]]:
     groups: dict[tuple[str, str], list[CheckpointFinding]] = {}
     for finding in findings:
         groups.setdefault((fold_numbers(finding.subject), finding.cause), []).append(finding)
-    return [
-        members[0]
-        if len(members) == 1
-        else CheckpointFinding(
-            subject,
-            f"{cause} ({len(members):,} of that name, the first is {members[0].subject})",
-            members[0].over_ideal_db,
-        )
-        for (subject, cause), members in groups.items()
-    ]
+    return [*groups.values()]
+
+
+def _folded(members: Sequence[CheckpointFinding]) -> CheckpointFinding:
+    first = members[0]
+    if len(members) == 1:
+        return first
+    return CheckpointFinding(
+        fold_numbers(first.subject),
+        f"{first.cause} ({len(members):,} of that name, the first is {first.subject})",
+        first.over_ideal_db,
+    )

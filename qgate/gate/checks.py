@@ -334,9 +334,10 @@ def _regression(
         allowed=tolerance, source=limits.source(task if metric.task else others), reason=reason,
         accepted_on=measured.elsewhere.get(metric.name, ""), room=room,
     )  # fmt: skip
+    if not (metric.tolerance and slack):
+        return moved
     # Of what may move by a share of its own, the move counts: the value is always near its bound.
-    times = abs(size - goal) / slack if metric.tolerance and slack else moved.times
-    return dataclasses.replace(moved, times=times)
+    return dataclasses.replace(moved, times=abs(size - goal) / slack)
 
 
 def _far_better(size: float, accepted: float) -> str:
