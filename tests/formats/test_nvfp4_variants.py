@@ -243,5 +243,5 @@ def test_what_needs_a_tensor_is_refused() -> None:
     with pytest.raises(qgate.QgateError, match=r"nvfp4_row has a scale for each row.*16x16"):
         qgate.Quantizer("nvfp4_row", block=(16, 16))
     assert undefined(qgate.Quantizer("nvfp4_row")) == "its scales come from whole rows"
-    with pytest.raises(qgate.QgateError, match=r"nvfp4_pow2 has scales of its own.*fp4_e2m1"):
+    with pytest.raises(qgate.QgateError, match=r"nvfp4_pow2 chooses its own scales.*fp4_e2m1"):
         qgate.sweep(torch.ones(64), "nvfp4_pow2")
