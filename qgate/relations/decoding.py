@@ -7,7 +7,7 @@ cache reads beginnings of the text instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,10 @@ _MOST_BYTES = 2**29
 _STEPS, _TILE = 3, 64
 _OF_STATES = _TILE + 5
 """Tokens for a mode of states, which rounds them after each token and takes seconds for many."""
+_OTHERS = 16
 _FEW, _PADDED, _PADDING = 33, 24, 7
+_BETWEEN = (200, 700)
+"""Lengths of beginnings of the text: between those of samples, tiles and the text itself."""
 _SHARED_SCALES = "the mode has scales of a whole call, which tell requests and lengths apart"
 _NO_TEXT = "the samples are no token ids, or later tokens change earlier outputs"
 _OF_TEXT = frozenset({"others", "prefix", DECODED})
@@ -117,17 +120,12 @@ class DecodingRelations(ModelRelations):
         rows, calls = self.rows, self._calls
         assert isinstance(rows, TextRows)
         few, borders = min(_FEW, rows.tokens), _borders(rows.tokens)
-        two_rows = torch.cat([_spare_of(rows)[:, :few], rows.sample[:, :few]])
-        beside = Pass(self._sample(two_rows), 2, few, (Span(1, 0, 0, 0, few),))
-        words = f"as the first {few} tokens beside a row of other text"
-        yield Way("others", words, lambda: iter([beside]))
+        yield self._beside_others(few)
+        yield from self._beginnings([few, *_BETWEEN])
         if not calls.keeps_cache:
             for border in borders:
                 yield prefix(rows, border + 1)
             return
-        if self._decodes:
-            words = f"without a cache, in one pass of {few} tokens"
-            yield Way(DECODED, words, lambda: iter([rows.first(few)]))
         last = [rows.tokens - 1] if rows.tokens < LONG else []
         for first in sorted({1, *(border - 1 for border in borders), *last}):
             stop = min(first + _STEPS, rows.tokens)
@@ -137,6 +135,26 @@ class DecodingRelations(ModelRelations):
         if calls.has_mask and rows.tokens > _PADDED + _STEPS:
             words = f"token by token in a batch, a row behind {_PADDING} tokens of padding"
             yield Way(DECODED, words, lambda: _decode_padded(rows, calls))
+
+    def _beside_others(self, few: int) -> Way:
+        rows = self.rows
+        assert isinstance(rows, TextRows)
+        spare = torch.cat([_spare_of(rows).roll(few * row, 1) for row in range(_OTHERS)])
+        batch = torch.cat([spare[:, :few], rows.sample[:, :few]])
+        beside = Pass(self._sample(batch), len(batch), few, (Span(_OTHERS, 0, 0, 0, few),))
+        words = f"as the first {few} tokens beside {_OTHERS} rows of other text"
+        return Way("others", words, lambda: iter([beside]))
+
+    def _beginnings(self, lengths: Sequence[int]) -> Iterator[Way]:
+        """List beginnings of the text, which a mode that decodes reads without a cache."""
+        rows = self.rows
+        assert isinstance(rows, TextRows)
+        for length in lengths:
+            if self._decodes and length <= rows.tokens:
+                words = f"without a cache, in one pass of {length} tokens"
+                yield Way(DECODED, words, lambda length=length: iter([rows.first(length)]))  # type: ignore[misc]
+            elif not self._decodes and _FEW < length < rows.tokens:
+                yield prefix(rows, length)
 
     def _sites_that_fit(self) -> list[Site]:
         """Return the sites whose tensors are kept: those of some layers, where all are too many."""

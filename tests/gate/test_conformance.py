@@ -288,18 +288,18 @@ SHAPES_OF_FAULTS = {
 
 @pytest.mark.parametrize("words", SHAPES_OF_FAULTS)
 def test_a_fault_at_a_shape_that_no_sample_has_is_named(words: str) -> None:
-    held = agreement(lambda x, y, _n: SHAPES_OF_FAULTS[words](x, y), shaped=True)
+    held = agreement(lambda x, y, _n: SHAPES_OF_FAULTS[words](x, y), shapes="all")
     assert held.share > 0
     assert words in held.about
     assert agreement(lambda x, y, _n: SHAPES_OF_FAULTS[words](x, y)).share == 0
 
 
 def test_a_right_module_is_right_in_all_shapes() -> None:
-    held = agreement(shaped=True)
+    held = agreement(shapes="all")
     assert held.share == 0
     assert held.about.endswith("derived inputs, in 31 shapes of up to 8,192 rows")
     mixed = [Quantizer("int8", granularity="tensor")]
-    whole = agreement(lambda x, y, _n: y + 0.01 * x.abs().amax(), shaped=True, quantizers=mixed)
+    whole = agreement(lambda x, y, _n: y + 0.01 * x.abs().amax(), shapes="all", quantizers=mixed)
     assert whole.share == 0
     assert " shapes of up to 8,192 rows" in whole.about
 

@@ -39,7 +39,7 @@ FAULTS = (
     ("positions off by the padding", "places:output", "a row behind 7 tokens of padding"),
     ("positions anew per chunk", "places:output", "behind a prefill of 1, at row 0, tokens 1 to 3"),
     ("cache shared by rows", "layers.0.attention.o_proj:input", "in a batch"),
-    ("leak across rows", "layers.0:input", "beside a row of other text"),
+    ("leak across rows", "layers.0:input", "beside 16 rows of other text"),
 )  # fmt: skip
 
 

@@ -26,12 +26,12 @@ else:
 
 
 _LARGE = {torch.float16: 2.0**4}
-"""Factor of large values, by dtype; 2^12 in the others, whose sums it does not overflow."""
+"""Factor of large values, by dtype; in the others sums of larger ones do not overflow."""
 
 
-def hard_rows(rows: Tensor) -> Iterator[tuple[str, Tensor]]:
+def hard_rows(rows: Tensor, large: float = 2.0**12) -> Iterator[tuple[str, Tensor]]:
     """List hard inputs that are made from rows of a tensor, each with a name."""
-    large = _LARGE.get(rows.dtype, 2.0**12)
+    large = _LARGE.get(rows.dtype, large)
     half = torch.arange(len(rows), device=rows.device).unsqueeze(1) % 2 == 0
     yield "with rows of zeros", rows.where(half, 0.0)
     yield f"{large:,.0f} times as large", rows * large

@@ -26,11 +26,13 @@ from qgate.modes import Quantized
 if TYPE_CHECKING:
     from qgate.gate.measuring import embedding_rows as embeddings
     from qgate.gate.measuring import hard_inputs as hard_inputs
+    from qgate.gate.measuring import hard_products as hard_products
     from qgate.gate.measuring import mixer_conformance as mixer_conformance
     from qgate.gate.measuring.mixer_conformance import MixerRun
 else:
     embeddings = LateModule("qgate.gate.measuring.embedding_rows")
     hard_inputs = LateModule("qgate.gate.measuring.hard_inputs")
+    hard_products = LateModule("qgate.gate.measuring.hard_products")
     mixer_conformance = LateModule("qgate.gate.measuring.mixer_conformance")
 
 
@@ -72,7 +74,7 @@ class Holding:
                 continue
             call, samples = calls[related.site]
             agreement = relate(related, call, samples)
-            if related.shaped and self._hard is not None:
+            if related.shapes == "all" and self._hard is not None:
                 agreement = self._hard.add(related.site, call, agreement)
             self._agreements[related.site] = agreement
         if not self.quantized.mode.own:
@@ -105,14 +107,19 @@ class Holding:
         return {site: (call, samples) for site, call in calls.items()}
 
     def _run_special(self, calls: Mapping[str, tuple[RelatedCall, int]]) -> None:
-        """Quantize tensors with rows of zeros, NaN and infinities, as no text has them."""
+        """Quantize and multiply rows of zeros, large values, NaN and others that no text has."""
+        products = hard_products.HardProducts(self.quantized, self._base)
         with self._run.watch(), torch.no_grad():
             for related in self._whole:
                 if related.site not in calls:
                     continue
                 call, _samples = calls[related.site]
+                if products.holds(related.site):
+                    before = self._agreements[related.site]
+                    self._agreements[related.site] = products.add(related, call, before)
+                    continue
                 arguments = list(call.arguments.values())
-                for variant in derive(arguments, [], 1, ("zero rows", "nan"), 0):
+                for variant in derive(arguments, [], 1, hard_products.SPECIAL, 0):
                     call.repeat(related.module, variant.arguments)
 
     def attach(self, rows: Sequence[Measured], places: ModelSites) -> list[Measured]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from torch import nn
 
@@ -54,7 +55,7 @@ def related_modules(
         if site.port != "output":
             continue
         is_whole = mode.own or mode.dtype is not None
-        if not (site.kind == "linear" if is_whole else site.module in names):
+        if not (site.kind in ("linear", "conv") if is_whole else site.module in names):
             continue
         try:
             module = network.get_submodule(site.module)
@@ -62,14 +63,26 @@ def related_modules(
             continue
         ports = {name: q for name, q in quantizers.items() if name.startswith(f"{site.module}:")}
         flowing = [q for name, q in ports.items() if not name.endswith(":weight")]
-        shape = getattr(getattr(module, "weight", None), "shape", None)
-        kernel = (type(module), shape, *map(repr, flowing))
+        kernel = _own_kernel(module, flowing) if mode.own else _kernel(site, flowing)
+        few: Literal["none", "few"] = "none" if mode.own else "few"
         yield RelatedModule(
             site.name, module, flowing, tokens=_tokens(site, module), unit=unit,
             left_out=_NOT_DECLARED if mode.own and not meant else "",
-            shaped=mode.own and kernel not in alike,
+            shapes=few if kernel in alike else "all",
         )  # fmt: skip
         alike.add(kernel)
+
+
+def _own_kernel(module: nn.Module, flowing: Sequence[Quantizer]) -> tuple[object, ...]:
+    """Return what tells one kernel of the user's from another: it may depend on the sizes."""
+    weight = getattr(module, "weight", None)
+    return type(module), getattr(weight, "shape", None), *map(repr, flowing)
+
+
+def _kernel(site: Site, flowing: Sequence[Quantizer]) -> tuple[object, ...]:
+    """Return what tells one product of qgate's own from another, whatever its scales are."""
+    casts = ((q.format.name, q.granularity, q.scale is None) for q in flowing)
+    return site.kind, *casts
 
 
 def _tokens(site: Site, module: nn.Module) -> str:

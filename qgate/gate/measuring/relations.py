@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from qgate.expected.repeats import REPETITIONS, has_a_factor
 from qgate.expected.shared_scales import mixes
 from qgate.formats import Quantizer
 from qgate.gate.measured import OTHER_VALUES, Conformance
+from qgate.gate.measuring.shapes import CallShape, call_shapes, few_shapes, most_rows, range_of
 from qgate.hooks import ModuleHooks
 from qgate.loading import LateModule
 from qgate.models import Model
@@ -28,11 +29,8 @@ from qgate.models.refusals import LENGTH_REFUSALS, REFUSALS
 
 if TYPE_CHECKING:
     from qgate.causes import outputs as outputs
-    from qgate.gate.measuring import shapes as shape_lists
-    from qgate.gate.measuring.shapes import CallShape
 else:
     outputs = LateModule("qgate.causes.outputs")
-    shape_lists = LateModule("qgate.gate.measuring.shapes")
 
 
 METRIC = "disagreeing_share"
@@ -54,7 +52,7 @@ class RelatedModule:
     is_exact    its results are integers times scales, so that no noise is allowed
     tokens      how tokens depend on each other: "alone", "causal" or "unknown"
     unit        the unit roundoff of its arithmetic
-    shaped      it is also called with numbers of tokens and samples that no sample has
+    shapes      the numbers of tokens and samples it is also called with: "none", "few" or "all"
     """
 
     site: str
@@ -64,7 +62,7 @@ class RelatedModule:
     tokens: str = "alone"
     unit: float = ARITHMETICS["float32"]
     left_out: str = ""
-    shaped: bool = False
+    shapes: Literal["none", "few", "all"] = "none"
 
 
 @dataclass
@@ -150,10 +148,10 @@ def relate(related: RelatedModule, call: RelatedCall, samples: int) -> Conforman
             count += 1
             values += expected.numel()
             relation = f" {_WORDS[variant.relation]} ({variant.name})"
-            wrong_count, about = _disagreement(relation, actual, expected, noise)
+            wrong_count, about = _disagreement(relation, actual, expected, noise, related.unit)
             if about:
                 return Conformance(METRIC, values, wrong_count, about)
-        shapes = _Shapes(related, call, samples) if related.shaped else None
+        shapes = None if related.shapes == "none" else _Shapes(related, call, samples)
         if shapes is not None and shapes.about:
             return Conformance(METRIC, values + shapes.values, shapes.differing, shapes.about)
     about = f"the same in {REPETITIONS} calls and at {count} derived inputs{unsteady}"
@@ -181,11 +179,15 @@ class _Shapes:
         first, noise = arguments[batched[0]], _noise(related, call)
         least = float(noise(call.result.new_zeros(1)))
         wrong: dict[CallShape, str] = {}
-        rows = shape_lists.most_rows(related.module, arguments)
+        rows = most_rows(related.module, arguments)
         if not has_tokens:
             rows //= max(1, first.shape[1:-1].numel())
-        for shape in shape_lists.call_shapes(rows, has_tokens=has_tokens):
+        is_few = related.shapes == "few"
+        listed = few_shapes if is_few else call_shapes
+        for shape in listed(rows, has_tokens=has_tokens):
             if not _promises(related, first, shape):
+                shape = CallShape(len(first), shape.tokens)
+            if shape.rows > rows or not _promises(related, first, shape):
                 continue
             shaped = by_sample.take(arguments, torch.arange(shape.samples or 1) % by_sample.length)
             if shape.tokens is not None and by_token is not None:
@@ -198,21 +200,17 @@ class _Shapes:
             except LENGTH_REFUSALS:
                 continue
             self.values, self.rows = self.values + shaped[-1].numel(), max(self.rows, shape.rows)
-            count, about = 0, ""
-            if not _is_near(actual, shaped[-1], least):
-                count, about = _disagreement("", actual, shaped[-1], noise)
-            if not about and (factor := _factor(actual, shaped[-1], related.unit)):
-                count, about = (
-                    actual.numel(),
-                    f"{OTHER_VALUES}: all are {factor:.4g} times as large",
-                )
+            if _is_near(actual, shaped[-1], least):
+                count, about = _scaled("", actual, shaped[-1], related.unit)
+            else:
+                count, about = _disagreement("", actual, shaped[-1], noise, related.unit)
             if about:
                 wrong[shape] = about
                 self.differing += count
             else:
                 self.right.append(shape)
         if wrong:
-            where = shape_lists.range_of(list(wrong), self.right)
+            where = range_of(list(wrong), self.right)
             words = next(iter(wrong.values()))
             self.about = words.replace(OTHER_VALUES, f"{OTHER_VALUES} {where}", 1)
 
@@ -224,13 +222,15 @@ def _is_near(actual: Tensor, expected: Tensor, distance: float) -> bool:
     return bool((actual - expected).abs_().max() <= distance)
 
 
-def _factor(actual: Tensor, expected: Tensor, unit: float) -> float:
-    """Return the factor by which all values changed, within their noise; 0 for none."""
+def _scaled(relation: str, actual: Tensor, expected: Tensor, unit: float) -> tuple[int, str]:
+    """Tell if all values changed by one factor, within their noise; empty if they did not."""
     change = (actual - expected).reshape(-1).float()
     values = expected.reshape(-1).float()
     energy = float(values.dot(values))
     factor = float(change.dot(values)) / energy if energy else 0.0
-    return 1 + factor if abs(factor) > unit and has_a_factor(change, values) else 0.0
+    if not (abs(factor) > unit and has_a_factor(change, values)):
+        return 0, ""
+    return actual.numel(), f"{OTHER_VALUES}{relation}: all are {1 + factor:.4g} times as large"
 
 
 def _promises(related: RelatedModule, first: Tensor, shape: CallShape) -> bool:
@@ -250,7 +250,11 @@ def _promises(related: RelatedModule, first: Tensor, shape: CallShape) -> bool:
 
 
 def _disagreement(
-    relation: str, actual: Tensor, expected: Tensor, noise: Callable[[Tensor], Tensor]
+    relation: str,
+    actual: Tensor,
+    expected: Tensor,
+    noise: Callable[[Tensor], Tensor],
+    unit: float,
 ) -> tuple[int, str]:
     """Count the values that noise does not explain, and say what they are; empty for none."""
     if actual.shape != expected.shape:
@@ -260,7 +264,7 @@ def _disagreement(
     near = (actual.double() - exact).abs() <= width
     wrong = ~(near | (actual == expected) | (actual.isnan() & expected.isnan()))
     if not bool(wrong.any()):
-        return 0, ""
+        return _scaled(relation, actual, expected, unit)
     words = outputs.describe(actual, Expected.around(exact, width), wrong) or outputs.scattered(
         wrong
     )
@@ -280,7 +284,7 @@ def _noise(related: RelatedModule, call: RelatedCall) -> Callable[[Tensor], Tens
     inputs = [x for x in call.arguments.values() if isinstance(x, Tensor)]
     terms = 1
     if isinstance(weight, Tensor) and weight.dim() >= 2:
-        terms = max(weight.shape)
+        terms = max(*weight.shape, weight[0].numel())
     elif inputs:
         terms = max(inputs[0].shape[-1:], default=1)
     typical = call.result.double().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()

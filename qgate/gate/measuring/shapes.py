@@ -1,4 +1,4 @@
-"""Shapes that no sample has, in which a kernel's modules are called one at a time.
+"""Shapes that no sample has, in which the modules of a mode are called one at a time.
 
 The rows of a recorded call are repeated to other numbers of tokens and samples. Each row keeps its
 result, so no accepted value is needed. Kernels choose tiles and code by shape: lengths lie at and
@@ -17,9 +17,11 @@ from qgate.text import counted
 
 LENGTHS = (1, 3, 8, 17, 33, 64, 100, 129, 200, 256, 257, 384, 513, 768, 1025, 2049, 4097, 8192)
 """Numbers of tokens, or of samples without tokens."""
+_FEW_TOKENS = 7
 BATCHES = (2, 5, 16, 64)
 """Numbers of samples, of one token and of a few each; of the last one also the most rows."""
-_FEW_TOKENS = 7
+_UNBATCHED = (1, 17, 129, 513)
+_FEW = ((1, 17), (1, 200), (1, 700), (None, 129), (16, _FEW_TOKENS), (64, 1))
 _MOST_ROWS = LENGTHS[-1]
 _MOST_ELEMENTS, _MOST_PRODUCTS = 2**24, 2**36
 """Of one call: elements of an argument or result, and products with a weight, about a second."""
@@ -56,6 +58,17 @@ def most_rows(module: nn.Module, arguments: Sequence[Any]) -> int:
     )
 
 
+def few_shapes(rows: int, *, has_tokens: bool) -> Iterator[CallShape]:
+    """List a few shapes of at most so many rows: between powers of two, and beside them."""
+    for samples, tokens in _FEW:
+        if has_tokens:
+            shape = CallShape(samples, tokens)
+        else:
+            shape = CallShape((samples or 1) * tokens, None)
+        if shape.rows <= rows:
+            yield shape
+
+
 def call_shapes(rows: int, *, has_tokens: bool) -> Iterator[CallShape]:
     """List shapes of at most so many rows."""
     lengths = [length for length in LENGTHS if length <= rows]
@@ -63,7 +76,7 @@ def call_shapes(rows: int, *, has_tokens: bool) -> Iterator[CallShape]:
         yield from (CallShape(length, None) for length in lengths)
         return
     yield from (CallShape(1, length) for length in lengths)
-    yield from (CallShape(None, length) for length in lengths if length in (1, 17, 129, 513))
+    yield from (CallShape(None, length) for length in _UNBATCHED if length <= rows)
     for samples in BATCHES:
         most = rows // samples if samples == BATCHES[-1] else 1
         for tokens in sorted({1, _FEW_TOKENS, most}):
@@ -85,7 +98,8 @@ def range_of(wrong: Sequence[CallShape], right: Sequence[CallShape]) -> str:
             continue
         below = [f"{max(few):,}"] if (few := [n for n in good if n < min(bad)]) else []
         above = [f"{min(many):,}"] if (many := [n for n in good if n > max(bad)]) else []
-        reach = f"{min(bad):,} to {max(bad):,}" if above else f"{min(bad):,} and more"
+        reach = f"{min(bad):,}" + f" to {max(bad):,}" * (len(bad) > 1)
+        reach = reach if above else f"{min(bad):,} and more"
         return f"at {reach} {words} (right at {' and '.join(below + above)})"
     listed = ", ".join(map(str, wrong[:3]))
     return f"at {listed}" + (f" and {len(wrong) - 3} more shapes" if len(wrong) > 3 else "")
