@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 from pathlib import Path
 
 import pytest
+import torch
 
+import qgate
 from tests import readme
 from tests.shares import share
 
@@ -49,6 +53,35 @@ def test_the_readme_is_short() -> None:
         "c]",
         "g",
     ]
+
+
+def test_the_readme_has_few_links() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(re.findall(r"\]\((?!#)", text)) <= 12, "docs/start.md has them all"
+
+
+def test_the_failure_that_the_readme_shows_is_that_of_the_tutorial() -> None:
+    (shown,) = [b.text for b in BLOCKS if b.first_line.startswith("cause: ")]
+    page = "".join(b.text for b in PAGES["tutorials/first-gate.md"] if b.language == "console")
+    fault = re.search(r"is wrong: .*? codes are used", page)
+    assert fault, page
+    assert fault[0] in " ".join(shown.split())
+
+
+def test_a_cosine_limit_passes_the_kernel_of_the_readme(tmp_path: Path) -> None:
+    (block,) = [b for b in BLOCKS if b.language == "python"]
+    (tmp_path / "shown.py").write_text(block.text)
+    names = runpy.run_path(str(tmp_path / "shown.py"))
+    passed = 0
+    for seed in range(200):
+        torch.manual_seed(seed)
+        tensors = torch.randn(24, 64), torch.randn(16, 64)
+        encoded = [qgate.encode(x, "fp8_e4m3", granularity="channel", axis=0) for x in tensors]
+        packed = [part for x in encoded for part in names["codes_and_scales"](x)]
+        actual, right = names["my_gemm"](*packed), torch.nn.functional.linear(*tensors)
+        both = actual.flatten().float(), right.flatten()
+        passed += bool(torch.nn.functional.cosine_similarity(*both, dim=0) >= 0.98)
+    assert passed / 200 == pytest.approx(19 / 20, abs=0.025), passed
 
 
 @pytest.mark.parametrize("block", in_language("python"))

@@ -34,7 +34,7 @@ CONTENTS = {
         "tutorials/first-checkpoint", "notebook",
     ),
     "How to": (
-        "failures", "adopting", "ci", "baselines", "reports", "kernels", "checkpoints",
+        "start", "failures", "adopting", "ci", "baselines", "reports", "kernels", "checkpoints",
         "collecting", "drawing", "activations", "sweep", "capture", "engines", "relations",
         "audit", "recipes", "engine-kernels", "gpu", "scale",
     ),
