@@ -47,7 +47,7 @@ CONTENTS = {
         "dumps", "files", "support", "threats",
     ),
     "Explanation": (
-        "limits", "numbers", "which-format", "cost", "museum", "real-kernels", "faults",
+        "limits", "numbers", "which-format", "cost", "museum", "real-kernels", "finds", "faults",
     ),
 }  # fmt: skip
 GENERATED = {
