@@ -118,3 +118,17 @@ def test_convolutions_are_held_at_hard_inputs(mode: str) -> None:
         ((site, words),) = images(mode, module, lost)
         assert site == f"{module}:output"
         assert words.startswith("is wrong for inputs 1,048,576 times as large"), words
+
+
+@share(3)
+@pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16", "w4"])
+def test_massive_values_of_the_residual_that_are_cut_are_named(mode: str) -> None:
+    of = bench(LLAMA, layers=2)
+    chosen = mode_of(of, mode)
+    block: Any = of.quantized(chosen).model.module.get_submodule("model.layers.1")
+    right = block.forward
+    block.forward = lambda hidden: right(hidden).clamp(-1e3, 1e3)
+    (row,) = [row for row in of.measure(chosen) if row.why]
+    assert row.site == "model.layers.1:output"
+    assert "channel 5 of 128" in row.why["isolated"]
+    assert "massive values before the first layer" in row.why["isolated"]

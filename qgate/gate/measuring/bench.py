@@ -38,9 +38,10 @@ from qgate.gate.measuring.passes import (
     shortened,
 )
 from qgate.gate.measuring.segment_noise import sensitivities
+from qgate.gate.measuring.segment_probes import several
 from qgate.gate.measuring.segment_rows import segment_rows
 from qgate.gate.measuring.segment_views import view_of
-from qgate.gate.measuring.segments import Segments, several
+from qgate.gate.measuring.segments import Segments
 from qgate.gate.measuring.site_errors import (
     Pairs,
     channels_last,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.gate.measuring.passes import flow
-from qgate.gate.measuring.segments import several
+from qgate.gate.measuring.segment_probes import several
 from qgate.hooks import ModuleHooks
 from qgate.models import Model
 from qgate.models.rows import is_text

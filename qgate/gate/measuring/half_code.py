@@ -24,7 +24,8 @@ from qgate.expected.structure import FACTOR, draw, figures
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.attention_arithmetic import RunAttention, TakenCall, taken_calls
 from qgate.gate.measuring.passes import shortened
-from qgate.gate.measuring.segments import Segments, several
+from qgate.gate.measuring.segment_probes import several
+from qgate.gate.measuring.segments import Segments
 from qgate.hooks.module_hooks import ModuleHooks
 from qgate.kernel_checks.explained import floating_state
 from qgate.models import Model

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, moved
+from qgate.gate.measuring.segment_probes import probes
 from qgate.gate.measuring.segment_views import Passed, plain_view
-from qgate.gate.measuring.segments import Segments, SiteError, TakenTensors, probes
+from qgate.gate.measuring.segments import Segments, SiteError, TakenTensors
 from qgate.models import Model
 
 _STEP = 2.0**-12

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from qgate.device_errors import DeviceMemoryError
+from qgate.gate.measuring.routing import Routers
+from qgate.gate.measuring.segment_probes import PROBES, probes, with_massive
 from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import (
-    fullest_row,
     is_text,
     real_tokens,
-    row_count,
     tensors_of,
     without_padding,
 )
@@ -34,13 +34,9 @@ from qgate.models.sites import Site
 
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
-PROBE_SAMPLES, PROBE_TOKENS = 3, 77
-"""A short batch of an odd length, which every mode also runs on; and one token alone."""
-PROBES = (
-    f"a batch of {PROBE_TOKENS} tokens each", "one token alone", "the first sample",
-    "one row alone", "a text longer than the samples",
-)  # fmt: skip
 WHOLE = "whole samples"
+_MASSIVE_ROOM = 2.0**2
+"""Times the error of other tokens that theirs may have: noise was not measured there."""
 
 
 @dataclass
@@ -108,6 +104,7 @@ class Segments:
 
     def __post_init__(self) -> None:
         self.left_out |= self.view.left_out
+        self._routers = Routers(self.model.module, self.base.module)
 
     @property
     def is_own_half(self) -> bool:
@@ -123,14 +120,30 @@ class Segments:
         if not self.view.ports:
             return
         inputs = [] if self.is_own else list(probes(sample))
-        for probe, name in [*inputs, *([] if long is None else [(long, PROBES[4])])]:
+        is_wide = all(p.dtype != torch.float16 for p in self.model.module.parameters())
+        massive = [(inputs[0][0], PROBES[5])] if inputs and is_text(sample) and is_wide else []
+        for probe, name in [*inputs, *([] if long is None else [(long, PROBES[4])]), *massive]:
             try:
-                with self.watch(probe, name, is_probe=True) as outputs:
+                with self._massive(name), self.watch(probe, name, is_probe=True) as outputs:
                     outputs |= self.model.outputs(probe)
             except (*LENGTH_REFUSALS, DeviceMemoryError) as error:
                 self.left_out.setdefault(
                     name, f"the model refuses it ({type(error.__cause__ or error).__name__})"
                 )
+
+    @contextmanager
+    def _massive(self, name: str) -> Iterator[None]:
+        """Give both models massive values before their first layer, in the pass of that name."""
+        if name != PROBES[5] or not self.model.layers:
+            yield
+            return
+        sites = [Site(self.model.layers[0], "input", "block")]
+        run, reference = self.model.module, self.base.module
+        with (
+            tap_sites(run, sites, with_massive, first=True, lenient=True),
+            tap_sites(reference, sites, with_massive, first=True, lenient=True),
+        ):
+            yield
 
     @contextmanager
     def watch(self, sample: Any, name: str, is_probe: bool = False) -> Iterator[dict[str, Tensor]]:
@@ -145,7 +158,7 @@ class Segments:
         # Before the first pass nobody knows which tensors are overwritten: all are copied.
         learns = is_probe or self._bytes is None
         recorder = TakenTensors(self._overwritten, learns)
-        with recorder.watch(self.model.module, self.view.ports):
+        with self._routers.record(), recorder.watch(self.model.module, self.view.ports):
             yield outputs
         if learns:
             self._overwritten |= recorder.overwritten()
@@ -183,7 +196,9 @@ class Segments:
                 latest[site.module] = value
             return value
 
-        with swapped(self.base.module, self.view.weights), tap_sites(self.base.module, sites, take):
+        module = self.base.module
+        taps = tap_sites(module, sites, take)
+        with taps, swapped(module, self.view.weights), self._routers.follow():
             expected = self.base.outputs(sample)
         for output, tensor in outputs.items():
             if output in expected and expected[output].shape == tensor.shape:
@@ -226,7 +241,7 @@ class Segments:
         kind_of_pass = name if name in PROBES else WHOLE
         worst = errors.passes.setdefault(kind_of_pass, Worst())
         errors.unit = max(errors.unit, _unit(actual))
-        if name != PROBES[4]:
+        if name not in PROBES[4:]:
             # The long text, which no sample is as long as, has to keep the limit of the others.
             errors.longest = max(errors.longest, self._longest(site, expected, inputs))
         actual = actual.reshape(expected.shape)
@@ -256,8 +271,11 @@ class Segments:
             distance = torch.linalg.vector_norm(difference.where(finite, 0.0), dim=-1)
             size = torch.linalg.vector_norm(expected.where(finite, 0.0), dim=-1)
         squares, energy = distance.double().square(), size.double().square()
-        errors.squared_error += float(squares.sum())
-        errors.energy += float(energy.sum())
+        if name == PROBES[5]:
+            squares = squares / _MASSIVE_ROOM
+        else:
+            errors.squared_error += float(squares.sum())
+            errors.energy += float(energy.sum())
         ratios = squares / row_scales(energy)
         if not worst.error >= float(ratios.max()):
             row = int(ratios.argmax())
@@ -280,27 +298,6 @@ def row_scales(energy: Tensor) -> Tensor:
     """Return what the error of each row is measured against: its energy, or the usual one's."""
     usual = energy.median() if energy.numel() else energy.new_zeros(())
     return energy.clamp_min(float(usual)).clamp_min(torch.finfo(energy.dtype).tiny)
-
-
-def several(samples: Sequence[Any]) -> Any:
-    """Return the first few texts side by side, as long as the shortest; other samples one alone."""
-    texts = [sample for sample in samples[:PROBE_SAMPLES] if is_text(sample)]
-    if not texts:
-        return samples[0]
-    length = min(text.shape[1] for text in texts)
-    return torch.cat([text[:, :length] for text in texts])
-
-
-def probes(sample: Any) -> Iterator[tuple[Any, str]]:
-    """Yield short samples made of a long one; one that is no text stays as it is."""
-    if not is_text(sample):
-        yield sample, PROBES[2]
-        if row_count(sample) > 1:
-            yield fullest_row(sample), PROBES[3]
-        return
-    count = min(PROBE_TOKENS, sample.shape[1])
-    yield sample[:, :count], PROBES[0]
-    yield sample[:1, :1], PROBES[1]
 
 
 class TakenTensors:

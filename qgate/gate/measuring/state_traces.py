@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from qgate.gate.measuring.cache_traces import RUN, ways
 from qgate.gate.measuring.passes import flow
-from qgate.gate.measuring.segments import several
+from qgate.gate.measuring.segment_probes import several
 from qgate.hooks import ModuleHooks
 from qgate.models import Model
 from qgate.models.mamba.network import MambaMixer

@@ -1,0 +1,52 @@
+"""Inputs of other shapes and values, at which every mode is held beside its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.models.rows import fullest_row, is_text, row_count
+from qgate.models.sites import Site
+
+PROBE_SAMPLES, PROBE_TOKENS = 3, 77
+"""A short batch of an odd length, which every mode also runs on; and one token alone."""
+PROBES = (
+    f"a batch of {PROBE_TOKENS} tokens each", "one token alone", "the first sample",
+    "one row alone", "a text longer than the samples", "massive values before the first layer",
+)  # fmt: skip
+_MASSIVE, _EVERY, _CHANNEL = 2.0**12, 4, 5
+"""Massive values: times the root mean square or 1, in one channel of every fourth token."""
+
+
+def with_massive(_site: Site, tensor: Tensor) -> Tensor | None:
+    """Return a tensor with massive values in one channel of some tokens; None for no numbers."""
+    if not tensor.is_floating_point() or tensor.dim() < 2:
+        return None
+    massive = tensor.clone()
+    size = max(1.0, float(tensor.float().square().mean().sqrt()))
+    massive[..., ::_EVERY, min(_CHANNEL, tensor.shape[-1] - 1)] = size * _MASSIVE
+    return massive
+
+
+def several(samples: Sequence[Any]) -> Any:
+    """Return the first few texts side by side, as long as the shortest; other samples one alone."""
+    texts = [sample for sample in samples[:PROBE_SAMPLES] if is_text(sample)]
+    if not texts:
+        return samples[0]
+    length = min(text.shape[1] for text in texts)
+    return torch.cat([text[:, :length] for text in texts])
+
+
+def probes(sample: Any) -> Iterator[tuple[Any, str]]:
+    """Yield short samples made of a long one; one that is no text stays as it is."""
+    if not is_text(sample):
+        yield sample, PROBES[2]
+        if row_count(sample) > 1:
+            yield fullest_row(sample), PROBES[3]
+        return
+    count = min(PROBE_TOKENS, sample.shape[1])
+    yield sample[:, :count], PROBES[0]
+    yield sample[:1, :1], PROBES[1]
