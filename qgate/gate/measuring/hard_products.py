@@ -97,10 +97,10 @@ def _hard_calls(arguments: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
     """List hard inputs made of one call, each with a name."""
     (position, x) = next((k, v) for k, v in enumerate(arguments) if isinstance(v, Tensor))
     few = x[:1, :_ROWS] if x.dim() == 3 else x[:_ROWS]
-    others = list(arguments)
+    call_values = list(arguments)
 
     def call(values: Tensor) -> list[Any]:
-        return [values if k == position else other for k, other in enumerate(others)]
+        return [values if k == position else value for k, value in enumerate(call_values)]
 
     rows = few.reshape(-1, few.shape[-1])
     for words, hard in hard_rows(rows, _LARGE):

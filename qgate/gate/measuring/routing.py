@@ -20,7 +20,7 @@ _MARGIN = 4.0
 
 
 class Routers:
-    """What the routers of one pass chose, by name and call."""
+    """Choices of the routers of one pass, by name and call."""
 
     def __init__(self, run: nn.Module, reference: nn.Module) -> None:
         self._names = [name for name, module in reference.named_modules() if _may_route(module)]
@@ -86,14 +86,14 @@ def _is_choice(result: Any) -> bool:
 def _followed(result: tuple[Tensor, ...], chosen: tuple[Tensor, ...]) -> Any:
     """Return a result with the run's choice for tokens whose scores nearly tie; None if none."""
     (numbers,) = (part for part in result if not part.is_floating_point())
-    (others,) = (part for part in chosen if not part.is_floating_point())
-    if len(result) != len(chosen) or numbers.shape != others.shape:
+    (run_numbers,) = (part for part in chosen if not part.is_floating_point())
+    if len(result) != len(chosen) or numbers.shape != run_numbers.shape:
         return None
     scores = result[0].double()
-    both = (scores.gather(1, n.to(scores.device)) for n in (numbers, others))
+    both = (scores.gather(1, n.to(scores.device)) for n in (numbers, run_numbers))
     apart = torch.stack(list(both)).sort(-1)[0].diff(dim=0).abs().amax((0, -1))
     room = _MARGIN * torch.finfo(chosen[0].dtype).eps * scores.abs().amax(-1)
-    tied = (numbers != others).any(-1) & (apart <= room)
+    tied = (numbers != run_numbers).any(-1) & (apart <= room)
     if not bool(tied.any()):
         return None
     pairs = zip(result, chosen, strict=True)
