@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from qgate.testing import CheckFailure
+from tests.markdown import markdown_table
 from tests.museum import limits
 from tests.museum.exhibit import KINDS, Exhibit, load_exhibits
 from tests.museum.pictures import draw_exhibit
@@ -168,13 +169,6 @@ def choose_drawn(outcomes: Sequence[Outcome]) -> Outcome:
     """Choose the exhibit of a kind's picture: damage at drawn values that most limits let pass."""
     shown = [outcome for outcome in outcomes if outcome.damage != UNSEEN] or list(outcomes)
     return max(shown, key=lambda outcome: sum(outcome.passed.values()) / len(outcome.passed))
-
-
-def markdown_table(headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
-    """Return a table without padding: cells hold whole sentences."""
-    rule = "|".join(["---"] * len(headings))
-    lines = [" | ".join(row) for row in [headings, *table]]
-    return "\n".join([f"| {lines[0]} |", f"|{rule}|", *(f"| {line} |" for line in lines[1:])])
 
 
 def name_passed(outcome: Outcome) -> str:

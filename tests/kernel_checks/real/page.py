@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.kernel_checks.real.collection import LEFT_OUT, REMARKS, ROOMS
 from tests.kernel_checks.real.verdicts import RIGHT, Verdict
+from tests.markdown import markdown_table
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "real-kernels.md"
 VERDICTS = Path(__file__).resolve().with_name("verdicts.jsonl")
@@ -49,14 +50,14 @@ def make_page(verdicts: Sequence[Verdict]) -> str:
             summary=_summary(right, faults),
         ),
         BUGS,
-        _table(
+        markdown_table(
             ["package", "kernel", "what is wrong", "first line"],
             [[_package(v), v.kernel, v.fault, _code(v.first_line)] for v in bugs],
         ),
         RIGHT_KERNELS,
-        _table(["package", "kernels", "named"], list(_right_rows(right))),
+        markdown_table(["package", "kernels", "named"], list(_right_rows(right))),
         FAULTS,
-        _table(["fault", "cases", "named", "first line"], list(_fault_rows(faults))),
+        markdown_table(["fault", "cases", "named", "first line"], list(_fault_rows(faults))),
         "## What is missed",
         "\n\n".join(
             [
@@ -144,9 +145,3 @@ def _code(first_line: str) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = "|".join(["---"] * len(headings))
-    shown = [" | ".join(line) for line in [headings, *lines]]
-    return "\n".join([f"| {shown[0]} |", f"|{rule}|", *(f"| {line} |" for line in shown[1:])])
