@@ -4,13 +4,15 @@
     python docs/site/build.py SITE [--no-gallery]
 
 Every warning is an error. Afterwards each link and anchor of the pages is followed, and nothing may
-be loaded from elsewhere.
+be loaded from elsewhere. A page without text, a directive or role that stayed text, and a public
+name or a word of the glossary that the search does not know are errors, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import re
 import shutil
@@ -22,15 +24,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from qgate.cli import parser
+from qgate.cli import GROUPS, parser
 from qgate.project.options import OPTIONS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+CONCEPTS = ROOT / "docs" / "concepts.md"
 # The contents by what a reader needs, in the order in which people need the pages.
 CONTENTS = {
     "Tutorials": (
-        "tutorials/first-gate", "tutorials/first-kernel-check", "tutorials/first-dump",
+        "concepts", "tutorials/first-gate", "tutorials/first-kernel-check", "tutorials/first-dump",
         "tutorials/first-checkpoint", "notebook",
     ),
     "How to": (
@@ -102,7 +105,7 @@ def main() -> int:
         )
         if build.returncode:
             return build.returncode
-    wrong = list(broken(args.site))
+    wrong = [*broken(args.site), *unfinished(args.site), *unfindable(args.site)]
     print("\n".join(wrong) or f"{len(list(args.site.rglob('*.html')))} pages in {args.site}")
     return int(bool(wrong))
 
@@ -133,12 +136,19 @@ def stage(source: Path, *, gallery: bool) -> None:
         added = [name for name in GENERATED.get(caption, ()) if gallery or name != "gallery"]
         trees.append(TREE.format(caption=caption, pages="\n".join([*names, *added])))
     (source / "index.md").write_text(readme + "".join(trees), encoding="utf-8")
-    (source / "options.md").write_text("\n".join(options()), encoding="utf-8")
     (source / "changelog.md").write_text(
         relinked((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), ""), encoding="utf-8"
     )
     (source / "comparison.md").write_text(comparison(), encoding="utf-8")
-    (source / "api.md").write_text("\n".join(api()), encoding="utf-8")
+    concepts = source / "concepts.md"
+    concepts.write_text(with_glossary(concepts.read_text(encoding="utf-8")), encoding="utf-8")
+    for folder, made in (("options", options()), ("api", api())):
+        (source / folder).mkdir()
+        names = [name for name in made if name != folder]
+        tree = TREE.format(caption=folder, pages="\n".join(f"{folder}/{name}" for name in names))
+        (source / f"{folder}.md").write_text(made.pop(folder) + tree, encoding="utf-8")
+        for name, text in made.items():
+            (source / folder / f"{name}.md").write_text(text, encoding="utf-8")
     if gallery:
         subprocess.run([sys.executable, str(HERE / "gallery.py"), str(source)], check=True)
 
@@ -183,52 +193,128 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
 
 
-def options() -> Iterator[str]:
-    """Yield the help of each command, and the options that pytest gets."""
-    yield "# Options of every command\n"
-    yield "`qgate COMMAND --help` and `pytest --help` print the same.\n"
+def options() -> dict[str, str]:
+    """Return a page for each group of commands, and one that lists them."""
     suites = argparse.ArgumentParser("pytest suites", add_help=False)
     for name, option in OPTIONS.items():
         suites.add_argument(f"--{name}", f"--qgate-{name}", **option.argparse)
-    pending = [suites, parser()]
-    while pending:
-        command = pending.pop(0)
-        yield f"## {command.prog}\n\n```text\n{command.format_help().rstrip()}\n```\n"
-        for action in command._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                pending[:0] = action.choices.values()
+    commands = verbs(parser())
+    grouped = {name for names in GROUPS.values() for name in names}
+    groups = {**GROUPS, "others": tuple(name for name in commands if name not in grouped)}
+    pages = {"suites": f"# pytest suites\n\n{help_of(suites)}"}
+    rows = ["| [pytest suites](options/suites.md) | the gates |"]
+    for group, names in groups.items():
+        listed = [commands[name] for name in names if name in commands]
+        if listed:
+            pages[group] = f"# Commands: {group}\n\n" + "\n".join(map(help_with_verbs, listed))
+            shown = ", ".join(f"`{command.prog}`" for command in listed)
+            rows.append(f"| [{group}](options/{group}.md) | {shown} |")
+    table = "\n".join(["| options | of |", "|---|---|", *rows])
+    pages["options"] = (
+        "# Options of every command\n\n`qgate COMMAND --help` and `pytest --help` print the same.\n"
+        f"\n{table}\n"
+    )
+    return pages
 
 
-def api() -> Iterator[str]:
-    """Yield the public names of each package, from its `__all__`."""
-    yield "# API\n\nWhat `import` gives; the text is that of `help()`.\n"
+def verbs(command: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the commands of a command."""
+    return {
+        name: verb
+        for action in command._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, verb in action.choices.items()
+    }
+
+
+def help_with_verbs(command: argparse.ArgumentParser) -> str:
+    return "\n".join(
+        [f"## {command.prog}\n\n{help_of(command)}", *map(help_with_verbs, verbs(command).values())]
+    )
+
+
+def help_of(command: argparse.ArgumentParser) -> str:
+    return f"```text\n{command.format_help().rstrip()}\n```\n"
+
+
+def api() -> dict[str, str]:
+    """Return a page for each package, from its `__all__`, and one that lists them.
+
+    What several packages export is described where it comes first.
+    """
+    pages, described, rows = {}, dict[int, str](), []
     for name in API:
-        module = importlib.import_module(name)
-        for member in module.__all__:
-            value = getattr(module, member)
-            if member.startswith("__") or isinstance(value, type(importlib)):
-                continue
-            if isinstance(value, type):
-                yield f".. autoclass:: {name}.{member}\n   :members:\n   :no-index:\n"
-            elif callable(value) and hasattr(value, "__qualname__"):
-                yield f".. autofunction:: {name}.{member}\n   :no-index:\n"
+        lines = [f"# {name}\n", about(name), "```{eval-rst}"]
+        for member, value in members(name):
+            full = f"{name}.{member}"
+            if isinstance(value, type) or (callable(value) and hasattr(value, "__qualname__")):
+                first = described.setdefault(id(value), full)
+                kind = "class" if isinstance(value, type) else "function"
+                fields = "   :members:\n" if kind == "class" else ""
+                entry = f".. auto{kind}:: {full}\n{fields}"
+                if first != full:
+                    entry = f".. py:data:: {full}\n\n   The same as :py:obj:`{first}`.\n"
+                lines.append(entry)
             else:
-                yield f".. autodata:: {name}.{member}\n   :no-value:\n   :no-index:\n"
-        yield "```"
+                lines.append(f".. autodata:: {full}\n   :no-value:\n")
+        pages[name] = "\n".join([*lines, "```\n"])
+        rows.append(f"| [{name}](api/{name}.md) | {about(name)} |")
+    table = "\n".join(["| package | has |", "|---|---|", *rows])
+    pages["api"] = f"# API\n\nWhat `import` gives; the text is that of `help()`.\n\n{table}\n"
+    return pages
+
+
+def about(name: str) -> str:
+    """Return the first line of a package's docstring."""
+    return (importlib.import_module(name).__doc__ or "").strip().partition("\n")[0]
+
+
+def members(name: str) -> Iterator[tuple[str, object]]:
+    """Yield what a package exports, without modules."""
+    module = importlib.import_module(name)
+    for member in module.__all__:
+        value = getattr(module, member)
+        if not (member.startswith("__") or isinstance(value, type(importlib))):
+            yield member, value
+
+
+def glossary(text: str) -> list[tuple[list[str], str]]:
+    """Return the words of each row of a glossary's table, and what they mean."""
+    rows = re.findall(r"^\| (\*\*.+?) \| (.+) \|$", text, re.MULTILINE)
+    return [(re.findall(r"\*\*(.+?)\*\*", words), meaning) for words, meaning in rows]
+
+
+def with_glossary(text: str) -> str:
+    """Turn the table of words into terms, which the search lists by themselves."""
+    head, mark, rest = text.partition("| word | means |\n")
+    table, _, after = rest.partition("\n\n")
+    terms = [
+        "\n".join([*words, f"  {meaning}"]) for words, meaning in glossary(table.rstrip() + "\n")
+    ]
+    if not (mark and terms):
+        raise SystemExit("docs/concepts.md has no table of words")
+    return head + "\n\n".join(["```{glossary}", *terms]) + f"\n```\n\n{after}"
 
 
 # Links -------------------------------------------------------------------------------------------
 
 
 class _Page(HTMLParser):
-    """A page: its anchors, its links, and the files that it loads."""
+    """A page: its anchors, its links, the files that it loads, and the text of its article."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.anchors: set[str] = set()
         self.links: list[str] = []
         self.loaded: list[str] = []
+        self.marked: list[str] = []
+        self._text: list[str] = []
+        self._open = 0
         self.feed(text)
+
+    @property
+    def text(self) -> str:
+        return " ".join("".join(self._text).split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         attributes = {name: value or "" for name, value in attrs}
@@ -239,6 +325,16 @@ class _Page(HTMLParser):
             self.loaded.append(attributes["href"])
         if tag in ("img", "script", "iframe", "source") and "src" in attributes:
             self.loaded.append(attributes["src"])
+        if {"problematic", "system-message"} & set(attributes.get("class", "").split()):
+            self.marked.append(attributes["class"])
+        self._open += tag == "article"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open -= tag == "article"
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self._text.append(data)
 
 
 def broken(site: Path) -> Iterator[str]:
@@ -270,6 +366,46 @@ def broken(site: Path) -> Iterator[str]:
             r"(?:@import|url\()\s*[\"']?(https?://[^\"')\s]+)", sheet.read_text(encoding="utf-8")
         ):
             yield f"{sheet.relative_to(site)}: loads {link}"
+
+
+# What a page has to have --------------------------------------------------------------------------
+
+RAW = re.compile(
+    r"\.\. [\w:-]+::|[`:]{3,}\{[\w:-]+\}|\{(?:ref|doc|term|py:\w+|eval-rst)\}|:py:\w+:"
+)
+BY_SPHINX = ("search.html", "genindex.html", "py-modindex.html")
+FEW_WORDS = 12
+
+
+def unfinished(site: Path) -> Iterator[str]:
+    """Yield a line for each page without text, and for each directive or name left as text."""
+    for path in sorted(site.rglob("*.html")):
+        name = path.relative_to(site)
+        page = _Page(path.read_text(encoding="utf-8"))
+        if raw := RAW.search(page.text):
+            yield f"{name}: {raw[0]!r} stayed text"
+        if page.marked:
+            yield f"{name}: a name that nothing resolves ({page.marked[0]})"
+        if path.name not in BY_SPHINX and len(page.text.split()) < FEW_WORDS:
+            yield f"{name}: a page of {len(page.text.split())} words"
+
+
+def unfindable(site: Path) -> Iterator[str]:
+    """Yield a line for each public name and each word of the glossary that the search lacks."""
+    index = (site / "searchindex.js").read_text(encoding="utf-8")
+    found = json.loads(index[index.index("{") : index.rindex("}") + 1])
+    known = {
+        f"{prefix}.{entry[4]}" for prefix, entries in found["objects"].items() for entry in entries
+    }
+    words_of_rows = [words for words, _ in glossary(CONCEPTS.read_text(encoding="utf-8"))]
+    terms = [word for words in words_of_rows for word in words]
+    names = [f"{name}.{member}" for name in API for member, _ in members(name)]
+    for word in terms:
+        if word.lower() not in found["indexentries"]:
+            yield f"the search does not find {word!r}"
+    for name in names:
+        if name not in known:
+            yield f"the search does not find {name!r}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -35,22 +36,54 @@ def as_text(lines: list[str]) -> list[str]:
     lines_out: list[str] = []
     for paragraph in re.split(r"\n\s*\n", "\n".join(lines).strip("\n")):
         whole = paragraph.splitlines()
-        if any(re.match(r"\s", line) or re.search(r"\S {2,}\S", line) for line in whole):
+        if rows := _rows(whole):
+            for name, text in rows:
+                lines_out += [f"``{name}``", f"    {_marked(text)}"]
+            lines_out.append("")
+        elif any(re.match(r"\s", line) or re.search(r"\S {2,}\S", line) for line in whole):
             lines_out += ["::", "", *(f"    {line}" for line in whole), ""]
         elif whole:
-            marked = [re.sub(r"`([^`]+)`", "\0\\1\0", line) for line in whole]
-            marked = [re.sub(r"([*\\|_])", r"\\\1", line) for line in marked]
-            plain = [re.sub("\0([^\0]*)\0", _code, line) for line in marked]
-            lines_out += [*(line.replace("\0", "") for line in plain), ""]
+            lines_out += [*map(_marked, whole), ""]
     return lines_out
+
+
+def _rows(paragraph: list[str]) -> list[tuple[str, str]]:
+    """Read a table of names and what they are; empty if the paragraph is something else."""
+    rows: list[tuple[str, str]] = []
+    for line in paragraph:
+        if row := re.fullmatch(r"(\S+(?:, \S+)*) {2,}(\S.*)|(\w+) (\S.*)", line):
+            if row[3] and not rows:
+                return []
+            rows.append((row[1] or row[3], row[2] or row[4]))
+        elif rows and line.startswith("    "):
+            rows[-1] = (rows[-1][0], f"{rows[-1][1]} {line.strip()}")
+        else:
+            return []
+    return rows
+
+
+def _marked(line: str) -> str:
+    """Escape what is markup for Sphinx and not for people."""
+    marked = re.sub(r"`([^`]+)`", "\0\\1\0", line)
+    marked = re.sub(r"([*\\|_])", r"\\\1", marked)
+    return re.sub("\0([^\0]*)\0", _code, marked).replace("\0", "")
 
 
 def _code(match: re.Match[str]) -> str:
     return "``" + re.sub(r"\\([*\\|_])", r"\1", match[1]) + "``"
 
 
-def _process(_app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]) -> None:
+def _process(_app: Any, what: str, _name: str, obj: Any, _options: Any, lines: list[str]) -> None:
+    if what == "data" and type(obj).__module__ in ("builtins", "types", "typing"):
+        # What Python says of all tuples and unions says nothing of this one.
+        general = inspect.getdoc(type(obj)) or ""
+        if [line.strip() for line in lines if line.strip()] == _lines(general):
+            lines[:] = [f"`{obj!r}`"] if len(repr(obj)) < 200 else []
     lines[:] = as_text(lines)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def setup(app: Any) -> None:

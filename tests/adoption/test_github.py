@@ -45,7 +45,8 @@ def test_the_action_that_is_written_is_that_of_the_repository() -> None:
 @proof
 def test_files_are_what_their_schemas_say(tmp_path: Path) -> None:
     assert schema_complaints("github-actions", ACTION) == ""
-    examples = sorted((ROOT / "docs" / "ci").glob("*.yml"))
+    workflows = (ROOT / folder for folder in ("docs/ci", ".github/workflows"))
+    examples = sorted(path for folder in workflows for path in folder.glob("*.yml"))
     assert schema_complaints("github-workflows", WORKFLOW, COMMENT, *examples) == ""
     broken = tmp_path / "action.yml"
     broken.write_text(ACTION.read_text().replace("using: composite", "using: bash"))

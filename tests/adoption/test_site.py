@@ -6,6 +6,7 @@ The site itself is built by CI, where a warning of Sphinx or a broken link is an
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -62,10 +63,90 @@ def test_links_are_moved(build: ModuleType) -> None:
 
 
 def test_every_command_and_option_is_on_the_page(build: ModuleType) -> None:
-    text = "\n".join(build.options())
-    assert "\n## qgate baselines accept\n" in f"\n{text}"
-    for name in ("--qgate-across-weights", "--qgate-update-which", "--relative-mse", "--parent"):
-        assert name in text, name
+    pages = build.options()
+    assert "\n## qgate baselines accept\n" in pages["gate"]
+    for page, name in (
+        ("suites", "--qgate-across-weights"),
+        ("suites", "--qgate-update-which"),
+        ("look", "--relative-mse"),
+        ("checkpoints", "--parent"),
+    ):
+        assert name in pages[page], name
+    for name in set(pages) - {"options"}:
+        assert f"(options/{name}.md)" in pages["options"]
+
+
+def test_every_public_name_is_described_once(build: ModuleType) -> None:
+    pages = build.api()
+    assert set(pages) == {"api", *build.API}
+    for page in set(pages) - {"api"}:
+        assert pages[page].count("```") == 2, f"{page}: a block of directives is not closed"
+        assert f"(api/{page}.md)" in pages["api"]
+    text = "\n".join(pages.values())
+    for package in build.API:
+        for member, _ in build.members(package):
+            assert len(re.findall(rf"^\.\. .*:: {package}\.{member}$", text, re.MULTILINE)) == 1
+    assert "The same as :py:obj:`qgate.Mode`." in pages["qgate.modes"]
+
+
+def test_words_of_the_glossary_are_terms(build: ModuleType) -> None:
+    text = "# Concepts\n\n| word | means |\n|---|---|\n| **a**, **b c** | x `|` |\n\nThe end.\n"
+    assert build.glossary(text) == [(["a", "b c"], "x `|`")]
+    made = build.with_glossary(text)
+    assert made == "# Concepts\n\n```{glossary}\n\na\nb c\n  x `|`\n```\n\nThe end.\n"
+    with pytest.raises(SystemExit, match="no table of words"):
+        build.with_glossary("# Concepts\n")
+
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve"
+
+
+@pytest.mark.parametrize(
+    ("article", "found"),
+    [
+        (f"<p>{WORDS}</p>", ""),
+        (f"<p>{WORDS}</p><p>Write <code>.. note</code></p>", ""),
+        (f"<p>.. autoclass:: qgate.Encoded :members: {WORDS}</p>", "'.. autoclass::' stayed text"),
+        (f"<pre><span>.. autodata:: x</span></pre>{WORDS}", "'.. autodata::' stayed text"),
+        (f"<p>```{{eval-rst}} {WORDS}</p>", "'```{eval-rst}' stayed text"),
+        (f"<p>:::{{note}} {WORDS}</p>", "':::{note}' stayed text"),
+        (f"<p>see {{doc}}<code>x</code> {WORDS}</p>", "'{doc}' stayed text"),
+        (f"<p>see :py:obj: {WORDS}</p>", "':py:obj:' stayed text"),
+        (f'{WORDS} <span class="problematic">`gone`_</span>', "a name that nothing resolves (problematic)"),
+        (f'{WORDS} <aside class="system-message error">', "a name that nothing resolves (system-message error)"),
+        ("<h1>Seeds</h1>", "a page of 1 words"),
+        ("", "a page of 0 words"),
+    ],
+)  # fmt: skip
+def test_unfinished_pages_are_named(
+    build: ModuleType, tmp_path: Path, article: str, found: str
+) -> None:
+    text = f"<nav>{WORDS} .. toctree::</nav><article>{article}</article>"
+    (tmp_path / "a.html").write_text(text)
+    (tmp_path / "search.html").write_text("<article></article>")
+    assert list(build.unfinished(tmp_path)) == ([f"a.html: {found}"] if found else [])
+
+
+def test_what_the_search_does_not_know_is_named(build: ModuleType, tmp_path: Path) -> None:
+    terms = [word for words, _ in build.glossary(build.CONCEPTS.read_text()) for word in words]
+    assert "K tail" in terms
+    objects: dict[str, list[list[object]]] = {
+        package: [[0, 0, 1, "", name] for name, _ in build.members(package)]
+        for package in build.API
+    }
+    index = {"objects": objects, "indexentries": {word.lower(): [] for word in terms}}
+
+    def lacking() -> list[str]:
+        (tmp_path / "searchindex.js").write_text(f"Search.setIndex({json.dumps(index)})")
+        return list(build.unfindable(tmp_path))
+
+    assert lacking() == []
+    del index["indexentries"]["k tail"]
+    objects["qgate"] = [entry for entry in objects["qgate"] if entry[4] != "encode"]
+    assert lacking() == [
+        "the search does not find 'K tail'",
+        "the search does not find 'qgate.encode'",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from qgate.testing import CheckFailure
+from tests.markdown import markdown_table
 from tests.museum import limits
 from tests.museum.exhibit import KINDS, Exhibit, load_exhibits
 from tests.museum.pictures import draw_exhibit
@@ -135,7 +136,7 @@ def summarize(outcomes: Sequence[Outcome]) -> str:
     total = len(outcomes)
     refused = sum(bool(outcome.red_seeds) for outcome in outcomes)
     table.append(["**qgate**", f"**{missed} of {total}**", f"**{refused} of {total}**"])
-    return markdown_table(["limit", "defects that pass", "right implementations refused"], table)
+    return markdown_table(["limit", "defects that pass", "right code refused"], table)
 
 
 def make_section(kind: str, outcomes: Sequence[Outcome]) -> str:
@@ -143,15 +144,13 @@ def make_section(kind: str, outcomes: Sequence[Outcome]) -> str:
     drawn = choose_drawn(outcomes).exhibit
     table = [
         [
-            f"{outcome.exhibit.defect} Reported: {outcome.exhibit.published} "
-            f"([{outcome.exhibit.source}]({outcome.exhibit.url})).",
-            outcome.damage,
+            f"{outcome.exhibit.defect} [{outcome.exhibit.source}]({outcome.exhibit.url})",
             name_passed(outcome),
             f"`{shorten(outcome.first_line)}`",
         ]
         for outcome in outcomes
     ]
-    headings = ["what was wrong", "added error", "limits passed", "qgate says"]
+    headings = ["what was wrong", "passes", "qgate says"]
     return "\n".join(
         [
             f"## {KINDS[kind]}",
@@ -159,7 +158,7 @@ def make_section(kind: str, outcomes: Sequence[Outcome]) -> str:
             f"![{KINDS[kind]}: errors of a right and of a faulty implementation]"
             f"(museum/{kind}.svg)",
             "",
-            f"*In the picture ({drawn.source}): {drawn.defect}*",
+            f"*In the picture: {drawn.source}.*",
             "",
             markdown_table(headings, table),
         ]
@@ -172,23 +171,10 @@ def choose_drawn(outcomes: Sequence[Outcome]) -> Outcome:
     return max(shown, key=lambda outcome: sum(outcome.passed.values()) / len(outcome.passed))
 
 
-def markdown_table(headings: Sequence[str], table: Sequence[Sequence[str]]) -> str:
-    """Return a table without padding: cells hold whole sentences."""
-    rule = "|".join(["---"] * len(headings))
-    lines = [" | ".join(row) for row in [headings, *table]]
-    return "\n".join([f"| {lines[0]} |", f"|{rule}|", *(f"| {line} |" for line in lines[1:])])
-
-
 def name_passed(outcome: Outcome) -> str:
-    """Count the limits that a faulty implementation passes, and name its tightest cosine."""
-    passed = [name for name, passes in outcome.passed.items() if passes]
-    if not passed:
-        return "none"
-    cosines = [name for name in passed if name.startswith("cos")]
-    count = f"{len(passed)} of {len(outcome.passed)}"
-    if len(passed) == len(outcome.passed):
-        return f"all {len(passed)}"
-    return f"{count}, with {cosines[0]}" if cosines else count
+    """Count the limits that a faulty implementation passes."""
+    passed = f"{sum(outcome.passed.values())} of {len(outcome.passed)}"
+    return f"{passed}, unseen" if outcome.damage == UNSEEN else passed
 
 
 def shorten(first_line: str) -> str:
@@ -199,22 +185,16 @@ def shorten(first_line: str) -> str:
 def make_page(outcomes: Sequence[Outcome]) -> str:
     """Return the part of the page that is made from a run."""
     unseen = sum(outcome.damage == UNSEEN for outcome in outcomes)
-    note = (
-        f"{unseen} of the {len(outcomes)} defects do not show at ordinary inputs. They need rows of "
-        "zeros, NaN or another length, which `check_kernel` derives from the example."
-    )
     legend = (
-        "In the tables below, **added error** is how much worse the defect makes the result: in dB "
-        "over the error of the right implementation (negative if the error is smaller), or in units "
-        "of the RMS of the result where the right one has no error. **Limits passed** counts the "
-        "limits that let the defect pass, and names the strictest cosine among them. **qgate says** "
-        "is the first line of `check_kernel`'s failure, without the name of the kernel.\n\n"
-        "Each kind of defect has one picture. Its squares are elements of the result, shaded by "
-        "their error relative to the RMS of the result: of the right implementation, of the faulty "
-        "one, and of the difference between the two."
+        f"**passes** counts the limits that let the defect pass; {unseen} defects are *unseen* at "
+        "ordinary inputs: they need rows of zeros, NaN or another length, which `check_kernel` "
+        "derives from the example. **qgate says** is the first line of `check_kernel`'s failure, "
+        "without the name of the kernel. A picture shows elements of one result, shaded by their "
+        "error relative to its RMS: of the right implementation, of the faulty one, and between "
+        "the two."
     )
     sections = [make_section(kind, shown) for kind, shown in by_kind(outcomes).items()]
-    return "\n\n".join([summarize(outcomes), note, legend, *sections])
+    return "\n\n".join([summarize(outcomes), legend, *sections])
 
 
 def by_kind(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:

@@ -1,4 +1,4 @@
-"""Walk the tables of docs/seeds.md: the commands of a row run, and what it promises is there.
+"""Walk the tables of promises.md: the commands of a row run, and what it promises is there.
 
 In the last column a file or folder in code exists afterwards, and any other code is text of the
 output or of a file of the row; `…` in it is any text. A picture can be opened and shows something.
@@ -13,67 +13,19 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from qgate.cli import main
 from tests.seeds.inputs import write_inputs
+from tests.seeds.page import PAGE, PROMISES, Row, make_page, rows_of
 from tests.shares import share
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "seeds.md"
-_CODE = re.compile(r"``\s?(.+?)\s?``|`([^`]+)`")
-_FILE = re.compile(r"[\w.*/=+-]+(/|\.(png|txt|log|csv|jsonl?|html|npy|pt|safetensors|ya?ml|toml))")
 _SETTING = re.compile(r"[A-Z_]+=\S*")
-_NONE = "none"
 
 
-@dataclass(frozen=True)
-class Row:
-    """A feature of one document, the commands that give it, and what they leave behind."""
-
-    document: str
-    feature: str
-    commands: tuple[str, ...]
-    promise: str
-
-    @property
-    def command(self) -> str:
-        return "; ".join(self.commands)
-
-    @property
-    def status(self) -> int:
-        """Return the exit status of the last command."""
-        told = re.search(r"exit status (\d)", self.promise)
-        return int(told[1]) if told else 0
-
-    def promised(self) -> tuple[list[str], list[str]]:
-        """Return the patterns of files, and the texts."""
-        spans = codes(self.promise)
-        files = [span for span in spans if _FILE.fullmatch(span)]
-        return files, [span for span in spans if span not in files]
-
-
-def codes(cell: str) -> list[str]:
-    return [(double or single).replace(r"\|", "|") for double, single in _CODE.findall(cell)]
-
-
-def rows_of(text: str) -> list[Row]:
-    """Return the rows of all tables, under the heading of their document."""
-    rows, document = [], ""
-    for line in text.splitlines():
-        if line.startswith("## "):
-            document = line[3:]
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
-        if not line.startswith("|") or len(cells) != 3 or set(cells[0]) <= set("-: "):
-            continue
-        if cells[1] != "command":
-            rows.append(Row(document, cells[0], tuple(codes(cells[1])), cells[2]))
-    return rows
-
-
-ROWS = rows_of(PAGE.read_text(encoding="utf-8"))
+ROWS = rows_of(PROMISES.read_text(encoding="utf-8"))
 
 
 class Workplace:
@@ -162,6 +114,22 @@ def test_every_row_has_commands_or_a_reason() -> None:
     assert len({(row.document, row.feature) for row in ROWS}) == len(ROWS) > 100
     for row in ROWS:
         assert any(row.promised()) if row.commands else len(row.promise.split()) > 4, row.feature
+
+
+def test_the_page_is_made_from_the_promises() -> None:
+    made = make_page(PROMISES.read_text(encoding="utf-8"))
+    assert PAGE.read_text(encoding="utf-8") == made, "run python -m tests.seeds.page --write"
+
+
+def test_a_page_has_a_row_for_each_command() -> None:
+    page = make_page(
+        "# P\n\n## One tool\n\nIts document.\n\n| the document | command | what is there |\n|---|---|---|\n"
+        "| a | `qgate x` | `d/1.png`: `text`. It is small |\n| b | `qgate x` | `d/2.png` |\n"
+        "| c | none | It is not needed. |\n"
+    )
+    assert (
+        "| `qgate x` | a (it is small); b | `d/{1,2}.png` |\n\n* **c**: It is not needed.\n" in page
+    )
 
 
 # Planted rows --------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 
 from tests.campaigns.mutants.bed import (
@@ -34,15 +33,15 @@ _SPELLINGS = {
 }  # fmt: skip
 _HEAD = """# Faults that the gates catch
 
-qgate's tests plant {caught} faults in models, kernels, formats, suites, accepted files, dumps, checkpoints and engines, one at a
-time. Each turns a gate red; without a fault the same gates are green, also with other numbers of threads and in another order.
-For {placed} of the faults, the first line of the failure names the place where the error enters. The tables have one section
-for each [suite](gates.md#the-suites) (file of gates) and say what was wrong, in which model and mode, and what the failure names:
-the place, words of the message, or both. An ellipsis (…) stands for words that vary. A fault "since day one" was there
-already when the baseline was recorded.
+qgate's tests plant {caught} faults, one at a time. Each turns a gate of its [suite](gates.md#the-suites) red, and for {placed} of
+them the first line names the place where the error enters; without a fault the same gates are green, also with other numbers of
+threads and in another order. "Since day one" means that the fault was there when the baseline was recorded.
 
-`python -m pytest tests/campaigns/mutants --every-case` plants all of them; each run of qgate's tests plants some. Faults of
-accepted files, of plans and of partial runs have tests of their own, in `tests/baselines` and `tests/plugin`.
+`python -m pytest tests/campaigns/mutants --every-case` plants all of them, and each run of qgate's tests plants some. Faults of
+accepted files, of plans and of partial runs have tests in `tests/baselines` and `tests/plugin`.
+
+| suite | in | faults |
+|---|---|---|
 """
 _SURVIVORS = """
 ## Faults that no gate catches
@@ -53,26 +52,28 @@ _SURVIVORS = """
 
 
 def page(mutants: tuple[Mutant, ...]) -> str:
-    """Return the page as Markdown: a table for each suite, then what no gate sees."""
+    """Return the page as Markdown: a table of all suites, then what no gate sees."""
     caught = [mutant for mutant in mutants if not mutant.survives]
-    text = _HEAD.format(caught=len(caught), placed=sum(bool(m.source) for m in caught))
-    for suite, group in groupby(sorted(caught, key=lambda m: m.suite), key=lambda m: m.suite):
-        rows = "\n".join(_rows(group))
-        text += f"\n## test_{suite}\n\n| fault | in | the failure names |\n|---|---|---|\n{rows}\n"
+    rows = "\n".join(_rows(sorted(caught, key=lambda mutant: mutant.suite)))
+    text = (
+        _HEAD.format(caught=len(caught), placed=sum(bool(m.source) for m in caught)) + rows + "\n"
+    )
     lost = [f"| {_words(m)} | {_subject(m.model, [m.mode])} | {m.survives} |"
             for m in mutants if m.survives]  # fmt: skip
     return text + _SURVIVORS + "\n".join(lost) + "\n" if lost else text
 
 
 def _rows(mutants: Iterable[Mutant]) -> Iterator[str]:
-    """Write a row for each fault; one that was planted in several modes of a model has one row."""
+    """Write a row for the faults of a suite in the same model and modes."""
     modes: dict[tuple[str, str, str], list[str]] = {}
     for mutant in mutants:
-        patterns = (mutant.first or mutant.source, mutant.says)
-        place = ", ".join(filter(None, map(_plain, patterns)))
-        modes.setdefault((_words(mutant), mutant.model, place), []).append(mutant.mode)
-    for (words, model, place), names in modes.items():
-        yield f"| {words} | {_subject(model, names)} | {place} |"
+        modes.setdefault((mutant.suite, mutant.model, _words(mutant)), []).append(mutant.mode)
+    faults: dict[tuple[str, str], list[str]] = {}
+    for (suite, model, words), names in modes.items():
+        subject = _subject(model, list(dict.fromkeys(names)))
+        faults.setdefault((suite, subject), []).append(words)
+    for (suite, subject), words_of_faults in faults.items():
+        yield f"| test_{suite} | {subject} | {'; '.join(words_of_faults)} |"
 
 
 def _words(mutant: Mutant) -> str:
@@ -89,15 +90,6 @@ def _words(mutant: Mutant) -> str:
 def _subject(model: str, modes: Sequence[str]) -> str:
     subject = _SUBJECTS.get(model, model)
     return f"{subject}, {', '.join(modes)}" if any(modes) else subject
-
-
-def _plain(pattern: str) -> str:
-    """Return the words of a regular expression: what is open in it is an ellipsis."""
-    open_parts = re.sub(r"\(\?[:=!].*?\)|\[[^]]*\][+*?]?|\\[dS][+*]?|\.[*+]\??", "…", pattern)
-    words = (
-        re.sub(r"\\(.)", r"\1", open_parts).strip(" |^$+").replace("|", " or ").replace(" +", " ")
-    )
-    return f"`{words}`" if words and words != "test_" else "a test of the file" if words else ""
 
 
 def main() -> None:

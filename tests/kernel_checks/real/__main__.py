@@ -4,7 +4,7 @@ python -m tests.kernel_checks.real                        all, one line each, an
 python -m tests.kernel_checks.real --only "SwiGLU MLP"    those whose title holds the text
 python -m tests.kernel_checks.real --right                right kernels alone
 python -m tests.kernel_checks.real --kept out.jsonl       keep verdicts, and go on where a run ended
-python -m tests.kernel_checks.real --write docs/real-kernels.md   the page, too
+python -m tests.kernel_checks.real --write                verdicts.jsonl and docs/real-kernels.md, too
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.kernel_checks.real.collection import ROOMS
-from tests.kernel_checks.real.page import make_page
+from tests.kernel_checks.real.page import PAGE, VERDICTS, make_page, read_verdicts, write_verdicts
 from tests.kernel_checks.real.verdicts import RIGHT, Selection, Verdict, judge_room
 
 
@@ -31,13 +31,6 @@ def summarize(verdicts: Sequence[Verdict]) -> str:
         f"faults: {red} of {len(faults)} are red; the first line names {named} of the {with_words} "
         "that have words"
     )
-
-
-def read_kept(path: Path | None) -> list[Verdict]:
-    if path is None or not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [Verdict(**json.loads(line)) for line in lines]
 
 
 def show(verdict: Verdict) -> str:
@@ -55,11 +48,13 @@ def main() -> int:
     parser.add_argument(
         "--kept", type=Path, metavar="FILE", help="verdicts that were judged before"
     )
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page, of a whole run")
+    parser.add_argument(
+        "--write", action="store_true", help="write verdicts and page of a whole run"
+    )
     args = parser.parse_args()
     if args.write and (args.only or args.room or args.right):
         parser.error("--write needs a whole run, without --only, --room and --right")
-    verdicts = read_kept(args.kept)
+    verdicts = read_verdicts(args.kept)
     known = tuple(verdict.title for verdict in verdicts)
     for room in ROOMS:
         if room.module.startswith(args.room):
@@ -71,7 +66,8 @@ def main() -> int:
                         file.write(json.dumps(asdict(verdict)) + "\n")
     print(summarize(verdicts))
     if args.write:
-        args.write.write_text(make_page(verdicts), encoding="utf-8")
+        write_verdicts(VERDICTS, verdicts)
+        PAGE.write_text(make_page(verdicts), encoding="utf-8")
     return int(not all(verdict.is_as_wanted for verdict in verdicts))
 
 

@@ -2,101 +2,90 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from importlib.metadata import version
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.kernel_checks.real.collection import LEFT_OUT, REMARKS, ROOMS
 from tests.kernel_checks.real.verdicts import RIGHT, Verdict
+from tests.markdown import markdown_table
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "real-kernels.md"
+VERDICTS = Path(__file__).resolve().with_name("verdicts.jsonl")
 INTRO = """# Real kernels
 
-Is `check_kernel` green on right code that others wrote, and red where it is wrong? This page answers for {right} kernels
-of {packages} packages, as they stand in the published versions below, and for {faults} faults that were planted in them.
-`like` is what a user of the package would write: plain operators on plain tensors. No check declares a coarser
-arithmetic. `python -m tests.kernel_checks.real` runs all of them on a CPU, `--write docs/real-kernels.md` writes this page,
-and each run of the tests checks a share of it anew. Kernels in Triton run in Triton's interpreter, which has no bf16 and casts to FP8
-wrongly; they are checked in fp16 and float32.
+Is `check_kernel` green on right code that others wrote, and red where it is wrong? It was asked about {right} kernels of
+{packages} packages and {faults} faults planted in them. `like` is what a user of the package would write: plain operators on
+plain tensors; no check declares a coarser arithmetic. `python -m tests.kernel_checks.real` asks again, on a CPU;
+`tests/kernel_checks/real/verdicts.jsonl` has each verdict, and each run of the tests repeats some.
 
-{versions}
+{summary}"""
+BUGS = """## Bugs found in published code
 
-{summary}
-"""
-HEADINGS = {
-    "bugs": "## Bugs found in published code",
-    "right": "## Right kernels",
-    "faults": "## Planted faults",
-    "missed": "## What is missed",
-    "left out": "## What could not run",
-}
+Each is the package's own code as published."""
+RIGHT_KERNELS = """## Right kernels
+
+*Named* is what the report says of a kernel beside green: conventions of quantized arguments, and the arithmetic or the
+rounding between operators that explains the result."""
+FAULTS = """## Planted faults
+
+*Named* counts first lines with the cause, or with the place and the size of the error. `…` is for several numbers; the
+first line is that of one case."""
 
 
 def make_page(verdicts: Sequence[Verdict]) -> str:
     """Return the whole page of a run over all rooms."""
     order = {room.distribution: number for number, room in enumerate(ROOMS)}
-    verdicts = sorted(verdicts, key=lambda v: order.get(v.package.partition(",")[0], 0))
+    verdicts = sorted(verdicts, key=lambda v: order.get(v.distribution, 0))
     right = [verdict for verdict in verdicts if verdict.fault == RIGHT]
     bugs = [verdict for verdict in verdicts if verdict.is_bug]
     faults = [v for v in verdicts if v.fault != RIGHT and not v.is_bug]
-    packages = dict.fromkeys(room.distribution for room in ROOMS)
-    versions = _table(["package", "version"], [[name, _version(name)] for name in packages])
-    intro = INTRO.format(
-        right=len(right), packages=len(packages), faults=len(faults),
-        versions=versions, summary=_summary(right, faults),
-    )  # fmt: skip
+    packages = {verdict.distribution for verdict in verdicts}
     parts = [
-        intro.strip(),
-        HEADINGS["bugs"],
-        "Each of these is the package's own code, checked as it stands.",
-        _table(
+        INTRO.format(
+            right=len(right), packages=len(packages), faults=len(faults),
+            summary=_summary(right, faults),
+        ),
+        BUGS,
+        markdown_table(
             ["package", "kernel", "what is wrong", "first line"],
-            [[v.package, v.kernel, v.fault, _code(v.first_line)] for v in bugs],
+            [[_package(v), v.kernel, v.fault, _code(v.first_line)] for v in bugs],
         ),
-        HEADINGS["right"],
-        "*Named* is what the report says of the kernel: the convention of each quantized argument, and the arithmetic "
-        "or the rounding of intermediate results that explains it.",
-        _table(
-            ["package", "kernel", "verdict", "named"],
-            [[v.package, v.kernel, _word(v), _said(v)] for v in right],
+        RIGHT_KERNELS,
+        markdown_table(["package", "kernels", "named"], list(_right_rows(right))),
+        FAULTS,
+        markdown_table(["fault", "cases", "named", "first line"], list(_fault_rows(faults))),
+        "## What is missed",
+        "\n\n".join(
+            [
+                _missed("Right kernels that are red", right, "green"),
+                _missed("Faults that are not red", faults, "red"),
+                "\n".join(f"- {remark}" for remark in REMARKS),
+            ]
         ),
-        HEADINGS["faults"],
-        "*Named* means that the first line holds the cause, or the place and the size of the error. *Red* means that it does "
-        "not, or that there is no single good line.",
-        _table(
-            ["package", "kernel", "fault", "verdict", "first line"],
-            [[v.package, v.kernel, v.fault, _word(v), _code(v.first_line)] for v in faults],
-        ),
-        HEADINGS["missed"],
-        _missed(right, faults),
-        "\n".join(["Remarks:", "", *(f"- {remark}" for remark in REMARKS)]),
-        HEADINGS["left out"],
+        "## What could not run",
         "\n".join(f"- {what}: {reason}" for what, reason in LEFT_OUT.items()),
-    ]
+    ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
 
-def rows(page: str) -> dict[str, str]:
-    """Return title → verdict of every kernel and fault on a page."""
-    verdicts = {}
-    sections = {
-        name: page.partition(heading)[2].partition("\n## ")[0] for name, heading in HEADINGS.items()
-    }
-    for cells in _cells(sections["bugs"]):
-        verdicts[f"{cells[0]}: {cells[1]}"] = "bug"
-    for cells in _cells(sections["right"]):
-        verdicts[f"{cells[0]}: {cells[1]}"] = cells[2].strip("*")
-    for cells in _cells(sections["faults"]):
-        verdicts[f"{cells[0]}: {cells[1]}: {cells[2]}"] = cells[3].strip("*")
-    return verdicts
+def read_verdicts(path: Path | None) -> list[Verdict]:
+    """Read verdicts that a run kept; none where there is no file."""
+    if path is None or not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [Verdict(**json.loads(line)) for line in lines]
 
 
-def word_of(verdict: Verdict) -> str:
-    """Return the word of the page for a verdict: green, red, named, or died."""
-    if verdict.verdict == "none":
-        return "no verdict"
-    return "named" if verdict.named else verdict.verdict
+def write_verdicts(path: Path, verdicts: Iterable[Verdict]) -> None:
+    """Write what a later run has to repeat: all but the time that each verdict took."""
+    records = [asdict(verdict) for verdict in verdicts]
+    for record in records:
+        del record["seconds"]
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
 
 
 def _summary(right: Sequence[Verdict], faults: Sequence[Verdict]) -> str:
@@ -109,25 +98,43 @@ def _summary(right: Sequence[Verdict], faults: Sequence[Verdict]) -> str:
     )
 
 
-def _missed(right: Sequence[Verdict], faults: Sequence[Verdict]) -> str:
-    parts = []
-    for verdicts, wanted, words in ((right, "green", "Right kernels that are red"), (faults, "red", "Faults that are not red")):  # fmt: skip
-        wrong = [v for v in verdicts if v.verdict != wanted]
-        listed = [
-            f"- {v.package}: {v.kernel}{': ' + v.fault if v.fault else ''}: {_code(v.first_line) or 'green'}"
-            for v in wrong
+def _right_rows(right: Sequence[Verdict]) -> Iterable[list[str]]:
+    """Yield a row for all kernels of a package of which the report says the same."""
+    groups = defaultdict(list)
+    for verdict in right:
+        if verdict.verdict == "green":
+            groups[_package(verdict), _escape(verdict.first_line)].append(verdict.kernel)
+    for (package, first_line), kernels in groups.items():
+        yield [package, "; ".join(kernels), first_line]
+
+
+def _fault_rows(faults: Sequence[Verdict]) -> Iterable[list[str]]:
+    """Yield a row for all faults whose names differ in numbers alone."""
+    groups = defaultdict(list)
+    for verdict in faults:
+        if verdict.verdict == "red":
+            groups[re.sub(r"[-+]?\b\d[\d.e-]*", "…", verdict.fault)].append(verdict)
+    for name, cases in groups.items():
+        is_one = len({case.fault for case in cases}) == 1
+        best = max(cases, key=lambda case: case.named)
+        yield [
+            cases[0].fault if is_one else name,
+            str(len(cases)),
+            str(sum(case.named for case in cases)),
+            _code(best.first_line),
         ]
-        parts.append("\n".join([f"{words}: {len(wrong)}.", "", *listed]).strip())
-    return "\n\n".join(parts)
 
 
-def _word(verdict: Verdict) -> str:
-    word = word_of(verdict)
-    return word if verdict.is_as_wanted else f"**{word}**"
+def _missed(words: str, verdicts: Sequence[Verdict], right_verdict: str) -> str:
+    wrong = [v for v in verdicts if v.verdict != right_verdict]
+    lines = [f"- {v.title}: {_code(v.first_line) or 'green'}" for v in wrong]
+    return "\n".join([f"{words}: {len(wrong)}.", "", *lines]).strip()
 
 
-def _said(verdict: Verdict) -> str:
-    return _escape(verdict.first_line) if verdict.verdict == "green" else _code(verdict.first_line)
+def _package(verdict: Verdict) -> str:
+    return verdict.package.replace(
+        verdict.distribution, f"{verdict.distribution} {verdict.version}"
+    )
 
 
 def _code(first_line: str) -> str:
@@ -138,18 +145,3 @@ def _code(first_line: str) -> str:
 
 def _escape(text: str) -> str:
     return text.replace("|", "\\|")
-
-
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rule = "|".join(["---"] * len(headings))
-    shown = [" | ".join(line) for line in [headings, *lines]]
-    return "\n".join([f"| {shown[0]} |", f"|{rule}|", *(f"| {line} |" for line in shown[1:])])
-
-
-def _cells(section: str) -> list[list[str]]:
-    lines = [line for line in section.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[1:]]
-
-
-def _version(distribution: str) -> str:
-    return version(distribution).partition("+")[0]

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ class Verdict:
     """
 
     package: str
+    version: str
     kernel: str
     fault: str
     is_bug: bool
@@ -43,7 +45,12 @@ class Verdict:
     first_line: str
     named: bool
     has_words: bool
-    seconds: float
+    seconds: float = 0.0
+
+    @property
+    def distribution(self) -> str:
+        """Return the name under which the package is installed."""
+        return self.package.partition(",")[0]
 
     @property
     def title(self) -> str:
@@ -78,6 +85,7 @@ def unjudged(kernel: RealKernel, fault: Fault | None) -> Verdict:
     """Return the verdict of a case in which the process ends."""
     return Verdict(
         kernel.package,
+        version(kernel.package.partition(",")[0]).partition("+")[0],
         kernel.name,
         kernel.bug if fault is None else fault.name,
         bool(kernel.bug),
@@ -85,7 +93,6 @@ def unjudged(kernel: RealKernel, fault: Fault | None) -> Verdict:
         "the process ended",
         named=False,
         has_words=bool(kernel.words if fault is None else fault.words),
-        seconds=0.0,
     )
 
 

@@ -1,0 +1,94 @@
+"""Tables of pages that follow from registries and settings.
+
+python -m tests.page_tables          say which pages differ
+python -m tests.page_tables --write  write them
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+from qgate import formats
+from qgate.cli._formats import number
+from qgate.gate.limits import NUMBERS, Limits
+from qgate.results.scopes import SCOPES
+from tests.markdown import markdown_table
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+MARK, END = "<!-- made by python -m tests.page_tables --write -->\n", "<!-- made until here -->"
+SETTINGS = {
+    "budget_db": "dB from the error of an ideal quantizer",
+    "regression": "share above an accepted error",
+    "regression_other_device": "the same, where another arithmetic accepted it",
+    "regression_across_weights": "the same, with other weights than accepted",
+    "task_margin": "share of the accepted bits per byte or task metric that its change stays within",
+    "task_margin_other_device": "the same, where another arithmetic accepted it",
+    "atol": "added to accepted errors",
+}
+"""What each number of a limits table bounds."""
+
+
+def limits_table() -> str:
+    """Return the settings of limits, their defaults and those of single scopes."""
+    defaults = {field.name: field.default for field in fields(Limits)}
+    lines = []
+    for name in NUMBERS:
+        others = "; ".join(
+            f"{scope.name} {scope.limits[name]:g}" for scope in SCOPES if name in scope.limits
+        )
+        lines.append([f"`{name}`", SETTINGS[name], f"{defaults[name]:g}", others])
+    return markdown_table(["setting", "bounds", "default", "default of a scope"], lines)
+
+
+def formats_table() -> str:
+    """Return the facts of every format, and its other names."""
+    lines = []
+    for fmt in formats.FORMATS:
+        names = " ".join(f"`{name}`" for name in (fmt.name, *formats.aliases(fmt.name)))
+        subnormal = number(fmt.min_subnormal) if fmt.min_subnormal < fmt.min_normal else "–"
+        scale = f"{fmt.block} by {fmt.scale}" if fmt.block else "–"
+        lines.append(
+            [
+                names,
+                fmt.layout,
+                number(fmt.max),
+                number(fmt.min_normal),
+                subnormal,
+                scale,
+                fmt.notes,
+            ]
+        )
+    heads = ["format", "layout", "max", "normal", "subnormal", "block", "notes"]
+    return markdown_table(heads, lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"limits.md": limits_table, "formats.md": formats_table}
+
+
+def replaced(page: str, table: str) -> str:
+    """Return a page with a table between its marks."""
+    before, mark, rest = page.partition(MARK)
+    _, end, after = rest.partition(END)
+    if not (mark and end):
+        raise ValueError(f"The page has no place for a table: write {MARK.strip()} and {END}.")
+    return f"{before}{MARK}\n{table}\n\n{END}{after}"
+
+
+def main() -> int:
+    stale = {}
+    for name, table in TABLES.items():
+        page = (DOCS / name).read_text(encoding="utf-8")
+        if (made := replaced(page, table())) != page:
+            stale[name] = made
+    for name, made in stale.items():
+        if "--write" in sys.argv[1:]:
+            (DOCS / name).write_text(made, encoding="utf-8")
+        print(f"docs/{name}: its table differs")
+    return int(bool(stale) and "--write" not in sys.argv[1:])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
