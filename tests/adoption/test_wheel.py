@@ -24,6 +24,7 @@ DATA = {
     "qgate/py.typed",
     "qgate/checkpoints/checkpoint.schema.json",
     "qgate/engines/engines.schema.json",
+    "qgate/engines/series.schema.json",
     "qgate/results/report.schema.json",
     "qgate/results/results.schema.json",
 }
