@@ -5,10 +5,13 @@
   qgate engines A B --output-dir DIR         also as a page, with all tokens
   qgate engines A B --keep-reference FILE    also keep B's logits, in about 1 % of their bytes
   qgate engines --steps DIR                  all steps of a run: from which step on they drift apart
+  qgate engines TRAINER PROBE                the weights that an engine holds after a sync
 
 A and B are dumps of `qgate.collect` with the embedding and the head among their sites; .npz,
 .safetensors or .pt files of token ids with logits or log-probabilities; or JSON lines of vLLM,
 SGLang or servers with OpenAI's API. B is the engine that drew the tokens.
+PROBE is a folder that qgate.probe wrote in an engine, and TRAINER one of a trainer, a checkpoint,
+or a folder of several of them with the step in their names.
 DIR holds a folder per step with its number in the name, such as step-12, and in it files or dumps
 that are called trainer and rollout, such as trainer.npz.
 Exit status: 0 if both were compared, 1 if a limit is exceeded or the engines drift apart, 2 if
@@ -67,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from qgate.engines.findings import EngineLimits
     from qgate.engines.kept_logits import keep_logits
     from qgate.engines.profile import token_rows
+    from qgate.engines.sync import is_sync
     from qgate.engines.texts import result_lines
     from qgate.storage.output import check_folder
 
@@ -79,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         return _run_steps(args, folder, limits)
     if args.reference is None:
         raise QgateError("name two engines, as in qgate engines A B, or a folder by --steps DIR.")
+    if is_sync(args.reference):
+        return _run_sync(args, folder, limits)
     weights = None if args.weights is None else (args.weights[0], args.weights[1])
     with progress("samples") as report:
         comparison = compare_tokens(
@@ -98,19 +104,42 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(record.beyond))
 
 
+def _run_sync(args: argparse.Namespace, folder: Location | None, limits: EngineLimits) -> int:
+    """Compare the weights that an engine holds with those of its trainer."""
+    from qgate.engines import files
+    from qgate.engines.sync import compare_sync
+    from qgate.engines.sync_texts import result_lines
+
+    _refuse(args, "a folder of qgate.probe is compared as a whole and", "--weights",
+            "--keep-reference", "--logits")  # fmt: skip
+    with progress("weights") as report:
+        record = compare_sync(args.actual, args.reference, limits=limits, progress=report)
+    if args.json:
+        print_json(json_text(record), end="")
+    else:
+        print_text("\n".join(result_lines(record, args.limit)))
+    if folder is not None:
+        page = files.write_sync(folder, record)
+        print_line(f"page: {page}", file=sys.stderr if args.json else sys.stdout)
+    return int(record.failed)
+
+
+def _refuse(args: argparse.Namespace, why: str, *options: str) -> None:
+    """Refuse options that say nothing about what is compared."""
+    values = {"A": args.actual, "--weights": args.weights, "--logits": args.logits}
+    values |= {"--keep-reference": args.keep_reference, "--same-weights": args.same_weights}
+    if chosen := [name for name in options if values[name]]:
+        raise QgateError(f"{why} takes no {chosen[0]}: leave it out.")
+
+
 def _run_steps(args: argparse.Namespace, folder: Location | None, limits: EngineLimits) -> int:
     """Compare two engines at every step of a run."""
     from qgate.engines import files
     from qgate.engines.series import compare_steps
     from qgate.engines.series_texts import result_lines
 
-    names = {"A": args.actual, "--weights": args.weights, "--keep-reference": args.keep_reference}
-    chosen = [name for name, value in names.items() if value is not None]
-    chosen += ["--same-weights"] if args.same_weights else []
-    if chosen:
-        raise QgateError(
-            f"--steps compares what is in its folder and takes no {chosen[0]}: leave it out."
-        )
+    _refuse(args, "--steps compares what is in its folder and", "A", "--weights",
+            "--keep-reference", "--same-weights")  # fmt: skip
     with progress("steps") as report:
         series = compare_steps(args.steps, head=args.logits, limits=limits, progress=report)
     if args.json:

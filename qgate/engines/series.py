@@ -28,7 +28,8 @@ CLIPPED = math.log(1.25)
 ALARM = 1e-3
 """Chance of a change by accident below which it is reported."""
 _ACTUAL, _REFERENCE = ("trainer", "actual"), ("rollout", "engine", "reference")
-_STEP = re.compile(r"(?:.*?[^0-9])?([0-9]+)")
+STEP = re.compile(r"(?:.*?[^0-9])?([0-9]+)")
+"""Name of the folder of a step."""
 _QUARTERS = 4
 _GROWN = 2.0
 """Growth of a module's difference that a drift has at least."""
@@ -52,7 +53,7 @@ def find_steps(folder: str) -> list[StepEngines]:
         raise QgateError(f"there is no folder {folder!r} of steps.")
     steps: dict[int, StepEngines] = {}
     for name, is_folder in sorted(home.names().items()):
-        match = _STEP.fullmatch(name)
+        match = STEP.fullmatch(name)
         if match is None or not is_folder:
             continue
         number = int(match[1])

@@ -25,6 +25,7 @@ DATA = {
     "qgate/checkpoints/checkpoint.schema.json",
     "qgate/engines/engines.schema.json",
     "qgate/engines/series.schema.json",
+    "qgate/engines/sync.schema.json",
     "qgate/results/report.schema.json",
     "qgate/results/results.schema.json",
 }

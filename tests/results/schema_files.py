@@ -12,6 +12,7 @@ from typing import Any
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.engines.record import EnginesRecord
 from qgate.engines.series_record import SeriesRecord
+from qgate.engines.sync_record import SyncRecord
 from qgate.records import json_schema
 from qgate.results.schema import GateRecord, RecordedCheck, RunHeader
 
@@ -68,17 +69,29 @@ def series_schema() -> dict[str, Any]:
     }
 
 
+def sync_schema() -> dict[str, Any]:
+    return {
+        "$schema": DIALECT,
+        "title": "An engine beside its trainer after a sync: qgate engines TRAINER PROBE --json",
+        "description": "Keys that are not named here may be added by later versions.",
+        "$ref": "#/$defs/record",
+        "$defs": json_schema({"record": SyncRecord}),
+    }
+
+
 MADE = {
     "results": results_schema,
     "checkpoint": checkpoint_schema,
     "engines": engines_schema,
     "series": series_schema,
+    "sync": sync_schema,
 }
 ROOMS = {
     "results": "results",
     "checkpoint": "checkpoints",
     "engines": "engines",
     "series": "engines",
+    "sync": "engines",
 }
 
 

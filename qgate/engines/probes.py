@@ -1,0 +1,245 @@
+"""Read what `qgate.probe` wrote, and the weights of a trainer at the same rows and columns."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from qgate.checkpoints.opening import open_checkpoint
+from qgate.errors import QgateError
+from qgate.probe import COLUMNS, ROWS, VERSION, row_digests, sampled_places
+from qgate.storage.access import folder_of
+from qgate.storage.folders import Folder
+from qgate.storage.locations import user_location
+from qgate.storage.tensor_reading import open_safetensors
+
+_FILE = re.compile(r"(probe|outputs)-rank([0-9]{5,})\.safetensors")
+_KEY = re.compile(r"(.+)@([0-9]+),([0-9]+)")
+
+
+@dataclass(frozen=True)
+class ProbeShard:
+    """The sampled part of a weight on one rank.
+
+    start, size    first row and column in the whole weight, and how many there are on the rank
+    shape          of the whole weight
+    rows, columns  that were sampled, in the whole weight
+    values         of these, or codes of a format with their scales
+    digests        of each row on the rank; None for codes
+    """
+
+    name: str
+    rank: int
+    start: tuple[int, int]
+    size: tuple[int, int]
+    shape: tuple[int, int]
+    rows: Tensor
+    columns: Tensor
+    values: Tensor
+    scales: Tensor | None = None
+    format: str = ""
+    digests: Tensor | None = None
+
+    @property
+    def decoded(self) -> Tensor:
+        """Return the values that the codes stand for, in float64."""
+        values = self.values.double()
+        return values if self.scales is None else values * self.scales.double()
+
+
+@dataclass
+class Probe:
+    """A folder of `qgate.probe`: weights and KV scales of all ranks, and outputs of the first one.
+
+    step    of the trainer, where the writer knew it
+    unread  weights that the probe could not read, with the reasons
+    """
+
+    label: str
+    shards: list[ProbeShard] = field(default_factory=list)
+    kv_scales: dict[str, list[float]] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    step: int | None = None
+    seed: int = 0
+
+
+def is_probe(folder: Folder) -> bool:
+    """Tell if a folder holds files of `qgate.probe`."""
+    return folder.kind() == "folder" and any(map(_FILE.fullmatch, folder.names()))
+
+
+def read_probe(spec: str) -> Probe:
+    """Read the files of all ranks in a folder."""
+    home = folder_of(user_location(spec))
+    probe = Probe(spec)
+    steps: dict[int | None, str] = {}
+    for name in sorted(home.names()):
+        match = _FILE.fullmatch(name)
+        if match is None:
+            continue
+        try:
+            with open_safetensors(home.at(name)) as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            about = _about(tensors.pop("about"))
+            if match[1] == "outputs":
+                probe.outputs = probe.outputs or tensors
+                continue
+            probe.shards += _shards(about, tensors)
+        except (KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+            raise QgateError(
+                f"{str(home.at(name))!r} is no file of qgate.probe ({error}): write it again."
+            ) from None
+        probe.unread |= {str(k): str(v) for k, v in about["unread"].items()}
+        for key in tensors:
+            if key.startswith("kv/"):
+                probe.kv_scales.setdefault(key[3:], []).extend(tensors[key].tolist())
+        steps[about["step"]] = name
+        probe.seed = about["seed"]
+    if len(steps) > 1:
+        listed = " and ".join(f"{step} in {name!r}" for step, name in steps.items())
+        raise QgateError(f"{spec!r} holds ranks of several steps, {listed}: probe all ranks again.")
+    probe.step = next(iter(steps), None)
+    return probe
+
+
+def _about(note: Tensor) -> dict[str, Any]:
+    about: dict[str, Any] = json.loads(bytes(note.tolist()))
+    if about.get("qgate") != "probe" or about.get("version") != VERSION:
+        raise ValueError(f"it is of version {about.get('version')}, not {VERSION}")
+    return about
+
+
+def _shards(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[ProbeShard]:
+    for key, (height, width, rows, columns) in about["shapes"].items():
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise ValueError(f"{key!r} names no weight")
+        parts = {
+            part: tensors.get(f"{key}/{part}")
+            for part in ("rows", "columns", "values", "codes", "scales", "format", "digests")
+        }
+        values = parts["codes"] if parts["values"] is None else parts["values"]
+        sampled = parts["rows"], parts["columns"]
+        if values is None or sampled[0] is None or sampled[1] is None:
+            raise ValueError(f"{key!r} has no values")
+        if values.shape != (len(sampled[0]), len(sampled[1])):
+            raise ValueError(f"values of {key!r} do not fit its rows and columns")
+        kind = parts["format"]
+        yield ProbeShard(
+            match[1], about["rank"], (int(match[2]), int(match[3])), (rows, columns),
+            (height, width), sampled[0], sampled[1], values, parts["scales"],
+            "" if kind is None else bytes(kind.tolist()).decode(), parts["digests"],
+        )  # fmt: skip
+
+
+# The trainer -------------------------------------------------------------------------------------
+
+
+class WeightSource(Protocol):
+    """Weights of a trainer at one step."""
+
+    label: str
+
+    def names(self) -> list[str]: ...
+
+    def shape(self, name: str) -> tuple[int, int]: ...
+
+    def values(self, name: str, rows: Tensor, columns: Tensor) -> Tensor: ...
+
+    def digests(self, name: str) -> Tensor | None: ...
+
+
+class CheckpointSource:
+    """Weights of a checkpoint on disk, one of them in memory at a time."""
+
+    def __init__(self, spec: str) -> None:
+        self.label = spec
+        self._checkpoint = open_checkpoint(spec)
+        self._last: tuple[str, Tensor] = ("", torch.zeros(0))
+
+    def names(self) -> list[str]:
+        return [n for n, entry in self._checkpoint.entries.items() if len(entry.shape) in (1, 2)]
+
+    def shape(self, name: str) -> tuple[int, int]:
+        sizes = (*self._checkpoint.entries[name].shape, 1)
+        return sizes[0], sizes[1]
+
+    def _whole(self, name: str) -> Tensor:
+        if self._last[0] != name:
+            self._last = name, self._checkpoint.read(name).reshape(self.shape(name))
+        return self._last[1]
+
+    def values(self, name: str, rows: Tensor, columns: Tensor) -> Tensor:
+        return self._whole(name)[rows[:, None], columns]
+
+    def digests(self, name: str) -> Tensor | None:
+        return row_digests(self._whole(name))
+
+
+class ProbeSource:
+    """Weights that a probe sampled in a trainer, put together from its ranks."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.label, self.step = probe.label, probe.step
+        self.probe = probe
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[ProbeShard]]:
+        shards: dict[str, dict[tuple[int, int], ProbeShard]] = {}
+        for shard in self.probe.shards:
+            shards.setdefault(shard.name, {}).setdefault(shard.start, shard)
+        return {name: list(parts.values()) for name, parts in shards.items()}
+
+    def names(self) -> list[str]:
+        return list(self._by_name)
+
+    def shape(self, name: str) -> tuple[int, int]:
+        return self._by_name[name][0].shape
+
+    def values(self, name: str, rows: Tensor, columns: Tensor) -> Tensor:
+        height, width = self.shape(name)
+        all_rows = sampled_places(height, ROWS, self.probe.seed)
+        all_columns = sampled_places(width, COLUMNS, self.probe.seed)
+        dtype = self._by_name[name][0].values.dtype
+        is_plain = self._by_name[name][0].scales is None
+        grid = torch.full((len(all_rows), len(all_columns)), torch.nan, dtype=torch.float64)
+        for shard in self._by_name[name]:
+            at = (
+                torch.searchsorted(all_rows, shard.rows),
+                torch.searchsorted(all_columns, shard.columns),
+            )
+            grid[at[0][:, None], at[1]] = shard.decoded
+        chosen = torch.searchsorted(all_rows, rows), torch.searchsorted(all_columns, columns)
+        values = grid[chosen[0][:, None], chosen[1]]
+        if values.isnan().any():
+            raise QgateError(
+                f"{self.label!r} lacks rows or columns of {name}: probe all ranks of the trainer, "
+                "and both programs with the same seed."
+            )
+        return values.to(dtype) if is_plain else values
+
+    def digests(self, name: str) -> Tensor | None:
+        height, width = self.shape(name)
+        total, covered = torch.zeros(height, dtype=torch.int64), torch.zeros(height)
+        for shard in self._by_name[name]:
+            if shard.digests is None:
+                return None
+            rows = slice(shard.start[0], shard.start[0] + len(shard.digests))
+            total[rows] += shard.digests
+            covered[rows] += shard.size[1]
+        return total if bool((covered == width).all()) else None
+
+
+def open_source(spec: str) -> WeightSource:
+    """Open a trainer's weights: a folder of `qgate.probe`, or a checkpoint."""
+    home = folder_of(user_location(spec))
+    return ProbeSource(read_probe(spec)) if is_probe(home) else CheckpointSource(spec)
