@@ -269,15 +269,15 @@ def _parallel(
     values = _upright(values, module.input_size, sum(height for height, _, _ in parts))
     scales = _scales_of(module, leaf, values, [height for height, _, _ in parts])
     parent, _, own = path.rpartition(".")
-    given = tuple(packed.get(own, (own,)))
-    if len(given) not in (1, len(parts)):
-        raise ValueError(f"{own} has {len(parts)} parts and {len(given)} names")
+    part_names = tuple(packed.get(own, (own,)))
+    if len(part_names) not in (1, len(parts)):
+        raise ValueError(f"{own} has {len(parts)} parts and {len(part_names)} names")
     wholes = [whole for _, _, whole in parts]
     row = 0
     for at, (height, first, whole) in enumerate(parts):
-        name = f"{parent}.{given[at % len(given)]}.{leaf}".removeprefix(".")
-        above = sum(wholes[:at]) if len(given) == 1 else 0
-        total = sum(wholes) if len(given) == 1 else whole
+        name = f"{parent}.{part_names[at % len(part_names)]}.{leaf}".removeprefix(".")
+        above = sum(wholes[:at]) if len(part_names) == 1 else 0
+        total = sum(wholes) if len(part_names) == 1 else whole
         shape = (total, *values.shape[1:])
         start = (above + first, *(0 for _ in values.shape[1:]))
         rows = slice(row, row + height)
@@ -577,8 +577,8 @@ def _write(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, object
     offset = 0
     for name, tensor in parts.items():
         end = offset + tensor.numel() * tensor.element_size()
-        place = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape)}
-        header[name] = {**place, "data_offsets": [offset, end]}
+        entry = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape)}
+        header[name] = {**entry, "data_offsets": [offset, end]}
         offset = end
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Literal, NotRequired, Protocol, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -16,6 +16,7 @@ from torch import Tensor
 from qgate.checkpoints.opening import open_checkpoint
 from qgate.errors import QgateError
 from qgate.probe import COLUMNS, ROWS, VERSION, row_digests, sampled_places
+from qgate.records import validate
 from qgate.storage.access import folder_of
 from qgate.storage.folders import Folder
 from qgate.storage.locations import user_location
@@ -98,7 +99,7 @@ def read_probe(spec: str) -> Probe:
             raise QgateError(
                 f"{str(home.at(name))!r} is no file of qgate.probe ({error}): write it again."
             ) from None
-        probe.unread |= {str(k): str(v) for k, v in about["unread"].items()}
+        probe.unread |= about["unread"]
         for key in tensors:
             if key.startswith("kv/"):
                 probe.kv_scales.setdefault(key[3:], []).extend(tensors[key].tolist())
@@ -111,14 +112,27 @@ def read_probe(spec: str) -> Probe:
     return probe
 
 
-def _about(note: Tensor) -> dict[str, Any]:
-    about: dict[str, Any] = json.loads(bytes(note.tolist()))
-    if about.get("qgate") != "probe" or about.get("version") != VERSION:
-        raise ValueError(f"it is of version {about.get('version')}, not {VERSION}")
+class _About(TypedDict):
+    """Description of a file of a probe; one of outputs has no step and no weights."""
+
+    qgate: Literal["probe"]
+    version: int
+    rank: int
+    seed: int
+    step: NotRequired[int | None]
+    shapes: NotRequired[dict[str, tuple[int, int, int, int]]]
+    unread: NotRequired[dict[str, str]]
+
+
+def _about(note: Tensor) -> _About:
+    about: _About = json.loads(bytes(note.tolist()))
+    validate(about, _About)
+    if about["version"] != VERSION:
+        raise ValueError(f"it is of version {about['version']}, not {VERSION}")
     return about
 
 
-def _shards(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[ProbeShard]:
+def _shards(about: _About, tensors: Mapping[str, Tensor]) -> Iterator[ProbeShard]:
     for key, (height, width, rows, columns) in about["shapes"].items():
         match = _KEY.fullmatch(key)
         if match is None:
@@ -128,15 +142,18 @@ def _shards(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator
             for part in ("rows", "columns", "values", "codes", "scales", "format", "digests")
         }
         values = parts["codes"] if parts["values"] is None else parts["values"]
-        sampled = parts["rows"], parts["columns"]
-        if values is None or sampled[0] is None or sampled[1] is None:
+        row_numbers, column_numbers = parts["rows"], parts["columns"]
+        if values is None or row_numbers is None or column_numbers is None:
             raise ValueError(f"{key!r} has no values")
-        if values.shape != (len(sampled[0]), len(sampled[1])):
+        if values.shape != (len(row_numbers), len(column_numbers)):
             raise ValueError(f"values of {key!r} do not fit its rows and columns")
+        for numbers, size in ((row_numbers, height), (column_numbers, width)):
+            if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < size:
+                raise ValueError(f"{key!r} was sampled outside of its shape")
         kind = parts["format"]
         yield ProbeShard(
             match[1], about["rank"], (int(match[2]), int(match[3])), (rows, columns),
-            (height, width), sampled[0], sampled[1], values, parts["scales"],
+            (height, width), row_numbers, column_numbers, values, parts["scales"],
             "" if kind is None else bytes(kind.tolist()).decode(), parts["digests"],
         )  # fmt: skip
 

@@ -254,16 +254,16 @@ def _finding(
     shard: ProbeShard, relation: str, differing: int, holds: str = "", *,
     step: int | None = None, rows: str = "", error: float | None = None,
 ) -> WeightFinding:  # fmt: skip
-    looked = shard.values.numel()
+    sampled = shard.values.numel()
     return WeightFinding(
-        shard.name, shard.rank, relation, step, holds, rows, looked, differing, error
+        shard.name, shard.rank, relation, step, holds, rows, sampled, differing, error
     )
 
 
 def _add_notes(probe: Probe, record: SyncRecord) -> None:
     near = [finding for finding in record.findings if finding.relation == "near"]
     if near:
-        share = sum(f.differing for f in near) / sum(f.looked for f in near)
+        share = sum(f.differing for f in near) / sum(f.sampled for f in near)
         record.notes.append(
             f"{len(near)} weights have {100 * share:.2g} % of codes next to the nearest one, as a "
             "division in 16 bits makes; earlier steps of the trainer would tell stale ones"

@@ -100,6 +100,6 @@ def _row(finding: WeightFinding) -> list[Cell]:
         number(float(finding.rank), rank),
         Cell(relation_text(finding), bad=finding.relation != "near"),
         Cell(rows),
-        number(finding.differing / max(finding.looked, 1), share),
+        number(finding.differing / max(finding.sampled, 1), share),
         number(size, error),
     ]

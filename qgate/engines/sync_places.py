@@ -1,4 +1,4 @@
-"""Where stale weights are: a rank, an expert, a layer, or some rows of one weight."""
+"""Places of stale weights: a rank, an expert, a layer, or some rows of one weight."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ def group_findings(findings: Iterable[WeightFinding], shards: Sequence[Shard]) -
     for finding in findings:
         groups[finding.relation, finding.step].append((finding.name, finding.rank))
     ordered = sorted(groups, key=lambda key: (RELATIONS.index(key[0]), -len(groups[key])))
-    places = (_place(set(groups[key]), set(shards)) for key in ordered)
-    return [StaleGroup(r, s, *place) for (r, s), place in zip(ordered, places, strict=True)]
+    everything = set(shards)
+    return [
+        StaleGroup(relation, step, *_place(set(groups[relation, step]), everything))
+        for relation, step in ordered
+    ]
 
 
 def _place(stale: set[Shard], shards: set[Shard]) -> tuple[str, int, int]:
@@ -37,9 +40,9 @@ def _place(stale: set[Shard], shards: set[Shard]) -> tuple[str, int, int]:
     everywhere = {rank for _, rank in shards}
     layers = {_number(_LAYER, name) for name in names}
     if ranks < everywhere and len(layers) > 1:
-        there = {name for name, rank in shards if rank in ranks}
-        if 2 * len(names) > len(there):
-            return f"on {_numbered('rank', ranks)}", len(names), len(there)
+        in_place = {name for name, rank in shards if rank in ranks}
+        if 2 * len(names) > len(in_place):
+            return f"on {_numbered('rank', ranks)}", len(names), len(in_place)
     of_names = {rank for name, rank in shards if name in names}
     on_ranks = f" on {_numbered('rank', ranks)}" if ranks < of_names else ""
     if len(names) == 1:
@@ -49,9 +52,9 @@ def _place(stale: set[Shard], shards: set[Shard]) -> tuple[str, int, int]:
         in_layers = {name for name, _ in shards if _number(_LAYER, name) in layers}
         where = _numbered("layer", {layer for layer in layers if layer is not None})
         if None not in experts and len(experts) <= _LISTED:
-            there = {name for name in in_layers if _number(_EXPERT, name) in experts}
+            in_place = {name for name in in_layers if _number(_EXPERT, name) in experts}
             words = _numbered("expert", {expert for expert in experts if expert is not None})
-            return f"in {words} of {where}{on_ranks}", len(names), len(there)
+            return f"in {words} of {where}{on_ranks}", len(names), len(in_place)
         return f"in {where}{on_ranks}", len(names), len(in_layers)
     whole = {name for name, _ in shards}
     if 2 * len(names) > len(whole):

@@ -19,7 +19,7 @@ class WeightFinding:
     step      of the trainer whose weight it is; None where no step is known
     holds     what it is instead, in words
     rows      rows that differ, as a text; empty for all
-    looked    elements that were compared; differing: those that are not the trainer's
+    sampled    elements that were compared; differing: those that are not the trainer's
     """
 
     name: str
@@ -28,7 +28,7 @@ class WeightFinding:
     step: int | None
     holds: str
     rows: str
-    looked: int
+    sampled: int
     differing: int
     relative_error: float | None = None
 

@@ -17,24 +17,24 @@ def headline(record: SyncRecord) -> str:
     groups = [group for group in record.groups if group.relation != "near"]
     if groups:
         return group_text(record, groups[0])
-    held = _held(record)
+    weights = _right_weights(record)
     if record.beyond:
-        return f"{one_line(record.beyond[0])}; {held}"
+        return f"{one_line(record.beyond[0])}; {weights}"
     if record.begins:
-        return f"outputs begin to differ at {one_line(record.begins)}; {held}"
-    return held
+        return f"outputs begin to differ at {one_line(record.begins)}; {weights}"
+    return weights
 
 
-def _held(record: SyncRecord) -> str:
-    """Say how many weights the engine has of its trainer."""
+def _right_weights(record: SyncRecord) -> str:
+    """Say matches many weights the engine has of its trainer."""
     step = "" if record.step is None else f" of step {record.step}"
     if record.nearest and record.exact:
-        how = f": {record.exact:,} bit for bit, {record.nearest:,} as the nearest codes"
+        matches = f": {record.exact:,} bit for bit, {record.nearest:,} as the nearest codes"
     else:
-        how = " as the nearest codes" if record.nearest else " bit for bit"
+        matches = " as the nearest codes" if record.nearest else " bit for bit"
     near = len(record.findings) - len(record.wrong)
     more = f"; {near:,} next to the nearest codes" if near else ""
-    return f"the engine has the trainer's weights{step}{how}{more}"
+    return f"the engine has the trainer's weights{step}{matches}{more}"
 
 
 def group_text(record: SyncRecord, group: StaleGroup) -> str:
@@ -90,7 +90,7 @@ def result_lines(record: SyncRecord, limit: int = 10) -> Iterator[str]:
 
 def finding_row(finding: WeightFinding) -> tuple[str, ...]:
     """Write a finding, as `HEAD` names its parts."""
-    share = finding.differing / finding.looked if finding.looked else 1.0
+    share = finding.differing / finding.sampled if finding.sampled else 1.0
     error = "–" if finding.relative_error is None else brief(finding.relative_error)
     return (
         one_line(finding.name),
