@@ -30,8 +30,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 VERSION = 1
 ROWS = COLUMNS = 64
@@ -205,15 +203,18 @@ def _is_scale(leaf: str) -> bool:
     return "scale" in leaf or leaf.endswith(("zero_point", "zeros", "g_idx"))
 
 
-def _whole(parameter: Tensor) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
+def _whole(parameter: Any) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
     """Return the local values of a parameter, their start and the shape of the whole."""
     shape = tuple(parameter.shape)
     start: tuple[int, ...] = (0,) * len(shape)
-    if isinstance(parameter, DTensor):
+    if hasattr(parameter, "to_local"):
+        # Not every build of torch has it, and only parameters of FSDP need it.
+        from torch.distributed.tensor import _utils
+
         mesh, placements = parameter.device_mesh, parameter.placements
-        start = tuple(compute_local_shape_and_global_offset(shape, mesh, placements)[1])
+        start = tuple(_utils.compute_local_shape_and_global_offset(shape, mesh, placements)[1])
         parameter = parameter.to_local()
-    values = parameter.detach()
+    values: Tensor = parameter.detach()
     is_known = values.is_floating_point() or values.dtype in _CODES
     if not is_known or values.dim() not in (1, 2, 3):
         raise ValueError(f"{str(values.dtype)[6:]} of shape {list(shape)} is no layout known here")
@@ -460,7 +461,8 @@ def outputs(
             handle.remove()
     rank = _rank() if rank is None else rank
     path = Path(folder) / f"outputs-rank{rank:05d}.safetensors"
-    _write(path, recorder.tensors(), {"rank": rank, "seed": seed})
+    about = {"rank": rank, "seed": seed, "modules": list(recorder.values)}
+    _write(path, recorder.tensors(), about)
 
 
 class _Recorder:

@@ -60,8 +60,9 @@ class ProbeShard:
 class Probe:
     """A folder of `qgate.probe`: weights and KV scales of all ranks, and outputs of the first one.
 
-    step    of the trainer, where the writer knew it
-    unread  weights that the probe could not read, with the reasons
+    modules  with outputs, in the order of execution
+    step     of the trainer, where the writer knew it
+    unread   weights that the probe could not read, with the reasons
     """
 
     label: str
@@ -69,6 +70,7 @@ class Probe:
     kv_scales: dict[str, list[float]] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
+    modules: list[str] = field(default_factory=list)
     step: int | None = None
     seed: int = 0
 
@@ -92,7 +94,8 @@ def read_probe(spec: str) -> Probe:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             about = _about(tensors.pop("about"))
             if match[1] == "outputs":
-                probe.outputs = probe.outputs or tensors
+                if not probe.outputs:
+                    probe.outputs, probe.modules = tensors, about["modules"]
                 continue
             probe.shards += _shards(about, tensors)
         except (KeyError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
@@ -120,6 +123,7 @@ class _About(TypedDict):
     rank: int
     seed: int
     step: NotRequired[int | None]
+    modules: NotRequired[list[str]]
     shapes: NotRequired[dict[str, tuple[int, int, int, int]]]
     unread: NotRequired[dict[str, str]]
 

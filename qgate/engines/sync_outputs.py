@@ -16,50 +16,46 @@ from qgate.text.numbers import brief
 
 _JUMP = 10.0
 """Growth of the relative MSE from a layer to the next that is no carried difference."""
-_LEAST_MSE = 1e-9
-"""Relative MSE that another order of sums in float32 makes."""
-_HALF_NOISE = 1e-3
-"""Relative MSE that roundings to 16 bits leave in a single layer at most."""
+_WIDE_NOISE, _HALF_NOISE = 1e-9, 1e-5
+"""Relative MSE that sums in another order make in a layer in float32, and roundings to 16 bits."""
 
 
 def add_outputs(
     source: WeightSource, probe: Probe, record: SyncRecord, limits: EngineLimits
 ) -> None:
     """Add where outputs begin to differ, and how far apart the log-probabilities are."""
-    trainer = source.probe.outputs if isinstance(source, ProbeSource) else {}
-    if not (trainer and probe.outputs):
+    if not (isinstance(source, ProbeSource) and source.probe.outputs and probe.outputs):
         return
+    trainer = source.probe.outputs
     if not torch.equal(trainer["tokens"], probe.outputs["tokens"]):
         raise QgateError(
             f"{record.trainer!r} and {record.engine!r} have outputs of other tokens "
             f"({len(trainer['tokens']):,} and {len(probe.outputs['tokens']):,}): let both compute "
             "the same request inside of qgate.probe.outputs."
         )
-    for key, reference in trainer.items():
-        actual = probe.outputs.get(key)
-        if key.startswith("output/") and actual is not None and actual.shape == reference.shape:
+    for name in source.probe.modules:
+        reference, actual = trainer.get(f"output/{name}"), probe.outputs.get(f"output/{name}")
+        if reference is not None and actual is not None and actual.shape == reference.shape:
             energy = float(reference.double().square().sum()) or 1.0
             error = float((actual.double() - reference.double()).square().sum()) / energy
-            record.modules.append(ModuleDistance(key.removeprefix("output/"), error))
-    record.begins = _beginning(record.modules)
+            record.modules.append(ModuleDistance(name, error))
+    is_wide = all(shard.values.dtype == torch.float32 for shard in probe.shards)
+    record.begins = _beginning(record.modules, _WIDE_NOISE if is_wide else _HALF_NOISE)
     record.tokens = len(trainer["tokens"])
     if "logprobs" in trainer and "logprobs" in probe.outputs:
         _add_tokens(trainer, probe.outputs, record, limits)
 
 
-def _beginning(modules: list[ModuleDistance]) -> str:
-    """Name the module at which the difference jumps, if one does."""
-    before = _LEAST_MSE
-    worst = ("", 0.0, 0.0, 0.0)
-    for number, module in enumerate(modules):
+def _beginning(modules: list[ModuleDistance], noise: float) -> str:
+    """Name the first module at which the difference jumps, if one does."""
+    before = 0.0
+    for module in modules:
         value = module.relative_mse
-        growth = value / max(before, _LEAST_MSE) if number else value / _HALF_NOISE * _JUMP
-        if not value <= 0 and not growth <= max(worst[3], _JUMP):
-            worst = module.name, before if number else 0.0, value, growth
+        if not value <= _JUMP * max(before, noise):
+            sizes = f"relative MSE {brief(before)} before it, {brief(value)} after"
+            return f"{module.name} ({sizes})"
         before = value
-    if not worst[0]:
-        return ""
-    return f"{worst[0]} (relative MSE {brief(worst[1])} before it, {brief(worst[2])} after)"
+    return ""
 
 
 def _add_tokens(

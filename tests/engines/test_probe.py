@@ -15,15 +15,27 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from qgate import probe
 from qgate.engines.probes import ProbeSource, read_probe
+from qgate.engines.sync import compare_sync
 from qgate.errors import QgateError
 from tests.engines.stand_ins import Fp8, Make, State, engine
 from tests.engines.synced import EXPERTS, HEAD, Trainer, halves, state, write_engine
+from tests.shares import proof
 
 SOURCE = Path(probe.__file__)
+LLAMA = LlamaConfig(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=2, vocab_size=99,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+)  # fmt: skip
 
 
 def assembled(models: list[nn.Module], names: probe.Names = None) -> State:
@@ -233,12 +245,8 @@ def test_engines_reach_the_probe_in_their_own_ways(
 
 
 def test_outputs_of_a_model_are_those_that_it_computes(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=2, vocab_size=99,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=8,
-    )  # fmt: skip
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(LLAMA).eval()
     ids = torch.randint(99, (3, 11))
     with torch.no_grad():
         result = model(ids, output_hidden_states=True)
@@ -252,6 +260,34 @@ def test_outputs_of_a_model_are_those_that_it_computes(tmp_path: Path) -> None:
     assert torch.allclose(outputs["logprobs"].reshape(3, 11)[:, 1:], logs)
     assert bool(outputs["logprobs"].reshape(3, 11)[:, 0].isnan().all())
     assert [len(module._forward_hooks) for module in model.modules()] == hooks
+
+
+@proof
+def test_continuous_batching_computes_what_one_pass_does(tmp_path: Path) -> None:
+    """An engine with paged attention, prefill and decoding: equal until a layer is changed."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LLAMA).eval()
+    settings = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=98, pad_token_id=0)
+    for name in ("right", "wrong"):
+        if name == "wrong":
+            projection = model.get_submodule("model.layers.1.mlp.down_proj")
+            plain = projection.forward
+            projection.forward = lambda x, plain=plain: 1.05 * plain(x)
+        probe.snapshot(model, tmp_path / name, rank=0)
+        with probe.outputs(model, tmp_path / name, rank=0):
+            model.generate_batch(inputs=[[1, 2, 3, 4, 5]], generation_config=settings)
+    tokens = read_probe(str(tmp_path / "right")).outputs["tokens"]
+    assert len(tokens) == 8
+    trainer = LlamaForCausalLM(LLAMA).eval()
+    trainer.load_state_dict(model.state_dict())
+    probe.snapshot(trainer, tmp_path / "trainer", rank=0)
+    with torch.no_grad(), probe.outputs(trainer, tmp_path / "trainer", rank=0):
+        trainer(tokens[None])
+    right, wrong = (
+        compare_sync(str(tmp_path / "trainer"), str(tmp_path / name)) for name in ("right", "wrong")
+    )
+    assert (right.begins, right.failed, len(right.modules)) == ("", False, 7)
+    assert wrong.begins.startswith("model.layers.1 (")
 
 
 def test_a_layer_that_returns_its_residual_apart_is_added_up() -> None:
