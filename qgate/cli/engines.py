@@ -14,8 +14,8 @@ PROBE is a folder that qgate.probe wrote in an engine, and TRAINER one of a trai
 or a folder of several of them with the step in their names.
 DIR holds a folder per step with its number in the name, such as step-12, and in it files or dumps
 that are called trainer and rollout, such as trainer.npz.
-Exit status: 0 if both were compared, 1 if a limit is exceeded or the engines drift apart, 2 if
-files cannot be read or hold other tokens.
+Exit status: 0 if both were compared; 1 if a limit is exceeded, the engines drift apart, or weights
+are stale; 2 if files cannot be read or hold other tokens.
 """
 
 from __future__ import annotations

@@ -151,14 +151,19 @@ def _shards(about: _About, tensors: Mapping[str, Tensor]) -> Iterator[ProbeShard
             raise ValueError(f"{key!r} has no values")
         if values.shape != (len(row_numbers), len(column_numbers)):
             raise ValueError(f"values of {key!r} do not fit its rows and columns")
+        scales, digests = parts["scales"], parts["digests"]
+        if scales is not None and scales.shape != values.shape:
+            raise ValueError(f"scales of {key!r} do not fit its codes")
+        if digests is not None and len(digests) != rows:
+            raise ValueError(f"digests of {key!r} do not fit its rows")
         for numbers, size in ((row_numbers, height), (column_numbers, width)):
             if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < size:
                 raise ValueError(f"{key!r} was sampled outside of its shape")
         kind = parts["format"]
         yield ProbeShard(
             match[1], about["rank"], (int(match[2]), int(match[3])), (rows, columns),
-            (height, width), row_numbers, column_numbers, values, parts["scales"],
-            "" if kind is None else bytes(kind.tolist()).decode(), parts["digests"],
+            (height, width), row_numbers, column_numbers, values, scales,
+            "" if kind is None else bytes(kind.tolist()).decode(), digests,
         )  # fmt: skip
 
 

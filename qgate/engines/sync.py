@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from qgate.checkpoints.opening import OPENERS
 from qgate.checkpoints.pairing import match_by_name
 from qgate.engines.findings import EngineLimits
 from qgate.engines.probes import (
@@ -92,12 +93,13 @@ def compare_sync(
 
 def _trainer_steps(trainer: str, probe: Probe) -> TrainerSteps:
     home = folder_of(user_location(trainer))
+    names = home.names() if home.kind() == "folder" else {}
     numbered = {
         int(match[1]): str(home.at(name))
-        for name, is_folder in (home.names() if home.kind() == "folder" else {}).items()
+        for name, is_folder in names.items()
         if is_folder and (match := STEP.fullmatch(name))
     }
-    if is_probe(home) or not numbered:
+    if not numbered or any(name.endswith(tuple(OPENERS)) for name in names):
         source = open_source(trainer)
         step = source.step if isinstance(source, ProbeSource) else None
         return TrainerSteps({step: source}, step)

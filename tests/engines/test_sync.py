@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from jsonschema import Draft202012Validator
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from qgate import probe
@@ -218,6 +218,27 @@ def test_the_nearest_code_is_that_of_a_slow_search() -> None:
     distances = (quotients[:, None] - codes).abs()
     nearest = sync._nearest(quotients, torch.float8_e4m3fn)
     assert torch.equal((quotients - nearest).abs(), distances.min(1).values)
+
+
+def test_a_checkpoint_with_folders_beside_it_is_no_series(
+    states: dict[int, State], tmp_path: Path
+) -> None:
+    save_file(synced.halves(states[42]), tmp_path / "model.safetensors")
+    (tmp_path / "checkpoint-500").mkdir()
+    engine = write_engine(tmp_path / "engine", states[42], 1)
+    assert compare_sync(str(tmp_path), engine).steps == []
+
+
+@pytest.mark.parametrize("part", ["rows", "scales", "digests", "values"])
+def test_parts_that_do_not_fit_each_other_are_refused(tmp_path: Path, part: str) -> None:
+    write_engine(tmp_path, synced.state(1), 1, "block")
+    file = tmp_path / "probe-rank00000.safetensors"
+    tensors = load_file(file)
+    key = next(name for name in tensors if name.endswith(f"/{part}"))
+    tensors[key] = torch.cat([tensors[key], tensors[key][:1] + 10**6])
+    save_file(tensors, file)
+    with pytest.raises(QgateError, match=r"is no file of qgate.probe \(.*\): write it again"):
+        compare_sync("nowhere", str(tmp_path))
 
 
 def test_what_was_not_compared_is_noted(
