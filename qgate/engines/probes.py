@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, NotRequired, Protocol, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -170,93 +171,103 @@ def _shards(about: _About, tensors: Mapping[str, Tensor]) -> Iterator[ProbeShard
 # The trainer -------------------------------------------------------------------------------------
 
 
-class WeightSource(Protocol):
-    """Weights of a trainer at one step."""
+class WeightSource(ABC):
+    """Weights of a trainer at one step, sampled as a probe samples them with a seed.
+
+    shapes  of all weights by name, with a column for vectors
+    """
 
     label: str
+    seed: int
+    step: int | None = None
 
-    def names(self) -> list[str]: ...
+    def __init__(self) -> None:
+        self._grids: dict[str, Tensor] = {}
 
-    def shape(self, name: str) -> tuple[int, int]: ...
+    @property
+    @abstractmethod
+    def shapes(self) -> Mapping[str, tuple[int, int]]: ...
 
-    def values(self, name: str, rows: Tensor, columns: Tensor) -> Tensor: ...
+    @abstractmethod
+    def _sample(self, name: str, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the values at these rows and columns of a weight."""
 
-    def digests(self, name: str) -> Tensor | None: ...
+    @abstractmethod
+    def digests(self, name: str) -> Tensor | None:
+        """Return the digest of each row of a weight; None where not all of it is known."""
+
+    def values(self, name: str, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return some of the sampled values of a weight."""
+        height, width = self.shapes[name]
+        all_rows = sampled_places(height, ROWS, self.seed)
+        all_columns = sampled_places(width, COLUMNS, self.seed)
+        if name not in self._grids:
+            self._grids[name] = self._sample(name, all_rows, all_columns)
+        is_row, is_column = torch.isin(all_rows, rows), torch.isin(all_columns, columns)
+        values = self._grids[name][is_row][:, is_column]
+        if values.shape != (len(rows), len(columns)) or values.isnan().any():
+            raise QgateError(
+                f"{self.label!r} lacks rows or columns of {name} that were sampled in the engine: "
+                "probe all ranks of the trainer, and both programs with the same seed."
+            )
+        return values
 
 
-class CheckpointSource:
+class CheckpointSource(WeightSource):
     """Weights of a checkpoint on disk, one of them in memory at a time."""
 
-    def __init__(self, spec: str) -> None:
-        self.label = spec
+    def __init__(self, spec: str, seed: int) -> None:
+        super().__init__()
+        self.label, self.seed = spec, seed
         self._checkpoint = open_checkpoint(spec)
         self._last: tuple[str, Tensor] = ("", torch.zeros(0))
 
-    def names(self) -> list[str]:
-        return [n for n, entry in self._checkpoint.entries.items() if len(entry.shape) in (1, 2)]
-
-    def shape(self, name: str) -> tuple[int, int]:
-        sizes = (*self._checkpoint.entries[name].shape, 1)
-        return sizes[0], sizes[1]
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, int]]:
+        entries = self._checkpoint.entries.items()
+        sizes = {name: (*entry.shape, 1) for name, entry in entries if len(entry.shape) in (1, 2)}
+        return {name: (size[0], size[1]) for name, size in sizes.items()}
 
     def _whole(self, name: str) -> Tensor:
         if self._last[0] != name:
-            self._last = name, self._checkpoint.read(name).reshape(self.shape(name))
+            self._last = name, self._checkpoint.read(name).reshape(self.shapes[name])
         return self._last[1]
 
-    def values(self, name: str, rows: Tensor, columns: Tensor) -> Tensor:
+    def _sample(self, name: str, rows: Tensor, columns: Tensor) -> Tensor:
         return self._whole(name)[rows[:, None], columns]
 
     def digests(self, name: str) -> Tensor | None:
         return row_digests(self._whole(name))
 
 
-class ProbeSource:
+class ProbeSource(WeightSource):
     """Weights that a probe sampled in a trainer, put together from its ranks."""
 
     def __init__(self, probe: Probe) -> None:
-        self.label, self.step = probe.label, probe.step
+        super().__init__()
+        self.label, self.seed, self.step = probe.label, probe.seed, probe.step
         self.probe = probe
+        self._shards: dict[str, dict[tuple[int, int], ProbeShard]] = {}
+        for shard in probe.shards:
+            self._shards.setdefault(shard.name, {}).setdefault(shard.start, shard)
 
     @cached_property
-    def _by_name(self) -> dict[str, list[ProbeShard]]:
-        shards: dict[str, dict[tuple[int, int], ProbeShard]] = {}
-        for shard in self.probe.shards:
-            shards.setdefault(shard.name, {}).setdefault(shard.start, shard)
-        return {name: list(parts.values()) for name, parts in shards.items()}
+    def shapes(self) -> Mapping[str, tuple[int, int]]:
+        return {shard.name: shard.shape for shard in self.probe.shards}
 
-    def names(self) -> list[str]:
-        return list(self._by_name)
-
-    def shape(self, name: str) -> tuple[int, int]:
-        return self._by_name[name][0].shape
-
-    def values(self, name: str, rows: Tensor, columns: Tensor) -> Tensor:
-        height, width = self.shape(name)
-        all_rows = sampled_places(height, ROWS, self.probe.seed)
-        all_columns = sampled_places(width, COLUMNS, self.probe.seed)
-        dtype = self._by_name[name][0].values.dtype
-        is_plain = self._by_name[name][0].scales is None
-        grid = torch.full((len(all_rows), len(all_columns)), torch.nan, dtype=torch.float64)
-        for shard in self._by_name[name]:
-            at = (
-                torch.searchsorted(all_rows, shard.rows),
-                torch.searchsorted(all_columns, shard.columns),
-            )
+    def _sample(self, name: str, rows: Tensor, columns: Tensor) -> Tensor:
+        grid = torch.full((len(rows), len(columns)), torch.nan, dtype=torch.float64)
+        dtypes = set()
+        for shard in self._shards[name].values():
+            at = torch.searchsorted(rows, shard.rows), torch.searchsorted(columns, shard.columns)
             grid[at[0][:, None], at[1]] = shard.decoded
-        chosen = torch.searchsorted(all_rows, rows), torch.searchsorted(all_columns, columns)
-        values = grid[chosen[0][:, None], chosen[1]]
-        if values.isnan().any():
-            raise QgateError(
-                f"{self.label!r} lacks rows or columns of {name}: probe all ranks of the trainer, "
-                "and both programs with the same seed."
-            )
-        return values.to(dtype) if is_plain else values
+            dtypes.add(torch.float64 if shard.scales is not None else shard.values.dtype)
+        return grid.to(dtypes.pop())
 
     def digests(self, name: str) -> Tensor | None:
-        height, width = self.shape(name)
+        height, width = self.shapes[name]
         total, covered = torch.zeros(height, dtype=torch.int64), torch.zeros(height)
-        for shard in self._by_name[name]:
+        for shard in self._shards[name].values():
             if shard.digests is None:
                 return None
             rows = slice(shard.start[0], shard.start[0] + len(shard.digests))
@@ -265,7 +276,7 @@ class ProbeSource:
         return total if bool((covered == width).all()) else None
 
 
-def open_source(spec: str) -> WeightSource:
-    """Open a trainer's weights: a folder of `qgate.probe`, or a checkpoint."""
+def open_source(spec: str, seed: int) -> WeightSource:
+    """Open a trainer's weights: a folder of `qgate.probe`, or a checkpoint, which it samples."""
     home = folder_of(user_location(spec))
-    return ProbeSource(read_probe(spec)) if is_probe(home) else CheckpointSource(spec)
+    return ProbeSource(read_probe(spec)) if is_probe(home) else CheckpointSource(spec, seed)

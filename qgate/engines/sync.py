@@ -15,7 +15,6 @@ from qgate.engines.findings import EngineLimits
 from qgate.engines.probes import (
     Probe,
     ProbeShard,
-    ProbeSource,
     WeightSource,
     is_probe,
     open_source,
@@ -79,12 +78,14 @@ def compare_sync(
     record = SyncRecord(trainer, engine, steps.expected, unread=probe.unread)
     record.steps = [step for step in steps.sources if step is not None]
     names = _matched(probe, source, record)
-    for number, shard in enumerate(probe.shards):
-        if progress is not None:
-            progress(number, len(probe.shards))
-        if shard.name in names:
-            _compare(shard, names[shard.name], steps, record)
+    # All ranks of a weight one after the other: each weight of the trainer is read once.
+    numbers = {name: number for number, name in enumerate(names)}
     matched = [shard for shard in probe.shards if shard.name in names]
+    matched.sort(key=lambda shard: (numbers[shard.name], shard.rank))
+    for number, shard in enumerate(matched):
+        if progress is not None:
+            progress(number, len(matched))
+        _compare(shard, names[shard.name], steps, record)
     record.groups = group_findings(record.findings, [(s.name, s.rank) for s in matched])
     _add_notes(probe, record)
     add_outputs(source, probe, record, limits or EngineLimits())
@@ -100,11 +101,10 @@ def _trainer_steps(trainer: str, probe: Probe) -> TrainerSteps:
         if is_folder and (match := STEP.fullmatch(name))
     }
     if not numbered or any(name.endswith(tuple(OPENERS)) for name in names):
-        source = open_source(trainer)
-        step = source.step if isinstance(source, ProbeSource) else None
-        return TrainerSteps({step: source}, step)
+        source = open_source(trainer, probe.seed)
+        return TrainerSteps({source.step: source}, source.step)
     sources: dict[int | None, WeightSource] = {
-        n: open_source(numbered[n]) for n in sorted(numbered)
+        n: open_source(numbered[n], probe.seed) for n in sorted(numbered)
     }
     expected = max(numbered) if probe.step is None else probe.step
     if expected not in sources:
@@ -118,24 +118,24 @@ def _trainer_steps(trainer: str, probe: Probe) -> TrainerSteps:
 def _matched(probe: Probe, source: WeightSource, record: SyncRecord) -> dict[str, str]:
     """Return the trainer's name of each weight of the engine; note those of one side alone."""
     mine = list(dict.fromkeys(shard.name for shard in probe.shards))
-    matches = match_by_name(mine, source.names())
+    matches = match_by_name(mine, source.shapes)
     names = {n: m.names[0] for n, m in matches.items() if len(m.names) == 1}
     if not names:
         raise QgateError(
             f"no weight has the same name in both: {next(iter(mine), 'none')!r} in the engine, "
-            f"{next(iter(source.names()), 'none')!r} in the trainer. Give names= to qgate.probe."
+            f"{next(iter(source.shapes), 'none')!r} in the trainer. Give names= to qgate.probe."
         )
     used = set(names.values())
     record.alone = [f"{name} (engine)" for name in mine if name not in names]
-    record.alone += [f"{name} (trainer)" for name in source.names() if name not in used]
+    record.alone += [f"{name} (trainer)" for name in source.shapes if name not in used]
     return names
 
 
 def _compare(shard: ProbeShard, name: str, steps: TrainerSteps, record: SyncRecord) -> None:
     """Compare one weight on one rank: with the expected step, earlier ones, and other weights."""
     source = steps.sources[steps.expected]
-    if source.shape(name) != shard.shape:
-        shapes = f"a weight of shape {list(shard.shape)}, not {list(source.shape(name))},"
+    if source.shapes[name] != shard.shape:
+        shapes = f"a weight of shape {list(shard.shape)}, not {list(source.shapes[name])},"
         record.findings.append(_finding(shard, "differs", shard.values.numel(), shapes))
         return
     weights = source.values(name, shard.rows, shard.columns)
@@ -203,7 +203,7 @@ def _stale(
     wrong = ~right
     for step in steps.earlier:
         source = steps.sources[step]
-        if name not in source.names() or source.shape(name) != shard.shape:
+        if name not in source.shapes or source.shapes[name] != shard.shape:
             continue
         old = _fits(shard, source.values(name, shard.rows, shard.columns))[0]
         old_rows = _rows_of(shard, source, name)
@@ -231,8 +231,8 @@ def _differing(
     rows = _row_numbers(shard, (~right).any(1), ~is_row)
     spans = row_spans(rows, shard) if len(rows) < max(len(shard.rows), 1) else ""
     if wrong > right.numel() / 2:
-        for other in source.names():
-            if other == name or source.shape(other) != shard.shape:
+        for other in source.shapes:
+            if other == name or source.shapes[other] != shard.shape:
                 continue
             if bool(_fits(shard, source.values(other, shard.rows, shard.columns))[0].all()):
                 return _finding(shard, "another", wrong, f"the weights of {other}")

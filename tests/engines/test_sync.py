@@ -241,6 +241,18 @@ def test_parts_that_do_not_fit_each_other_are_refused(tmp_path: Path, part: str)
         compare_sync("nowhere", str(tmp_path))
 
 
+def test_another_seed_or_a_missing_rank_of_the_trainer_is_refused(
+    states: dict[int, State], tmp_path: Path
+) -> None:
+    engine = write_engine(tmp_path / "engine", states[42], 1)
+    probe.snapshot(synced.Trainer(states[42]), tmp_path / "seed", rank=0, seed=1)
+    write_engine(tmp_path / "rank", states[42], 2)
+    (tmp_path / "rank" / "probe-rank00001.safetensors").unlink()
+    for trainer in ("seed", "rank"):
+        with pytest.raises(QgateError, match="probe all ranks of the trainer, and both programs"):
+            compare_sync(str(tmp_path / trainer), engine)
+
+
 def test_what_was_not_compared_is_noted(
     states: dict[int, State], tmp_path: Path, capsys: Capture
 ) -> None:
