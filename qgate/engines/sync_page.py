@@ -28,7 +28,8 @@ _FACTS = (
 def page(record: SyncRecord, files: Sequence[str]) -> str:
     """Render the page; `files` are beside it."""
     title = headline(record)
-    tone = "fail" if record.failed else "warn" if record.findings or record.begins else "good"
+    is_open = record.findings or record.begins or record.unread or record.alone
+    tone = "fail" if record.failed else "warn" if is_open else "good"
     rows = [_row(finding) for finding in record.findings]
     return render(
         "engines/sync",

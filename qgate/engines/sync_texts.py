@@ -34,6 +34,8 @@ def _right_weights(record: SyncRecord) -> str:
         matches = " as the nearest codes" if record.nearest else " bit for bit"
     near = len(record.findings) - len(record.wrong)
     more = f"; {near:,} next to the nearest codes" if near else ""
+    skipped = len({*record.unread, *(name.rpartition(" (")[0] for name in record.alone)})
+    more += f"; {counted(skipped, 'weight')} not compared" if skipped else ""
     return f"the engine has the trainer's weights{step}{matches}{more}"
 
 

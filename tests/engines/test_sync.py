@@ -241,6 +241,17 @@ def test_parts_that_do_not_fit_each_other_are_refused(tmp_path: Path, part: str)
         compare_sync("nowhere", str(tmp_path))
 
 
+def test_weights_that_could_not_be_read_are_in_the_first_line(
+    trainer: str, states: dict[int, State], tmp_path: Path, capsys: Capture
+) -> None:
+    model = engine(synced.halves(states[42]), Make(head_size=synced.HEAD))
+    packed = nn.Parameter(torch.zeros(64, 12, dtype=torch.int32), requires_grad=False)
+    model.get_submodule("model.layers.1.mlp.down_proj").register_parameter("weight", packed)
+    probe.snapshot(model, tmp_path, rank=0)
+    line = first_line(trainer, str(tmp_path), capsys, 0)
+    assert line.endswith(" bit for bit; 1 weight not compared")
+
+
 def test_another_seed_or_a_missing_rank_of_the_trainer_is_refused(
     states: dict[int, State], tmp_path: Path
 ) -> None:
@@ -262,6 +273,7 @@ def test_what_was_not_compared_is_noted(
     engine = write_engine(tmp_path / "engine", states[42], 1)
     assert main(["engines", str(tmp_path / "trainer.safetensors"), engine]) == 0
     out = capsys.readouterr().out
+    assert out.splitlines()[0].endswith(" bit for bit; 2 weights not compared")
     assert "2 weights are on one side alone: lm_head.weight (engine), model.extra.weight" in out
 
 
