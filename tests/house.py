@@ -34,7 +34,7 @@ FLOORS = {
         3: "arithmetics formats stats models results baselines engine",
         2.5: "charts",
         2: "hooks storage devices kernels metrics",
-        1: "arithmetic registry archives hashing records text documents tensor_inputs device_errors",
+        1: "probe arithmetic registry archives hashing records text documents tensor_inputs device_errors",
         0.5: "exports",
         0.25: "loading",
         0: "errors interruptions _version",
@@ -105,6 +105,8 @@ OF_LIMITS = ("gate", "results", "page")
 FILE_KINDS = {"qgate/page/history.py": 1, "qgate/results/schema.py": 1}
 """Files of these rooms that read which kind of file another one is, and how often."""
 LONGEST = 400
+ALONE = {"probe": 600}
+"""Files that are copied without the package, and so are whole: how long they may be."""
 MOST_EXPORTS = 25
 # How much of the package a newcomer cannot read. The numbers only fall.
 EMPTY_NAMES_PERCENT = 0.3
@@ -794,7 +796,7 @@ def length_violations(package_dir: Path) -> list[str]:
     return [
         f"{shown}: {length} lines, {LONGEST} at most: which word is missing from the glossary?"
         for shown, length in lengths
-        if length > LONGEST
+        if length > ALONE.get(Path(shown).stem, LONGEST)
     ]
 
 
@@ -903,11 +905,11 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def hook_violations(package_dir: Path) -> list[str]:
-    """Modules are tapped by `qgate.hooks` alone, which removes what it added."""
+    """Modules are tapped by `qgate.hooks` and files that are copied alone, which remove it again."""
     return [
         f"{module.at(node.lineno)}: {node.attr} taps a module: use qgate.hooks.ModuleHooks."
         for module in modules(package_dir)
-        if module.room != "hooks"
+        if module.room not in ("hooks", *ALONE)
         for node in module.nodes
         if isinstance(node, ast.Attribute) and _TAP.fullmatch(node.attr)
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -129,6 +130,11 @@ def _add_sites(record: EnginesRecord, actual: Dump, reference: Dump) -> None:
 
 def _site(pair: PairErrors) -> SiteDifference:
     return SiteDifference(pair.title, pair.origin, pair.relative_mse, pair.max_abs)
+
+
+def site_of(title: str) -> str:
+    """Return the title of a tensor without the call that it is of: all calls are one site."""
+    return re.sub(r", (?:iteration|sample|micro-batch|call) \d+", "", title)
 
 
 def _notes(actual: EngineRun, reference: EngineRun, record: EnginesRecord) -> list[str]:

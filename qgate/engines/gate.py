@@ -7,7 +7,6 @@ than rounding are findings, which no update of the accepted figures accepts.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from qgate.checkpoints.recipe_texts import fold_numbers, fold_texts
 from qgate.comparing.dump_comparison import compare_dumps
 from qgate.comparing.dump_differences import DumpComparison, PairErrors
 from qgate.engines.causes import find_causes
-from qgate.engines.comparison import matched_weights
+from qgate.engines.comparison import matched_weights, site_of
 from qgate.engines.compute import TokenValues, figures_of, values_of
 from qgate.engines.opening import EnginePair, open_pair
 from qgate.engines.record import TokenFigures, WeightDifference
@@ -288,7 +287,7 @@ class EngineGates(GateSession):
         grouped: dict[str, list[PairErrors]] = {}
         for pair in self.subject.sites.pairs:
             if pair.kind != "summary":
-                grouped.setdefault(_site_of(pair.title), []).append(pair)
+                grouped.setdefault(site_of(pair.title), []).append(pair)
         if not grouped:
             raise QgateError(
                 f"no module of {self.subject.name} has values in both dumps: nothing is compared."
@@ -305,17 +304,12 @@ class EngineGates(GateSession):
         if first is None or first.origin != "local":
             return {}
         return {
-            (_site_of(first.title), SCOPE): "it is the first that differs while the inputs agree"
+            (site_of(first.title), SCOPE): "it is the first that differs while the inputs agree"
         }
 
     def _judge(self, suite: str, mode: Mode, rows: Sequence[Measured]) -> Outcome:
         notes = {"engines": f"{self.subject.actual} and {self.subject.reference}"}
         return self.judge(suite, mode, rows, _LAYER, notes, label=SCOPE, whole=[_LAYER])
-
-
-def _site_of(title: str) -> str:
-    """Return the title of a tensor without the call that it is of: all calls are one site."""
-    return re.sub(r", (?:iteration|sample|micro-batch|call) \d+", "", title)
 
 
 def _site_row(site: str, order: int, pairs: Sequence[PairErrors]) -> Measured:

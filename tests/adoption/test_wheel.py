@@ -24,6 +24,8 @@ DATA = {
     "qgate/py.typed",
     "qgate/checkpoints/checkpoint.schema.json",
     "qgate/engines/engines.schema.json",
+    "qgate/engines/series.schema.json",
+    "qgate/engines/sync.schema.json",
     "qgate/results/report.schema.json",
     "qgate/results/results.schema.json",
 }

@@ -11,6 +11,8 @@ from typing import Any
 
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.engines.record import EnginesRecord
+from qgate.engines.series_record import SeriesRecord
+from qgate.engines.sync_record import SyncRecord
 from qgate.records import json_schema
 from qgate.results.schema import GateRecord, RecordedCheck, RunHeader
 
@@ -57,8 +59,40 @@ def engines_schema() -> dict[str, Any]:
     }
 
 
-MADE = {"results": results_schema, "checkpoint": checkpoint_schema, "engines": engines_schema}
-ROOMS = {"results": "results", "checkpoint": "checkpoints", "engines": "engines"}
+def series_schema() -> dict[str, Any]:
+    return {
+        "$schema": DIALECT,
+        "title": "Two engines over the steps of a run: qgate engines --steps DIR --json",
+        "description": "Keys that are not named here may be added by later versions.",
+        "$ref": "#/$defs/record",
+        "$defs": json_schema({"record": SeriesRecord}),
+    }
+
+
+def sync_schema() -> dict[str, Any]:
+    return {
+        "$schema": DIALECT,
+        "title": "An engine beside its trainer after a sync: qgate engines TRAINER PROBE --json",
+        "description": "Keys that are not named here may be added by later versions.",
+        "$ref": "#/$defs/record",
+        "$defs": json_schema({"record": SyncRecord}),
+    }
+
+
+MADE = {
+    "results": results_schema,
+    "checkpoint": checkpoint_schema,
+    "engines": engines_schema,
+    "series": series_schema,
+    "sync": sync_schema,
+}
+ROOMS = {
+    "results": "results",
+    "checkpoint": "checkpoints",
+    "engines": "engines",
+    "series": "engines",
+    "sync": "engines",
+}
 
 
 def file(name: str) -> Path:

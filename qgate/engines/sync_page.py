@@ -1,0 +1,106 @@
+"""The page of a sync: stale weights first, then every one of them, modules, notes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from qgate.charts.pages import Cell, Evidence, HeadView, number, render
+from qgate.engines.sync_record import SyncRecord, WeightFinding
+from qgate.engines.sync_texts import HEAD, finding_row, group_text, headline, relation_text
+from qgate.text import brief, shortened
+
+_MODULE_HEAD = ("module", "relative MSE")
+_NARROW = {
+    "all-weights": (HEAD, {"weight": 46, "rank": 14, "it is": 22, "differing": 18}),
+    "modules": (_MODULE_HEAD, {"module": 64, "relative MSE": 36}),
+}
+"""What a phone shows of the tables, with the widths of columns in percent."""
+_FACTS = (
+    ("compared", "a sample of rows and columns of each weight on each rank, and digests of rows"),
+    ("differing", "share of the sampled elements that are not the trainer's; an update of a small "
+     "learning rate changes few of them in 16 or 8 bits"),
+    ("relative error", "energy of the difference over that of the trainer's weight"),
+    ("relative MSE", "of sampled columns of a module's output, over all tokens"),
+)  # fmt: skip
+
+
+def page(record: SyncRecord, files: Sequence[str]) -> str:
+    """Render the page; `files` are beside it."""
+    title = headline(record)
+    is_open = record.findings or record.begins or record.unread or record.alone
+    tone = "fail" if record.failed else "warn" if is_open else "good"
+    rows = [_row(finding) for finding in record.findings]
+    return render(
+        "engines/sync",
+        title=shortened(title, 120),
+        heading=title,
+        tone=tone,
+        head_view=_head_view(record, tone),
+        evidence=list(_evidence(record)),
+        links=[
+            ("findings", "Findings", len(record.groups) + len(record.beyond)),
+            ("weights", "Weights", len(rows)),
+            ("modules", "Modules", len(record.modules)),
+            ("files", "Files", len(files)),
+        ],
+        narrow=_NARROW,
+        weight_head=HEAD,
+        weights=rows,
+        weight_filters=[(HEAD[2], 2, sorted({str(row[2].text) for row in rows}))],
+        module_head=_MODULE_HEAD,
+        modules=[[Cell(m.name), number(m.relative_mse)] for m in record.modules],
+        unread=[[Cell(name), Cell(why)] for name, why in record.unread.items()],
+        files=files,
+        notes=record.notes,
+    )
+
+
+def _head_view(record: SyncRecord, tone: str) -> HeadView:
+    near = len(record.findings) - len(record.wrong)
+    counts = [
+        ("fail", len(record.wrong), "not the trainer's", "#weights"),
+        ("warn", near, "next to the nearest codes", "#weights"),
+        ("good", record.exact, "bit for bit", "#weights"),
+        ("good", record.nearest, "as the nearest codes", "#weights"),
+        ("warn", len(record.unread), "could not be read", "#weights"),
+    ]
+    compared = record.exact + record.nearest + len(record.findings)
+    step = "not known" if record.step is None else str(record.step)
+    return HeadView(
+        {"fail": "failed", "good": "passed", "warn": "open"}[tone],
+        [row for row in counts if row[1]],
+        [(compared, "weights on their ranks")],
+        "What the figures mean",
+        [("trainer", record.trainer), ("engine", record.engine), ("step", step)],
+        _FACTS,
+    )
+
+
+def _evidence(record: SyncRecord) -> Iterator[Evidence]:
+    for group in record.groups:
+        tone = "warn" if group.relation == "near" else "fail"
+        share = f"{group.weights:,} of {group.total:,}"
+        yield Evidence(tone, group.relation, group_text(record, group), value=share)
+    for reason in record.beyond:
+        yield Evidence("fail", "exceeded", reason)
+    if record.begins:
+        yield Evidence("warn", "modules", f"outputs begin to differ at {record.begins}")
+    if record.k3 is not None:
+        text = f"mean k3 in nats per token over {record.tokens:,} tokens"
+        yield Evidence("info", "tokens", text, value=brief(record.k3))
+    if not (record.findings or record.beyond):
+        yield Evidence("good", "weights", headline(record))
+
+
+def _row(finding: WeightFinding) -> list[Cell]:
+    name, rank, _, rows, share, error = finding_row(finding)
+    size = math.nan if finding.relative_error is None else finding.relative_error
+    return [
+        Cell(name),
+        number(float(finding.rank), rank),
+        Cell(relation_text(finding), bad=finding.relation != "near"),
+        Cell(rows),
+        number(finding.differing / max(finding.sampled, 1), share),
+        number(size, error),
+    ]
