@@ -35,6 +35,8 @@ from qgate.models.sites import Site
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
 WHOLE = "whole samples"
+_STEPS = 1.0
+"""Square of the smallest steps of a dtype that an element below its normal numbers may be off."""
 _MASSIVE_ROOM = 2.0**2
 """Times the error of other tokens that theirs may have: noise was not measured there."""
 
@@ -271,6 +273,8 @@ class Segments:
             distance = torch.linalg.vector_norm(difference.where(finite, 0.0), dim=-1)
             size = torch.linalg.vector_norm(expected.where(finite, 0.0), dim=-1)
         squares, energy = distance.double().square(), size.double().square()
+        if errors.unit:
+            squares = (squares - errors.channels * _STEPS * _subnormal(actual) ** 2).clamp_min(0.0)
         if name == PROBES[5]:
             squares = squares / _MASSIVE_ROOM
         else:
@@ -357,6 +361,12 @@ def swapped(module: nn.Module, parameters: Mapping[str, Mapping[str, Tensor]]) -
 
 def _size(sample: Any) -> int:
     return sum(tensor.numel() for _, tensor in tensors_of(sample))
+
+
+def _subnormal(tensor: Tensor) -> float:
+    """Return the smallest step of a dtype, which is that of numbers below its normal ones."""
+    limits = torch.finfo(tensor.dtype)
+    return limits.tiny * limits.eps
 
 
 def _unit(tensor: Tensor) -> float:
