@@ -77,7 +77,7 @@ class _Isolation:
         name = getattr(kernel, "__name__", type(kernel).__name__)
         self.name = "the kernel" if name == "<lambda>" else str(name)
         self.hung: dict[str, str] = {}
-        device = options["device"]
+        device = options.get("device")
         self.on_device = (device is not None and torch.device(device).type != "cpu") or any(
             isinstance(argument, Tensor) and argument.device.type != "cpu" for argument in arguments
         )
