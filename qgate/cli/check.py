@@ -3,27 +3,29 @@
   qgate check kernel.py:gemm --like torch.nn.functional:linear \\
       --input 0=mxfp8 --input 1=mxfp8 --shape 24x64,16x64
 
-KERNEL and --like name functions as FILE.py:FUNCTION or package.module:FUNCTION. The kernel runs in a
-process of its own; the reference is loaded and run first, here, and must lie in another file. Values
-are normal, of a seed that is drawn anew unless --seed or the variable QGATE_SEED gives one; what
-check_kernel derives from the example is tried, and sizes that are drawn, too. A first --shape is the
-example, each further one another input. Exit status: 0 pass, 1 fail (wrong at an input),
-2 inconclusive (the check could not have seen a plain defect), 3 refused (nothing was judged: the
-kernel tries to learn about its check, or the command cannot be used).
+KERNEL and --like name functions as FILE.py:FUNCTION or package.module:FUNCTION. The reference is
+loaded and run first, and must lie in another file; the kernel runs in a process of its own. The
+first --shape is the example, each further one another input. Values are normal; their seed is new
+for each check, unless --seed or the variable QGATE_SEED gives one. All inputs that check_kernel
+derives are tried, and sizes that are drawn from the seed.
+
+Exit status: 0 pass; 1 fail, the kernel is wrong at an input; 2 inconclusive, the check could not
+have seen a plain defect; 3 refused, nothing was judged: the kernel tries to learn about its check,
+or the command cannot be used.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import secrets
 import shlex
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.cli._console import add_json
-from qgate.errors import QgateError, unknown
+from qgate.errors import QgateError
 from qgate.text.printing import print_json, print_text
 
 if TYPE_CHECKING:
@@ -40,8 +42,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--like", required=True, metavar="FUNCTION", help="the reference: the same function of "
         "unquantized tensors, such as torch.nn.functional:linear")  # fmt: skip
     add("--input", action="append", default=[], metavar="N=FORMAT", help="format in which the "
-        "kernel quantizes argument N, with options after commas: 1=int8,granularity=channel,axis=0; "
-        "repeatable")  # fmt: skip
+        "kernel quantizes argument N, with options after commas: "
+        "1=int8,granularity=channel,axis=0; repeatable")  # fmt: skip
     add("--output", metavar="FORMAT", help="format of the result, if the kernel quantizes it")
     add("--shape", action="append", default=[], metavar="SHAPES", help="a shape for each argument, "
         "such as 24x64,16x64; repeatable: further inputs")  # fmt: skip
@@ -58,11 +60,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from qgate.cli._console import is_quiet
+    from qgate.kernel_checks.starting import kernel_python
     from qgate.kernel_checks.verdicts import STATUSES, KernelVerdict
     from qgate.records.plain_data import json_text
 
     try:
-        verdict = _checked(args)
+        with kernel_python(args.json or is_quiet()) as process:
+            verdict = _checked(args, process)
     except (QgateError, ValueError) as error:
         verdict = KernelVerdict("refused", str(error), args.kernel, args.like)
         verdict.exit_status = STATUSES["refused"]
@@ -73,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
     return verdict.exit_status
 
 
-def _checked(args: argparse.Namespace) -> KernelVerdict:
+def _checked(args: argparse.Namespace, process: subprocess.Popen[bytes]) -> KernelVerdict:
     import torch
 
-    from qgate.cli._console import is_quiet
     from qgate.kernel_checks.by_name import NamedCheck, check_by_name
+    from qgate.kernel_checks.seeds import seed_of
 
     kernel, like = callable_spec(args.kernel, "KERNEL"), callable_spec(args.like, "--like")
     if not kernel.file:
@@ -92,7 +97,7 @@ def _checked(args: argparse.Namespace) -> KernelVerdict:
     shapes = [_shapes(text) for text in args.shape]
     if any(len(shape) != len(shapes[0]) for shape in shapes):
         raise QgateError(f"--shape {' '.join(args.shape)}: give as many shapes each time.")
-    seed = seed_of(args.seed)
+    seed = seed_of(args.seed, secrets.randbelow(2**31), "--seed")
     check = NamedCheck(
         kernel,
         like,
@@ -105,21 +110,9 @@ def _checked(args: argparse.Namespace) -> KernelVerdict:
         arithmetic=args.arithmetic,
         seed=seed,
         timeout=args.timeout,
-        quiet=args.json or is_quiet(),
         repeat=_command(args, seed),
     )
-    return check_by_name(check)
-
-
-def seed_of(typed: int | None) -> int:
-    """Return the seed that was typed, else that of QGATE_SEED, else a new one."""
-    text = os.environ.get("QGATE_SEED", "") if typed is None else str(typed)
-    if not text:
-        return secrets.randbelow(2**31)
-    if not re.fullmatch(r"\d{1,18}", text):
-        name = "QGATE_SEED" if typed is None else "--seed"
-        raise QgateError(f"{name} {text!r} is no seed; give a whole number from 0 on.")
-    return int(text)
+    return check_by_name(check, process)
 
 
 def callable_spec(text: str, option: str) -> CallableSpec:
@@ -145,7 +138,7 @@ def declared_format(text: str, option: str) -> Any:
     from qgate.formats import Quantizer
 
     name, *words = text.split(",")
-    options: dict[str, Any] = {}
+    options: Any = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.machinery import PathFinder
@@ -21,6 +22,7 @@ from qgate.expected.derived import find_axes
 from qgate.kernel_checks.declared import declare
 from qgate.kernel_checks.isolation import run_check
 from qgate.kernel_checks.kernel_process import load_function
+from qgate.kernel_checks.kernels import check_place
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.remote import (
     CallableSpec,
@@ -28,7 +30,7 @@ from qgate.kernel_checks.remote import (
     KernelEndedError,
     KernelLoadError,
     RemoteKernel,
-    remote_kernel,
+    load_kernel,
 )
 from qgate.kernel_checks.runs import REFUSED
 from qgate.kernel_checks.subject import UnusableResult
@@ -48,7 +50,7 @@ TESTS = ("qgate", "pytest", "_pytest")
 
 @dataclass(frozen=True)
 class NamedCheck:
-    """What `qgate check` was asked to do.
+    """A kernel and its reference by name, and what is declared of them.
 
     inputs   position → format of each argument that the kernel quantizes
     shapes   for the example and each further input, one shape for each argument
@@ -67,12 +69,11 @@ class NamedCheck:
     arithmetic: str = "float32"
     seed: int = 0
     timeout: float = 60.0
-    quiet: bool = False
     repeat: str = ""
 
 
-def check_by_name(check: NamedCheck) -> KernelVerdict:
-    """Check a kernel in a process of its own; every outcome is a verdict."""
+def check_by_name(check: NamedCheck, process: subprocess.Popen[bytes]) -> KernelVerdict:
+    """Check a kernel in a process that was started for it; every outcome is a verdict."""
     began = time.perf_counter()
     verdict = KernelVerdict("pass", "", check.kernel.text, check.like.text, seed=check.seed)
     verdict.repeat, verdict.device = check.repeat, check.device
@@ -83,7 +84,7 @@ def check_by_name(check: NamedCheck) -> KernelVerdict:
     }
     name = check.kernel.short
     try:
-        _judge(check, verdict)
+        _judge(check, process, verdict)
     except CheckFailure as failure:
         _settle(verdict, "inconclusive" if failure.is_inconclusive else "fail", failure.cause)
         verdict.details, verdict.worst = list(failure.details), failure.worst
@@ -96,8 +97,12 @@ def check_by_name(check: NamedCheck) -> KernelVerdict:
     except KernelLoadError as error:
         _settle(verdict, "refused", f"{check.kernel.text} cannot be loaded: {error}")
     except UnusableResult as error:
-        _settle(verdict, "refused", f"{name} returns {error.kind}: `qgate check` compares one tensor "
-                "of values; for another result call check_kernel(…, unpack=…) in a test")  # fmt: skip
+        _settle(
+            verdict,
+            "refused",
+            f"{name} returns {error.kind}: `qgate check` compares one tensor of values; for "
+            "another result call check_kernel(…, unpack=…) in a test",
+        )
     except (QgateError, ValueError) as error:
         _settle(verdict, "refused", str(error))
     verdict.exit_status = STATUSES[verdict.verdict]
@@ -110,18 +115,20 @@ def _settle(verdict: KernelVerdict, word: Verdict, cause: str) -> None:
 
 
 def _add_report(verdict: KernelVerdict, report: CheckReport) -> None:
-    for name in ("conventions", "held", "left_out", "largest", "smallest_defect", "notes"):
+    verdict.agrees_at = report.held
+    for name in ("conventions", "left_out", "largest", "smallest_defect", "notes"):
         setattr(verdict, name, getattr(report, name))
     if report.format_error or report.noise:
         verdict.noise, verdict.error = report.noise, report.error
         verdict.format_error = report.format_error
 
 
-def _judge(check: NamedCheck, verdict: KernelVerdict) -> None:
+def _judge(check: NamedCheck, process: subprocess.Popen[bytes], verdict: KernelVerdict) -> None:
     """Load the reference and run it before the kernel's file is read; then compare."""
     verdict.files["kernel"] = _digest(check.kernel.file)
     if check.like.file:
         verdict.files["like"] = _digest(check.like.file)
+    check_place(check.dtype, check.device)
     like = load_reference(check.like, check.kernel, "--like")
     example = _example(check, check.seed)
     verdict.shapes = [
@@ -130,8 +137,7 @@ def _judge(check: NamedCheck, verdict: KernelVerdict) -> None:
     ]
     if words := asks_for_tests(Path(check.kernel.file)):
         raise KernelCheatError(words)
-    has_formats = bool(check.inputs) or check.output is not None
-    drawn = [] if example_holds_positions(example) else drawn_shapes(check, like, example)
+    further = [*check.shapes[1:], *drawn_shapes(check, like, example)]
     options = {
         "like": like,
         "inputs": check.inputs or None,
@@ -139,30 +145,33 @@ def _judge(check: NamedCheck, verdict: KernelVerdict) -> None:
         "arithmetic": check.arithmetic,
         "seed": check.seed,
     }
-    with remote_kernel(
-        check.kernel, check.like, device=check.device, seconds=check.timeout,
-        watches_torch=not has_formats, quiet=check.quiet,
-    ) as kernel:  # fmt: skip
-        token = TELLING.set(lambda input: setattr(kernel, "current", input or kernel.current))
-        try:
-            report = run_check(kernel, example, {**options, "shapes": [*check.shapes[1:], *drawn]})
-            _add_report(verdict, report)
-            if report.largest:
-                _check_later(check, kernel, example, options)
-        finally:
-            TELLING.reset(token)
-            verdict.calls = kernel.calls
+    kernel = load_kernel(
+        process, check.kernel, check.like,
+        device=check.device, seconds=check.timeout, watches_torch=not _formats(check),
+    )  # fmt: skip
+    token = TELLING.set(lambda name: setattr(kernel, "current", name or kernel.current))
+    try:
+        report = run_check(kernel, example, {**options, "shapes": further})
+        _add_report(verdict, report)
+        if report.largest:
+            _check_later(check, kernel, example, options)
+    finally:
+        TELLING.reset(token)
+        verdict.calls = kernel.calls
     verdict.cause = str(report).splitlines()[0]
     refusals = [why for why in report.left_out.values() if why.startswith(REFUSED)]
     sizes = sum(len(dimensions) for dimensions in report.largest.values())
     if refusals and len(report.unvaried) == sizes:
-        _settle(verdict, "inconclusive", f"{report.name} agrees at the example's sizes alone: it "
-                f"refused {len(refusals)} inputs of other sizes or values; give sizes that it takes "
-                "by further --shape")  # fmt: skip
+        _settle(
+            verdict,
+            "inconclusive",
+            f"{report.name} agrees at the example's sizes alone: it refused {len(refusals)} inputs "
+            "of other sizes or values; give sizes that it takes by further --shape",
+        )
 
 
 def _check_later(
-    check: NamedCheck, kernel: RemoteKernel, example: list[Any], options: dict[str, Any]
+    check: NamedCheck, kernel: RemoteKernel, example: list[Any], options: Mapping[str, Any]
 ) -> None:
     """Check new values after many more calls: a kernel may be right in its first ones alone."""
     began = time.perf_counter()
@@ -198,16 +207,19 @@ def load_reference(spec: CallableSpec, kernel: CallableSpec, option: str) -> Cal
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and Path(file).resolve() == Path(kernel.file):
             raise QgateError(
-                f"{option} {spec.text} loads {Path(kernel.file).name}, the file of the kernel, whose "
-                "code could change it: put it into a file that does not import the kernel."
+                f"{option} {spec.text} loads {Path(kernel.file).name}, the file of the kernel, "
+                "whose code could change it: put it into a file that does not import the kernel."
             )
-    return function
+    loaded: Callable[..., Any] = function
+    return loaded
 
 
 def file_of(module: str) -> str:
-    """Return the file of a module without running any of its packages; empty if there is none."""
+    """Return the file of a module without running any of its packages; empty for torch's."""
     if module.endswith(".py"):
         return str(Path(module).resolve())
+    if module.partition(".")[0] == "torch":
+        return ""
     names, locations, file = module.split("."), None, ""
     for number in range(len(names)):
         spec = PathFinder.find_spec(".".join(names[: number + 1]), locations)
@@ -224,30 +236,32 @@ def _digest(file: str) -> str:
 def _example(check: NamedCheck, seed: int) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
     if check.example is None:
-        return [torch.randn(shape, generator=generator).to(check.dtype) for shape in check.shapes[0]]
-    made = load_reference(check.example, check.kernel, "--example")(generator)
-    if not isinstance(made, tuple | list) or not all(
-        isinstance(value, Tensor | int | float | str | None) for value in made
+        return [
+            torch.randn(shape, generator=generator).to(check.dtype) for shape in check.shapes[0]
+        ]
+    values = load_reference(check.example, check.kernel, "--example")(generator)
+    if not isinstance(values, tuple | list) or not all(
+        isinstance(value, Tensor | int | float | str | None) for value in values
     ):
         raise QgateError(
-            f"--example {check.example.text} returns {type(made).__name__}; return a tuple of "
+            f"--example {check.example.text} returns {type(values).__name__}; return a tuple of "
             "tensors on the CPU, numbers and texts."
         )
-    return list(made)
-
-
-def example_holds_positions(example: list[Any]) -> bool:
-    """Tell if integers among the arguments may be positions in other arguments."""
-    return any(isinstance(value, Tensor) and not value.is_floating_point() for value in example)
+    return list(values)
 
 
 def drawn_shapes(check: NamedCheck, like: Callable[..., Any], example: list[Any]) -> list[Shapes]:
-    """Draw sizes that no kernel can expect, for all dimensions that may have others."""
+    """Draw sizes that no kernel can expect, for all dimensions that may have others.
+
+    None are drawn where integers among the arguments may be positions in other arguments.
+    """
+    if any(isinstance(value, Tensor) and not value.is_floating_point() for value in example):
+        return []
     step = max((declare(fmt, "format", torch.float32).step for fmt in _formats(check)), default=1)
     generator = torch.Generator().manual_seed(check.seed)
     draw = partial(torch.randint, 1, generator=generator, size=())
     axes = find_axes(like, example)
-    listed = []
+    listed: list[Shapes] = []
     for multiple in MULTIPLES:
         shapes = [list(value.shape) for value in example if isinstance(value, Tensor)]
         numbers = {position: n for n, position in enumerate(

@@ -1,6 +1,6 @@
 """The process of a kernel: it has the kernel and its arguments, and nothing that judges it.
 
-Its source is run by `remote.py` in a Python that has not loaded qgate, so this file imports the
+Its source is run by `starting.py` in a Python that has not loaded qgate, so this file imports the
 standard library and torch alone. It reads requests from standard input and answers on what was
 standard output: a header in JSON, then the bytes of tensors. What a kernel does to learn about its
 check is seen by an audit hook, which no code can remove, and told in the answer.
@@ -15,7 +15,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, Set
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-Header = dict[str, Any]
+Header = MutableMapping[str, Any]
 
 READS_STACK = {"sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile"}
 READS_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
@@ -32,7 +32,7 @@ PROCESS_FILES = ("cmdline", "environ", "maps", "mem")
 PASSED_ON = {"inspect.py", "traceback.py", "tokenize.py", "linecache.py", "pathlib.py", "os.py"}
 """Files of the standard library that do what their caller wants."""
 REFERENCE_CALLED = "qgate.reference"
-OWN_CODE = "<kernel process>"
+OWN_CODE = __name__
 
 
 class WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
@@ -44,7 +44,7 @@ class WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
         return str(super().__getitem__(key))
 
 
-class Watch:
+class KernelWatch:
     """Audit hook: what the kernel's own code does to learn about its check."""
 
     def __init__(self, file: str, folder: str, reference_file: str, protected: str) -> None:
@@ -63,10 +63,10 @@ class Watch:
         if not words:
             return
         self.active = False  # looking at the stack is an event itself
-        place = self._own_place()
+        line = self._own_line(frozenset() if event == "object.__getattr__" else PASSED_ON)
         self.active = True
-        if place:
-            self.notices.append(f"{words} ({place})")
+        if line:
+            self.notices.append(f"{words} ({line})")
 
     def _words(self, event: str, arguments: tuple[Any, ...]) -> str:
         if event in READS_STACK:
@@ -96,15 +96,18 @@ class Watch:
             return "writes into the package that judges it"
         return ""
 
-    def _own_place(self) -> str:
-        """Return file and line of the nearest code, if that is not a library's."""
+    def _own_line(self, passed_on: Set[str]) -> str:
+        """Return file and line of the nearest code, if that is not a library's.
+
+        passed_on  files of libraries that do what their caller wants
+        """
         frame = sys._getframe(2)
         while frame is not None:
             file = frame.f_code.co_filename
             if file != OWN_CODE and not file.startswith("<frozen"):
                 if file.startswith(self.own) and not file.startswith(self.libraries):
-                    return f"{os.path.basename(file)}, line {frame.f_lineno}"
-                if os.path.basename(file) not in PASSED_ON:
+                    return f"{Path(file).name}, line {frame.f_lineno}"
+                if Path(file).name not in passed_on:
                     return ""
             frame = frame.f_back  # type: ignore[assignment]
         return ""
@@ -116,18 +119,18 @@ class OwnArguments(TorchFunctionMode):
     def __init__(self, function: Callable[..., Any], arguments: list[Any]) -> None:
         super().__init__()
         self.function = function
-        self.places = [_place(value) for value in arguments if isinstance(value, Tensor)]
+        self.layouts = [_layout(value) for value in arguments if isinstance(value, Tensor)]
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func is self.function:
             values = [*args, *(kwargs or {}).values()]
-            given = [_place(value) for value in values if isinstance(value, Tensor)]
-            if given == self.places:
+            layouts = [_layout(value) for value in values if isinstance(value, Tensor)]
+            if layouts == self.layouts:
                 sys.audit(REFERENCE_CALLED)
         return func(*args, **(kwargs or {}))
 
 
-def _place(value: Tensor) -> tuple[object, ...]:
+def _layout(value: Tensor) -> tuple[object, ...]:
     return value.data_ptr(), tuple(value.shape), value.stride(), value.dtype
 
 
@@ -183,7 +186,9 @@ class Buffers:
         if data:
             buffer.copy_(torch.frombuffer(data, dtype=torch.uint8))
         empty = torch.empty(0, dtype=getattr(torch, entry["dtype"]), device=self.device)
-        return empty.set_(buffer.untyped_storage(), entry["offset"], entry["shape"], entry["stride"])
+        return empty.set_(
+            buffer.untyped_storage(), entry["offset"], entry["shape"], entry["stride"]
+        )
 
 
 def load_function(module: str, name: str) -> Any:
@@ -213,9 +218,9 @@ def arm(function: Any) -> None:
     if code is not None:
         text = f"def called(*_, **__):\n    __import__('sys').audit({REFERENCE_CALLED!r})\n"
         text += "    raise RuntimeError('the kernel called the reference')\n"
-        made: dict[str, Any] = {}
-        exec(compile(text, OWN_CODE, "exec"), made)
-        function.__code__ = made["called"].__code__.replace(co_freevars=code.co_freevars)
+        names: Any = {}
+        exec(compile(text, OWN_CODE, "exec"), names)
+        function.__code__ = names["called"].__code__.replace(co_freevars=code.co_freevars)
 
 
 class Server:
@@ -224,7 +229,7 @@ class Server:
     def __init__(self, request: Header) -> None:
         self.buffers = Buffers(request["device"])
         self.reference: Callable[..., Any] | None = None
-        self.watch = Watch(
+        self.watch = KernelWatch(
             *(request[name] for name in ("file", "folder", "reference_file", "protected"))
         )
         sys.path.insert(0, request["folder"])
@@ -296,8 +301,8 @@ class Server:
 def serve() -> None:
     """Answer requests until there are none."""
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)  # what a kernel prints is no answer
     first, _ = read(requests)
     sys.argv = [first["file"]]
@@ -305,8 +310,8 @@ def serve() -> None:
         server = Server(first)
     except BaseException as error:
         lines = traceback.extract_tb(error.__traceback__)
-        place = f"{os.path.basename(lines[-1].filename)}, line {lines[-1].lineno}" if lines else ""
-        write(answers, {"error": [type(error).__name__, str(error)[:2000], place]}, [])
+        last = f"{Path(lines[-1].filename).name}, line {lines[-1].lineno}" if lines else ""
+        write(answers, {"error": [type(error).__name__, str(error)[:2000], last]}, [])
         return
     notices = list(dict.fromkeys(server.watch.notices))
     server.watch.notices.clear()

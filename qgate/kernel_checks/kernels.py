@@ -88,7 +88,7 @@ def check_kernel(
 ) -> CheckReport:
     """Hold a kernel at what ideally quantized arguments give; CheckFailure says the cause."""
     coarse, request = request_of(arithmetic, intermediates)
-    _check_place(dtype, device)
+    check_place(dtype, device)
     if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not budget_s >= 0:
         raise ValueError(f"budget_s {budget_s!r} is not allowed; give seconds, 0 or more.")
     if not isinstance(backward, bool):
@@ -111,7 +111,7 @@ def check_kernel(
     chosen = _checked_relations(relations)
     if inconclusive not in (FAIL, PASS):
         raise ValueError(str(unknown("value of inconclusive", inconclusive, (FAIL, PASS))))
-    report = CheckReport(subject.name)
+    report = CheckReport(subject.name, seed=seed)
     subject, exact = settle_reference(subject, example, convention)
     _check_example(exact, subject)
     choices: Choices = dict.fromkeys(subject.slots, 0)
@@ -191,7 +191,7 @@ def _checked_relations(relations: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(relations)
 
 
-def _check_place(dtype: Any, device: Any) -> None:
+def check_place(dtype: Any, device: Any) -> None:
     """Refuse a dtype or a device that no argument can be moved to."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype is {dtype!r}; give a torch.dtype, such as torch.bfloat16.")

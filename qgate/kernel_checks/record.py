@@ -30,6 +30,7 @@ class CheckReport(Overviewed):
     smallest_defect  by kind: the smallest relative error of that kind that would have failed
     gradients        "argument 0" → the record of the check of its gradient
     notes            what else a reader should know, a sentence each
+    seed             of the derived inputs
     """
 
     name: str
@@ -44,6 +45,7 @@ class CheckReport(Overviewed):
     smallest_defect: dict[str, float] = field(default_factory=dict)
     gradients: dict[str, CheckReport] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    seed: int = 0
 
     def to_dict(self) -> dict[str, object]:
         """Return the record as plain data."""
@@ -61,7 +63,7 @@ class CheckReport(Overviewed):
         lines += [f"  {note}" for note in self.notes]
         lines += [f"  {position}: {name}" for position, name in self.conventions.items()]
         sizes = ", ".join(f"{of} {'x'.join(map(str, size))}" for of, size in self.largest.items())
-        lines += [f"  largest sizes tried: {sizes}"] if sizes else []
+        lines += [f"  largest sizes tried: {sizes}; seed {self.seed}"] if sizes else []
         if self.unvaried:
             lines.append(f"  no other size was tried along: {', '.join(self.unvaried)}")
         if self.format_error:

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from qgate.kernel_checks import kernel_process
-from qgate.kernel_checks.kernel_process import OWN_CODE, Header, read, write
+from qgate.kernel_checks.kernel_process import Header, read, write
+from qgate.kernel_checks.starting import PACKAGE
 from qgate.text import one_line
-
-PACKAGE = Path(kernel_process.__file__).resolve().parents[1]
-PROGRAM = "import sys; exec(compile(sys.argv[1], {0!r}, 'exec'), {{'__name__': {0!r}}})".format(OWN_CODE)
 
 
 class KernelCheatError(BaseException):
-    """What a kernel did to learn about its check; no part of a check may take it for a refusal."""
+    """An attempt of a kernel to learn about its check, which is no refusal of an input."""
 
 
 class KernelEndedError(BaseException):
-    """The end of a kernel's process, or its silence; no part of a check may take it for a refusal."""
+    """The end of a kernel's process, or its silence; no refusal of an input, either."""
 
 
 class KernelLoadError(Exception):
@@ -64,12 +57,10 @@ class RemoteKernel:
     """
 
     spec: CallableSpec
-    device: str
     seconds: float
     process: subprocess.Popen[bytes]
     current: str = "the example"
     calls: int = 0
-    notices: list[str] = field(default_factory=list)
 
     @property
     def __name__(self) -> str:
@@ -89,7 +80,7 @@ class RemoteKernel:
         }
         state = torch.get_rng_state()
         blobs = [_bytes(state), *(_bytes(_storage(tensor)) for tensor in tensors)]
-        header, parts = self._answer(request, blobs)
+        header, parts = self.ask(request, blobs)
         try:
             return self._outcome(header, parts, {_key(tensor): tensor for tensor in tensors})
         except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
@@ -97,9 +88,7 @@ class RemoteKernel:
                 f"gives an answer that cannot be read for {self.current} ({one_line(error)[:80]})"
             ) from None
 
-    def _outcome(
-        self, header: Header, parts: list[bytearray], by_key: dict[int, Tensor]
-    ) -> Any:
+    def _outcome(self, header: Header, parts: list[bytearray], by_key: dict[int, Tensor]) -> Any:
         """Return or raise what an answer says, after what the kernel changed is written back."""
         self.hold_notices(header["notices"])
         torch.set_rng_state(torch.frombuffer(parts[0], dtype=torch.uint8).clone())
@@ -117,7 +106,7 @@ class RemoteKernel:
         if notices:
             raise KernelCheatError(one_line(str(notices[0]))[:200])
 
-    def _answer(self, request: Header, blobs: list[bytes]) -> tuple[Header, list[bytearray]]:
+    def ask(self, request: Header, blobs: list[bytes]) -> tuple[Header, list[bytearray]]:
         """Send a request and wait for its answer, no longer than a call may take."""
         silent = threading.Event()
 
@@ -141,72 +130,43 @@ class RemoteKernel:
         finally:
             timer.cancel()
 
-    def load(self, request: Header) -> None:
-        """Load the kernel in its process; KernelLoadError says why it cannot be."""
-        self.current = "its file"
-        header, _ = self._answer(request, [])
-        if "error" in header:
-            kind, text, place = header["error"]
-            raise KernelLoadError(one_line(f"{kind}: {text}{f' ({place})' if place else ''}")[:400])
-        self.hold_notices(header["notices"])
-        if not header["callable"]:
-            raise KernelLoadError(f"{self.spec.name} is no function")
-        self.current = "the example"
 
-
-def start_process(quiet: bool) -> subprocess.Popen[bytes]:
-    """Start a Python that knows of no test and has not loaded qgate."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("QGATE_", "PYTEST_"))
-    }
-    source = Path(kernel_process.__file__).read_text(encoding="utf-8")
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, source],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL if quiet else None,
-        env=environment,
-    )
-
-
-@contextlib.contextmanager
-def remote_kernel(
+def load_kernel(
+    process: subprocess.Popen[bytes],
     spec: CallableSpec,
     like: CallableSpec,
     *,
     device: str,
     seconds: float,
     watches_torch: bool,
-    quiet: bool,
-) -> Iterator[RemoteKernel]:
-    """Load a kernel in a process of its own, which ends with this context.
+) -> RemoteKernel:
+    """Load a kernel in its process; KernelLoadError says why it cannot be.
 
     watches_torch  True if a reference of torch must not be called with the kernel's own arguments
     """
-    process = start_process(quiet)
     is_torch = like.module.partition(".")[0] == "torch"
-    request: Header = {
-        "kernel": [spec.module, spec.name],
-        "file": spec.file,
-        "folder": str(Path.cwd()),
-        "device": device,
-        "like": [like.module, like.name] if watches_torch or not is_torch else None,
-        "is_torch": is_torch and watches_torch,
-        "reference_file": "" if is_torch else like.file,
-        "protected": str(PACKAGE),
-    }
-    try:
-        kernel = RemoteKernel(spec, device, seconds, process)
-        kernel.load(request)
-        yield kernel
-    finally:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            with contextlib.suppress(OSError):
-                _stream(stream).close()
+    kernel = RemoteKernel(spec, seconds, process, current="its file")
+    header = kernel.ask(
+        {
+            "kernel": [spec.module, spec.name],
+            "file": spec.file,
+            "folder": str(Path.cwd()),
+            "device": device,
+            "like": [like.module, like.name] if watches_torch or not is_torch else None,
+            "is_torch": is_torch and watches_torch,
+            "reference_file": like.file,
+            "protected": str(PACKAGE),
+        },
+        [],
+    )[0]
+    if "error" in header:
+        kind, text, line = header["error"]
+        raise KernelLoadError(one_line(f"{kind}: {text}{f' ({line})' if line else ''}")[:400])
+    kernel.hold_notices(header["notices"])
+    if not header["callable"]:
+        raise KernelLoadError(f"{spec.name} is no function")
+    kernel.current = "the example"
+    return kernel
 
 
 def _stream(stream: Any) -> BinaryIO:
@@ -217,7 +177,7 @@ def _stream(stream: Any) -> BinaryIO:
 
 def _storage(tensor: Tensor) -> Tensor:
     """Return all of the memory that a tensor lies in, as bytes."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def _key(tensor: Tensor) -> int:
@@ -243,7 +203,9 @@ def _result(about: Header, by_key: dict[int, Tensor], data: bytearray) -> Tensor
     dtype = getattr(torch, about["dtype"])
     if "key" in about:
         storage = by_key[about["key"]].untyped_storage()
-        return torch.empty(0, dtype=dtype).set_(storage, about["offset"], about["shape"], about["stride"])
+        return torch.empty(0, dtype=dtype).set_(
+            storage, about["offset"], about["shape"], about["stride"]
+        )
     if not data:
         return torch.empty(about["shape"], dtype=dtype)
     return torch.frombuffer(data, dtype=dtype).reshape(about["shape"])

@@ -20,6 +20,7 @@ from qgate.kernel_checks.subject import (
     Choices,
     KernelRefusal,
     KernelSubject,
+    ReferenceResult,
     UnusableResult,
 )
 from qgate.kernel_checks.watching import HUNG
@@ -171,6 +172,12 @@ def run_kernel(
             + words.removeprefix(type(error).__name__),
             report,
         ) from error
+    except ReferenceResult:
+        raise CheckFailure(
+            f"{subject.name} returns a result of the reference for {name}, not one of its own",
+            report,
+            "it lies in memory that the reference wrote: do both use one buffer?",
+        ) from None
     except UnusableResult as error:
         if error.kind == "NoneType":
             raise CheckFailure(

@@ -1,4 +1,4 @@
-"""The verdict about a kernel that is named on the command line, as a record with a stable schema."""
+"""The verdict about a kernel that is named in words, as a record with a stable schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Literal
 from qgate._version import __version__
 from qgate.kernel_checks.record import WorstValue
 
-KIND = "qgate check 1"
 Verdict = Literal["pass", "fail", "inconclusive", "refused"]
 STATUSES: dict[Verdict, int] = {"pass": 0, "fail": 1, "inconclusive": 2, "refused": 3}
 """The exit status of each verdict."""
@@ -18,9 +17,9 @@ STATUSES: dict[Verdict, int] = {"pass": 0, "fail": 1, "inconclusive": 2, "refuse
 class KernelVerdict:
     """A check of one kernel: the verdict, its cause, and what was compared.
 
-    kind             the words "qgate check 1"; another number stands for another schema
-    verdict          pass: right at all inputs. fail: wrong at one of them. inconclusive: agrees, and
-                     the check could not have seen a plain defect. refused: nothing was judged
+    kind             another number stands for another schema
+    verdict          pass: right at all inputs. fail: wrong at one of them. inconclusive: agrees,
+                     and a plain defect could not have been seen. refused: nothing was judged
     exit_status      of the command: pass 0, fail 1, inconclusive 2, refused 3
     cause            one sentence: what is wrong, or what agrees
     details          further sentences about the cause
@@ -35,7 +34,7 @@ class KernelVerdict:
     device           where the kernel ran; the reference runs on the CPU
     seed             from which the values and the drawn sizes were made
     conventions      "argument 0", "result" or "arithmetic" to what the kernel follows
-    held             inputs at which the kernel agrees
+    agrees_at        inputs at which the kernel agrees
     left_out         inputs that were not compared, with the reason
     largest          "argument 0" to the largest size that was tried along each of its dimensions
     smallest_defect  by kind: the smallest relative error of that kind that would have failed
@@ -54,7 +53,7 @@ class KernelVerdict:
     kernel: str
     like: str
     exit_status: int = 0
-    kind: str = KIND
+    kind: Literal["qgate check 1"] = "qgate check 1"
     details: list[str] = field(default_factory=list)
     input: str = ""
     worst: WorstValue | None = None
@@ -65,7 +64,7 @@ class KernelVerdict:
     device: str = "cpu"
     seed: int = 0
     conventions: dict[str, str] = field(default_factory=dict)
-    held: list[str] = field(default_factory=list)
+    agrees_at: list[str] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
     largest: dict[str, list[int]] = field(default_factory=dict)
     smallest_defect: dict[str, float | None] = field(default_factory=dict)

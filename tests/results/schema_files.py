@@ -11,6 +11,7 @@ from typing import Any
 
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.engines.record import EnginesRecord
+from qgate.kernel_checks.verdicts import KernelVerdict
 from qgate.records import json_schema
 from qgate.results.schema import GateRecord, RecordedCheck, RunHeader
 
@@ -57,8 +58,28 @@ def engines_schema() -> dict[str, Any]:
     }
 
 
-MADE = {"results": results_schema, "checkpoint": checkpoint_schema, "engines": engines_schema}
-ROOMS = {"results": "results", "checkpoint": "checkpoints", "engines": "engines"}
+def check_schema() -> dict[str, Any]:
+    return {
+        "$schema": DIALECT,
+        "title": "A kernel beside its reference: qgate check --json",
+        "description": "Keys that are not named here may be added by later versions.",
+        "$ref": "#/$defs/verdict",
+        "$defs": json_schema({"verdict": KernelVerdict}),
+    }
+
+
+MADE = {
+    "results": results_schema,
+    "checkpoint": checkpoint_schema,
+    "engines": engines_schema,
+    "check": check_schema,
+}
+ROOMS = {
+    "results": "results",
+    "checkpoint": "checkpoints",
+    "engines": "engines",
+    "check": "kernel_checks",
+}
 
 
 def file(name: str) -> Path:
