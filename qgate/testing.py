@@ -46,6 +46,7 @@ __all__ = [
     "Convention",
     "RelationFailure",
     "RelationReport",
+    "assert_quantized_close",
     "check",
     "check_kernel",
     "check_relations",
@@ -82,6 +83,25 @@ def check(
             )
     except CheckFailure as failure:
         raise failure.with_traceback(None) from None  # what failed is a line of the test
+
+
+def assert_quantized_close(
+    actual: Any, source: Tensor, *, format: Any, msg: str | None = None, **options: Unpack[Options]
+) -> None:
+    """Assert that values are what a format makes of a source, in the place of `assert_close`.
+
+    actual  dequantized values, or a `qgate.Encoded`
+    source  the tensor that was quantized: not its dequantized values, and no tolerance
+    format  as in `check`, with options as in `qgate.quantize`
+    msg     the first line of a failure, before its cause
+    """
+    __tracebackhide__ = True
+    try:
+        check(actual, source, format=format, **options)
+    except CheckFailure as failure:
+        if msg is None:
+            raise
+        raise CheckFailure(msg, failure.report, *str(failure).splitlines()) from None
 
 
 def check_kernel(

@@ -32,15 +32,15 @@ def conformance_vectors(fmt: Format) -> dict[str, Array]:
     in block formats, `CONVENTION_scales`.
     """
     arrays: dict[str, Array] = {}
+    conventions = dict(_conventions(fmt))
     if fmt.bits <= TABLE_BITS:
         arrays["codes"] = np.arange(2**fmt.bits, dtype=np.uint8)
         arrays["values"] = fmt.element.code_values()
-    conventions = dict(_conventions(fmt))
     if isinstance(fmt, BlockFormat):
         arrays |= _scale_table(fmt, conventions)
-        arrays["cast_input"] = _hard_blocks(fmt)
-    else:
-        arrays["cast_input"] = _hard_values(fmt)
+    with np.errstate(over="ignore"):  # what lies beyond float32 becomes Inf
+        hard = _hard_blocks(fmt) if isinstance(fmt, BlockFormat) else _hard_values(fmt)
+        arrays["cast_input"] = hard
     for name, quantizer in conventions.items():
         arrays |= {f"{name}_{part}": array for part, array in _casts(arrays, quantizer)}
     arrays["meta"] = np.frombuffer(_meta(fmt, conventions, arrays).encode(), dtype=np.uint8)
@@ -50,6 +50,10 @@ def conformance_vectors(fmt: Format) -> dict[str, Array]:
 def _conventions(fmt: Format) -> Iterator[tuple[str, Quantizer]]:
     """List the ways to cast: what becomes of overflow, or how a block's scale is made."""
     if not isinstance(fmt, BlockFormat):
+        if "narrow" in fmt.options and fmt.code_values().min() < 0:  # without the lowest code
+            yield "narrow", Quantizer(fmt.name, scale=1.0)
+            yield "saturating", Quantizer(fmt.name, scale=1.0, narrow=False)
+            return
         yield "saturating", Quantizer(fmt.name, scale=1.0, saturate=True)
         if fmt.nan_code is not None:
             yield "overflowing", Quantizer(fmt.name, scale=1.0, saturate=False)
@@ -99,8 +103,7 @@ def _hard_blocks(fmt: BlockFormat) -> Singles:
         block = draws[9].copy()
         block[5] = special
         blocks.append(block)
-    with np.errstate(over="ignore"):
-        return np.stack([np.asarray(block, dtype=np.float32) for block in blocks])
+    return np.stack([np.asarray(block, dtype=np.float32) for block in blocks])
 
 
 def _scale_table(fmt: BlockFormat, conventions: dict[str, Quantizer]) -> dict[str, Array]:
