@@ -22,11 +22,11 @@ from torch import Tensor
 from qgate.device_errors import LostDeviceError, in_sentences
 from qgate.engine.sharing import PackedValue
 from qgate.errors import QgateError, first_line
-from qgate.kernel_checks.accepted import UPDATING
 from qgate.kernel_checks.kernels import check_kernel
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import in_eval_mode
 from qgate.kernel_checks.runs import EXAMPLE
+from qgate.kernel_checks.updating import UPDATING
 from qgate.kernel_checks.watching import HUNG, TELLING
 
 Function = Callable[..., Any]

@@ -10,7 +10,6 @@ import html
 import math
 import re
 from collections.abc import Iterable
-from xml.sax import saxutils
 
 # Characters that start a formula in a spreadsheet, with the wide forms that some of them accept.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
@@ -63,7 +62,8 @@ def for_html(text: object, *, lines: bool = False) -> str:
 
 def for_xml(text: object) -> str:
     """Escape a text for an XML or SVG element or an attribute in quotes."""
-    return saxutils.escape(one_line(text), {'"': "&quot;", "'": "&apos;"})
+    escaped = html.escape(one_line(text), quote=False)
+    return escaped.replace('"', "&quot;").replace("'", "&apos;")
 
 
 def for_csv(value: object) -> str | int | float:
