@@ -34,7 +34,8 @@ CONTENTS = {
         "tutorials/first-checkpoint", "notebook",
     ),
     "How to": (
-        "failures", "adopting", "ci", "baselines", "reports", "kernels", "checkpoints",
+        "failures", "adopting", "ci", "baselines", "reports", "kernels", "kernel-repositories",
+        "checkpoints",
         "collecting", "drawing", "activations", "sweep", "capture", "engines", "relations",
         "audit", "recipes", "engine-kernels", "gpu", "scale",
     ),
@@ -44,7 +45,7 @@ CONTENTS = {
     ),
     "Reference": (
         "commands", "gates", "held", "measured", "other-gates", "models", "modes", "formats",
-        "dumps", "files", "support", "threats",
+        "dumps", "files", "support", "threats", "agents/SKILL", "agents/json",
     ),
     "Explanation": (
         "limits", "numbers", "which-format", "cost", "museum", "real-kernels", "faults",

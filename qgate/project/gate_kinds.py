@@ -207,7 +207,7 @@ def gate_kinds() -> tuple[GateKind, ...]:
 
 
 def _is_offered() -> bool:
-    """Tell if a package names the group; to parse the entry points of all takes ten times as long."""
+    """Tell if a package names the group: far faster than to parse the entry points of all."""
     return any(f"[{GROUP}]" in (of.read_text("entry_points.txt") or "") for of in distributions())
 
 
