@@ -8,6 +8,7 @@ check is seen by an audit hook, which no code can remove, and told in the answer
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
@@ -15,17 +16,21 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, MutableMapping, Set
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Header = MutableMapping[str, Any]
 
-READS_STACK = {"sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile"}
+READS_STACK = {
+    "sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace",
+    "sys.setprofile", "sys.monitoring.register_callback",
+}  # fmt: skip
 READS_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 READS_MEMORY = {"gc.get_objects", "gc.get_referrers", "gc.get_referents"}
 PROCESS_FILES = ("cmdline", "environ", "maps", "mem")
@@ -63,7 +68,7 @@ class KernelWatch:
         if not words:
             return
         self.active = False  # looking at the stack is an event itself
-        line = self._own_line(frozenset() if event == "object.__getattr__" else PASSED_ON)
+        line = self._own_line(event)
         self.active = True
         if line:
             self.notices.append(f"{words} ({line})")
@@ -96,18 +101,19 @@ class KernelWatch:
             return "writes into the package that judges it"
         return ""
 
-    def _own_line(self, passed_on: Set[str]) -> str:
+    def _own_line(self, event: str) -> str:
         """Return file and line of the nearest code, if that is not a library's.
 
-        passed_on  files of libraries that do what their caller wants
+        Some files of libraries do what their caller wants; any may call the reference for it.
         """
+        passed_on = frozenset() if event == "object.__getattr__" else PASSED_ON
         frame = sys._getframe(2)
         while frame is not None:
             file = frame.f_code.co_filename
             if file != OWN_CODE and not file.startswith("<frozen"):
                 if file.startswith(self.own) and not file.startswith(self.libraries):
                     return f"{Path(file).name}, line {frame.f_lineno}"
-                if Path(file).name not in passed_on:
+                if event != REFERENCE_CALLED and Path(file).name not in passed_on:
                     return ""
             frame = frame.f_back  # type: ignore[assignment]
         return ""
@@ -123,10 +129,36 @@ class OwnArguments(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func is self.function:
-            values = [*args, *(kwargs or {}).values()]
-            layouts = [_layout(value) for value in values if isinstance(value, Tensor)]
-            if layouts == self.layouts:
-                sys.audit(REFERENCE_CALLED)
+            self.compare([*args, *(kwargs or {}).values()])
+        return func(*args, **(kwargs or {}))
+
+    def compare(self, values: list[Any]) -> None:
+        """Tell of a call if its tensors are the arguments of the kernel."""
+        if [_layout(value) for value in values if isinstance(value, Tensor)] == self.layouts:
+            sys.audit(REFERENCE_CALLED)
+
+
+class OwnOperator(TorchDispatchMode):
+    """Tell of calls of the one operator that a function of torch is, by any of its names."""
+
+    def __init__(self, calls: OwnArguments, arguments: list[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: list[Any] = []
+        self.compare = self._listed
+        empty = [v.to("meta") if isinstance(v, Tensor) else v for v in arguments]
+        with self, contextlib.suppress(Exception):  # of a function that has no meta tensors
+            calls.function(*empty)
+        self.compare = calls.compare
+        self.operators = [of for of in self.operators if not of.is_view]
+
+    def _listed(self, values: list[Any]) -> None:
+        """Pass over the tensors of a call that is only listed."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if self.compare == self._listed:
+            self.operators.append(func)
+        elif self.operators == [func]:
+            self.compare([*args, *(kwargs or {}).values()])
         return func(*args, **(kwargs or {}))
 
 
@@ -274,7 +306,9 @@ class Server:
             if self.reference is None:
                 result = self.kernel(*arguments)
             else:
-                with OwnArguments(self.reference, arguments):
+                calls = OwnArguments(self.reference, arguments)
+                operator = OwnOperator(calls, arguments)
+                with calls, operator:
                     result = self.kernel(*arguments)
         except BaseException as error:
             return {"error": [type(error).__name__, str(error)[:2000]]}, None

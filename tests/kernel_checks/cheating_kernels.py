@@ -107,6 +107,26 @@ CHEATS = {
         "kernel calls the reference (kernel.py, line 4)",
         like="torch.nn.functional:linear",
     ),
+    "calls the reference through a module of torch": Cheat(
+        """
+        import torch
+        def kernel(x):
+            return torch.nn.GELU()(x) * 1.0
+        """,
+        "refused",
+        "kernel calls the reference (kernel.py, line 4)",
+        like="torch.nn.functional:gelu",
+    ),
+    "calls the operator of the reference by another name": Cheat(
+        """
+        import torch
+        def kernel(x):
+            return torch.ops.aten.gelu.default(x)
+        """,
+        "refused",
+        "kernel calls the reference (kernel.py, line 4)",
+        like="torch.nn.functional:gelu",
+    ),
     "returns memory of the reference": Cheat(
         """
         import reference

@@ -243,6 +243,15 @@ HONEST = {
         "torch:softmax",
         inputs=12,
     ),
+    "a gelu from the error function": Honest(
+        """
+        def kernel(x):
+            return 0.5 * x * (1 + torch.erf(x / 2**0.5))
+        """,
+        "--shape 24x64",
+        "torch.nn.functional:gelu",
+        inputs=12,
+    ),
     "an activation from elementary functions": Honest(
         """
         def kernel(x):
