@@ -2,8 +2,8 @@
 
     python benchmarks/plugin.py [--rounds 15] [--most 1.3]
 
-Runs one empty test in a new process, with the plugin and without, in turn, in a folder of its own, and
-without any other plugin.
+Runs one empty test in a new process, with the plugin and without, in turn, in a folder of its own,
+and without any other plugin.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ check is seen by an audit hook, which no code can remove, and told in the answer
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -82,7 +83,7 @@ class KernelWatch:
             return f"looks for other objects in memory by {event}"
         if event == REFERENCE_CALLED:
             return "calls the reference"
-        if event == "exec" and arguments[0].co_filename == self.reference_file:
+        if event == "exec" and arguments[0].co_filename == (self.reference_file or None):
             return "loads the file of the reference again"
         if event == "qgate.environment":
             return f"asks the environment for {arguments[0]}"
@@ -143,13 +144,19 @@ class OwnOperator(TorchDispatchMode):
 
     def __init__(self, calls: OwnArguments, arguments: list[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        if "torch._dynamo" in sys.modules:
+            spare_compiler()
         self.operators: list[Any] = []
         self.compare = self._listed
-        empty = [v.to("meta") if isinstance(v, Tensor) else v for v in arguments]
-        with self, contextlib.suppress(Exception):  # of a function that has no meta tensors
-            calls.function(*empty)
+        ones = [torch.ones_like(v) if isinstance(v, Tensor) else v for v in arguments]
+        with self, contextlib.suppress(Exception):  # of a function that takes no ones
+            calls.function(*ones)
         self.compare = calls.compare
         self.operators = [of for of in self.operators if not of.is_view]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch loads its compiler, which takes seconds: see spare_compiler
 
     def _listed(self, values: list[Any]) -> None:
         """Pass over the tensors of a call that is only listed."""
@@ -160,6 +167,13 @@ class OwnOperator(TorchDispatchMode):
         elif self.operators == [func]:
             self.compare([*args, *(kwargs or {}).values()])
         return func(*args, **(kwargs or {}))
+
+
+@functools.cache
+def spare_compiler() -> None:
+    """Keep the compiler of a kernel from compiling the operators that are watched."""
+    watched: Any = OwnOperator
+    watched.__torch_dispatch__ = torch._disable_dynamo(watched.__torch_dispatch__, recursive=True)
 
 
 def _layout(value: Tensor) -> tuple[object, ...]:

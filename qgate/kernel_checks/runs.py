@@ -14,13 +14,13 @@ from qgate.device_errors import LostDeviceError, lost_device
 from qgate.expected.derived import DerivedInput
 from qgate.expected.noise import Expected
 from qgate.kernel_checks.declared import Quantization
+from qgate.kernel_checks.input_facts import ReferenceResult
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.subject import (
     RESULT,
     Choices,
     KernelRefusal,
     KernelSubject,
-    ReferenceResult,
     UnusableResult,
 )
 from qgate.kernel_checks.watching import HUNG

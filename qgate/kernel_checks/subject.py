@@ -29,7 +29,7 @@ from qgate.expected.noise import Expected, entries_before, evaluate, expect, wit
 from qgate.expected.stages import Key, StageCast, StagedFunction, stage_slot, without_casts
 from qgate.formats import Encoded
 from qgate.kernel_checks.declared import Quantization
-from qgate.kernel_checks.input_facts import EntriesOf, InputFacts
+from qgate.kernel_checks.input_facts import EntriesOf, InputFacts, ReferenceResult
 from qgate.kernel_checks.watching import watched
 
 Choices = dict[Any, int]
@@ -41,10 +41,6 @@ MOST_KEPT, MOST_DOUBLES = 1 << 16, 8
 
 class KernelRefusal(Exception):
     """An exception of the kernel, which is the cause of this one."""
-
-
-class ReferenceResult(ValueError):
-    """A result that is the memory of a result of the reference."""
 
 
 class UnusableResult(CopyableError, ValueError):
@@ -360,16 +356,13 @@ class KernelSubject:
         tensors = list({id(value): value for value in tensors}.values())
         copies = [value.clone() for value in tensors]
         changed: list[Tensor] = []
-        is_borrowed = False
         began = time.perf_counter()
         try:
             with watched(name or "a further input"):
                 returned = self.kernel(*passed)
                 result = returned if self.unpack is None else self.unpack(returned)
                 if isinstance(result, Tensor):
-                    result = without_subclass(result)
-                    is_borrowed = self._is_of_reference(result, arguments, tensors)
-                    result = result.clone()
+                    result = without_subclass(result).clone()
                 # The first that waits for the kernel.
                 for tensor, copy in zip(tensors, copies, strict=True):
                     if not same_bits(tensor, copy):
@@ -384,18 +377,9 @@ class KernelSubject:
         for position, argument in enumerate(arguments):
             if any(argument is tensor for tensor in changed):
                 self.in_place[position] = shares_memory(returned, argument)
-        if is_borrowed:
+        if self._of(arguments).gave(returned, self.exact, tensors):
             raise ReferenceResult(f"{self.name} returns a result of the reference")
         return self._tensor(result)
-
-    def _is_of_reference(
-        self, result: Tensor, arguments: Sequence[Any], tensors: Sequence[Tensor]
-    ) -> bool:
-        """Tell if a result lies in memory that the reference returned, and no argument."""
-        returned = (self.exact, self._of(arguments).unquantized)
-        return any(value is not None and shares_memory(result, value) for value in returned) and (
-            not any(shares_memory(result, value) for value in tensors)
-        )
 
     def _tensor(self, result: Any) -> Tensor:
         if isinstance(result, Encoded):
