@@ -173,7 +173,7 @@ class OwnOperator(TorchDispatchMode):
 def spare_compiler() -> None:
     """Keep the compiler of a kernel from compiling the operators that are watched."""
     watched: Any = OwnOperator
-    watched.__torch_dispatch__ = torch._disable_dynamo(watched.__torch_dispatch__, recursive=True)
+    watched.__torch_dispatch__ = torch.compiler.disable(watched.__torch_dispatch__, recursive=True)
 
 
 def _layout(value: Tensor) -> tuple[object, ...]:
