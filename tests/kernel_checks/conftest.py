@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from tests.kernel_checks.cheating_kernels import REFERENCE
 from tests.kernel_checks.warm_kernels import WarmKernels
+
+FILES = ("kernel", "reference", "helper", "example", "broken")
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +28,9 @@ def warm_kernels(
 ) -> Path:
     """Return a folder with `reference.py`, `helper.py` and `example.py`, in which commands are run."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in FILES:  # loaded here by name, and gone after the test
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.delenv("QGATE_SEED", raising=False)
     monkeypatch.setattr("qgate.kernel_checks.starting.start_process", kernel_server.start)
     (tmp_path / "reference.py").write_text(REFERENCE)
