@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import os
@@ -15,9 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError, first_line
+from qgate.loading import LateModule
 
 if TYPE_CHECKING:
+    import ctypes
+
     import torch
+else:
+    ctypes = LateModule("ctypes")  # 5 ms of every run of pytest
 
 _SPINS = "3000"
 """Turns that a thread of GNU OpenMP waits awake, some 10 microseconds: the next work is near."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-import tomllib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qgate.loading import explained_imports
+from qgate.loading import LateModule, explained_imports
+
+if TYPE_CHECKING:
+    import tomllib
+else:
+    tomllib = LateModule("tomllib")
 
 _MOST_DOTS = 100
 # What a document has after its aliases are put in; configurations have a hundred.

@@ -32,6 +32,7 @@ from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.grouped import grouped_product
 from qgate.kernel_checks.isolation import ADVICE, run_check
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.seeds import VARIABLE, seed_of
 from qgate.kernel_checks.stages import quantized as quantize_stage
 from qgate.models import Model
 from qgate.modes import Mode
@@ -45,6 +46,7 @@ __all__ = [
     "Convention",
     "RelationFailure",
     "RelationReport",
+    "assert_quantized_close",
     "check",
     "check_kernel",
     "check_relations",
@@ -83,6 +85,25 @@ def check(
         raise failure.with_traceback(None) from None  # what failed is a line of the test
 
 
+def assert_quantized_close(
+    actual: Any, source: Tensor, *, format: Any, msg: str | None = None, **options: Unpack[Options]
+) -> None:
+    """Assert that values are what a format makes of a source, in the place of `assert_close`.
+
+    actual  dequantized values, or a `qgate.Encoded`
+    source  the tensor that was quantized: not its dequantized values, and no tolerance
+    format  as in `check`, with options as in `qgate.quantize`
+    msg     the first line of a failure, before its cause
+    """
+    __tracebackhide__ = True
+    try:
+        check(actual, source, format=format, **options)
+    except CheckFailure as failure:
+        if msg is None:
+            raise
+        raise CheckFailure(msg, failure.report, *str(failure).splitlines()) from None
+
+
 def check_kernel(
     kernel: Function,
     *arguments: Tensor | Encoded | Any,
@@ -107,7 +128,7 @@ def check_kernel(
     budget_s: float = 2.0,
     timeout: float | None = None,
     isolate: bool = False,
-    seed: int = 0,
+    seed: int | None = None,
 ) -> CheckReport:
     """Check a kernel against what its reference makes of ideally quantized arguments.
 
@@ -137,6 +158,7 @@ def check_kernel(
     budget_s    seconds that inputs longer than a tile may take in all
     timeout     seconds that each call of the kernel may take, in a process of its own
     isolate     True to run the check in a process of its own, which the kernel may end
+    seed        of the inputs that are derived: that of the variable QGATE_SEED, else 0
     """
     path = None
     if accept is not None:
@@ -163,11 +185,13 @@ def check_kernel(
         "inconclusive": inconclusive,
         "backward": backward,
         "budget_s": budget_s,
-        "seed": seed,
+        "seed": (seed := seed_of(seed, 0)),
     }
     try:
         return run_check(kernel, arguments, options, timeout=timeout, isolate=isolate)
     except CheckFailure as failure:
+        if seed:
+            failure.add_note(f"  inputs of seed {seed}: {VARIABLE}={seed}")
         raise failure.with_traceback(None) from failure.__cause__
 
 

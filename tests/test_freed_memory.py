@@ -49,7 +49,7 @@ def test_other_allocators_are_left_alone(
     library = SimpleNamespace(
         **({"mallopt": lambda *given: calls.append(given)} if has_setting else {})
     )
-    monkeypatch.setattr(devices.ctypes, "CDLL", lambda _: library)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: library)
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr(devices.sys, "platform", "darwin")

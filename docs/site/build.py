@@ -37,8 +37,8 @@ CONTENTS = {
         "tutorials/first-checkpoint", "notebook",
     ),
     "How to": (
-        "start", "failures", "adopting", "ci", "baselines", "reports", "kernels", "checkpoints",
-        "collecting", "drawing", "activations", "sweep", "capture", "engines", "relations",
+        "start", "failures", "adopting", "ci", "baselines", "reports", "kernels",
+        "kernel-repositories", "checkpoints", "collecting", "drawing", "activations", "sweep", "capture", "engines", "relations",
         "audit", "recipes", "engine-kernels", "gpu", "scale",
     ),
     "Coming from": (

@@ -43,6 +43,7 @@ Fail a pull request when quantized numerics are worse than their format allows.
 
 GROUPS = {
     "gate": ("run", "report", "baselines"),
+    "kernels": ("check", "vectors"),
     "look": ("sweep", "activations", "layers", "collect", "dumps", "draw", "show"),
     "checkpoints": ("checkpoint", "engines"),
     "maintenance": ("init", "doctor"),
@@ -65,7 +66,8 @@ class CommandParser(argparse.ArgumentParser):
         if verbs and verbs[0].required and message.startswith(_MISSING):
             text = f"{text}: {', '.join(verbs[0].choices)}"
         end = "" if text.endswith((".", "?")) else "."
-        self.exit(2, f"{self.prog}: {text}{end} `{self.prog} --help` shows what it takes.\n")
+        status = self.get_default("usage_status") or 2
+        self.exit(status, f"{self.prog}: {text}{end} `{self.prog} --help` shows what it takes.\n")
 
     def format_help(self) -> str:
         """Write the help; that of the command line lists its commands in groups."""

@@ -4,6 +4,7 @@
   qgate init ../product --into tests/accuracy  another repository, another folder for the suites
   qgate init --suites layer_outputs,task       only these suites
   qgate init --ci github                       also a workflow that runs them (or --ci gitlab)
+  qgate init --agents                          only a page that tells coding agents how to use qgate
   qgate init --dry-run                         only list what it would write
 
 The example is a model with a kernel of its own. Its gates run at once: they are red until you
@@ -34,6 +35,7 @@ from qgate.storage.removing import remove_empty_folder, remove_files
 from qgate.text.printing import print_text
 
 SETTINGS = "qgate.toml"
+AGENT_PAGE = ".agents/skills/qgate/SKILL.md"
 EXAMPLE = "qgate_model.py"
 OUT = "qgate-out"
 """Without a slash, so that git ignores a link of this name, too."""
@@ -51,6 +53,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(suite_names())}")  # fmt: skip
     add("--ci", action="append", default=[], choices=SERVICES, help="also files that run the "
         "gates in this service, with a job that refreshes baselines; repeatable")  # fmt: skip
+    add("--agents", action="store_true", help=f"only {AGENT_PAGE}, which tells coding agents what "
+        "to run, how to read a verdict, and what never to change")  # fmt: skip
     add("--force", action="store_true", help="replace suites that differ")
     add("--dry-run", action="store_true", help="say what would be written")
     add_json(parser)
@@ -58,6 +62,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     repository = RepositoryFolder(args.folder, suites_folder(args.into))
+    if args.agents:
+        return _write_agent_page(repository, args)
     services = list(dict.fromkeys(args.ci))
     folders = repository.missing_folders()
     asked = [list(ci_files(name, repository.root, repository.into)) for name in services]
@@ -67,8 +73,7 @@ def run(args: argparse.Namespace) -> int:
     removed = _removed(starters) if services and args.suites is None else []
     files = [*(file for file in starters if file not in removed), *ci]
     for file in ci:
-        missing = [parent for parent in file.path.parents if not parent.exists()]
-        folders += [folder for folder in reversed(missing) if folder not in folders]
+        folders += [folder for folder in _missing_parents(file) if folder not in folders]
     steps = [_step(file, args.force) for file in files]
     notes = [
         *_notes(repository, steps),
@@ -76,6 +81,33 @@ def run(args: argparse.Namespace) -> int:
         *(_kept_away_note(file) for file in kept_away),
         *filter(None, (ci_note(service, repository.root) for service in services)),
     ]
+    return _carry_out(
+        args, repository, steps, folders, notes, _next(repository, [file.path for file in ci])
+    )
+
+
+def _write_agent_page(repository: RepositoryFolder, args: argparse.Namespace) -> int:
+    if args.ci or args.suites is not None:
+        raise QgateError(
+            "--agents writes one page and nothing else: leave out --ci and --suites, and run "
+            "`qgate init` with them first."
+        )
+    page = NewFile(repository.root / AGENT_PAGE, starter("SKILL.md.txt"))
+    if not repository.root.is_dir():
+        raise QgateError(f"there is no folder {str(repository.root)!r}: make it first.")
+    tell = f"next:\n  git add {AGENT_PAGE}\nName it in AGENTS.md, if your agent looks there."
+    return _carry_out(args, repository, [_step(page, args.force)], _missing_parents(page), [], tell)
+
+
+def _carry_out(
+    args: argparse.Namespace,
+    repository: RepositoryFolder,
+    steps: Sequence[Step],
+    folders: Sequence[Path],
+    notes: Sequence[str],
+    next_step: str,
+) -> int:
+    """Write the files, unless that is only rehearsed, and say what was done."""
     if not args.dry_run:
         _write([file for verb, file in steps if verb in _CHANGES], folders)
     if args.json:
@@ -84,11 +116,13 @@ def run(args: argparse.Namespace) -> int:
         print_json({"dry_run": args.dry_run, **by_verb, "notes": notes})
         return 0
     print_text(_report(steps, repository.root, args.dry_run))
-    for note in notes:
+    for note in [*notes, *([] if args.dry_run else [next_step])]:
         print_text(f"\n{note}")
-    if not args.dry_run:
-        print_text(f"\n{_next(repository, [file.path for file in ci])}")
     return 0
+
+
+def _missing_parents(file: NewFile) -> list[Path]:
+    return [parent for parent in reversed(file.path.parents) if not parent.exists()]
 
 
 # Files -------------------------------------------------------------------------

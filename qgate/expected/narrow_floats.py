@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from qgate.tensor_inputs import FLOATS
 
@@ -60,6 +61,16 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
         return torch.equal(bits_of(left), bits_of(right))
     except (RuntimeError, TypeError, KeyError):  # of tensors of other code, which have no bits
         return torch.equal(left.nan_to_num(), right.nan_to_num())
+
+
+def without_subclass(x: Tensor) -> Tensor:
+    """Return a tensor whose operators are torch's; one that wraps other tensors as it is."""
+    if type(x) is Tensor or is_traceable_wrapper_subclass(x):
+        return x
+    try:
+        return x.as_subclass(Tensor)
+    except RuntimeError:  # of a subclass that refuses it
+        return x
 
 
 def take_entries(x: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from contextvars import ContextVar
 from pathlib import Path
 from typing import TypedDict
 
 from qgate.kernel_checks.record import OVER_BUDGET, CheckFailure, CheckReport
+from qgate.kernel_checks.updating import UPDATING
 from qgate.records import required_fields, validate
 from qgate.storage.files import replacing
 
-UPDATING: ContextVar[bool] = ContextVar("UPDATING", default=False)
-"""True in a pytest run with --update-baselines."""
 TOLERANCE = 1.05
 """Times the accepted relative error, and times the accepted noise."""
 REMEDY = "run pytest with --update-baselines to accept what was measured"

@@ -143,7 +143,7 @@ def _failure(
     number = min(range(len(ideals)), key=lambda index: distance_to_multiple(actual, ideals[index]))
     ideal, nearest = ideals[number], quantization.choices[number]
     wrong = ~_near(actual, ideal)
-    details = [_first_difference(actual, ideal, x, wrong)]
+    details = [_first_difference(actual, ideal, x, wrong), *_differences(actual, ideal, wrong)]
     if len(quantization.choices) > 1:
         details.append(
             f"nearest of {len(quantization.choices)} conventions: {nearest.name} "
@@ -184,6 +184,17 @@ def _first_difference(actual: Tensor, ideal: Tensor, x: Floats, wrong: Tensor) -
         f"first difference at [{position}]: {float(actual[index]):.9g} where "
         f"{float(ideal[index]):.9g} is right for {float(x[index]):.9g}"
     )
+
+
+def _differences(actual: Tensor, ideal: Tensor, wrong: Tensor) -> Iterator[str]:
+    """Write how many elements differ and by how much, as `torch.testing.assert_close` does."""
+    count, size = int(wrong.sum()), wrong.numel()
+    yield f"Mismatched elements: {count} / {size} ({100 * count / size:.1f}%)"
+    absolute = torch.where(wrong, (actual.double() - ideal).abs(), 0.0)
+    for name, sides in (("absolute", absolute), ("relative", absolute / ideal.abs())):
+        flat = int(torch.where(wrong, sides, 0.0).nan_to_num(nan=torch.inf).argmax())
+        index = tuple(int(i) for i in np.unravel_index(flat, actual.shape))
+        yield f"Greatest {name} difference: {float(sides.reshape(-1)[flat]):.6g} at index {index}"
 
 
 def _finite_error(values: Floats, x: Floats) -> float:

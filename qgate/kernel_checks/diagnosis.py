@@ -35,7 +35,7 @@ from qgate.kernel_checks.integer_sums import describe_integer_sums
 from qgate.kernel_checks.nearest import describe_under_roundings
 from qgate.kernel_checks.operator_gains import describe_operator_gain
 from qgate.kernel_checks.power import find_structure
-from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.record import CheckFailure, CheckReport, WorstValue
 from qgate.kernel_checks.restarts import describe_restart
 from qgate.kernel_checks.runs import EXAMPLE, Failing, KernelRun
 from qgate.kernel_checks.scale_factors import describe_scale_factor
@@ -59,7 +59,8 @@ def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> Chec
     case = settled(_plainest(failing))
     cause = describe_uncounted(failing) or diagnose(case)
     where = "" if case.name == EXAMPLE else f" for {case.name}"
-    details = [_worst(case), _size(case)]
+    worst = _worst(case)
+    details = [_worst_words(worst), _size(case)]
     if len(failing) > 1:
         also = [*dict.fromkeys(other.name for other in failing if other.name != case.name)]
         more = f" and {len(also) - 3} more" if len(also) > 3 else ""
@@ -77,7 +78,8 @@ def explain(failing: Sequence[Failing], count: int, report: CheckReport) -> Chec
         )
         if choice
     ]
-    return CheckFailure(f"{case.subject.name} is wrong{where}: {cause}", report, *details)
+    first = f"{case.subject.name} is wrong{where}: {cause}"
+    return CheckFailure(first, report, *details, input=case.name, worst=worst)
 
 
 def _plainest(failing: Sequence[Failing]) -> Failing:
@@ -88,20 +90,23 @@ def _plainest(failing: Sequence[Failing]) -> Failing:
     return min(partly or failing, key=lambda case: case.wrong.numel())
 
 
-def _worst(case: Failing) -> str:
+def _worst(case: Failing) -> WorstValue:
     low, high = case.expected.bounds(case.actual.dtype)
     beyond = torch.maximum(low - case.actual.double(), case.actual.double() - high)
     beyond = torch.where(case.wrong, beyond.nan_to_num(torch.inf, torch.inf, torch.inf), -torch.inf)
     flat = int(beyond.argmax()) if beyond.dim() else 0
-    index = np.unravel_index(flat, case.actual.shape)
-    position = ", ".join(str(int(i)) for i in index)
+    index = [int(i) for i in np.unravel_index(flat, case.actual.shape)]
     actual, value, least, most = (
         float(tensor.reshape(-1)[flat]) for tensor in (case.actual, case.expected.values, low, high)
     )
     value = min(max(value, least), most)  # as the result's dtype rounds it
+    return WorstValue(index, actual, value, least, most)
+
+
+def _worst_words(worst: WorstValue) -> str:
     return (
-        f"worst at [{position}]: {actual:.6g}, expected {value:.6g} (float noise "
-        f"allows {least:.6g} to {most:.6g})"
+        f"worst at [{', '.join(map(str, worst.index))}]: {worst.actual:.6g}, expected "
+        f"{worst.expected:.6g} (float noise allows {worst.least:.6g} to {worst.most:.6g})"
     )
 
 

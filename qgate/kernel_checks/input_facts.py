@@ -8,6 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
+from qgate.expected.narrow_floats import shares_memory
+
+
+class ReferenceResult(ValueError):
+    """A result of a kernel that is the memory of a result of the reference."""
+
 
 @dataclass(frozen=True)
 class EntriesOf:
@@ -32,3 +38,10 @@ class InputFacts:
     is_finite: bool | None = None
     unquantized: Tensor | None = None
     is_independent: bool = False
+
+    def gave(self, result: Any, exact: Tensor | None, tensors: Sequence[Tensor]) -> bool:
+        """Tell if a result lies in memory that the reference returned, and in no argument's."""
+        returned = [value for value in (exact, self.unquantized) if value is not None]
+        return any(shares_memory(result, value) for value in returned) and not any(
+            shares_memory(result, value) for value in tensors
+        )

@@ -22,11 +22,11 @@ from torch import Tensor
 from qgate.device_errors import LostDeviceError, in_sentences
 from qgate.engine.sharing import PackedValue
 from qgate.errors import QgateError, first_line
-from qgate.kernel_checks.accepted import UPDATING
 from qgate.kernel_checks.kernels import check_kernel
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import in_eval_mode
 from qgate.kernel_checks.runs import EXAMPLE
+from qgate.kernel_checks.updating import UPDATING
 from qgate.kernel_checks.watching import HUNG, TELLING
 
 Function = Callable[..., Any]
@@ -77,7 +77,7 @@ class _Isolation:
         name = getattr(kernel, "__name__", type(kernel).__name__)
         self.name = "the kernel" if name == "<lambda>" else str(name)
         self.hung: dict[str, str] = {}
-        device = options["device"]
+        device = options.get("device")
         self.on_device = (device is not None and torch.device(device).type != "cpu") or any(
             isinstance(argument, Tensor) and argument.device.type != "cpu" for argument in arguments
         )

@@ -66,29 +66,29 @@ def check_kernel(
     arguments: Sequence[Any],
     *,
     like: Callable[..., Any],
-    inputs: Mapping[int, Any] | Sequence[Any] | None,
-    output: Any,
-    convention: str | None,
-    pack: dict[int, Callable[..., Any]] | None,
-    unpack: Callable[..., Any] | None,
-    shapes: Sequence[Sequence[tuple[int, ...]]],
-    relations: Sequence[str] | None,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    arithmetic: str,
-    intermediates: str,
-    invariant: bool,
-    repeatable: bool,
-    limit: float | None,
-    accept: Path | None,
-    inconclusive: str,
-    budget_s: float,
-    backward: Any,
-    seed: int,
+    inputs: Mapping[int, Any] | Sequence[Any] | None = None,
+    output: Any = None,
+    convention: str | None = None,
+    pack: dict[int, Callable[..., Any]] | None = None,
+    unpack: Callable[..., Any] | None = None,
+    shapes: Sequence[Sequence[tuple[int, ...]]] = (),
+    relations: Sequence[str] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    arithmetic: str = "float32",
+    intermediates: str = "rounded",
+    invariant: bool = False,
+    repeatable: bool = False,
+    limit: float | None = None,
+    accept: Path | None = None,
+    inconclusive: str = FAIL,
+    budget_s: float = 2.0,
+    backward: Any = False,
+    seed: int = 0,
 ) -> CheckReport:
     """Hold a kernel at what ideally quantized arguments give; CheckFailure says the cause."""
     coarse, request = request_of(arithmetic, intermediates)
-    _check_place(dtype, device)
+    check_place(dtype, device)
     if isinstance(budget_s, bool) or not isinstance(budget_s, int | float) or not budget_s >= 0:
         raise ValueError(f"budget_s {budget_s!r} is not allowed; give seconds, 0 or more.")
     if not isinstance(backward, bool):
@@ -111,7 +111,7 @@ def check_kernel(
     chosen = _checked_relations(relations)
     if inconclusive not in (FAIL, PASS):
         raise ValueError(str(unknown("value of inconclusive", inconclusive, (FAIL, PASS))))
-    report = CheckReport(subject.name)
+    report = CheckReport(subject.name, seed=seed)
     subject, exact = settle_reference(subject, example, convention)
     _check_example(exact, subject)
     choices: Choices = dict.fromkeys(subject.slots, 0)
@@ -149,10 +149,8 @@ def check_kernel(
     hold_reference(subject, example)
     if backward is not False:
         options = {
-            "inputs": inputs, "output": None, "convention": convention, "pack": None,
-            "unpack": None, "shapes": (), "relations": relations, "limit": None, "accept": None,
-            "backward": False, "dtype": None, "device": None, "arithmetic": arithmetic,
-            "intermediates": intermediates, "invariant": False, "repeatable": repeatable,
+            "inputs": inputs, "convention": convention, "relations": relations,
+            "arithmetic": arithmetic, "intermediates": intermediates, "repeatable": repeatable,
             "inconclusive": inconclusive, "budget_s": budget_s, "seed": seed,
         }  # fmt: skip
         check_gradients(check_kernel, subject, example, run.actual, backward, options, report)
@@ -193,7 +191,7 @@ def _checked_relations(relations: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(relations)
 
 
-def _check_place(dtype: Any, device: Any) -> None:
+def check_place(dtype: Any, device: Any) -> None:
     """Refuse a dtype or a device that no argument can be moved to."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise ValueError(f"dtype is {dtype!r}; give a torch.dtype, such as torch.bfloat16.")

@@ -24,7 +24,7 @@ from qgate.expected.structure import (
 )
 from qgate.kernel_checks.fits import OTHERWISE, ArithmeticFit
 from qgate.kernel_checks.fitting import Judgement
-from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.kernel_checks.record import INCONCLUSIVE, CheckFailure, CheckReport
 from qgate.kernel_checks.runs import EXAMPLE, KernelRun
 from qgate.kernel_checks.subject import RESULT, Choices, KernelSubject
 
@@ -257,7 +257,7 @@ def hold_power(report: CheckReport, listed: Sequence[Figure], inconclusive: str)
         report.notes.append(f"inconclusive, and passed as inconclusive={PASS!r}: {why}")
         return
     raise CheckFailure(
-        f"inconclusive: {report.name} agrees, but {why}; give an example of more values, or finer "
+        f"{INCONCLUSIVE} {report.name} agrees, but {why}; give an example of more values, or finer "
         f"sums than these, or inconclusive={PASS!r} if that is enough",
         report,
     )

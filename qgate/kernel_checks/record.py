@@ -8,6 +8,8 @@ from qgate.charts.overviews import Overview, Overviewed
 from qgate.errors import CopyableError
 from qgate.text import counted, lines_for_terminal
 
+INCONCLUSIVE = "inconclusive:"
+"""Words with which the cause of a check begins that could not have seen a plain defect."""
 OVER_BUDGET = "beyond budget_s"
 """Words with which a reason begins where an input was left out for the time it would take."""
 
@@ -28,6 +30,7 @@ class CheckReport(Overviewed):
     smallest_defect  by kind: the smallest relative error of that kind that would have failed
     gradients        "argument 0" → the record of the check of its gradient
     notes            what else a reader should know, a sentence each
+    seed             of the derived inputs
     """
 
     name: str
@@ -42,6 +45,7 @@ class CheckReport(Overviewed):
     smallest_defect: dict[str, float] = field(default_factory=dict)
     gradients: dict[str, CheckReport] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    seed: int = 0
 
     def to_dict(self) -> dict[str, object]:
         """Return the record as plain data."""
@@ -59,7 +63,7 @@ class CheckReport(Overviewed):
         lines += [f"  {note}" for note in self.notes]
         lines += [f"  {position}: {name}" for position, name in self.conventions.items()]
         sizes = ", ".join(f"{of} {'x'.join(map(str, size))}" for of, size in self.largest.items())
-        lines += [f"  largest sizes tried: {sizes}"] if sizes else []
+        lines += [f"  largest sizes tried: {sizes}; seed {self.seed}"] if sizes else []
         if self.unvaried:
             lines.append(f"  no other size was tried along: {', '.join(self.unvaried)}")
         if self.format_error:
@@ -88,11 +92,44 @@ def _input_row(pair: tuple[str, str]) -> dict[str, object]:
     return {"input": name, "held": "no" if reason else "yes", "reason": reason}
 
 
+@dataclass(frozen=True)
+class WorstValue:
+    """The value of a result that is farthest outside of what float noise allows.
+
+    index      where it is
+    actual     what the kernel gave; None for NaN or Inf
+    expected   the nearest right value, and the least and the most that float noise allows
+    """
+
+    index: list[int]
+    actual: float | None
+    expected: float | None
+    least: float | None
+    most: float | None
+
+
 class CheckFailure(CopyableError, AssertionError):
-    """A check that failed: its first line says what is wrong, the rest where and by how much."""
+    """A check that failed: its first line says what is wrong, the rest where and by how much.
+
+    input   the input that the first line is about, where it is about one
+    worst   its worst value
+    """
 
     __module__ = "qgate.testing"  # Where users import it: pytest's summary begins with it.
 
-    def __init__(self, cause: str, report: CheckReport, *details: str) -> None:
+    def __init__(
+        self,
+        cause: str,
+        report: CheckReport,
+        *details: str,
+        input: str = "",
+        worst: WorstValue | None = None,
+    ) -> None:
         super().__init__(lines_for_terminal([cause, *details], "  "))
-        self.cause, self.report = cause, report
+        self.cause, self.report, self.details = cause, report, details
+        self.input, self.worst = input, worst
+
+    @property
+    def is_inconclusive(self) -> bool:
+        """Return True if the kernel agrees, and the check could not have seen a plain defect."""
+        return self.cause.startswith(INCONCLUSIVE)

@@ -14,6 +14,7 @@ from qgate.device_errors import LostDeviceError, lost_device
 from qgate.expected.derived import DerivedInput
 from qgate.expected.noise import Expected
 from qgate.kernel_checks.declared import Quantization
+from qgate.kernel_checks.input_facts import ReferenceResult
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.subject import (
     RESULT,
@@ -171,6 +172,12 @@ def run_kernel(
             + words.removeprefix(type(error).__name__),
             report,
         ) from error
+    except ReferenceResult:
+        raise CheckFailure(
+            f"{subject.name} returns a result of the reference for {name}, not one of its own",
+            report,
+            "it lies in memory that the reference wrote: do both use one buffer?",
+        ) from None
     except UnusableResult as error:
         if error.kind == "NoneType":
             raise CheckFailure(

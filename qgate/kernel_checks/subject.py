@@ -23,12 +23,13 @@ from qgate.expected.narrow_floats import (
     shares_memory,
     size_of,
     widened,
+    without_subclass,
 )
 from qgate.expected.noise import Expected, entries_before, evaluate, expect, with_held_codes
 from qgate.expected.stages import Key, StageCast, StagedFunction, stage_slot, without_casts
 from qgate.formats import Encoded
 from qgate.kernel_checks.declared import Quantization
-from qgate.kernel_checks.input_facts import EntriesOf, InputFacts
+from qgate.kernel_checks.input_facts import EntriesOf, InputFacts, ReferenceResult
 from qgate.kernel_checks.watching import watched
 
 Choices = dict[Any, int]
@@ -361,7 +362,7 @@ class KernelSubject:
                 returned = self.kernel(*passed)
                 result = returned if self.unpack is None else self.unpack(returned)
                 if isinstance(result, Tensor):
-                    result = result.clone()
+                    result = without_subclass(result).clone()
                 # The first that waits for the kernel.
                 for tensor, copy in zip(tensors, copies, strict=True):
                     if not same_bits(tensor, copy):
@@ -376,6 +377,8 @@ class KernelSubject:
         for position, argument in enumerate(arguments):
             if any(argument is tensor for tensor in changed):
                 self.in_place[position] = shares_memory(returned, argument)
+        if self._of(arguments).gave(returned, self.exact, tensors):
+            raise ReferenceResult(f"{self.name} returns a result of the reference")
         return self._tensor(result)
 
     def _tensor(self, result: Any) -> Tensor:

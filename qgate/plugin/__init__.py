@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from qgate.devices import keep_freed_memory, wait_calmly
-from qgate.kernel_checks.accepted import UPDATING
+from qgate.kernel_checks.updating import UPDATING
 from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, note_running, select
 from qgate.plugin.command_line import add_nearest_names, add_options, add_short_names

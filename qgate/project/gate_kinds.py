@@ -31,7 +31,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import distributions, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -195,7 +195,7 @@ def gate_kinds() -> tuple[GateKind, ...]:
         _LOADED.append(True)
         for module in _SHIPPED:
             _KINDS.add(importlib.import_module(module).KIND)
-        for entry in entry_points(group=GROUP):
+        for entry in entry_points(group=GROUP) if _is_offered() else ():
             try:
                 register(entry.load())
             except Exception as error:
@@ -204,6 +204,11 @@ def gate_kinds() -> tuple[GateKind, ...]:
                     f"{sentence_of(error)}"
                 ) from error
     return tuple(_KINDS)
+
+
+def _is_offered() -> bool:
+    """Tell if a package names the group: far faster than to parse the entry points of all."""
+    return any(f"[{GROUP}]" in (of.read_text("entry_points.txt") or "") for of in distributions())
 
 
 def gate_kind(name: str) -> GateKind:

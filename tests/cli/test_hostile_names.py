@@ -36,6 +36,10 @@ CASES = {
         "baselines prune --mode * --dry-run", "baselines prune --results run/results.jsonl --dry-run",
         "baselines prune --mode *",
     ],
+    "check": [
+        "check \n::error::y:f --like torch:relu --shape 2x2", "check hostile_model.py:f --like \n::error::y:g --shape 2x2 --json",
+        "check hostile_model.py:build --like torch:relu --shape 4x4", "check hostile_model.py:\n::error::y --like torch:relu --shape 4x4",
+    ],
     "checkpoint": [
         "checkpoint checkpoints/child --parent checkpoints/parent --output-dir ck",
         "checkpoint checkpoints/child --json", "checkpoint checkpoints/child checkpoints/parent --same",
@@ -65,6 +69,7 @@ CASES = {
     "report": ["report run --output r.md --output r.csv --output r.html --output r.json",
                "report a=run b=run --output c.html --output c.md", "report run --merge merged-run"],
     "run": ["run --gate-from \n::error::y"],
+    "vectors": ["vectors \n::error::y", "vectors int4 --output \n::error::y/v.npz"],
     "sweep": ["sweep t.safetensors t.npz --no-plots --output-dir swept"],
 }  # fmt: skip
 

@@ -25,7 +25,7 @@ from tests.results.making import record, write
 
 Capsys = pytest.CaptureFixture[str]
 # What neither lists nor decides: it runs another program, follows one, writes files or prints text.
-WITHOUT_JSON = {"run", "collect", "layers capture", "dumps watch"}
+WITHOUT_JSON = {"run", "collect", "layers capture", "dumps watch", "vectors"}
 SHORT = "--samples 1 --seqlen 16"
 CAPTURED = CaptureSettings(
     mode="fp32", model="net", basis="plain", weights="aa" * 32, inputs="bb" * 32, calibration=None,
@@ -103,7 +103,7 @@ def test_every_command_that_lists_or_decides_has_json() -> None:
     options = {" ".join(words): parser._option_string_actions for words, parser in LEAVES.items()}
     assert {name for name, known in options.items() if "--json" not in known} == WITHOUT_JSON
     # In tests of their own.
-    with_checks = {"checkpoint", "engines", "doctor", "layers calibrate"}
+    with_checks = {"check", "checkpoint", "engines", "doctor", "layers calibrate"}
     checked = {name for name in options for line in JSON if f"{line} ".startswith(f"{name} ")}
     assert checked == options.keys() - WITHOUT_JSON - with_checks
     assert {name for name, known in options.items() if "--quiet" not in known} == {"run"}

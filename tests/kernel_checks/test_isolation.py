@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 import qgate
 from qgate.device_errors import DeviceMemoryError
 from qgate.kernel_checks import isolation
-from qgate.kernel_checks.accepted import UPDATING
+from qgate.kernel_checks.updating import UPDATING
 from qgate.testing import CheckFailure, check_kernel
 
 X, W = torch.randn(12, 32), torch.randn(6, 32)

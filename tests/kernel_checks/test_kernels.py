@@ -14,8 +14,8 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 import qgate
 from qgate.expected.derived import RELATIONS
 from qgate.expected.searched_scales import search_scales
-from qgate.kernel_checks.accepted import UPDATING
 from qgate.kernel_checks.declaring import make_subject
+from qgate.kernel_checks.updating import UPDATING
 from qgate.testing import CheckFailure, check_kernel, tiles
 from tests.kernel_checks.right_kernels import searched
 

@@ -111,13 +111,17 @@ def test_an_unrelated_run_imports_no_torch(pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         "import sys\n"
         "def pytest_unconfigure(config):\n"
-        "    heavy = {'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "    heavy = {'torch', 'numpy', 'pandas', 'matplotlib', 'msgspec', 'ctypes',\n"
+        "        'urllib.request', 'xml.sax', 'qgate.charts', 'qgate.formats'} & set(sys.modules)\n"
         "    print('heavy:', sorted(heavy), 'plugin:', 'qgate.plugin' in sys.modules)\n"
+        "    print('modules of qgate:', sum(name.startswith('qgate') for name in sys.modules))\n"
     )
     pytester.makepyfile("def test_it(): pass")
     result = pytester.runpytest_subprocess()
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*heavy: [[]] plugin: True*"])
+    (count,) = re.findall(r"modules of qgate: (\d+)", result.stdout.str())
+    assert int(count) <= 64, "each costs an unrelated run of pytest half a millisecond"
 
 
 def test_options_hooks_markers_and_fixtures_are_listed_with_a_line_each(

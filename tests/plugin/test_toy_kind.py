@@ -116,6 +116,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def points(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     point = EntryPoint("plain", value, gate_kinds.GROUP)
     monkeypatch.setattr(gate_kinds, "entry_points", lambda group: [point] * (group == point.group))
+    monkeypatch.setattr(gate_kinds, "_is_offered", lambda: True)
 
 
 @pytest.mark.usefixtures("registry")

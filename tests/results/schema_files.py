@@ -5,7 +5,9 @@ python -m tests.results.schema_files    write them into the package
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from qgate.checkpoints.record import CheckpointRecord
 from qgate.engines.record import EnginesRecord
 from qgate.engines.series_record import SeriesRecord
 from qgate.engines.sync_record import SyncRecord
+from qgate.kernel_checks.verdicts import KernelVerdict
 from qgate.records import json_schema
 from qgate.results.schema import GateRecord, RecordedCheck, RunHeader
 
@@ -38,61 +41,45 @@ def results_schema() -> dict[str, Any]:
     }
 
 
-def checkpoint_schema() -> dict[str, Any]:
-    definitions = json_schema({"record": CheckpointRecord})
+def _schema_of(title: str, record: type) -> dict[str, Any]:
     return {
         "$schema": DIALECT,
-        "title": "A quantized checkpoint beside its parent: qgate checkpoint --json",
+        "title": title,
         "description": "Keys that are not named here may be added by later versions.",
         "$ref": "#/$defs/record",
-        "$defs": definitions,
+        "$defs": json_schema({"record": record}),
     }
 
 
-def engines_schema() -> dict[str, Any]:
-    return {
-        "$schema": DIALECT,
-        "title": "Two engines on the same tokens: qgate engines --json",
-        "description": "Keys that are not named here may be added by later versions.",
-        "$ref": "#/$defs/record",
-        "$defs": json_schema({"record": EnginesRecord}),
-    }
-
-
-def series_schema() -> dict[str, Any]:
-    return {
-        "$schema": DIALECT,
-        "title": "Two engines over the steps of a run: qgate engines --steps DIR --json",
-        "description": "Keys that are not named here may be added by later versions.",
-        "$ref": "#/$defs/record",
-        "$defs": json_schema({"record": SeriesRecord}),
-    }
-
-
-def sync_schema() -> dict[str, Any]:
-    return {
-        "$schema": DIALECT,
-        "title": "An engine beside its trainer after a sync: qgate engines TRAINER PROBE --json",
-        "description": "Keys that are not named here may be added by later versions.",
-        "$ref": "#/$defs/record",
-        "$defs": json_schema({"record": SyncRecord}),
-    }
-
-
-MADE = {
+RECORDS: dict[str, tuple[str, str, type]] = {
+    "checkpoint": (
+        "checkpoints",
+        "A quantized checkpoint beside its parent: qgate checkpoint --json",
+        CheckpointRecord,
+    ),
+    "engines": (
+        "engines", "Two engines on the same tokens: qgate engines --json", EnginesRecord
+    ),
+    "series": (
+        "engines",
+        "Two engines over the steps of a run: qgate engines --steps DIR --json",
+        SeriesRecord,
+    ),
+    "sync": (
+        "engines",
+        "An engine beside its trainer after a sync: qgate engines TRAINER PROBE --json",
+        SyncRecord,
+    ),
+    "check": ("kernel_checks", "A kernel beside its reference: qgate check --json", KernelVerdict),
+}  # fmt: skip
+MADE: dict[str, Callable[[], dict[str, Any]]] = {
     "results": results_schema,
-    "checkpoint": checkpoint_schema,
-    "engines": engines_schema,
-    "series": series_schema,
-    "sync": sync_schema,
+    **{
+        name: functools.partial(_schema_of, title, record)
+        for name, (_, title, record) in RECORDS.items()
+    },
 }
-ROOMS = {
-    "results": "results",
-    "checkpoint": "checkpoints",
-    "engines": "engines",
-    "series": "engines",
-    "sync": "engines",
-}
+ROOMS = {"results": "results", **{name: room for name, (room, _, _) in RECORDS.items()}}
 
 
 def file(name: str) -> Path:
