@@ -7,7 +7,7 @@ as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,29 +16,26 @@ import torch
 from torch import Tensor, nn
 
 from qgate.gate.measuring.cache_traces import RUN, ways
-from qgate.gate.measuring.passes import flow
 from qgate.gate.measuring.segments import several
 from qgate.hooks import ModuleHooks
 from qgate.models import Model
-from qgate.models.mamba.network import MambaMixer
+from qgate.models.mamba.scanning import ScanResult
 from qgate.models.mamba.state import MixerState
 from qgate.modes import Quantized
-from qgate.modes.states.ranges import named_mixers
+from qgate.modes.states.mixers import StateMixer, given_to, named_mixers
 
 TOKENS = 41
 """Tokens of each request: no multiple of a chunk."""
 _CHUNKS = (16, 8, 1, 16)
 _FIRST, _LAST = 24, 8
 """Tokens of a free run that are held: the first and the last ones."""
-INPUTS = {"conv": ("input",), "ssm": ("u", "dt", "B", "C", "z")}
-_PARTS = {"conv": "conv1d", "ssm": "scan"}
 
 
 @dataclass
 class StateTrace:
     """One state of one mixer, and one way to serve it. All begins with (tokens, batch, …).
 
-    inputs   what the module was given, by port
+    inputs   what the module was given for each token, by port; `constants` what it was given beside
     tokens   numbers of the tokens whose states were taken
     sources  what was cast after each of these tokens, and `stored` what was made of it
     output   what the module returned
@@ -50,6 +47,7 @@ class StateTrace:
     way: str
     chunks: Sequence[int]
     inputs: dict[str, Tensor] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
     sources: list[Tensor] = field(default_factory=list)
     stored: list[Tensor] = field(default_factory=list)
@@ -61,37 +59,28 @@ class StateTrace:
 def served_traces(quantized: Quantized, base: Model) -> Iterator[list[StateTrace]]:
     """Serve the reference's inputs in every way: per mixer one list, in the order of the ways."""
     requests = several(base.inputs)[:, :TOKENS]
-    mixers = dict(named_mixers(base))
-    names = {f"{at}.{part}" for at in mixers for part in _PARTS.values()}
-    ports = {port for listed in INPUTS.values() for port in listed}
-    sites = [site for site in base.sites() if site.module in names and site.port in ports]
-    flowing = flow(base, sites, requests)
-    for at in mixers:
-        mixer = quantized.model.module.get_submodule(at)
-        assert isinstance(mixer, MambaMixer)
-        inputs = {
-            side: {port: flowing[f"{at}.{_PARTS[side]}:{port}"] for port in listed}
-            for side, listed in INPUTS.items()
-        }
+    _, given = given_to(base, requests)
+    for mixer in named_mixers(quantized.model):
+        inputs = {side: given[mixer.name(side)] for side in mixer.leaves}
         yield [
             trace
             for way, chunks in ways(requests.shape[1], _CHUNKS).items()
-            for trace in _served(quantized, at, mixer, inputs, way, chunks)
+            for trace in _served(quantized, mixer, inputs, way, chunks)
         ]
 
 
 def _served(
     quantized: Quantized,
-    at: str,
-    mixer: MambaMixer,
-    given: dict[str, dict[str, Tensor]],
+    mixer: StateMixer,
+    given: dict[str, dict[str, Any]],
     way: str,
     chunks: list[int],
 ) -> list[StateTrace]:
     cache, length = MixerState(), sum(chunks)
     # Another request: the same texts, one row further and backwards.
     before = {
-        side: {port: x.roll(1, 0).flip(1) for port, x in of.items()} for side, of in given.items()
+        side: _of_tokens(mixer, side, of, lambda x: x.roll(1, 0).flip(1))
+        for side, of in given.items()
     }
     _serve(mixer, before, [length], cache)
     earlier = {
@@ -100,41 +89,68 @@ def _served(
     }
     cache.reset()
     assert quantized.mode.states is not None
-    traces = [StateTrace(at, side, way, chunks) for side in quantized.mode.states.chosen]
+    sides = [side for side in quantized.mode.states.chosen if side in mixer.leaves]
+    traces = [StateTrace(mixer.at, side, way, chunks) for side in sides]
     with ModuleHooks() as hooks:
         for trace in traces:
             _watch_store(hooks, mixer, trace, None)
         outputs = _serve(mixer, given, chunks, cache)
     for trace in traces:
-        trace.inputs = {port: x.transpose(0, 1) for port, x in given[trace.side].items()}
+        _take_inputs(trace, mixer, given[trace.side])
         trace.output, trace.earlier = outputs[trace.side].transpose(0, 1), earlier[trace.side]
     return traces
 
 
+def _of_tokens(
+    mixer: StateMixer, side: str, given: dict[str, Any], change: Callable[[Tensor], Tensor]
+) -> dict[str, Any]:
+    """Change the inputs that have a value for each token, and hand on the others."""
+    ports = mixer.part(side).ports
+    return {name: change(x) if name in ports else x for name, x in given.items()}
+
+
+def _take_inputs(
+    trace: StateTrace, mixer: StateMixer, given: dict[str, Any], rows: list[int] | None = None
+) -> None:
+    """Keep the inputs of some rows, and the constants."""
+    part = mixer.part(trace.side)
+    ports = part.ports
+    # A convolution of qgate's own has its weight; those in reach are given it.
+    trace.constants |= dict(part.named_parameters()) | {"bias": getattr(part, "bias", None)}
+    for name, value in given.items():
+        if name in ports:
+            chosen = value if rows is None else value.detach()[rows]
+            trace.inputs[name] = chosen.transpose(0, 1)
+        else:
+            trace.constants[name] = value
+
+
 def _serve(
-    mixer: MambaMixer, given: dict[str, dict[str, Tensor]], chunks: list[int], cache: MixerState
+    mixer: StateMixer, given: dict[str, dict[str, Any]], chunks: list[int], cache: MixerState
 ) -> dict[str, Tensor]:
     """Return what convolution and scan make of their inputs, chunk by chunk."""
     start = 0
-    outputs: dict[str, list[Tensor]] = {"conv": [], "ssm": []}
+    outputs: dict[str, list[Tensor]] = {side: [] for side in given}
     for count in chunks:
         part = slice(start, start + count)
-        now = {side: {port: x[:, part] for port, x in of.items()} for side, of in given.items()}
-        outputs["conv"].append(mixer.conv1d(now["conv"]["input"], cache))
-        scanned = mixer.scan(
-            **now["ssm"], A_log=mixer.A_log, D=mixer.D, dt_bias=mixer.dt_proj.bias, cache=cache
-        )
-        outputs["ssm"].append(scanned.output)
+        for side, of in given.items():
+            now = _of_tokens(mixer, side, of, lambda x, part=part: x[:, part])  # type: ignore[misc]
+            outputs[side].append(_output(mixer.part(side)(**now, cache=cache)))
         cache.length += count
         start += count
     return {side: torch.cat(listed, 1) for side, listed in outputs.items()}
 
 
+def _output(result: Any) -> Tensor:
+    """Return the output of a convolution or a scan."""
+    return result.output if isinstance(result, ScanResult) else result  # type: ignore[no-any-return]
+
+
 def _watch_store(
-    hooks: ModuleHooks, mixer: MambaMixer, trace: StateTrace, taking: StateRunTraces | None
+    hooks: ModuleHooks, mixer: StateMixer, trace: StateTrace, taking: StateRunTraces | None
 ) -> None:
     """Take what is cast and what is stored; of some rows and tokens of a free run."""
-    store = mixer.get_submodule(f"{_PARTS[trace.side]}.store")
+    store = mixer.part(trace.side).store
 
     def after(_module: nn.Module, args: tuple[Any, ...], stored: Tensor) -> None:
         source, first = args
@@ -175,28 +191,27 @@ class StateRunTraces:
         """Take the tensors of the first pass inside."""
         choices = self.quantized.mode.states
         with ExitStack() as stack:
-            for at, mixer in named_mixers(self.quantized.model) if choices is not None else ():
+            for mixer in named_mixers(self.quantized.model) if choices is not None else ():
                 for side in choices.chosen if choices is not None else ():
-                    self._watch(stack.enter_context(ModuleHooks()), at, mixer, side)
+                    if side in mixer.leaves:
+                        self._watch(stack.enter_context(ModuleHooks()), mixer, side)
             yield
 
-    def _watch(self, hooks: ModuleHooks, at: str, mixer: MambaMixer, side: str) -> None:
-        trace = StateTrace(at, side, RUN, ())
+    def _watch(self, hooks: ModuleHooks, mixer: StateMixer, side: str) -> None:
+        trace = StateTrace(mixer.at, side, RUN, ())
 
         def before(_module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-            given = {"input": args[0]} if side == "conv" else kwargs
-            inputs = {port: given[port].detach() for port in INPUTS[side]}
-            first = next(iter(inputs.values()))
+            given = mixer.inputs(side, args, kwargs)
+            first = given[mixer.part(side).ports[0]]
             self.length, self.rows = first.shape[1], sorted({0, len(first) - 1})
-            trace.inputs = {port: x[self.rows].transpose(0, 1) for port, x in inputs.items()}
+            _take_inputs(trace, mixer, given, self.rows)
 
         def after(_module: nn.Module, _args: Any, result: Any) -> None:
-            output = result if side == "conv" else result.output
-            trace.output = output.detach()[self.rows].transpose(0, 1)
+            trace.output = _output(result).detach()[self.rows].transpose(0, 1)
             trace.chunks = (self.length,)
             self.traces.append(trace)
             # One pass is enough: the hooks would slow down the others.
             hooks.remove()
 
-        hooks.add(mixer.get_submodule(_PARTS[side]), before, after)
+        hooks.add(mixer.part(side), before, after)
         _watch_store(hooks, mixer, trace, self)

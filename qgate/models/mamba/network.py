@@ -56,13 +56,15 @@ class CausalConv1d(nn.Conv1d):
     `store` returns what is kept of tokens for the later ones, given the number of the first.
     """
 
+    ports = ("input",)
+
     def __init__(self, channels: int, width: int, bias: bool) -> None:
         super().__init__(channels, channels, width, groups=channels, bias=bias)
         self.store: Store | None = None
 
-    def forward(self, x: Tensor, cache: MixerState | None = None) -> Tensor:
-        stored = stored_window(x, self.weight.shape[-1] - 1, self.store, cache)
-        return causal_conv(x, self.weight, self.bias, stored)
+    def forward(self, input: Tensor, cache: MixerState | None = None) -> Tensor:
+        stored = stored_window(input, self.weight.shape[-1] - 1, self.store, cache)
+        return causal_conv(input, self.weight, self.bias, stored)
 
 
 def stored_window(

@@ -119,6 +119,11 @@ def kind_of(module: nn.Module) -> MixerKind | None:
     return kind if is_known else None
 
 
+def is_reached(module: nn.Module) -> bool:
+    """Tell if the states of a mixer are in reach."""
+    return hasattr(type(module), "mixer_kind")
+
+
 def keeps_unknown_state(module: nn.Module) -> bool:
     """Tell if a module reads a state of transformers' caches that is not in reach."""
     if kind_of(module) is not None or not inspect.isfunction(type(module).forward):
