@@ -352,8 +352,10 @@ class Bench(LoadedModel):
         blocks = [site for site in inputs if site.is_block]
         alone = [s for s in inputs if s.module in modules]
         flowing = flow(true, {*sites, *blocks, *alone, *linear_weights(base)}, sample)
-        attending = [] if quantized.mode.own else [s.module for s in alone if s.kind == "attention"]
-        whole = arguments_of(true, attending, sample) if attending else {}
+        # Attention, and norms that gate, read more than their first input.
+        of_several = {s.module for s in alone if s.kind in ("attention", "norm")}
+        several = of_several if not quantized.mode.own else set()
+        whole = arguments_of(true, several, sample) if several else {}
         actual = fed(quantized, sites, sample, flowing, alone, whole)
         ideal = IdealErrors(quantizers={e.site: e.does for e in quantized.plan.entries})
         if by_fp32:

@@ -149,6 +149,18 @@ class ExpectedState:
         parts = [before, *self.recurrence.steps(self.now)]
         return self.recurrence.next(*(change(part) for part in parts))
 
+    def states_stored_early(self) -> Floats:
+        """Return what is cast where states are stored after they decay and take nothing new yet."""
+        parts, next_of = self.recurrence.steps(self.now), self.recurrence.next
+        full = next_of(self.actual[self.places], *self.recurrence.takes(parts))
+        before = np.concatenate([np.zeros_like(full[:1]), full[:-1]])
+        return next_of(before, *self.recurrence.decays(parts))
+
+    @cached_property
+    def heads(self) -> int:
+        """Heads that the channels of a state belong to."""
+        return self.recurrence.heads(self.inputs) if self.of.side == "ssm" else 1
+
     @cached_property
     def states(self) -> Floats:
         """States that follow from those that the run stored."""

@@ -85,7 +85,7 @@ def named_mixers(model: Model, network: nn.Module | None = None) -> list[StateMi
     unknown = {type(m).__name__ for m in network.modules() if keeps_unknown_state(m)}
     if unknown:
         raise QgateError(
-            f"{model.name} has states that these modes cannot reach, of {listed(sorted(unknown))}: "
+            f"{model.name} has states that these modes cannot reach, of {listed(sorted(unknown), 4)}: "
             f"they are for tiny-mamba, mamba:PATH, and {', '.join(MIXERS)} of transformers. Choose "
             "another mode."
         )
@@ -111,7 +111,9 @@ def _own(at: str, module: nn.Module) -> StateMixer:
 def _of(at: str, module: nn.Module, kind: MixerKind | None) -> StateMixer:
     assert kind is not None
     leaves = {"conv": "short_conv", "ssm": "scan"} if kind.scan else {"conv": "short_conv"}
-    children = dict(module.named_children())
+    children = {name for name, _ in module.named_children()}
+    # Falcon-H1 has a norm that it calls only where its configuration says so.
+    children -= set() if getattr(module, "mamba_rms_norm", True) else {"norm"}
     readers = {
         side: next(f"{at}.{child}:input" for child in kind.before[side] if child in children)
         for side in leaves

@@ -33,6 +33,18 @@ class Recurrence(ABC):
         """Return what `next` takes after the states before each token."""
 
     @abstractmethod
+    def decays(self, parts: list[Floats]) -> list[Floats]:
+        """Return parts for `next` by which states decay and take nothing new."""
+
+    @abstractmethod
+    def takes(self, parts: list[Floats]) -> list[Floats]:
+        """Return parts for `next` by which states take what is new and do not decay."""
+
+    @abstractmethod
+    def heads(self, inputs: Arrays) -> int:
+        """Return the number of heads that the channels belong to."""
+
+    @abstractmethod
     def reads(self, inputs: Arrays) -> list[Floats]:
         """Return what `read` takes after the states of each token."""
 
@@ -40,6 +52,15 @@ class Recurrence(ABC):
 class Mamba1(Recurrence):
     next = staticmethod(definition.next_states)
     read = staticmethod(definition.outputs)
+
+    def decays(self, parts: list[Floats]) -> list[Floats]:
+        return [*parts[:3], 0 * parts[3]]
+
+    def takes(self, parts: list[Floats]) -> list[Floats]:
+        return [parts[0], 0 * parts[1], *parts[2:]]
+
+    def heads(self, inputs: Arrays) -> int:
+        return inputs["u"].shape[2] if inputs["u"].ndim == 4 else 1
 
     def steps(self, inputs: Arrays) -> list[Floats]:
         delta = definition.step_sizes(inputs["dt"], self.constants["dt_bias"])
@@ -49,10 +70,9 @@ class Mamba1(Recurrence):
         return [inputs["C"], self.constants["D"], inputs["u"], inputs["z"]]
 
 
-class Mamba2(Recurrence):
+class Mamba2(Mamba1):
     """Mamba-1 with one step and decay for all channels of a head; groups of heads share B and C."""
 
-    next = staticmethod(definition.next_states)
     read = staticmethod(definition.read_and_skip)
 
     def steps(self, inputs: Arrays) -> list[Floats]:
@@ -76,6 +96,15 @@ class DeltaRule(Recurrence):
 
     next = staticmethod(definition.next_by_delta_rule)
     read = staticmethod(definition.read)
+
+    def decays(self, parts: list[Floats]) -> list[Floats]:
+        return [parts[0], 0 * parts[1], *parts[2:]]
+
+    def takes(self, parts: list[Floats]) -> list[Floats]:
+        return [0 * parts[0], *parts[1:]]
+
+    def heads(self, inputs: Arrays) -> int:
+        return inputs["v"].shape[2]
 
     def steps(self, inputs: Arrays) -> list[Floats]:
         v, k, g, beta = (inputs[port] for port in ("v", "k", "g", "beta"))
