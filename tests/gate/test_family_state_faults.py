@@ -160,7 +160,9 @@ def stored_at_the_end_of_a_chunk(patch: pytest.MonkeyPatch) -> None:
     _run(patch, run)
 
 
-@fault("state-int8", "outputs are made of the states in another order", "scan:prefill", of=("Mamba2",))
+@fault(
+    "state-int8", "outputs are made of the states in another order", "scan:prefill", of=("Mamba2",)
+)
 def groups_of_C_exchanged(patch: pytest.MonkeyPatch) -> None:
     def scan(original: Any, self: Any, **named: Any) -> Any:
         return original(self, **named | {"C": named["C"].flip(3)})
@@ -208,9 +210,7 @@ CASES = [(name, family) for name, (_, of, *_more) in FAULTS.items() for family i
 
 @share(4)
 @pytest.mark.parametrize(("name", "family"), CASES)
-def test_a_fault_is_red_and_named(
-    name: str, family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_is_red_and_named(name: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mode, _, plant, words, sites = FAULTS[name]
     model = model_of(family)
     plant(monkeypatch)

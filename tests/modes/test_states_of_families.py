@@ -171,7 +171,9 @@ def test_a_mode_decodes_as_transformers_with_a_rounded_cache(name: str, family: 
 
 def test_a_cache_that_is_copied_or_reset_goes_on_or_begins_anew() -> None:
     model = model_of("Qwen3Next", tokens=TOKENS)
-    network: Any = modes.apply(modes.find_mode("state-int8-stochastic", "other"), model).model.module
+    network: Any = modes.apply(
+        modes.find_mode("state-int8-stochastic", "other"), model
+    ).model.module
     ids = model.inputs[0]
     with torch.no_grad():
         begun = network(ids[:, :9], use_cache=True).past_key_values
@@ -187,7 +189,9 @@ def test_a_mode_of_one_state_leaves_the_other_as_it_is() -> None:
     scan = Mode("ssm", "", states=StateChoices(ssm=StateChoice("int8", "token")))
     plan = modes.make_plan(scan, model_of("Mamba2"))
     assert [entry.site.rpartition(".")[2] for entry in plan.entries] == ["scan:stored_state"] * 2
-    with pytest.raises(QgateError, match="keeps the last inputs of convolutions and no other state"):
+    with pytest.raises(
+        QgateError, match="keeps the last inputs of convolutions and no other state"
+    ):
         modes.apply(scan, model_of("Lfm2"))
 
 
@@ -198,7 +202,9 @@ def test_states_that_nothing_reaches_are_an_error() -> None:
 
     network = torch.nn.Sequential(reached(network_of("Lfm2")).model.layers[0].conv, Unknown())
     model = Model(network, [torch.ones(1, 4, 32)], "half")
-    with pytest.raises(QgateError, match=r"half has states that these modes cannot reach, of Unknown"):
+    with pytest.raises(
+        QgateError, match=r"half has states that these modes cannot reach, of Unknown"
+    ):
         modes.make_plan(modes.find_mode("state-int8", "other"), model)
 
 

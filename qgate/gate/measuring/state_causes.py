@@ -93,11 +93,16 @@ def _scale_candidates(expected: ExpectedState) -> Iterator[Candidate]:
 
 
 def _other_channels(axis: int, heads: int) -> Iterator[tuple[str, Callable[[Floats], Floats]]]:
+    def moved(channels: int) -> Callable[[Floats], Floats]:
+        return lambda x: np.roll(x, channels, axis)
+
+    def moved_heads(count: int) -> Callable[[Floats], Floats]:
+        return lambda x: np.roll(x, count * x.shape[axis] // heads, axis)
+
     for step in (1, -1):
-        yield "has the scale of another channel", lambda x, step=step: np.roll(x, step, axis)
+        yield "has the scale of another channel", moved(step)
     for step in (1, -1) if heads > 1 else ():
-        words = "has the scale of another head"
-        yield words, lambda x, step=step: np.roll(x, step * x.shape[axis] // heads, axis)
+        yield "has the scale of another head", moved_heads(step)
     yield "has the scale of another channel", lambda x: np.flip(x, axis)
 
 

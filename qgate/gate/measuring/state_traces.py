@@ -134,7 +134,7 @@ def _serve(
     for count in chunks:
         part = slice(start, start + count)
         for side, of in given.items():
-            now = _of_tokens(mixer, side, of, lambda x, part=part: x[:, part])  # type: ignore[misc]
+            now = _of_tokens(mixer, side, of, lambda x, part=part: x[:, part])
             outputs[side].append(_output(mixer.part(side)(**now, cache=cache)))
         cache.length += count
         start += count

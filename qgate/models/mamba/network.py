@@ -67,9 +67,7 @@ class CausalConv1d(nn.Conv1d):
         return causal_conv(input, self.weight, self.bias, stored)
 
 
-def stored_window(
-    x: Tensor, earlier: int, store: Store | None, cache: MixerState | None
-) -> Tensor:
+def stored_window(x: Tensor, earlier: int, store: Store | None, cache: MixerState | None) -> Tensor:
     """Return what is kept of inputs and of so many before them; a cache takes the last ones."""
     stored = x if store is None else store(x, 0 if cache is None else cache.length)
     if cache is None or cache.conv is None:

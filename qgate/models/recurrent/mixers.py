@@ -134,8 +134,8 @@ def keeps_unknown_state(module: nn.Module) -> bool:
 
 def _code(kind: type[nn.Module]) -> FunctionType:
     """Return the function that a class of transformers, or of one made of it, forwards by."""
-    plain = getattr(kind, "plain_forward", kind.forward)
-    return inspect.unwrap(plain)  # type: ignore[return-value]
+    plain: Any = inspect.unwrap(getattr(kind, "plain_forward", kind.forward))
+    return plain  # type: ignore[no-any-return]
 
 
 def reach(mixer: nn.Module) -> None:
@@ -160,13 +160,14 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     if view is not None:
         bound.arguments[named] = view
     state = None if view is None else view.state(kind)
-    activations = code.__globals__.get("ACT2FN")
+    activations = code.__globals__.get("ACT2FN", {})
 
     def convolve(
         x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Any = None, **_more: Any
     ) -> Tensor:
-        y = self.short_conv(input=x.mT, weight=weight.unsqueeze(1), bias=bias, **_cached(state)).mT
-        return y if activation is None else activations[activation](y)
+        given = {"input": x.mT, "weight": weight.unsqueeze(1), "bias": bias}
+        y: Tensor = self.short_conv(**given, **_cached(state)).mT
+        return y if activation is None else activations[activation](y)  # type: ignore[no-any-return]
 
     def scan(*given: Tensor, **more: Any) -> Any:
         return kind.adapter(self, state, *given, **more)

@@ -122,7 +122,8 @@ class DeltaScan(nn.Module):
             state = state + key * change
             return state, (state * _first_elements(q[:, token], channels)).sum(0)
 
-        return run_tokens(step, v.shape[1], v.new_zeros(k.shape[3], len(v), channels), cache, self.store)
+        zeros = v.new_zeros(k.shape[3], len(v), channels)
+        return run_tokens(step, v.shape[1], zeros, cache, self.store)
 
 
 def _normed(x: Tensor) -> Tensor:

@@ -26,6 +26,10 @@ from qgate.text import listed
 if TYPE_CHECKING:
     from qgate.models.model import Model
 
+_FITTING = (
+    "These modes are for tiny-mamba, Mamba-1 loaded by mamba:PATH, and of transformers for "
+    f"{', '.join(MIXERS)}."
+)
 Take = Callable[["StateMixer", str, dict[str, Any]], None]
 
 
@@ -85,9 +89,8 @@ def named_mixers(model: Model, network: nn.Module | None = None) -> list[StateMi
     unknown = {type(m).__name__ for m in network.modules() if keeps_unknown_state(m)}
     if unknown:
         raise QgateError(
-            f"{model.name} has states that these modes cannot reach, of {listed(sorted(unknown), 4)}: "
-            f"they are for tiny-mamba, mamba:PATH, and {', '.join(MIXERS)} of transformers. Choose "
-            "another mode."
+            f"{model.name} has states that these modes cannot reach, of "
+            f"{listed(sorted(unknown), 4)}. {_FITTING} Choose another mode."
         )
     mixers = [
         _own(name, module) if isinstance(module, MambaMixer) else _of(name, module, kind)
@@ -96,9 +99,8 @@ def named_mixers(model: Model, network: nn.Module | None = None) -> list[StateMi
     ]
     if not mixers:
         raise QgateError(
-            f"{model.name} has no recurrent state that can be quantized: these modes are for "
-            f"tiny-mamba, Mamba-1 loaded by mamba:PATH, and {', '.join(MIXERS)} of transformers. "
-            "Choose another mode."
+            f"{model.name} has no recurrent state that can be quantized. {_FITTING} Choose another "
+            "mode."
         )
     return mixers
 

@@ -50,8 +50,8 @@ class Recurrence(ABC):
 
 
 class Mamba1(Recurrence):
-    next = staticmethod(definition.next_states)
-    read = staticmethod(definition.outputs)
+    next: ClassVar[Step] = staticmethod(definition.next_states)
+    read: ClassVar[Step] = staticmethod(definition.outputs)
 
     def decays(self, parts: list[Floats]) -> list[Floats]:
         return [*parts[:3], 0 * parts[3]]
@@ -60,7 +60,8 @@ class Mamba1(Recurrence):
         return [parts[0], 0 * parts[1], *parts[2:]]
 
     def heads(self, inputs: Arrays) -> int:
-        return inputs["u"].shape[2] if inputs["u"].ndim == 4 else 1
+        u = inputs["u"]
+        return int(u.shape[2]) if u.ndim == 4 else 1
 
     def steps(self, inputs: Arrays) -> list[Floats]:
         delta = definition.step_sizes(inputs["dt"], self.constants["dt_bias"])
@@ -73,7 +74,7 @@ class Mamba1(Recurrence):
 class Mamba2(Mamba1):
     """Mamba-1 with one step and decay for all channels of a head; groups of heads share B and C."""
 
-    read = staticmethod(definition.read_and_skip)
+    read: ClassVar[Step] = staticmethod(definition.read_and_skip)
 
     def steps(self, inputs: Arrays) -> list[Floats]:
         least, most = self.constants["limit"]
@@ -94,8 +95,8 @@ class Mamba2(Mamba1):
 class DeltaRule(Recurrence):
     """The gated delta rule; several heads of values share the keys and queries of one."""
 
-    next = staticmethod(definition.next_by_delta_rule)
-    read = staticmethod(definition.read)
+    next: ClassVar[Step] = staticmethod(definition.next_by_delta_rule)
+    read: ClassVar[Step] = staticmethod(definition.read)
 
     def decays(self, parts: list[Floats]) -> list[Floats]:
         return [parts[0], 0 * parts[1], *parts[2:]]
@@ -104,7 +105,7 @@ class DeltaRule(Recurrence):
         return [0 * parts[0], *parts[1:]]
 
     def heads(self, inputs: Arrays) -> int:
-        return inputs["v"].shape[2]
+        return int(inputs["v"].shape[2])
 
     def steps(self, inputs: Arrays) -> list[Floats]:
         v, k, g, beta = (inputs[port] for port in ("v", "k", "g", "beta"))
