@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,15 @@ def test_every_class_in_reach_has_a_family_here() -> None:
         if kind_of(module)
     }
     assert built == set(MIXERS)
+
+
+def test_the_documents_list_the_classes_in_reach() -> None:
+    lines = (Path(__file__).parents[2] / "docs" / "modes.md").read_text().splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("| recurrence | classes"))
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first + 2 :])
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[2])} == set(
+        MIXERS
+    )
 
 
 # A second definition ------------------------------------------------------------------------------

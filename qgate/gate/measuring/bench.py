@@ -353,9 +353,8 @@ class Bench(LoadedModel):
         alone = [s for s in inputs if s.module in modules]
         flowing = flow(true, {*sites, *blocks, *alone, *linear_weights(base)}, sample)
         # Attention, and norms that gate, read more than their first input.
-        of_several = {s.module for s in alone if s.kind in ("attention", "norm")}
-        several = of_several if not quantized.mode.own else set()
-        whole = arguments_of(true, several, sample) if several else {}
+        reading = {s.module for s in alone if s.kind in ("attention", "norm")}
+        whole = {} if quantized.mode.own else arguments_of(true, reading, sample)
         actual = fed(quantized, sites, sample, flowing, alone, whole)
         ideal = IdealErrors(quantizers={e.site: e.does for e in quantized.plan.entries})
         if by_fp32:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ def _in_dtype_of(given: Any, value: Any) -> Any:
     return value.to(given.dtype) if is_cast else value
 
 
-def arguments_of(model: Model, modules: Iterable[str], sample: Any) -> dict[str, CallArguments]:
+def arguments_of(model: Model, modules: Collection[str], sample: Any) -> dict[str, CallArguments]:
     """Record the arguments of the first calls of modules in one pass of a sample."""
     recorded: dict[str, CallArguments] = {}
 
@@ -50,5 +50,6 @@ def arguments_of(model: Model, modules: Iterable[str], sample: Any) -> dict[str,
     with ModuleHooks() as hooks, torch.no_grad():
         for name in modules:
             hooks.add(model.module.get_submodule(name), recorder(name))
-        model.outputs(sample)
+        if modules:
+            model.outputs(sample)
     return recorded

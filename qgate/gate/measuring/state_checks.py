@@ -63,10 +63,10 @@ class ExpectedState:
     def __init__(self, trace: StateTrace, of: StateDefinition, like: ExpectedState | None) -> None:
         """`like` has served the same inputs in another way: the same sources are stored alike."""
         self.trace, self.of = trace, of
-        self.inputs = {port: array(x) for port, x in trace.inputs.items()}
+        self.inputs = {port: array(x) for port, x in trace.inputs.tokens.items()}
         self.constants = {
             name: array(x) if isinstance(x, torch.Tensor) else x
-            for name, x in trace.constants.items()
+            for name, x in trace.inputs.constants.items()
         }
         self.source, self.actual = (array(torch.cat(x)) for x in (trace.sources, trace.stored))
         self._like = like

@@ -7,7 +7,8 @@ as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from qgate.models import Model
 from qgate.models.mamba.scanning import ScanResult
 from qgate.models.mamba.state import MixerState
 from qgate.modes import Quantized
-from qgate.modes.states.mixers import StateMixer, given_to, named_mixers
+from qgate.modes.states.mixers import StateInputs, StateMixer, given_to, named_mixers
 
 TOKENS = 41
 """Tokens of each request: no multiple of a chunk."""
@@ -35,7 +36,7 @@ _FIRST, _LAST = 24, 8
 class StateTrace:
     """One state of one mixer, and one way to serve it. All begins with (tokens, batch, …).
 
-    inputs   what the module was given for each token, by port; `constants` what it was given beside
+    inputs   what the module was given
     tokens   numbers of the tokens whose states were taken
     sources  what was cast after each of these tokens, and `stored` what was made of it
     output   what the module returned
@@ -46,8 +47,7 @@ class StateTrace:
     side: str
     way: str
     chunks: Sequence[int]
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    constants: dict[str, Any] = field(default_factory=dict)
+    inputs: StateInputs = field(default_factory=lambda: StateInputs({}, {}))
     tokens: list[int] = field(default_factory=list)
     sources: list[Tensor] = field(default_factory=list)
     stored: list[Tensor] = field(default_factory=list)
@@ -59,9 +59,9 @@ class StateTrace:
 def served_traces(quantized: Quantized, base: Model) -> Iterator[list[StateTrace]]:
     """Serve the reference's inputs in every way: per mixer one list, in the order of the ways."""
     requests = several(base.inputs)[:, :TOKENS]
-    _, given = given_to(base, requests)
+    by_name = given_to(base, requests)
     for mixer in named_mixers(quantized.model):
-        inputs = {side: given[mixer.name(side)] for side in mixer.leaves}
+        inputs = {side: by_name[mixer.name(side)] for side in mixer.leaves}
         yield [
             trace
             for way, chunks in ways(requests.shape[1], _CHUNKS).items()
@@ -72,16 +72,13 @@ def served_traces(quantized: Quantized, base: Model) -> Iterator[list[StateTrace
 def _served(
     quantized: Quantized,
     mixer: StateMixer,
-    given: dict[str, dict[str, Any]],
+    given: Mapping[str, StateInputs],
     way: str,
     chunks: list[int],
 ) -> list[StateTrace]:
     cache, length = MixerState(), sum(chunks)
     # Another request: the same texts, one row further and backwards.
-    before = {
-        side: _of_tokens(mixer, side, of, lambda x: x.roll(1, 0).flip(1))
-        for side, of in given.items()
-    }
+    before = {side: of.changed(lambda x: x.roll(1, 0).flip(1)) for side, of in given.items()}
     _serve(mixer, before, [length], cache)
     earlier = {
         "conv": None if cache.conv is None else cache.conv.transpose(0, 1).clone(),
@@ -101,49 +98,32 @@ def _served(
     return traces
 
 
-def _of_tokens(
-    mixer: StateMixer, side: str, given: dict[str, Any], change: Callable[[Tensor], Tensor]
-) -> dict[str, Any]:
-    """Change the inputs that have a value for each token, and hand on the others."""
-    ports = mixer.part(side).ports
-    return {name: change(x) if name in ports else x for name, x in given.items()}
-
-
-def _take_inputs(
-    trace: StateTrace, mixer: StateMixer, given: dict[str, Any], rows: list[int] | None = None
-) -> None:
-    """Keep the inputs of some rows, and the constants."""
+def _take_inputs(trace: StateTrace, mixer: StateMixer, given: StateInputs) -> None:
+    """Keep the inputs and the constants."""
     part = mixer.part(trace.side)
-    ports = part.ports
     # A convolution of qgate's own has its weight; those in reach are given it.
-    trace.constants |= dict(part.named_parameters()) | {"bias": getattr(part, "bias", None)}
-    for name, value in given.items():
-        if name in ports:
-            chosen = value if rows is None else value.detach()[rows]
-            trace.inputs[name] = chosen.transpose(0, 1)
-        else:
-            trace.constants[name] = value
+    own = {"bias": getattr(part, "bias", None), **dict(part.named_parameters())}
+    tokens = {port: x.transpose(0, 1) for port, x in given.tokens.items()}
+    trace.inputs = StateInputs(tokens, {**own, **given.constants})
 
 
 def _serve(
-    mixer: StateMixer, given: dict[str, dict[str, Any]], chunks: list[int], cache: MixerState
+    mixer: StateMixer, given: Mapping[str, StateInputs], chunks: list[int], cache: MixerState
 ) -> dict[str, Tensor]:
     """Return what convolution and scan make of their inputs, chunk by chunk."""
-    start = 0
     outputs: dict[str, list[Tensor]] = {side: [] for side in given}
-    for count in chunks:
+    for start, count in zip(itertools.accumulate([0, *chunks]), chunks, strict=False):
         part = slice(start, start + count)
         for side, of in given.items():
-            now = _of_tokens(mixer, side, of, lambda x, part=part: x[:, part])
-            outputs[side].append(_output(mixer.part(side)(**now, cache=cache)))
+            now = StateInputs({port: x[:, part] for port, x in of.tokens.items()}, of.constants)
+            outputs[side].append(_output(now.to(mixer.part(side), cache=cache)))
         cache.length += count
-        start += count
     return {side: torch.cat(listed, 1) for side, listed in outputs.items()}
 
 
-def _output(result: Any) -> Tensor:
+def _output(result: Tensor | ScanResult) -> Tensor:
     """Return the output of a convolution or a scan."""
-    return result.output if isinstance(result, ScanResult) else result  # type: ignore[no-any-return]
+    return result.output if isinstance(result, ScanResult) else result
 
 
 def _watch_store(
@@ -201,10 +181,10 @@ class StateRunTraces:
         trace = StateTrace(mixer.at, side, RUN, ())
 
         def before(_module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-            given = mixer.inputs(side, args, kwargs)
-            first = given[mixer.part(side).ports[0]]
+            inputs = mixer.inputs(side, args, kwargs)
+            first = next(iter(inputs.tokens.values()))
             self.length, self.rows = first.shape[1], sorted({0, len(first) - 1})
-            _take_inputs(trace, mixer, given, self.rows)
+            _take_inputs(trace, mixer, inputs.changed(lambda x: x.detach()[self.rows]))
 
         def after(_module: nn.Module, _args: Any, result: Any) -> None:
             trace.output = _output(result).detach()[self.rows].transpose(0, 1)

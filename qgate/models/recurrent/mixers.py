@@ -165,9 +165,9 @@ def _forward(self: Any, *args: Any, **kwargs: Any) -> Any:
     def convolve(
         x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: Any = None, **_more: Any
     ) -> Tensor:
-        given = {"input": x.mT, "weight": weight.unsqueeze(1), "bias": bias}
-        y: Tensor = self.short_conv(**given, **_cached(state)).mT
-        return y if activation is None else activations[activation](y)  # type: ignore[no-any-return]
+        inputs = {"input": x.mT, "weight": weight.unsqueeze(1), "bias": bias}
+        y: Tensor = self.short_conv(**inputs, **_cached(state)).mT
+        return y if activation is None else activations[activation](y)
 
     def scan(*given: Tensor, **more: Any) -> Any:
         return kind.adapter(self, state, *given, **more)

@@ -30,7 +30,27 @@ _FITTING = (
     "These modes are for tiny-mamba, Mamba-1 loaded by mamba:PATH, and of transformers for "
     f"{', '.join(MIXERS)}."
 )
-Take = Callable[["StateMixer", str, dict[str, Any]], None]
+Take = Callable[["StateMixer", str, "StateInputs"], None]
+
+
+@dataclass(frozen=True)
+class StateInputs:
+    """Inputs of a module that keeps a state, by name.
+
+    tokens     with a value for each token, (batch, tokens, …)
+    constants  the same for all of them, such as weights
+    """
+
+    tokens: Mapping[str, Tensor]
+    constants: Mapping[str, Any]
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> StateInputs:
+        """Return other tokens with the same constants."""
+        return StateInputs({name: change(x) for name, x in self.tokens.items()}, self.constants)
+
+    def to(self, module: Callable[..., Any], **more: Any) -> Any:
+        """Call a module with them."""
+        return module(**self.tokens, **self.constants, **more)
 
 
 @dataclass(frozen=True)
@@ -57,10 +77,12 @@ class StateMixer:
         """Return the module that keeps a state."""
         return self.module.get_submodule(self.leaves[side])
 
-    def inputs(self, side: str, args: tuple[Tensor, ...], named: dict[str, Any]) -> dict[str, Any]:
-        """Return what a module that keeps a state was given, by name; a cache is left out."""
-        given = dict(zip(self.part(side).ports, args, strict=False)) | named
-        return {name: value for name, value in given.items() if name != "cache"}
+    def inputs(self, side: str, args: tuple[Tensor, ...], named: Mapping[str, Any]) -> StateInputs:
+        """Return what a module that keeps a state was given; a cache is left out."""
+        ports = self.part(side).ports
+        arguments = {**dict(zip(ports, args, strict=False)), **named}
+        constants = {name: x for name, x in arguments.items() if name not in (*ports, "cache")}
+        return StateInputs({port: arguments[port] for port in ports}, constants)
 
 
 def network_of(model: Model) -> nn.Module:
@@ -131,7 +153,7 @@ def watch(hooks: ModuleHooks, mixers: list[StateMixer], take: Take) -> None:
             def before(
                 _module: nn.Module,
                 args: tuple[Tensor, ...],
-                named: dict[str, Any],
+                named: Mapping[str, Any],
                 mixer: StateMixer = mixer,
                 side: str = side,
             ) -> None:
@@ -141,15 +163,14 @@ def watch(hooks: ModuleHooks, mixers: list[StateMixer], take: Take) -> None:
 
 
 @torch.no_grad()
-def given_to(model: Model, sample: Tensor) -> tuple[list[StateMixer], dict[str, dict[str, Any]]]:
-    """Run a model and return its mixers, and what was given to the modules that keep a state."""
-    network, given = network_of(model), dict[str, dict[str, Any]]()
-    mixers = named_mixers(model, network)
+def given_to(model: Model, sample: Tensor) -> dict[str, StateInputs]:
+    """Run a model and return what was given to the modules that keep a state, by their names."""
+    network, by_name = network_of(model), dict[str, StateInputs]()
 
-    def take(mixer: StateMixer, side: str, inputs: dict[str, Any]) -> None:
-        given.setdefault(mixer.name(side), inputs)
+    def take(mixer: StateMixer, side: str, inputs: StateInputs) -> None:
+        by_name.setdefault(mixer.name(side), inputs)
 
     with ModuleHooks() as hooks:
-        watch(hooks, mixers, take)
+        watch(hooks, named_mixers(model, network), take)
         model.with_module(network)(sample)
-    return mixers, given
+    return by_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.hooks import ModuleHooks
-from qgate.modes.states.mixers import StateMixer, named_mixers, network_of, watch
+from qgate.modes.states.mixers import StateInputs, StateMixer, named_mixers, network_of, watch
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
@@ -42,9 +42,9 @@ def _measure(model: Model) -> Ranges:
     network = network_of(model)
     running = model.with_module(network)
 
-    def measure(mixer: StateMixer, side: str, inputs: dict[str, Any]) -> None:
+    def measure(mixer: StateMixer, side: str, inputs: StateInputs) -> None:
         if side == "conv":
-            take(mixer.site(side), inputs["input"])
+            take(mixer.site(side), inputs.tokens["input"])
             return
 
         def keep(state: Tensor, _token: int) -> Tensor:
@@ -53,7 +53,7 @@ def _measure(model: Model) -> Ranges:
 
         scan = copy.copy(mixer.part(side))
         scan.store = keep
-        scan.forward(**inputs)
+        inputs.to(scan.forward)
 
     with ModuleHooks() as hooks, torch.no_grad():
         watch(hooks, named_mixers(model, network), measure)
