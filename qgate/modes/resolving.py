@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from qgate.models.model import Model
     from qgate.models.sites import Site
     from qgate.modes.attention import planning as planning
-    from qgate.modes.attention import sources as sources
     from qgate.modes.calibration import Calibration
     from qgate.modes.states import planning as states_planning
 else:
     planning = LateModule("qgate.modes.attention.planning")
-    sources = LateModule("qgate.modes.attention.sources")
     states_planning = LateModule("qgate.modes.states.planning")
 
 _LONG = 2**30
@@ -125,7 +123,7 @@ def misfit_of(mode: Mode, model: Model) -> str:
         if mode.states is not None:
             states_planning.stored_sides(mode.states, model)
         if mode.attention is not None:
-            sources.named_attentions(model)
+            planning.check_windows(mode.attention, model)
     except QgateError as error:
         return f"mode {mode.name!r} does not fit: {error}"
     if not mode.rules:

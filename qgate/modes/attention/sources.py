@@ -13,23 +13,36 @@ from qgate.models.llama import Attention, rotary, rotate
 if TYPE_CHECKING:
     from qgate.models.model import Model
 
-FAMILY = ("LlamaAttention", "MistralAttention", "Qwen2Attention")
-"""Classes of transformers that rotate all channels, and have no norms of queries and keys."""
+FAMILY = (
+    "LlamaAttention", "MistralAttention", "MixtralAttention", "Qwen2Attention", "Qwen3Attention",
+    "Qwen3MoeAttention",
+)  # fmt: skip
+"""Classes of transformers that rotate all channels; those of Qwen3 norm queries and keys before."""
 
 
 @dataclass(frozen=True)
 class AttentionSource:
-    """An attention with four projections, rotary positions, and queries that share keys."""
+    """An attention with four projections, rotary positions, and queries that share keys.
+
+    window  the number of tokens that a query sees, its own among them; 0 for all
+    """
 
     module: Any
     heads: int
     kv_heads: int
     width: int
     base: float
+    window: int = 0
 
     def per_head(self, x: Tensor) -> Tensor:
-        """View (batch, tokens, features) as (batch, heads, tokens, width)."""
-        return x.unflatten(-1, (-1, self.width)).transpose(1, 2)  # type: ignore[no-any-return]
+        """View (batch, tokens, features), or heads of tokens, as (batch, heads, tokens, width)."""
+        heads = x if x.dim() == 4 else x.unflatten(-1, (-1, self.width))
+        return heads.transpose(1, 2)
+
+    def leaf(self, side: str) -> str:
+        """Return the name of the module that gives q, k or v: a projection, or the norm behind."""
+        norm = f"{side}_norm"
+        return norm if getattr(self.module, norm, None) is not None else f"{side}_proj"
 
     def rope(self, x: Tensor, start: int) -> Tensor:
         """Rotate tokens by position, the first of which is at `start`."""
@@ -55,7 +68,6 @@ def source_of(module: nn.Module) -> AttentionSource | None:
         "rotary positions of a part of the channels": (
             (positions.get("partial_rotary_factor") or 1.0) != 1.0
         ),
-        "a sliding window": _window(module) is not None,
     }
     for problem, is_so in problems.items():
         if is_so:
@@ -65,12 +77,14 @@ def source_of(module: nn.Module) -> AttentionSource | None:
             )
     base = float(positions.get("rope_theta", 10000.0))
     heads = int(config.num_attention_heads)
-    return AttentionSource(module, heads, int(config.num_key_value_heads), width, base)
+    kv_heads = int(config.num_key_value_heads)
+    return AttentionSource(module, heads, kv_heads, width, base, _window(module) or 0)
 
 
 def _window(module: nn.Module) -> int | None:
-    """Return the sliding window of a layer; Mistral's is in the config, for all layers."""
-    owner: Any = module.config if type(module).__name__ == "MistralAttention" else module
+    """Return the sliding window of a layer; those in the config are for all layers."""
+    in_config = ("MistralAttention", "MixtralAttention", "Qwen3MoeAttention")
+    owner: Any = module.config if type(module).__name__ in in_config else module
     window: int | None = getattr(owner, "sliding_window", None)
     return window
 
