@@ -195,11 +195,20 @@ def test_a_norm_that_is_left_out_is_red(
     assert float((actual - expected).norm() / expected.norm()) > 0.05
 
 
+def test_a_model_whose_caches_are_reached_in_part_is_refused(tmp_path: Path) -> None:
+    model = decoder(tmp_path, "Llama")
+    config = transformers.GemmaConfig(**SIZES, head_dim=16)
+    kind = type(transformers.GemmaForCausalLM(config).model.layers[0].self_attn)
+    model.module.model.layers[1].self_attn = kind(config, 1)  # type: ignore[union-attr, operator, index]
+    with pytest.raises(QgateError, match="but caches of GemmaAttention: these modes are for"):
+        modes.apply(modes.find_mode("kv-int8", "other"), model)
+
+
 def test_what_is_not_plain_attention_is_refused(tmp_path: Path) -> None:
     scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
     cases = (
         (folder(tmp_path / "b", "Llama", rope_parameters=scaled), "kv-int8", "of type 'linear'"),
-        (folder(tmp_path / "c", "Gemma"), "kv-int8", "has no attention whose cache can be"),
+        (folder(tmp_path / "c", "Gemma"), "kv-int8", "can be quantized, but caches of GemmaAtt"),
         (folder(tmp_path / "a", "Mistral", sliding_window=16), "attn-int8", "a sliding window"),
         (tmp_path / "a", "kv-mxfp4", "the last 32 tokens stay as they are.* see 16 at most"),
     )

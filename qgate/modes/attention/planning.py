@@ -106,8 +106,14 @@ class CachedDecoderAttention(CachedAttention):
         length = count + (0 if cache is None else cache.length)
         sees = mask if mask.dtype == torch.bool else mask == 0
         causal = self.core.visible(count, length, mask.device)
+        # A cache with a window holds the last tokens alone, and the mask is about those.
+        columns = sees.shape[-1]
+        seen, before = causal[:, -columns:], causal[:, :-columns]
         is_plain = (
-            mask.dim() == 4 and sees.shape[2:] == causal.shape and bool((sees == causal).all())
+            mask.dim() == 4
+            and sees.shape[2:] == seen.shape
+            and bool((sees == seen).all())
+            and not bool(before.any())
         )
         if not is_plain:
             raise QgateError(

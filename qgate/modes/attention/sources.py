@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.models.llama import Attention, rotary, rotate
+from qgate.text import listed
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
@@ -91,11 +93,22 @@ def _window(module: nn.Module) -> int | None:
 
 def named_attentions(model: Model) -> list[tuple[str, AttentionSource]]:
     """List the attentions of a model that can be quantized, by name."""
-    listed = ((name, source_of(module)) for name, module in model.module.named_modules())
-    attentions = [(name, source) for name, source in listed if source is not None]
-    if not attentions:
+    sources = ((name, source_of(module)) for name, module in model.module.named_modules())
+    attentions = [(name, source) for name, source in sources if source is not None]
+    unknown = sorted({type(m).__name__ for m in model.module.modules() if _keeps_unknown_cache(m)})
+    if unknown or not attentions:
+        caches = f", but caches of {listed(unknown, 4)}" if unknown else ""
         raise QgateError(
-            f"{model.name} has no attention whose cache can be quantized: these modes are for "
-            f"tiny-llama, and for {', '.join(FAMILY)} of transformers. Choose another mode."
+            f"{model.name} has no attention whose cache can be quantized{caches}: these modes are "
+            f"for tiny-llama, and for {', '.join(FAMILY)} of transformers. Choose another mode."
         )
     return attentions
+
+
+def _keeps_unknown_cache(module: nn.Module) -> bool:
+    """Tell if a module writes keys and values of a layer, and is none that can be quantized."""
+    if source_of(module) is not None or not hasattr(module, "layer_idx"):
+        return False
+    return "past_key_values" in inspect.signature(module.forward).parameters and (
+        "attention" in type(module).__name__.lower()
+    )
