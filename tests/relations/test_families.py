@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from qgate.models.recurrent.mixers import CacheView
+from qgate.modes.attention.core import QuantizedCache
 from qgate.testing import RelationFailure, check_relations
 from tests.models.families import STATES, model_of
+from tests.modes.test_cache_of_decoders import decoder
 from tests.shares import share
 
 cache_utils = pytest.importorskip("transformers.cache_utils")
@@ -111,3 +115,29 @@ def test_a_fault_of_a_cache_is_red_and_named(name: str, monkeypatch: pytest.Monk
     plant(monkeypatch)
     with pytest.raises(RelationFailure, match=f"decoded: .*{words}"):
         check_relations(model, mode=mode, relations=["decoded"])
+
+
+@share(3)
+@pytest.mark.parametrize("kind", ["Qwen3", "Mistral", "Qwen2-windowed"])
+def test_requests_in_a_cache_mode_agree(kind: str, tmp_path: Path) -> None:
+    relations = [name for name in BRIEF if name != "padded left"]
+    report = check_relations(decoder(tmp_path, kind), mode="kv-int8", relations=relations)
+    assert {*report.agreed} == {*relations}
+
+
+def test_a_cache_mode_that_forgets_the_prefill_is_red(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = decoder(tmp_path, "Qwen3")
+    attend = QuantizedCache.attend
+
+    def forgetful(self: QuantizedCache, queries: torch.Tensor) -> torch.Tensor:
+        if queries.shape[2] == 1:
+            for memory in self._memory:
+                memory[:, :, : self.length - 1] = 0
+        return attend(self, queries)
+
+    monkeypatch.setattr(QuantizedCache, "attend", forgetful)
+    words = r"decoded: model\.layers\.0\.self_attn\.core\.output:input is .* token by token"
+    with pytest.raises(RelationFailure, match=words):
+        check_relations(model, mode="kv-int8", relations=["decoded"])
