@@ -231,7 +231,7 @@ def test_choosing_modes_loads_no_torch() -> None:
         "import sys; from qgate import modes; from qgate.modes.selection import select;"
         "from qgate.cli import main;"
         "select('all', 'mamba'); modes.find_mode('2-1', 'mamba'); modes.Rule('x', None);"
-        "assert main(['modes', '2-*']) == 0 and main(['modes', 'nope']) == 2;"
+        "assert main(['show', 'modes', '2-*']) == 0 and main(['show', 'modes', 'nope']) == 2;"
         "heavy = {'torch', 'transformers', 'matplotlib', 'pandas'} & set(sys.modules);"
         "sys.exit(' '.join(heavy) or 0)"
     )
