@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.hooks.module_hooks import ModuleHooks
-from qgate.models import Model
+from qgate.models import Model, Site
 from qgate.models.rows import map_tensors
 
 
@@ -35,6 +36,13 @@ class CallArguments:
 def _in_dtype_of(given: Any, value: Any) -> Any:
     is_cast = isinstance(given, Tensor) and isinstance(value, Tensor)
     return value.to(given.dtype) if is_cast else value
+
+
+def takes_several(model: Model, site: Site) -> bool:
+    """Tell if a module reads more than its first input, as attention and norms with a gate do."""
+    if site.kind != "norm":
+        return site.kind == "attention"
+    return len(inspect.signature(model.module.get_submodule(site.module).forward).parameters) > 1
 
 
 def arguments_of(model: Model, modules: Collection[str], sample: Any) -> dict[str, CallArguments]:
