@@ -133,11 +133,11 @@ class AttentionCore(nn.Module):
         exact_values: Tensor | None,
     ) -> Tensor:
         count, length = queries.shape[2], keys.shape[2]
-        visible = self.visible(count, length, keys.device) if self.window else None
+        seen = {"visible": self.visible(count, length, keys.device)} if self.window else {}
         if not self.choices.keeps_some:
-            return self.attend(queries, keys, values, visible=visible)  # type: ignore[no-any-return]
+            return self.attend(queries, keys, values, **seen)  # type: ignore[no-any-return]
         exact = exact_mask(self.choices, count, length, keys.device)
-        return self.attend(queries, keys, values, exact_keys, exact_values, exact, visible)  # type: ignore[no-any-return]
+        return self.attend(queries, keys, values, exact_keys, exact_values, exact, **seen)  # type: ignore[no-any-return]
 
     def visible(self, count: int, length: int, device: torch.device) -> Tensor:
         """Return which of `length` tokens each of the last `count` queries sees."""
