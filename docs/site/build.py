@@ -38,8 +38,9 @@ CONTENTS = {
     ),
     "How to": (
         "start", "failures", "adopting", "ci", "baselines", "reports", "kernels",
-        "kernel-repositories", "checkpoints", "collecting", "drawing", "activations", "sweep", "capture", "engines", "relations",
-        "audit", "recipes", "engine-kernels", "gpu", "scale",
+        "kernel-repositories", "checkpoints", "collecting", "drawing", "activations", "sweep",
+        "capture", "engines", "relations", "audit", "recipes", "engine-kernels", "gpu", "scale",
+        "agents/SKILL", "agents/json",
     ),
     "Coming from": (
         "migrate/assert-close", "migrate/pytest-regressions", "migrate/msprobe",

@@ -15,6 +15,7 @@ from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.interruptions import RAISED_BY_USERS, raise_interruption
 from qgate.loading import LateModule
+from qgate.models.copies import sharing_copy
 from qgate.models.fingerprints import WeightCache
 from qgate.modes.mode import Mode
 from qgate.modes.plan import Plan
@@ -111,13 +112,6 @@ def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
             if tensor.is_floating_point() and not set(kept_names) & set(name.split(".")):
                 tensor.data = tensor.data.to(dtype)
     return copied
-
-
-def sharing_copy(module: nn.Module) -> nn.Module:
-    """Copy the modules around the same parameters and buffers."""
-    shared: dict[int, object] = {id(p): p for p in module.parameters()}
-    shared |= {id(b): b for b in module.buffers()}
-    return copy.deepcopy(module, shared)
 
 
 def _build_own(mode: Mode, model: Model) -> Model:

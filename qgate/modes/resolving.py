@@ -117,7 +117,16 @@ def misfit_of(mode: Mode, model: Model) -> str:
 
     A rule without a site is an error in a mode of a user's own, where it may be misspelled.
     """
-    if not (mode.rules and mode.by_name and mode.name in names()):
+    if not (mode.by_name and mode.name in names()):
+        return ""
+    try:
+        if mode.states is not None:
+            states_planning.stored_sides(mode.states, model)
+        if mode.attention is not None:
+            planning.check_windows(mode.attention, model)
+    except QgateError as error:
+        return f"mode {mode.name!r} does not fit: {error}"
+    if not mode.rules:
         return ""
     start = f"mode {mode.name!r} does not fit {model.name}"
     try:

@@ -25,8 +25,8 @@ _ESSENTIAL = {"mamba": ("0", "2-1", "2-2", "2-4"), "other": ("mxfp8", "mxfp4", "
 
 
 _OF_TRANSFORMERS = (
-    " A Mamba-1 checkpoint takes Mamba modes as mamba:PATH, which computes the same numbers: with "
-    "hf:PATH transformers computes the scan in one function, whose state no mode can reach."
+    " A Mamba-1 checkpoint takes Mamba modes as mamba:PATH, whose network computes the same "
+    "numbers in qgate's own block."
 )
 
 

@@ -30,7 +30,7 @@ def _states(name: str, about: str, fmt: str, share: Any = "none", **more: Any) -
     """Return a mode of one choice for both states; `share` is that of their scales."""
     choice = StateChoice(fmt, share, **more)
     states = StateChoices(conv=choice, ssm=choice)
-    return Mode(name, about, fits="mamba", states=states, by_name=True)
+    return Mode(name, about, states=states, by_name=True)
 
 
 _FP8 = TensorChoice("fp8_e4m3", "tensor")

@@ -1,7 +1,8 @@
 """Caches of decoders: how a model is called with the tokens it has seen already.
 
 Two ways are taken: a network with `new_cache()` whose `forward` takes `cache` and fills it, and one
-that takes `past_key_values` and returns them, as those of transformers do.
+that takes `past_key_values` and returns them, as those of transformers do; `cache_params`, if it
+keeps recurrent states alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from qgate.models import Model
 from qgate.models.rows import MASK
 
 NO_CACHE = "the model has no cache: no new_cache() beside forward(ids, cache), no past_key_values"
-PAST, POSITIONS = "past_key_values", "position_ids"
+POSITIONS = "position_ids"
+_PAST = ("past_key_values", "cache_params")
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,17 @@ class TextCalls:
     @property
     def keeps_cache(self) -> bool:
         """Tell if the model has a cache of one of the two ways."""
-        return self._makes_cache or PAST in self.names
+        return self._makes_cache or bool(self.past)
 
     @property
     def promises_order(self) -> bool:
         """Tell if the network says that no token depends on later ones, whatever it does."""
         return self._makes_cache or type(self.network).__name__.endswith("ForCausalLM")
+
+    @property
+    def past(self) -> str:
+        """Return the name of the cache that a model of transformers takes; empty without one."""
+        return next((name for name in _PAST if name in self.names), "")
 
     @property
     def _makes_cache(self) -> bool:
@@ -78,8 +85,10 @@ class TextCalls:
         """
         sample = {self.names[0]: ids, "cache": cache}
         if not self._makes_cache:
-            sample = {self.names[0]: ids, PAST: cache, "use_cache": True}
+            sample = {self.names[0]: ids, self.past: cache, "use_cache": True}
         if mask is not None:
+            # Recurrent states alone have no place for a token: only the new ones are masked.
+            mask = mask[:, -ids.shape[1] :] if self.past == _PAST[1] else mask
             padded = self.padded(ids, mask)
             sample = padded | sample
             if POSITIONS in padded:
@@ -103,9 +112,9 @@ class CachedRequest:
         hooks = ModuleHooks()
 
         def take(_module: nn.Module, _args: Any, result: Any) -> None:
-            returned = getattr(result, PAST, None)
+            returned = getattr(result, self.calls.past, None)
             if returned is None and isinstance(result, Mapping):
-                returned = result.get(PAST)
+                returned = result.get(self.calls.past)
             self.cache = self.cache if returned is None else returned
 
         hooks.add(self.calls.network, None, take)

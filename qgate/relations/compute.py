@@ -19,9 +19,9 @@ from qgate.modes import Quantized
 from qgate.relations.caches import TextCalls
 from qgate.relations.causes import BATCH_SCALE, explain, follows_a_seed
 from qgate.relations.flips import cores_by_site, may_be_flips, without_casts
-from qgate.relations.noise import FloatNoise, measure_noise, token_errors
+from qgate.relations.noise import FloatNoise, mean_energy, measure_noise, token_errors
 from qgate.relations.parts import part_results
-from qgate.relations.record import EXACT, RELATIONS, REPEAT, Disagreement, RelationReport
+from qgate.relations.record import EXACT, LEFT, RELATIONS, REPEAT, Disagreement, RelationReport
 from qgate.relations.recording import FedRun, Pass, Recording, leaf_sites, record
 from qgate.relations.restarts import (
     LARGEST,
@@ -42,6 +42,7 @@ class _Judge:
     """Comparison of one way: which sites and tokens differ by more than noise."""
 
     limit_of: Callable[[str], float]
+    usual: Callable[[str], float]
     sees_factors: bool = False
     values: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     errors: dict[str, list[tuple[Tensor, Pass]]] = field(default_factory=lambda: defaultdict(list))
@@ -52,7 +53,7 @@ class _Judge:
         self.values[site] += actual.numel()
         if self.sees_factors and has_a_factor(actual.double() - expected.double(), expected):
             self.factors.add(site)
-        self.errors[site].append((token_errors(actual, expected), call))
+        self.errors[site].append((token_errors(actual, expected, self.usual(site)), call))
 
     def differs(self, site: str) -> bool:
         return any(not bool((errors == 0).all()) for errors, _ in self.errors[site])
@@ -86,6 +87,7 @@ class ModelRelations:
         self.sites = leaf_sites(self.model)
         self._recording: Recording | None = None
         self._noise: FloatNoise | None = None
+        self._energies: dict[str, float] = {}
 
     @property
     def recording(self) -> Recording:
@@ -165,7 +167,16 @@ class ModelRelations:
         some = self.rows.some([0])
         other = Pass(some.sample, some.rows, some.tokens)
         yield Way("after others", "after another request", lambda: iter([other, whole]))
-        yield from ways_of(self.model, self.rows, self.is_causal, self.report.left_out)
+        listed = ways_of(self.model, self.rows, self.is_causal, self.report.left_out)
+        yield from (way for way in listed if not (way.relation == LEFT and self._leaves_out_left()))
+
+    def _leaves_out_left(self) -> bool:
+        """Tell if rounding at random goes by the number of a token; the report says so."""
+        states = self.quantized.mode.states
+        is_random = states is not None and states.is_stochastic
+        if is_random:
+            self.report.left_out[LEFT] = "rounding at random counts tokens, and padding with them"
+        return is_random
 
     @cached_property
     def is_causal(self) -> bool:
@@ -176,10 +187,16 @@ class ModelRelations:
         is_exact = relation in EXACT and not self._unsteady
         return 0.0 if self.bitwise or is_exact else self.noise.limit(site, self.rows.tokens)
 
+    def _usual(self, site: str) -> float:
+        """Return the mean energy of the tokens recorded at a site."""
+        if site not in self._energies:
+            self._energies[site] = mean_energy(self.recording.tensors[site][0])
+        return self._energies[site]
+
     def _compare(self, way: Way, model: Model | None = None) -> None:
         """Run a way; note the first site in the order of the model that disagrees."""
         is_repeat = way.relation == REPEAT
-        judge = _Judge(lambda site: self._limit(site, way.relation), is_repeat)
+        judge = _Judge(lambda site: self._limit(site, way.relation), self._usual, is_repeat)
         sites = self.sites if model is None else leaf_sites(model)
         model = model or self.model
         is_fed = is_repeat or way.relation not in EXACT or bool(self._unsteady)
@@ -234,7 +251,7 @@ class ModelRelations:
         ]
         if not few or self.bitwise:
             return []
-        second_judge = _Judge(judge.limit_of)
+        second_judge = _Judge(judge.limit_of, judge.usual)
         with without_casts([cores[site] for site in few]):
             recording = self._record()
             FedRun(self.model, self.sites, recording, second_judge).run(way.calls())

@@ -132,7 +132,7 @@ class DecodingRelations(ModelRelations):
             words = f"token by token behind a prefill of {first}"
             starts = [0, *range(first, stop)]
             yield Way(DECODED, words, pieces(rows, calls, [0], starts, stop))
-        if calls.has_mask and rows.tokens > _PADDED + _STEPS:
+        if calls.has_mask and rows.tokens > _PADDED + _STEPS and not self._leaves_out_left():
             words = f"token by token in a batch, a row behind {_PADDING} tokens of padding"
             yield Way(DECODED, words, lambda: _decode_padded(rows, calls))
 

@@ -50,16 +50,26 @@ class FloatNoise:
         return amplitude + self.unit * ROUNDINGS * max(1.0, sensitivity)
 
 
-def token_errors(actual: Tensor, expected: Tensor) -> Tensor:
-    """Return the relative error of each token; infinite where only one of both is a number."""
+def token_errors(actual: Tensor, expected: Tensor, usual: float | None = None) -> Tensor:
+    """Return the relative error of each token; infinite where only one of both is a number.
+
+    `usual` is the mean energy of tokens, where there are too few here to tell it.
+    """
     if actual is expected or torch.equal(actual, expected):
         return torch.zeros(len(actual), dtype=torch.float64)
     first, second = (t.reshape(len(t), -1).double() for t in (actual, expected))
     same = first.isnan() & second.isnan() | (first == second)
     squares = (first - second).masked_fill_(same, 0.0).square_().sum(1)
     energy = second.nan_to_num(0.0, 0.0, 0.0).square().sum(1)
-    floor = (energy + QUIET * energy.mean()).clamp_min_(torch.finfo(torch.float64).tiny)
+    mean = energy.mean() if usual is None else usual
+    floor = (energy + QUIET * mean).clamp_min_(torch.finfo(torch.float64).tiny)
     return (squares / floor).sqrt_().nan_to_num_(math.inf, math.inf, math.inf).cpu()
+
+
+def mean_energy(tokens: Tensor) -> float:
+    """Return the mean energy of tokens, (rows, tokens, …)."""
+    energy = tokens.nan_to_num(0.0, 0.0, 0.0).double().square().sum()
+    return float(energy) / max(1, tokens.shape[0] * tokens.shape[1])
 
 
 def measure_noise(base: Model, sites: Sequence[Site], whole: Pass, unit: float) -> FloatNoise:

@@ -91,14 +91,14 @@ def _of_layer(
         if terms % count == 0:
             words = f"as the sum of {count} parts of K = {terms}"
             sums = [
-                linear(a, b) for a, b in zip(entered.chunk(count, 1), weight.chunk(count, 1),
+                linear(a, b) for a, b in zip(entered.chunk(count, -1), weight.chunk(count, 1),
                                              strict=True)
             ]  # fmt: skip
             yield PartResult("split K", words, site, torch.stack(sums).sum(0), plain)
             for port, q, source, whole in (
                 ("input", of_input, x, entered), ("weight", of_weight, own, weight),
             ):  # fmt: skip
-                yield from _own("split K", f"{name}:{port}", q, source, whole, count, 1, left_out)
+                yield from _own("split K", f"{name}:{port}", q, source, whole, count, -1, left_out)
         if columns % count == 0:
             words = f"in {count} parts of N = {columns}"
             joined = torch.cat([linear(entered, part) for part in weight.chunk(count, 0)], -1)
@@ -119,6 +119,7 @@ def _own(
     """Quantize each part by itself, where the format promises that nothing else decides it."""
     if quantizer is None or source is None:
         return
+    dim = dim % source.dim()
     size = source.shape[dim] // count
     is_block = quantizer.granularity == "block" or quantizer.format.kind == "block"
     needs_all = quantizer.format.kind == "block" and quantizer.format.needs_amax

@@ -31,6 +31,7 @@ RELATIONS = {
 }
 """Relations that a model is asked for, by name."""
 REPEAT = "repeat"
+LEFT = "padded left"
 DECODED = "decoded"
 EXACT = (REPEAT, "after others", "restart", "process")
 """Relations of one and the same computation: bit for bit, if calls on one input agree so."""

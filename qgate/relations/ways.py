@@ -12,6 +12,7 @@ from torch import Tensor
 from qgate.models import Model
 from qgate.models.rows import MASK, map_tensors, row_count, token_ids
 from qgate.relations.caches import NO_CACHE, CachedRequest, TextCalls
+from qgate.relations.record import LEFT
 from qgate.relations.recording import Pass, Span
 
 TOKENS = 133
@@ -145,13 +146,11 @@ def ways_of(
     else:
         left_out["padded right"] = _NO_MASK
     if not is_causal:
-        left_out["padded left"] = _NO_POSITIONS
+        left_out[LEFT] = _NO_POSITIONS
     elif calls.has_mask:
-        yield Way(
-            "padded left", "with padding before it", lambda: _padded(rows, calls, is_left=True)
-        )
+        yield Way(LEFT, "with padding before it", lambda: _padded(rows, calls, is_left=True))
     else:
-        left_out["padded left"] = _NO_MASK
+        left_out[LEFT] = _NO_MASK
     if not is_causal:
         left_out["prefix, chunked, stepwise"] = _NO_ORDER
         return

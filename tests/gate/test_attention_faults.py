@@ -69,12 +69,12 @@ def _attend(patch: pytest.MonkeyPatch, change: Callable[..., tuple[Any, ...]]) -
     """Let attention read what `change(core, queries, keys, values)` returns."""
     before = AttentionCore.__init__
 
-    def init(self: AttentionCore, *args: Any) -> None:
-        before(self, *args)
+    def init(self: AttentionCore, *args: Any, **named: Any) -> None:
+        before(self, *args, **named)
         object.__setattr__(self.attend, "of", self)
 
-    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> Tensor:
-        return _ATTEND(self, *change(self.of, q, k, v), *more)
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, *more: Any, **named: Any) -> Tensor:
+        return _ATTEND(self, *change(self.of, q, k, v), *more, **named)
 
     patch.setattr(AttentionCore, "__init__", init)
     patch.setattr(Attend, "forward", forward)
@@ -117,8 +117,8 @@ def scale_of_the_keys_for_queries(patch: pytest.MonkeyPatch) -> None:
 def queries_cast_at_a_scale_of_one(patch: pytest.MonkeyPatch) -> None:
     before = AttentionCore.__init__
 
-    def init(self: AttentionCore, *args: Any) -> None:
-        before(self, *args)
+    def init(self: AttentionCore, *args: Any, **named: Any) -> None:
+        before(self, *args, **named)
         object.__setattr__(self.queries, "at_one", True)
 
     patch.setattr(AttentionCore, "__init__", init)

@@ -54,7 +54,7 @@ def findings(rows: list[Measured]) -> dict[str, str]:
     """Return by site, without its layer, the words of the first layer that is red there."""
     listed: dict[str, str] = {}
     for row in rows:
-        leaf = re.split(r"\.(?:self_attn|mixer)\.", row.site)[1]
+        leaf = re.split(r"\.(?:self_attn|mixer|mamba|linear_attn|conv)\.", row.site)[1]
         wrong = [held.about for held in row.conformance if held.share]
         value = row.value("relative_mse@worst_token")
         if row.scope == "isolated" and not (value is not None and value <= row.floor):

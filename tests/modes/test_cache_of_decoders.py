@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from qgate import QgateError, models, modes
 from qgate.gate.measuring.cache_rows import cache_rows
 from qgate.gate.measuring.cache_traces import RunTraces
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.models import Model
+from qgate.modes.attention.core import AttentionCore
+from qgate.modes.attention.planning import CachedAttention
 from tests.gate.test_cache_faults import findings
 from tests.shares import share
 
@@ -21,6 +25,8 @@ SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
+WINDOWED = ("Mistral", "Mixtral", "Qwen2-windowed")
+DECODERS = ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", *WINDOWED)
 MODES = ("kv-fp8", "kv-fp8-prerope", "kv-int8", "kv-mxfp4", "attn-fp8-head")
 
 
@@ -44,13 +50,28 @@ def load(path: Path) -> Model:
     return models.load(f"hf:{path}", name="decoder", sampling=sampling)
 
 
+def decoder(path: Path, kind: str) -> Model:
+    """Return a decoder; those with windows see 40 tokens, Qwen2 in one layer of two."""
+    kind, _, is_windowed = kind.partition("-")
+    more: dict[str, Any] = {"sliding_window": 40} if kind in WINDOWED else {}
+    if is_windowed:
+        more |= {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
+    if kind.startswith("Qwen3"):
+        more |= {"head_dim": 16}
+    if kind == "Qwen3Moe":
+        more |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    if kind == "Mixtral":
+        more |= {"num_local_experts": 4}
+    return load(folder(path, kind, **more))
+
+
 @share(6)
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2"])
+@pytest.mark.parametrize("kind", DECODERS)
 def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
-    more = {"sliding_window": None} if kind == "Mistral" else {}
-    model = load(folder(tmp_path, kind, **more))
+    model = decoder(tmp_path, kind)
+    names = MODES[:-1] if kind in WINDOWED else MODES
     scales = modes.measure(model, modes.CalibrationSettings())
-    for name in MODES:
+    for name in names:
         mode = modes.find_mode(name, "other")
         given = scales if mode.calibrated else None
         quantized = modes.apply(mode, model, given)
@@ -65,15 +86,132 @@ def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
         assert len({row.site for row in rows if ":decode" in row.site}) == 2
 
 
+def reference(model: Model, ids: Tensor) -> Tensor:
+    """Return logits of transformers' own attention over keys and values that are rounded.
+
+    Written out: an int8 scale for all heads of a token, as its cache would store them.
+    """
+
+    def rounded(x: Tensor) -> Tensor:
+        scales = x.abs().amax((1, 3), keepdim=True) / 127
+        return (x / scales).round() * scales
+
+    def rounding(update: Any) -> Any:
+        return lambda keys, values, *more: update(rounded(keys), rounded(values), *more)
+
+    network: Any = model.module
+    cache = transformers.DynamicCache(config=network.config)
+    for layer in cache.layers:
+        layer.update = rounding(layer.update)
+    with torch.no_grad():
+        tokens = [network(ids[:, t : t + 1], past_key_values=cache) for t in range(ids.shape[1])]
+    return torch.cat([token.logits for token in tokens], 1)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_a_mode_decodes_as_transformers_with_a_rounded_cache(kind: str, tmp_path: Path) -> None:
+    model = decoder(tmp_path, kind)
+    network: Any = modes.apply(modes.find_mode("kv-int8", "other"), model).model.module
+    ids = torch.cat([sample[:, :64] for sample in model.inputs])
+    expected = reference(model, ids)
+    with torch.no_grad():
+        whole, plain = network(ids).logits, model.module(ids).logits
+        cache, parts = None, []
+        for part in ids.split([30, 1, 1, 32], 1):
+            result = network(part, past_key_values=cache, use_cache=True)
+            cache = copy.deepcopy(result.past_key_values)
+            parts.append(result.logits)
+    lost = float((expected - plain).norm() / plain.norm())
+    for actual in (whole, torch.cat(parts, 1)):
+        distances = (actual - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert float(distances.quantile(0.5)) < 0.01 * lost
+        assert float(distances.max()) < lost
+
+
+def test_padding_and_foreign_caches_are_refused(tmp_path: Path) -> None:
+    model = decoder(tmp_path, "Qwen3")
+    network: Any = modes.apply(modes.find_mode("kv-int8", "other"), model).model.module
+    ids = model.inputs[0]
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        assert torch.equal(network(ids, attention_mask=mask).logits, network(ids).logits)
+        mask[:, :9] = 0
+        with pytest.raises(QgateError, match="texts without padding"):
+            network(ids, attention_mask=mask)
+        foreign = model.module(ids, use_cache=True).past_key_values
+        with pytest.raises(QgateError, match="a cache of 80 tokens has 0 that this mode stored"):
+            network(ids[:, :1], past_key_values=foreign)
+
+
+def test_gradients_go_through_a_cache_mode(tmp_path: Path) -> None:
+    model = decoder(tmp_path, "Qwen3")
+    network = modes.apply(modes.find_mode("kv-int8", "other"), model).model.module
+    weight = model.module.get_parameter("model.layers.0.self_attn.k_proj.weight")
+
+    def gradient(of: Any) -> Tensor:
+        return torch.autograd.grad(of(model.inputs[0]).logits.square().sum(), weight)[0].flatten()
+
+    assert 0.9 < float(torch.cosine_similarity(gradient(network), gradient(model.module), 0)) < 1
+
+
+@pytest.mark.parametrize("step", [-1, 1])
+def test_a_window_that_is_off_by_one_is_named(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = decoder(tmp_path, "Mistral")
+    visible = AttentionCore.visible
+
+    def off(self: AttentionCore, *args: Any) -> Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(self, "window", self.window + step)
+            return visible(self, *args)
+
+    quantized = modes.apply(modes.find_mode("kv-int8", "other"), model)
+    run = RunTraces(quantized)
+    monkeypatch.setattr(AttentionCore, "visible", off)
+    red = findings(cache_rows(quantized, model, run, ModelSites({}, lambda _site: "")))
+    words = f"the sliding window is one token {'short' if step < 0 else 'long'}"
+    assert any(words in text for text in red.values()), red
+    with torch.no_grad(), pytest.raises(QgateError, match="masks of nothing but later tokens"):
+        quantized.model(model.inputs[0])
+
+
+@pytest.mark.parametrize("leaf", ["q_norm", "k_norm"])
+def test_a_norm_that_is_left_out_is_red(
+    leaf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = decoder(tmp_path, "Qwen3")
+    project = CachedAttention._project
+
+    def forgotten(self: Any, side: str, hidden: Tensor) -> Tensor:
+        monkeypatch.setitem(self.leaves, leaf[0], f"{leaf[0]}_proj")
+        return project(self, side, hidden)
+
+    monkeypatch.setattr(CachedAttention, "_project", forgotten)
+    network: Any = modes.apply(modes.find_mode("kv-int8", "other"), model).model.module
+    ids = model.inputs[0][:, :40]
+    with torch.no_grad():
+        actual, expected = network(ids).logits, reference(model, ids)
+    assert float((actual - expected).norm() / expected.norm()) > 0.05
+
+
+def test_a_model_whose_caches_are_reached_in_part_is_refused(tmp_path: Path) -> None:
+    model = decoder(tmp_path, "Llama")
+    config = transformers.GemmaConfig(**SIZES, head_dim=16)
+    kind = type(transformers.GemmaForCausalLM(config).model.layers[0].self_attn)
+    model.module.model.layers[1].self_attn = kind(config, 1)  # type: ignore[union-attr, operator, index]
+    with pytest.raises(QgateError, match="but caches of GemmaAttention: these modes are for"):
+        modes.apply(modes.find_mode("kv-int8", "other"), model)
+
+
 def test_what_is_not_plain_attention_is_refused(tmp_path: Path) -> None:
     scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
-    windowed = folder(tmp_path / "a", "Mistral", sliding_window=16)
-    turned = folder(tmp_path / "b", "Llama", rope_parameters=scaled)
-    other = folder(tmp_path / "c", "Qwen3", head_dim=16)
-    for path, words in (
-        (windowed, "has a sliding window"),
-        (turned, "has rotary positions of type 'linear'"),
-        (other, "has no attention whose cache can be quantized"),
-    ):
+    cases = (
+        (folder(tmp_path / "b", "Llama", rope_parameters=scaled), "kv-int8", "of type 'linear'"),
+        (folder(tmp_path / "c", "Gemma"), "kv-int8", "can be quantized, but caches of GemmaAtt"),
+        (folder(tmp_path / "a", "Mistral", sliding_window=16), "attn-int8", "a sliding window"),
+        (tmp_path / "a", "kv-mxfp4", "the last 32 tokens stay as they are.* see 16 at most"),
+    )
+    for path, name, words in cases:
         with pytest.raises(QgateError, match=words):
-            modes.apply(modes.find_mode("kv-int8", "other"), load(path))
+            modes.apply(modes.find_mode(name, "other"), load(path))

@@ -358,7 +358,7 @@ def test_choices_that_make_no_sense_are_refused(make: Any, words: str) -> None:
 
 def test_models_without_states_are_refused(model: Model) -> None:
     mode = modes.find_mode("state-bf16", "mamba")
-    with pytest.raises(QgateError, match="tiny-llama: it is for Mamba models"):
+    with pytest.raises(QgateError, match="tiny-llama has no recurrent state that can be"):
         modes.apply(mode, models.load("tiny-llama"))
     other = Model(torch.nn.Linear(4, 4), [torch.ones(1, 4)], "plain", bases=model.bases)
     with pytest.raises(QgateError, match="plain has no recurrent state that can be quantized"):

@@ -20,7 +20,7 @@ from torch import Tensor
 from qgate.capture import Capture, run
 from qgate.gate.measured import Measured
 from qgate.gate.measuring import late
-from qgate.gate.measuring.call_arguments import arguments_of
+from qgate.gate.measuring.call_arguments import arguments_of, takes_several
 from qgate.gate.measuring.canary import BROKEN, HEALTHY, quantized_outputs
 from qgate.gate.measuring.compared_sites import (
     backward_sites,
@@ -353,8 +353,8 @@ class Bench(LoadedModel):
         blocks = [site for site in inputs if site.is_block]
         alone = [s for s in inputs if s.module in modules]
         flowing = flow(true, {*sites, *blocks, *alone, *linear_weights(base)}, sample)
-        attending = [] if quantized.mode.own else [s.module for s in alone if s.kind == "attention"]
-        whole = arguments_of(true, attending, sample) if attending else {}
+        several_inputs = [s.module for s in alone if takes_several(true, s)]
+        whole = {} if quantized.mode.own else arguments_of(true, several_inputs, sample)
         actual = fed(quantized, sites, sample, flowing, alone, whole)
         ideal = IdealErrors(quantizers={e.site: e.does for e in quantized.plan.entries})
         if by_fp32:

@@ -224,6 +224,14 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
         yield "the sinks are quantized, they stay as they are", exact_with(sinks=0)
         for step, words in ((-1, "one sink is missing"), (1, "one sink too many is kept")):
             yield words, exact_with(sinks=choices.sinks + step)
+    if window := expected.of.window:
+        for step, words in ((-1, "one token short"), (1, "one token long")):
+            seen = expected.context_of(keys, values, exact, window=window + step)
+            yield f"the sliding window is {words}", seen
+        yield (
+            "no sliding window ends what queries see",
+            expected.context_of(keys, values, exact, window=length),
+        )
     inside = np.zeros((length, length), bool)
     start = 0
     for count in expected.trace.chunks:

@@ -30,6 +30,7 @@ class CacheDefinition:
     choices: AttentionChoices
     rope_base: float
     calibrated: Mapping[str, float]
+    window: int = 0
 
     def ranges(self, side: str, heads: int) -> list[float]:
         """Return the calibrated ranges of keys or values: one, or one per head."""
@@ -62,6 +63,8 @@ class ExpectedTrace:
         self.exact_keys = of.turned(self.keys)
         self.exact = definition.exact_mask(of.choices, trace.length)
         self.visible = np.tril(np.ones_like(self.exact))
+        if of.window:
+            self.visible &= ~np.tril(self.visible, -of.window)
 
     @cached_property
     def sources(self) -> dict[str, Floats]:
@@ -122,10 +125,13 @@ class ExpectedTrace:
         *,
         scaling: float | None = None,
         last: int = 0,
+        window: int | None = None,
     ) -> Floats:
-        """Return the scores over other keys and exact tokens."""
+        """Return the scores over other keys, exact tokens and window."""
         exact = self.exact if exact is None else exact
-        return definition.scores(self.read("queries"), keys, self.exact_keys, exact, scaling, last)
+        window = self.of.window if window is None else window
+        queries = self.read("queries")
+        return definition.scores(queries, keys, self.exact_keys, exact, scaling, last, window)
 
     @cached_property
     def weights(self) -> Floats:
@@ -153,9 +159,10 @@ class ExpectedTrace:
         *,
         scaling: float | None = None,
         last: int = 0,
+        window: int | None = None,
     ) -> Floats:
-        """Return the context over other keys, values and exact tokens."""
-        scores = self.scores_of(keys, exact, scaling=scaling, last=last)
+        """Return the context over other keys, values, exact tokens and window."""
+        scores = self.scores_of(keys, exact, scaling=scaling, last=last, window=window)
         return definition.context(definition.softmax(scores), values, self.values, exact)
 
     @cached_property
@@ -188,7 +195,8 @@ class ExpectedTrace:
     @cached_property
     def _moved_scores(self) -> Floats:
         queries, keys = moved(self.read("queries")), moved(self.read("keys"))
-        return definition.scores(queries, keys, moved(self.exact_keys), self.exact)
+        exact_keys, window = moved(self.exact_keys), self.of.window
+        return definition.scores(queries, keys, exact_keys, self.exact, window=window)
 
     def _limit(self, shifted: Floats, right: Floats) -> float:
         sensitivity = math.sqrt(float(row_errors(shifted, right).max())) / STEP

@@ -71,11 +71,12 @@ def served_traces(quantized: Quantized, base: Model) -> Iterator[CacheTrace]:
     requests = several(base.inputs)
     requests = requests[:, :TOKENS] if is_text(requests) else requests
     attentions = attentions_of(quantized)
-    names = {f"{at}.{leaf}_proj" for at in attentions for leaf in "qkv"}
+    names = {f"{at}.{leaf}" for at, of in attentions.items() for leaf in of.leaves.values()}
     sites = [site for site in base.sites() if site.module in names and site.port == "output"]
     flowing = flow(base, sites, requests)
     for at, attention in attentions.items():
-        sides = [attention.per_head(flowing[f"{at}.{leaf}_proj:output"]) for leaf in "qkv"]
+        leaves = attention.leaves.values()
+        sides = [attention.per_head(flowing[f"{at}.{leaf}:output"]) for leaf in leaves]
         cache = QuantizedCache(attention.core)
         length = sides[0].shape[2]
         # Another request: the same texts, one row further and backwards.
@@ -224,7 +225,7 @@ class RunTraces:
         hooks.add(attention, None, finish)
         # The arguments of an attention may be named; those of its projections are not.
         hooks.add(attention.q_proj, begin)
-        for leaf in "qkv":
-            hooks.add(attention.get_submodule(f"{leaf}_proj"), None, take(leaf))
+        for side, leaf in attention.leaves.items():
+            hooks.add(attention.get_submodule(leaf), None, take(side))
         tapped.watch(hooks)
         hooks.add(attention.o_proj, output)

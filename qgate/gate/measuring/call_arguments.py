@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.hooks.module_hooks import ModuleHooks
-from qgate.models import Model
+from qgate.models import Model, Site
 from qgate.models.rows import map_tensors
 
 
@@ -37,7 +38,14 @@ def _in_dtype_of(given: Any, value: Any) -> Any:
     return value.to(given.dtype) if is_cast else value
 
 
-def arguments_of(model: Model, modules: Iterable[str], sample: Any) -> dict[str, CallArguments]:
+def takes_several(model: Model, site: Site) -> bool:
+    """Tell if a module reads more than its first input, as attention and norms with a gate do."""
+    if site.kind != "norm":
+        return site.kind == "attention"
+    return len(inspect.signature(model.module.get_submodule(site.module).forward).parameters) > 1
+
+
+def arguments_of(model: Model, modules: Collection[str], sample: Any) -> dict[str, CallArguments]:
     """Record the arguments of the first calls of modules in one pass of a sample."""
     recorded: dict[str, CallArguments] = {}
 
@@ -50,5 +58,6 @@ def arguments_of(model: Model, modules: Iterable[str], sample: Any) -> dict[str,
     with ModuleHooks() as hooks, torch.no_grad():
         for name in modules:
             hooks.add(model.module.get_submodule(name), recorder(name))
-        model.outputs(sample)
+        if modules:
+            model.outputs(sample)
     return recorded

@@ -33,7 +33,8 @@ def mode_scope(bench: Bench, quantized: Quantized) -> ModeScope:
         }
     layers = quantized.model.layers
     first = {site.module for site in base.sites()}
-    if quantized.mode.attention is not None:
+    if quantized.mode.attention is not None or quantized.mode.states is not None:
+        # Caches and states are no modules of the reference.
         first |= modules.keys()
     later = _passed_later(base, modules.keys() - first)
     modules = {name: unit_of for name, unit_of in modules.items() if name in first | later}

@@ -18,6 +18,7 @@ from qgate.models.sites import Site
 from qgate.modes import Quantized
 from qgate.modes.simulated.mixer import SimulatedMixer
 from qgate.modes.simulated.products import FloatLinear, IntLinear, SplitLinear
+from qgate.modes.states.mixers import named_mixers
 
 Tensors = Mapping[str, list[Tensor]]
 _PARAMETERS = ("A_log", "D", "dt_bias")
@@ -103,7 +104,7 @@ def _rules(quantized: Quantized, base: Model, meant: Quantized) -> SegmentView:
         }
     if mode.states is not None:
         # Held by the definition of what follows from stored states.
-        silent = {f"{entry.site.partition(':')[0]}:output" for entry in quantized.plan.entries}
+        silent = {reader for m in named_mixers(quantized.model) for reader in m.readers.values()}
     if mode.own and not quantized.model.sites():
         left_out["*"] = (
             f"mode {mode.name} has no module of the reference: its outputs are held by their "

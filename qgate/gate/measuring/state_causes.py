@@ -71,7 +71,7 @@ def _scale_candidates(expected: ExpectedState) -> Iterator[Candidate]:
     if of.choice.share == "token":
         yield "has the scale of the first token", _of_first(source, of.choice)
         if source.ndim == 4:
-            for words, turn in _other_channels(axis):
+            for words, turn in _other_channels(axis, expected.heads):
                 yield words, _token_scaled(source, of.choice, turn)
             scaled = _token_scaled(source, of.choice, lambda x: x.max(axis, keepdims=True))
             yield "has one scale for all channels", scaled
@@ -83,7 +83,7 @@ def _scale_candidates(expected: ExpectedState) -> Iterator[Candidate]:
 
     words = "has a scale of 1, the calibrated one is forgotten"
     yield words, with_ranges(np.full_like(ranges, largest_value(of.choice.format)))
-    for words, turn in _other_channels(0):
+    for words, turn in _other_channels(0, expected.heads):
         yield words, with_ranges(turn(ranges))
     yield "has one scale for all channels", with_ranges(np.full_like(ranges, ranges.max()))
     for site in _other_sites(expected):
@@ -92,9 +92,17 @@ def _scale_candidates(expected: ExpectedState) -> Iterator[Candidate]:
         yield f"has {words} its scale", with_ranges(ranges * factor)
 
 
-def _other_channels(axis: int) -> Iterator[tuple[str, Callable[[Floats], Floats]]]:
-    yield "has the scale of another channel", lambda x: np.roll(x, 1, axis)
-    yield "has the scale of another channel", lambda x: np.roll(x, -1, axis)
+def _other_channels(axis: int, heads: int) -> Iterator[tuple[str, Callable[[Floats], Floats]]]:
+    def moved(channels: int) -> Callable[[Floats], Floats]:
+        return lambda x: np.roll(x, channels, axis)
+
+    def moved_heads(count: int) -> Callable[[Floats], Floats]:
+        return lambda x: np.roll(x, count * x.shape[axis] // heads, axis)
+
+    for step in (1, -1):
+        yield "has the scale of another channel", moved(step)
+    for step in (1, -1) if heads > 1 else ():
+        yield "has the scale of another head", moved_heads(step)
     yield "has the scale of another channel", lambda x: np.flip(x, axis)
 
 
@@ -178,6 +186,8 @@ def _before(expected: ExpectedState) -> Iterator[Candidate]:
         words = "the first token reads the state of the request before"
         yield words, after(actual, begin=expected.earlier)
     yield "tokens read the state before it is rounded", after(source)
+    words = "the state is stored after it decays, and before its token is added"
+    yield words, expected.states_stored_early()
     yield "tokens read the state of two tokens ago: it is one token late", after(actual, 2)
     yield "tokens read the state rounded to bf16", after(quantize(actual, _BF16))
     if expected.of.choice.remainder:

@@ -14,10 +14,9 @@ from qgate.expected.noise import FUNCTION_ROUNDINGS, MARGIN
 from qgate.formats.options import Floats
 from qgate.gate.measuring.cache_checks import STEP, UNIT, array, moved, row_errors
 from qgate.gate.measuring.state_traces import StateTrace
-from qgate.models.mamba.network import MambaMixer
 from qgate.modes.states import definition
 from qgate.modes.states.choices import StateChoice
-from qgate.modes.states.ranges import state_site
+from qgate.modes.states.recurrences import RECURRENCES, Recurrence
 
 Change = Callable[[Floats], Floats]
 
@@ -28,21 +27,18 @@ def unchanged(x: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class StateDefinition:
-    """Definition of the stored states of one mixer: choices, ranges, and parameters.
+    """Definition of the stored states of one mixer: choices and ranges.
 
     ranges  of every site of the model, by name
+    kind    of the scan
     """
 
-    at: str
+    site: str
     side: str
     choice: StateChoice
     seed: int
     ranges: Mapping[str, Floats]
-    mixer: MambaMixer
-
-    @property
-    def site(self) -> str:
-        return state_site(self.at, self.side)
+    kind: str
 
     def stored(
         self,
@@ -67,7 +63,11 @@ class ExpectedState:
     def __init__(self, trace: StateTrace, of: StateDefinition, like: ExpectedState | None) -> None:
         """`like` has served the same inputs in another way: the same sources are stored alike."""
         self.trace, self.of = trace, of
-        self.inputs = {port: array(x) for port, x in trace.inputs.items()}
+        self.inputs = {port: array(x) for port, x in trace.inputs.tokens.items()}
+        self.constants = {
+            name: array(x) if isinstance(x, torch.Tensor) else x
+            for name, x in trace.inputs.constants.items()
+        }
         self.source, self.actual = (array(torch.cat(x)) for x in (trace.sources, trace.stored))
         self._like = like
 
@@ -114,7 +114,7 @@ class ExpectedState:
 
     @cached_property
     def weight(self) -> Floats:
-        return array(self.of.mixer.conv1d.weight)[:, 0]
+        return np.asarray(self.constants["weight"])[:, 0]
 
     def input(self, port: str) -> Floats:
         """Return an input at the tokens that are held."""
@@ -136,19 +136,30 @@ class ExpectedState:
     # The scan -------------------------------------------------------------------------------------
 
     @cached_property
-    def parameters(self) -> dict[str, Floats | None]:
-        mixer = self.of.mixer
-        bias = mixer.dt_proj.bias
-        return {
-            "A": -np.exp(array(mixer.A_log)), "D": array(mixer.D),
-            "bias": None if bias is None else array(bias),
-        }  # fmt: skip
+    def recurrence(self) -> Recurrence:
+        return RECURRENCES[self.of.kind](self.constants)
+
+    @cached_property
+    def now(self) -> dict[str, Floats]:
+        """Inputs at the tokens that are held."""
+        return {port: self.input(port) for port in self.inputs}
 
     def states_after(self, before: Floats, change: Change = unchanged) -> Floats:
         """Return the states that follow from those before; `change` moves all numbers."""
-        delta = definition.step_sizes(self.input("dt"), self.parameters["bias"])
-        parts = [before, delta, self.parameters["A"], self.input("B"), self.input("u")]
-        return definition.next_states(*(change(part) for part in parts))  # type: ignore[arg-type]
+        parts = [before, *self.recurrence.steps(self.now)]
+        return self.recurrence.next(*(change(part) for part in parts))
+
+    def states_stored_early(self) -> Floats:
+        """Return what is cast where states are stored after they decay and take nothing new yet."""
+        parts, next_of = self.recurrence.steps(self.now), self.recurrence.next
+        full = next_of(self.actual[self.places], *self.recurrence.takes(parts))
+        before = np.concatenate([np.zeros_like(full[:1]), full[:-1]])
+        return next_of(before, *self.recurrence.decays(parts))
+
+    @cached_property
+    def heads(self) -> int:
+        """Heads that the channels of a state belong to."""
+        return self.recurrence.heads(self.inputs) if self.of.side == "ssm" else 1
 
     @cached_property
     def states(self) -> Floats:
@@ -165,8 +176,8 @@ class ExpectedState:
 
     def outputs_of(self, states: Floats, change: Change = unchanged) -> Floats:
         """Return the outputs of states."""
-        parts = [states, self.input("C"), self.parameters["D"], self.input("u"), self.input("z")]
-        return definition.outputs(*(change(part) for part in parts))  # type: ignore[arg-type]
+        parts = [states, *self.recurrence.reads(self.now)]
+        return self.recurrence.read(*(change(part) for part in parts))
 
     # The convolution ------------------------------------------------------------------------------
 
@@ -183,12 +194,12 @@ class ExpectedState:
         """Return the convolution over what is kept, perhaps late, or in the opposite order."""
         now = self.input("input") if now is None else now
         earlier = [self.kept(stored, back + late, begin) for back in range(1, self.weight.shape[1])]
-        bias = self.of.mixer.conv1d.bias
+        bias = self.constants["bias"]
         parts = [*(earlier if is_turned else earlier[::-1]), now]
         return definition.convolved(
             [change(part) for part in parts],
             change(self.weight),
-            None if bias is None else change(array(bias)),
+            None if bias is None else change(bias),
         )
 
     # Both -----------------------------------------------------------------------------------------

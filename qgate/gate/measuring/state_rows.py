@@ -20,7 +20,8 @@ from qgate.gate.measuring.state_checks import ExpectedState, StateDefinition
 from qgate.gate.measuring.state_traces import StateRunTraces, served_traces
 from qgate.models import Model
 from qgate.modes import Quantized
-from qgate.modes.states.ranges import named_mixers, state_ranges, state_site
+from qgate.modes.states.mixers import named_mixers
+from qgate.modes.states.ranges import state_ranges
 
 
 def state_rows(
@@ -33,23 +34,25 @@ def state_rows(
     choices = quantized.mode.states
     assert choices is not None
     measured = state_ranges(base) if choices.is_static else {}
-    mixers = dict(named_mixers(base))
-    names = [state_site(at, side) for at in mixers for side in choices.chosen]
+    mixers = named_mixers(quantized.model)
+    pairs = [(mixer, side) for mixer in mixers for side in choices.chosen if side in mixer.leaves]
+    names = [mixer.site(side) for mixer, side in pairs]
     # Names of sites without ranges are candidates for random numbers.
     ranges = {name: array(measured[name]) if name in measured else np.ones(1) for name in names}
     traces = [trace for listed in served_traces(quantized, base) for trace in listed]
     rows = []
-    for at, mixer in mixers.items():
-        for side, choice in choices.chosen.items():
-            of = StateDefinition(at, side, choice, choices.seed, ranges, mixer)
-            expected: list[ExpectedState] = []
-            for trace in (*traces, *run.traces):
-                if (trace.at, trace.side) == (at, side):
-                    expected.append(ExpectedState(trace, of, expected[0] if expected else None))
-            module = of.site.partition(":")[0]
-            before = sites.place(f"{module}:{'u' if side == 'ssm' else 'input'}")
-            rows.append(_stored_row(of, expected, before, sites))
-            rows += [_read_row(e, module, sites) for e in expected]
+    for mixer, side in pairs:
+        kind = mixer.part(side).kind if side == "ssm" else ""
+        choice, site = choices.chosen[side], mixer.site(side)
+        of = StateDefinition(site, side, choice, choices.seed, ranges, kind)
+        expected: list[ExpectedState] = []
+        for trace in (*traces, *run.traces):
+            if (trace.at, trace.side) == (mixer.at, side):
+                expected.append(ExpectedState(trace, of, expected[0] if expected else None))
+        port = mixer.part(side).ports[0]
+        module, after = mixer.name(side), sites.place(mixer.readers[side])
+        rows.append(_stored_row(of, expected, sites.place(f"{module}:{port}") or after, sites))
+        rows += [_read_row(e, module, after, sites) for e in expected]
     return rows
 
 
@@ -103,9 +106,9 @@ def _source_fault(expected: ExpectedState) -> str:
     return ""
 
 
-def _read_row(expected: ExpectedState, module: str, sites: ModelSites) -> Measured:
+def _read_row(expected: ExpectedState, module: str, order: int, sites: ModelSites) -> Measured:
     """Return the distance of states and outputs from what follows of the states stored before."""
-    trace, order = expected.trace, sites.place(f"{module}:output")
+    trace = expected.trace
     site = f"{module}:{'output' if trace.way == RUN else trace.way}"
     output = trace.output
     assert output is not None

@@ -7,7 +7,8 @@ as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,29 +17,26 @@ import torch
 from torch import Tensor, nn
 
 from qgate.gate.measuring.cache_traces import RUN, ways
-from qgate.gate.measuring.passes import flow
 from qgate.gate.measuring.segment_probes import several
 from qgate.hooks import ModuleHooks
 from qgate.models import Model
-from qgate.models.mamba.network import MambaMixer
+from qgate.models.mamba.scanning import ScanResult
 from qgate.models.mamba.state import MixerState
 from qgate.modes import Quantized
-from qgate.modes.states.ranges import named_mixers
+from qgate.modes.states.mixers import StateInputs, StateMixer, given_to, named_mixers
 
 TOKENS = 41
 """Tokens of each request: no multiple of a chunk."""
 _CHUNKS = (16, 8, 1, 16)
 _FIRST, _LAST = 24, 8
 """Tokens of a free run that are held: the first and the last ones."""
-INPUTS = {"conv": ("input",), "ssm": ("u", "dt", "B", "C", "z")}
-_PARTS = {"conv": "conv1d", "ssm": "scan"}
 
 
 @dataclass
 class StateTrace:
     """One state of one mixer, and one way to serve it. All begins with (tokens, batch, …).
 
-    inputs   what the module was given, by port
+    inputs   what the module was given
     tokens   numbers of the tokens whose states were taken
     sources  what was cast after each of these tokens, and `stored` what was made of it
     output   what the module returned
@@ -49,7 +47,7 @@ class StateTrace:
     side: str
     way: str
     chunks: Sequence[int]
-    inputs: dict[str, Tensor] = field(default_factory=dict)
+    inputs: StateInputs = field(default_factory=lambda: StateInputs({}, {}))
     tokens: list[int] = field(default_factory=list)
     sources: list[Tensor] = field(default_factory=list)
     stored: list[Tensor] = field(default_factory=list)
@@ -61,38 +59,26 @@ class StateTrace:
 def served_traces(quantized: Quantized, base: Model) -> Iterator[list[StateTrace]]:
     """Serve the reference's inputs in every way: per mixer one list, in the order of the ways."""
     requests = several(base.inputs)[:, :TOKENS]
-    mixers = dict(named_mixers(base))
-    names = {f"{at}.{part}" for at in mixers for part in _PARTS.values()}
-    ports = {port for listed in INPUTS.values() for port in listed}
-    sites = [site for site in base.sites() if site.module in names and site.port in ports]
-    flowing = flow(base, sites, requests)
-    for at in mixers:
-        mixer = quantized.model.module.get_submodule(at)
-        assert isinstance(mixer, MambaMixer)
-        inputs = {
-            side: {port: flowing[f"{at}.{_PARTS[side]}:{port}"] for port in listed}
-            for side, listed in INPUTS.items()
-        }
+    by_name = given_to(base, requests)
+    for mixer in named_mixers(quantized.model):
+        inputs = {side: by_name[mixer.name(side)] for side in mixer.leaves}
         yield [
             trace
             for way, chunks in ways(requests.shape[1], _CHUNKS).items()
-            for trace in _served(quantized, at, mixer, inputs, way, chunks)
+            for trace in _served(quantized, mixer, inputs, way, chunks)
         ]
 
 
 def _served(
     quantized: Quantized,
-    at: str,
-    mixer: MambaMixer,
-    given: dict[str, dict[str, Tensor]],
+    mixer: StateMixer,
+    given: Mapping[str, StateInputs],
     way: str,
     chunks: list[int],
 ) -> list[StateTrace]:
     cache, length = MixerState(), sum(chunks)
     # Another request: the same texts, one row further and backwards.
-    before = {
-        side: {port: x.roll(1, 0).flip(1) for port, x in of.items()} for side, of in given.items()
-    }
+    before = {side: of.changed(lambda x: x.roll(1, 0).flip(1)) for side, of in given.items()}
     _serve(mixer, before, [length], cache)
     earlier = {
         "conv": None if cache.conv is None else cache.conv.transpose(0, 1).clone(),
@@ -100,41 +86,51 @@ def _served(
     }
     cache.reset()
     assert quantized.mode.states is not None
-    traces = [StateTrace(at, side, way, chunks) for side in quantized.mode.states.chosen]
+    sides = [side for side in quantized.mode.states.chosen if side in mixer.leaves]
+    traces = [StateTrace(mixer.at, side, way, chunks) for side in sides]
     with ModuleHooks() as hooks:
         for trace in traces:
             _watch_store(hooks, mixer, trace, None)
         outputs = _serve(mixer, given, chunks, cache)
     for trace in traces:
-        trace.inputs = {port: x.transpose(0, 1) for port, x in given[trace.side].items()}
+        _take_inputs(trace, mixer, given[trace.side])
         trace.output, trace.earlier = outputs[trace.side].transpose(0, 1), earlier[trace.side]
     return traces
 
 
+def _take_inputs(trace: StateTrace, mixer: StateMixer, given: StateInputs) -> None:
+    """Keep the inputs and the constants."""
+    part = mixer.part(trace.side)
+    # A convolution of qgate's own has its weight; those in reach are given it.
+    own = {"bias": getattr(part, "bias", None), **dict(part.named_parameters())}
+    tokens = {port: x.transpose(0, 1) for port, x in given.tokens.items()}
+    trace.inputs = StateInputs(tokens, {**own, **given.constants})
+
+
 def _serve(
-    mixer: MambaMixer, given: dict[str, dict[str, Tensor]], chunks: list[int], cache: MixerState
+    mixer: StateMixer, given: Mapping[str, StateInputs], chunks: list[int], cache: MixerState
 ) -> dict[str, Tensor]:
     """Return what convolution and scan make of their inputs, chunk by chunk."""
-    start = 0
-    outputs: dict[str, list[Tensor]] = {"conv": [], "ssm": []}
-    for count in chunks:
+    outputs: dict[str, list[Tensor]] = {side: [] for side in given}
+    for start, count in zip(itertools.accumulate([0, *chunks]), chunks, strict=False):
         part = slice(start, start + count)
-        now = {side: {port: x[:, part] for port, x in of.items()} for side, of in given.items()}
-        outputs["conv"].append(mixer.conv1d(now["conv"]["input"], cache))
-        scanned = mixer.scan(
-            **now["ssm"], A_log=mixer.A_log, D=mixer.D, dt_bias=mixer.dt_proj.bias, cache=cache
-        )
-        outputs["ssm"].append(scanned.output)
+        for side, of in given.items():
+            now = StateInputs({port: x[:, part] for port, x in of.tokens.items()}, of.constants)
+            outputs[side].append(_output(now.to(mixer.part(side), cache=cache)))
         cache.length += count
-        start += count
     return {side: torch.cat(listed, 1) for side, listed in outputs.items()}
 
 
+def _output(result: Tensor | ScanResult) -> Tensor:
+    """Return the output of a convolution or a scan."""
+    return result.output if isinstance(result, ScanResult) else result
+
+
 def _watch_store(
-    hooks: ModuleHooks, mixer: MambaMixer, trace: StateTrace, taking: StateRunTraces | None
+    hooks: ModuleHooks, mixer: StateMixer, trace: StateTrace, taking: StateRunTraces | None
 ) -> None:
     """Take what is cast and what is stored; of some rows and tokens of a free run."""
-    store = mixer.get_submodule(f"{_PARTS[trace.side]}.store")
+    store = mixer.part(trace.side).store
 
     def after(_module: nn.Module, args: tuple[Any, ...], stored: Tensor) -> None:
         source, first = args
@@ -175,28 +171,27 @@ class StateRunTraces:
         """Take the tensors of the first pass inside."""
         choices = self.quantized.mode.states
         with ExitStack() as stack:
-            for at, mixer in named_mixers(self.quantized.model) if choices is not None else ():
+            for mixer in named_mixers(self.quantized.model) if choices is not None else ():
                 for side in choices.chosen if choices is not None else ():
-                    self._watch(stack.enter_context(ModuleHooks()), at, mixer, side)
+                    if side in mixer.leaves:
+                        self._watch(stack.enter_context(ModuleHooks()), mixer, side)
             yield
 
-    def _watch(self, hooks: ModuleHooks, at: str, mixer: MambaMixer, side: str) -> None:
-        trace = StateTrace(at, side, RUN, ())
+    def _watch(self, hooks: ModuleHooks, mixer: StateMixer, side: str) -> None:
+        trace = StateTrace(mixer.at, side, RUN, ())
 
         def before(_module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
-            given = {"input": args[0]} if side == "conv" else kwargs
-            inputs = {port: given[port].detach() for port in INPUTS[side]}
-            first = next(iter(inputs.values()))
+            inputs = mixer.inputs(side, args, kwargs)
+            first = next(iter(inputs.tokens.values()))
             self.length, self.rows = first.shape[1], sorted({0, len(first) - 1})
-            trace.inputs = {port: x[self.rows].transpose(0, 1) for port, x in inputs.items()}
+            _take_inputs(trace, mixer, inputs.changed(lambda x: x.detach()[self.rows]))
 
         def after(_module: nn.Module, _args: Any, result: Any) -> None:
-            output = result if side == "conv" else result.output
-            trace.output = output.detach()[self.rows].transpose(0, 1)
+            trace.output = _output(result).detach()[self.rows].transpose(0, 1)
             trace.chunks = (self.length,)
             self.traces.append(trace)
             # One pass is enough: the hooks would slow down the others.
             hooks.remove()
 
-        hooks.add(mixer.get_submodule(_PARTS[side]), before, after)
+        hooks.add(mixer.part(side), before, after)
         _watch_store(hooks, mixer, trace, self)

@@ -56,20 +56,27 @@ class CausalConv1d(nn.Conv1d):
     `store` returns what is kept of tokens for the later ones, given the number of the first.
     """
 
+    ports = ("input",)
+
     def __init__(self, channels: int, width: int, bias: bool) -> None:
         super().__init__(channels, channels, width, groups=channels, bias=bias)
         self.store: Store | None = None
 
-    def forward(self, x: Tensor, cache: MixerState | None = None) -> Tensor:
-        stored = x if self.store is None else self.store(x, 0 if cache is None else cache.length)
-        earlier = self.weight.shape[-1] - 1
-        if cache is None or cache.conv is None:
-            stored = pad(stored, (0, 0, earlier, 0))
-        else:
-            stored = torch.cat([cache.conv, stored], 1)
-        if cache is not None:
-            cache.conv = stored[:, stored.shape[1] - earlier :]
-        return causal_conv(x, self.weight, self.bias, stored)
+    def forward(self, input: Tensor, cache: MixerState | None = None) -> Tensor:
+        stored = stored_window(input, self.weight.shape[-1] - 1, self.store, cache)
+        return causal_conv(input, self.weight, self.bias, stored)
+
+
+def stored_window(x: Tensor, earlier: int, store: Store | None, cache: MixerState | None) -> Tensor:
+    """Return what is kept of inputs and of so many before them; a cache takes the last ones."""
+    stored = x if store is None else store(x, 0 if cache is None else cache.length)
+    if cache is None or cache.conv is None:
+        stored = pad(stored, (0, 0, earlier, 0))
+    else:
+        stored = torch.cat([cache.conv, stored], 1)
+    if cache is not None:
+        cache.conv = stored[:, stored.shape[1] - earlier :]
+    return stored
 
 
 def causal_conv(

@@ -47,6 +47,9 @@ class Scan(nn.Module):
     With `store` each token reads what that made of the state after the token before.
     """
 
+    kind = "mamba"
+    ports = ("u", "dt", "B", "C", "z")
+
     def __init__(self, order: Order = "loop") -> None:
         super().__init__()
         if order not in get_args(Order):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 
@@ -75,9 +76,10 @@ class AttentionCore(nn.Module):
         sides: Mapping[str, StoredSide],
         rope: Rope,
         scaling: float | None = None,
+        window: int = 0,
     ) -> None:
         super().__init__()
-        self.choices, self.rope = choices, rope
+        self.choices, self.rope, self.window = choices, rope, window
         self.keys, self.values = sides["keys"], sides["values"]
         self.queries, self.output = sides["queries"], sides["output"]
         self.attend = Attend(sides["weights"], scaling)
@@ -97,13 +99,18 @@ class AttentionCore(nn.Module):
         return self.output(self._attend(turned_queries, turned, stored_values, exact_keys, values))  # type: ignore[no-any-return]
 
     def decode(
-        self, queries: Tensor, keys: Tensor, values: Tensor, chunks: Sequence[int] | None = None
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        chunks: Sequence[int] | None = None,
+        cache: QuantizedCache | None = None,
     ) -> Tensor:
-        """Return the context of a text that the cache takes token by token, or in chunks.
+        """Return the context of a text that an empty cache takes token by token, or in chunks.
 
         Casts see each token by itself, so that those of a whole text are made at once.
         """
-        cache, length = self._own, queries.shape[2]
+        cache, length = cache or self._own, queries.shape[2]
         cache.reset()
         turned, sources = self.queries(self.rope(queries, 0)), self.sources(keys, 0)
         stored_keys, stored_values = self.keys(sources), self.values(values)
@@ -125,10 +132,20 @@ class AttentionCore(nn.Module):
         exact_keys: Tensor | None,
         exact_values: Tensor | None,
     ) -> Tensor:
+        count, length = queries.shape[2], keys.shape[2]
+        seen = {"visible": self.visible(count, length, keys.device)} if self.window else {}
         if not self.choices.keeps_some:
-            return self.attend(queries, keys, values)  # type: ignore[no-any-return]
-        exact = exact_mask(self.choices, queries.shape[2], keys.shape[2], keys.device)
-        return self.attend(queries, keys, values, exact_keys, exact_values, exact)  # type: ignore[no-any-return]
+            return self.attend(queries, keys, values, **seen)  # type: ignore[no-any-return]
+        exact = exact_mask(self.choices, count, length, keys.device)
+        return self.attend(queries, keys, values, exact_keys, exact_values, exact, **seen)  # type: ignore[no-any-return]
+
+    def visible(self, count: int, length: int, device: torch.device) -> Tensor:
+        """Return which of `length` tokens each of the last `count` queries sees."""
+        visible = causal_mask(count, length, device)
+        if self.window:
+            queries = torch.arange(length - count, length, device=device).unsqueeze(1)
+            visible &= torch.arange(length, device=device) > queries - self.window
+        return visible
 
 
 class QuantizedCache:
@@ -145,6 +162,12 @@ class QuantizedCache:
     @property
     def core(self) -> AttentionCore:
         return self._core[0]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> QuantizedCache:
+        """Copy the tokens; an attention has its casts once."""
+        copied = QuantizedCache(self.core)
+        copied._length, copied._memory = self._length, copy.deepcopy(self._memory, memo)
+        return copied
 
     @property
     def length(self) -> int:

@@ -89,17 +89,20 @@ def scores(
     exact: np.ndarray,
     scaling: float | None = None,
     last: int = 0,
+    window: int = 0,
 ) -> Floats:
-    """Return what softmax reads, (batch, heads, queries, tokens); -inf of tokens not yet seen.
+    """Return what softmax reads, (batch, heads, queries, tokens); -inf of tokens that are not seen.
 
-    A query sees the tokens up to its own, or `last` after it. keys are read from the cache, the
-    exact ones where `exact` is true; all are turned.
+    A query sees the tokens up to its own, or `last` after it: so many as `window` says, 0 for all.
+    keys are read from the cache, the exact ones where `exact` is true; all are turned.
     """
     batch, heads, tokens, width = queries.shape
     shared = heads // keys.shape[1]
     scaling = width**-0.5 if scaling is None else scaling
     later = np.triu(np.ones((tokens, tokens), bool), 1 + last)
     later[0, 0] = False
+    if window:
+        later |= np.tril(np.ones_like(later), -window)
     result = np.empty((batch, heads, tokens, tokens))
     for head in range(heads):
         of = head // shared

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from qgate.errors import QgateError
@@ -33,16 +34,18 @@ class CachedAttention(nn.Module):
         module = source.module
         self.q_proj, self.k_proj = module.q_proj, module.k_proj
         self.v_proj, self.o_proj = module.v_proj, module.o_proj
+        for leaf in filter(lambda leaf: hasattr(module, leaf), ("q_norm", "k_norm")):
+            setattr(self, leaf, getattr(module, leaf))
         self.per_head, self.core = source.per_head, core
+        self.leaves = {side: source.leaf(side) for side in "qkv"}
+        self.width = source.width
 
     def new_cache(self) -> LayerCache:
         """Return an empty cache of this layer."""
         return QuantizedCache(self.core)
 
     def forward(self, hidden: Tensor, cache: LayerCache | None = None) -> Tensor:
-        q = self.per_head(self.q_proj(hidden))
-        k = self.per_head(self.k_proj(hidden))
-        v = self.per_head(self.v_proj(hidden))
+        q, k, v = (self._project(side, hidden) for side in "qkv")
         if cache is not None:
             cache.write(k, v)
             context = cache.attend(q)
@@ -52,18 +55,71 @@ class CachedAttention(nn.Module):
             context = self.core.decode(q, k, v)
         return self.o_proj(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
+    def _project(self, side: str, hidden: Tensor) -> Tensor:
+        """Return q, k or v of all heads, without positions."""
+        x = self.get_submodule(f"{side}_proj")(hidden)
+        if self.leaves[side].endswith("_norm"):
+            x = self.get_submodule(self.leaves[side])(x.unflatten(-1, (-1, self.width)))
+        return self.per_head(x)
+
 
 class CachedDecoderAttention(CachedAttention):
-    """The same in a decoder of transformers, which passes masks and positions of whole texts."""
+    """The same in a decoder of transformers, whose cache has the quantized one of each layer."""
+
+    layer_idx: int
 
     def forward(  # type: ignore[override]
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_more: object
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **_more: object,
     ) -> tuple[Tensor, None]:
-        if attention_mask is not None and attention_mask.dim() == 2:
+        cache = None if past_key_values is None else self._cache_in(past_key_values)
+        if attention_mask is not None:
+            self._check_mask(attention_mask, hidden_states.shape[1], cache)
+        if cache is not None:
+            # Lengths and positions are counted by the cache of transformers.
+            counted = hidden_states.new_zeros(len(hidden_states), 1, hidden_states.shape[1], 1)
+            past_key_values.update(counted, counted, self.layer_idx)
+            past_key_values.layers[self.layer_idx].quantized = cache
+            # Gradients go through a whole text, and not through the memory of a cache.
+            trains = torch.is_grad_enabled() and self.q_proj.weight.requires_grad
+            cache = None if trains and not cache.length else cache
+        return super().forward(hidden_states, cache), None
+
+    def _cache_in(self, past: Any) -> QuantizedCache:
+        """Return the quantized cache of this layer in one of transformers."""
+        layer = past.layers[self.layer_idx] if self.layer_idx < len(past.layers) else None
+        cache = getattr(layer, "quantized", None)
+        length = 0 if layer is None else layer.get_seq_length()
+        cache = QuantizedCache(self.core) if cache is None or not length else cache
+        if cache.length != length:
             raise QgateError(
-                "modes of the cache take texts without padding: leave attention_mask out."
+                f"a cache of {length} tokens has {cache.length} that this mode stored: fill it by "
+                "the network of the mode, under torch.no_grad()."
             )
-        return super().forward(hidden_states), None
+        return cache
+
+    def _check_mask(self, mask: Tensor, count: int, cache: QuantizedCache | None) -> None:
+        """Refuse padding: queries see all tokens before them, or those in a window."""
+        length = count + (0 if cache is None else cache.length)
+        sees = mask if mask.dtype == torch.bool else mask == 0
+        causal = self.core.visible(count, length, mask.device)
+        # A cache with a window holds the last tokens alone, and the mask is about those.
+        columns = sees.shape[-1]
+        seen, before = causal[:, -columns:], causal[:, :-columns]
+        is_plain = (
+            mask.dim() == 4
+            and sees.shape[2:] == seen.shape
+            and bool((sees == seen).all())
+            and not bool(before.any())
+        )
+        if not is_plain:
+            raise QgateError(
+                "modes of the cache take texts without padding, and masks of nothing but later "
+                "tokens: leave attention_mask out."
+            )
 
 
 def range_site(at: str, side: Side, head: int | None = None) -> str:
@@ -80,12 +136,29 @@ def attention_entries(
     choices: AttentionChoices, model: Model, ranges: Ranges, samples: int
 ) -> list[PlanEntry]:
     """List what the caches of a model store; `samples` is the number of calibrated ones."""
+    check_windows(choices, model)
     return [
         entry
         for at, source in named_attentions(model)
         for side in choices.chosen
         for entry in [_entry(at, side, source, choices, ranges, samples)]
     ]
+
+
+def check_windows(choices: AttentionChoices, model: Model) -> None:
+    """Refuse a model without attention to quantize, or with windows that a mode does not fit."""
+    windows = [source.window for _, source in named_attentions(model)]
+    if all(0 < window <= choices.window for window in windows):
+        raise QgateError(
+            f"in this mode the last {choices.window} tokens stay as they are, and queries of "
+            f"{model.name} see {max(windows)} at most: nothing that they read is quantized. Choose "
+            "another mode."
+        )
+    if choices.is_computed and any(windows):
+        raise QgateError(
+            f"the attention of {model.name} has a sliding window, which modes of its products do "
+            "not compute: choose a mode of the cache, kv-*."
+        )
 
 
 def _entry(
@@ -106,6 +179,8 @@ def _entry(
         does.append(f"first {choices.sinks} tokens as they are")
     if choices.window and side in ("keys", "values"):
         does.append(f"last {choices.window} tokens as they are")
+        if 0 < source.window <= choices.window:
+            does.append(f"never read quantized: queries see {source.window} tokens")
     scale = quantizer.scale if isinstance(quantizer.scale, float) else None
     origin = "amax of its elements"
     if choice.share == "unit":
@@ -152,8 +227,10 @@ def cache_attentions(
             sides[side] = StoredSide(choice, _quantizer(at, side, source, choices, ranges))
         shared = source_of(network.get_submodule(at))
         assert shared is not None
-        core = AttentionCore(choices, sides, shared.rope)
+        core = AttentionCore(choices, sides, shared.rope, window=shared.window)
         block, _, leaf = at.rpartition(".")
         is_own = isinstance(shared.module, Attention)
         replacement = (CachedAttention if is_own else CachedDecoderAttention)(shared, core)
+        if not is_own:
+            replacement.layer_idx = shared.module.layer_idx
         setattr(network.get_submodule(block), leaf, replacement.eval())

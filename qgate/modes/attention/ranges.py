@@ -30,16 +30,16 @@ def cache_ranges(model: Model, batches: Iterator[Tensor]) -> dict[str, float]:
         source = attentions[at]
         heads = source.per_head(tensor.detach().float())
         sides: dict[Side, Tensor] = {"values": heads}
-        if leaf == "q_proj":
+        if leaf == source.leaf("q"):
             sides = {"queries": source.rope(heads, 0)}
-        if leaf == "k_proj":
+        if leaf == source.leaf("k"):
             sides = {"keys_before_rope": heads, "keys": source.rope(heads, 0)}
         for side, values in sides.items():
             largest = values.abs().amax((0, 2, 3))
             before = ranges.get(range_site(at, side))
             ranges[range_site(at, side)] = largest if before is None else largest.maximum(before)
 
-    names = {f"{at}.{leaf}" for at in attentions for leaf in ("q_proj", "k_proj", "v_proj")}
+    names = {f"{at}.{source.leaf(side)}" for at, source in attentions.items() for side in "qkv"}
     sites = [site for site in model.sites() if site.module in names and site.port == "output"]
     with torch.no_grad(), tap_sites(model.module, sites, take):
         for batch in batches:

@@ -91,6 +91,11 @@ class StateChoices:
         return any(choice.is_static for choice in self.chosen.values())
 
     @property
+    def is_stochastic(self) -> bool:
+        """Tell if any state is rounded at random."""
+        return any(choice.stochastic for choice in self.chosen.values())
+
+    @property
     def formats(self) -> frozenset[str]:
         names = {name for c in self.chosen.values() for name in (c.format, c.remainder)}
         return frozenset(names - {""})

@@ -123,16 +123,44 @@ def next_states(before: Floats, delta: Floats, A: Floats, B: Floats, u: Floats) 
     """Return the states after each token, given what was stored before it.
 
     before (tokens, batch, channels, states); delta, u (tokens, batch, channels); A (channels,
-    states); B (tokens, batch, states).
+    states); B (tokens, batch, states), or of each channel.
     """
     decay = np.exp(delta[..., None] * A)
-    return decay * before + (delta * u)[..., None] * B[:, :, None, :]
+    return decay * before + (delta * u)[..., None] * _per_channel(B)
+
+
+def _per_channel(x: Floats) -> Floats:
+    return x if x.ndim == 4 else x[:, :, None, :]
+
+
+def next_by_delta_rule(before: Floats, g: Floats, beta: Floats, k: Floats, v: Floats) -> Floats:
+    """Return the states after each token: what they have for its key changes towards its value.
+
+    before, g, k (tokens, batch, channels, keys); beta, v (tokens, batch, channels).
+    """
+    decayed = np.exp(g) * before
+    change = beta * (v - (decayed * k).sum(-1))
+    return np.asarray(decayed + change[..., None] * k)
+
+
+def read(states: Floats, C: Floats) -> Floats:
+    """Return what each channel gives for a query; C (tokens, batch, states), or of each channel."""
+    return np.asarray((states * _per_channel(C)).sum(-1))
+
+
+def read_and_skip(states: Floats, C: Floats, D: Floats, u: Floats) -> Floats:
+    """Return `read` and the part of each input that goes around the state."""
+    return read(states, C) + D * u
 
 
 def outputs(states: Floats, C: Floats, D: Floats, u: Floats, z: Floats) -> Floats:
     """Return what the scan gives for each token, made of its state before that is stored."""
-    y = (states * C[:, :, None, :]).sum(-1) + D * u
-    return np.asarray(y * z / (1 + np.exp(-z)))
+    return np.asarray(read_and_skip(states, C, D, u) * z / (1 + np.exp(-z)))
+
+
+def unit(x: Floats) -> Floats:
+    """Return the vectors of queries or keys divided by their length."""
+    return np.asarray(x / np.sqrt(np.square(x).sum(-1, keepdims=True) + 1e-6))
 
 
 def step_sizes(dt: Floats, bias: Floats | None) -> Floats:

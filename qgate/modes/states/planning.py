@@ -7,23 +7,41 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from qgate.arithmetic import divided
+from qgate.errors import QgateError
 from qgate.modes.attention.casting import largest_value
 from qgate.modes.plan import PlanEntry, numbers_of
 from qgate.modes.states.casting import Scale, StoredState
 from qgate.modes.states.choices import StateChoice, StateChoices
-from qgate.modes.states.ranges import Ranges, named_mixers, state_ranges, state_site
+from qgate.modes.states.mixers import named_mixers, reached
+from qgate.modes.states.ranges import Ranges, state_ranges
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
 
 
+def stored_sides(choices: StateChoices, model: Model) -> list[tuple[str, str]]:
+    """List the sites of a model where a state is stored, with its side; none is an error."""
+    stored = [
+        (mixer.site(side), side)
+        for mixer in named_mixers(model)
+        for side in choices.chosen
+        if side in mixer.leaves
+    ]
+    if not stored:
+        raise QgateError(
+            f"{model.name} keeps the last inputs of convolutions and no other state, which this "
+            "mode leaves as they are: give StateChoices(conv=…)."
+        )
+    return stored
+
+
 def state_entries(choices: StateChoices, model: Model) -> list[PlanEntry]:
     """List the states that a model stores."""
     ranges = state_ranges(model) if choices.is_static else {}
+    samples = len(model.calibration_samples()) if choices.is_static else 0
     return [
-        _entry(state_site(at, side), choice, ranges, len(model.calibration_samples()))
-        for at, _ in named_mixers(model)
-        for side, choice in choices.chosen.items()
+        _entry(site, choices.chosen[side], ranges, samples)
+        for site, side in stored_sides(choices, model)
     ]
 
 
@@ -51,8 +69,9 @@ def static_scale(choice: StateChoice, ranges: Ranges, site: str) -> Scale:
 def store_states(model: Model, network: nn.Module, choices: StateChoices) -> None:
     """Let the mixers of a network that shares a model's parameters store quantized states."""
     ranges = state_ranges(model) if choices.is_static else {}
-    for at, _ in named_mixers(model):
+    for mixer in named_mixers(model, reached(network, in_place=True)):
         for side, choice in choices.chosen.items():
-            site = state_site(at, side)
-            cast = StoredState(site, choice, static_scale(choice, ranges, site), choices.seed)
-            network.get_submodule(site.partition(":")[0]).store = cast.eval()
+            if side in mixer.leaves:
+                site = mixer.site(side)
+                cast = StoredState(site, choice, static_scale(choice, ranges, site), choices.seed)
+                mixer.part(side).store = cast.eval()

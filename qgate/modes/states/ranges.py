@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.hooks import ModuleHooks
-from qgate.models.mamba.network import MambaMixer
-from qgate.models.mamba.scanning import selective_scan
+from qgate.modes.states.mixers import StateInputs, StateMixer, named_mixers, network_of, watch
 
 if TYPE_CHECKING:
     from qgate.models.model import Model
@@ -21,24 +21,6 @@ Ranges = Mapping[str, Tensor]
 """Largest magnitude of each channel, by site."""
 _LEAST = 1e-5
 _MEASURED: WeakKeyDictionary[Model, tuple[str, Ranges]] = WeakKeyDictionary()
-
-
-def state_site(at: str, side: str) -> str:
-    """Return the name of the place where a mixer's state is stored."""
-    return f"{at}.{'conv1d' if side == 'conv' else 'scan'}:stored_state"
-
-
-def named_mixers(model: Model) -> list[tuple[str, MambaMixer]]:
-    """List the mixers of a model, by name."""
-    listed = model.module.named_modules()
-    mixers = [(name, module) for name, module in listed if isinstance(module, MambaMixer)]
-    if not mixers:
-        raise QgateError(
-            f"{model.name} has no recurrent state that can be quantized: these modes are for "
-            "tiny-mamba, and Mamba-1 loaded by mamba:PATH, which reads the folders of transformers "
-            "too. Choose another mode."
-        )
-    return mixers
 
 
 def state_ranges(model: Model) -> Ranges:
@@ -57,26 +39,26 @@ def _measure(model: Model) -> Ranges:
         most = values.detach().abs().amax((0, 1))
         largest[site] = most.maximum(largest.get(site, most)).clamp_min(_LEAST)
 
-    with ModuleHooks() as hooks:
-        for at, mixer in named_mixers(model):
+    network = network_of(model)
+    running = model.with_module(network)
 
-            def convolved(
-                _module: nn.Module, args: tuple[Tensor, ...], _kwargs: Any, at: str = at
-            ) -> None:
-                take(state_site(at, "conv"), args[0])
+    def measure(mixer: StateMixer, side: str, inputs: StateInputs) -> None:
+        if side == "conv":
+            take(mixer.site(side), inputs.tokens["input"])
+            return
 
-            def scanned(_module: nn.Module, _args: Any, kwargs: Any, at: str = at) -> None:
-                def keep(state: Tensor, _token: int) -> Tensor:
-                    take(state_site(at, "ssm"), state)
-                    return state
+        def keep(state: Tensor, _token: int) -> Tensor:
+            take(mixer.site(side), state)
+            return state
 
-                selective_scan(**kwargs, store=keep)
+        scan = copy.copy(mixer.part(side))
+        scan.store = keep
+        inputs.to(scan.forward)
 
-            hooks.add(mixer.conv1d, convolved)
-            hooks.add(mixer.scan, scanned)
-        with torch.no_grad():
-            for batch in _batches(model):
-                model(batch)
+    with ModuleHooks() as hooks, torch.no_grad():
+        watch(hooks, named_mixers(model, network), measure)
+        for batch in _batches(model):
+            running(batch)
     for site, values in largest.items():
         if not values.isfinite().all():
             raise QgateError(f"{site} cannot be calibrated: its range is {float(values.amax())}.")

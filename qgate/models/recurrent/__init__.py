@@ -1,0 +1,1 @@
+"""Recurrences of transformers' models, with their states in reach."""
