@@ -24,7 +24,7 @@ from qgate.storage.locations import user_location
 from qgate.text import counted, listed
 
 CLIPPED = math.log(1.25)
-"""Size of a difference of log-probabilities that PPO with a clip of 0.2 cuts off."""
+"""Size of a difference of log-probabilities about where PPO with a clip of 0.2 begins to clip."""
 ALARM = 1e-3
 """Chance of a change by accident below which it is reported."""
 _ACTUAL, _REFERENCE = ("trainer", "actual"), ("rollout", "engine", "reference")

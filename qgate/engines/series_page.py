@@ -18,7 +18,7 @@ _FACTS = (
      "estimate k3 from the tokens' probabilities, in nats"),
     ("99 %", "its upper percentile over the tokens of a step"),
     ("chi2", "mean of (r - 1)^2, where r is the ratio of probabilities of a token"),
-    ("share beyond", "tokens whose ratio of probabilities is outside of 0.8 to 1.25"),
+    ("share beyond", "tokens whose ratio of probabilities is outside 0.8 to 1.25"),
     ("chance", "share of series without a drift, with neighboring steps as alike, that look as "
      "much like one"),
 )  # fmt: skip

@@ -18,7 +18,7 @@ class StepDistances:
     mean      KL per token where both have logits, else k3
     q99       its upper percentile over tokens
     chi2      mean of (r - 1)^2, where r is the ratio of probabilities of a token
-    beyond    share of tokens whose ratio of probabilities is outside of 0.8 to 1.25
+    beyond    share of tokens whose ratio of probabilities is outside 0.8 to 1.25
     quarters  mean k3 in the four quarters of the samples, in the order of positions
     flips     share of positions with another most likely token; None where not told
     """
