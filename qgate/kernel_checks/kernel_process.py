@@ -250,6 +250,10 @@ def load_function(module: str, name: str) -> Any:
     else:
         value = importlib.import_module(module)
     for part in name.split("."):
+        if not hasattr(value, part):
+            functions = [key for key in vars(value) if callable(getattr(value, key))]
+            public = ", ".join(key for key in functions if not key.startswith("_")) or "none"
+            raise AttributeError(f"it has no {part!r}; its functions: {public[:200]}")
         value = getattr(value, part)
     return value
 
@@ -358,6 +362,7 @@ def serve() -> None:
         server = Server(first)
     except BaseException as error:
         lines = traceback.extract_tb(error.__traceback__)
+        lines = [line for line in lines if not line.filename.startswith("<")]
         last = f"{Path(lines[-1].filename).name}, line {lines[-1].lineno}" if lines else ""
         write(answers, {"error": [type(error).__name__, str(error)[:2000], last]}, [])
         return

@@ -10,13 +10,13 @@ import pytest
 
 from qgate.cli import main, parse_call
 from qgate.kernel_checks.verdicts import STATUSES
-from tests.results.schema_files import check_schema
+from tests.results.schema_files import MADE
 
 ROOT = Path(__file__).resolve().parents[2]
 SKILL = (ROOT / "docs" / "agents" / "SKILL.md").read_text()
 JSON = (ROOT / "docs" / "agents" / "json.md").read_text()
 PAGE = Path(".agents/skills/qgate/SKILL.md")
-FIELDS = set(check_schema()["$defs"]["verdict"]["properties"])
+FIELDS = set(MADE["check"]()["$defs"]["record"]["properties"])
 INSTEAD = {"MODULE:REFERENCE": "torch:mm", "FILE.py:KERNEL": "k.py:f", "FORMAT": "mxfp8"}
 Capsys = pytest.CaptureFixture[str]
 

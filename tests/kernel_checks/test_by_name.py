@@ -16,7 +16,7 @@ from qgate.cli import main
 from qgate.cli.check import result_lines
 from qgate.kernel_checks.verdicts import STATUSES, KernelVerdict
 from tests.kernel_checks.warm_kernels import checked
-from tests.results.schema_files import check_schema
+from tests.results.schema_files import MADE
 
 Capsys = pytest.CaptureFixture[str]
 LINEAR = ("--like", "torch.nn.functional:linear")
@@ -148,7 +148,7 @@ def test_an_example_may_have_numbers_and_texts(kernels: Path, capsys: Capsys) ->
 
 
 def test_each_verdict_is_valid_and_its_command_repeats_it(capsys: Capsys) -> None:
-    validator = Draft202012Validator(check_schema())
+    validator = Draft202012Validator(MADE["check"]())
     lines = {
         "pass": ["kernel.py:right", *LINEAR, *SHAPE],
         "fail": ["kernel.py:wrong_for_odd", *LINEAR, *SHAPE, "--input", "0=int8,granularity=channel,axis=0"],
@@ -167,7 +167,7 @@ def test_each_verdict_is_valid_and_its_command_repeats_it(capsys: Capsys) -> Non
 
 
 def test_the_schema_refuses_what_is_none(capsys: Capsys) -> None:
-    validator = Draft202012Validator(check_schema())
+    validator = Draft202012Validator(MADE["check"]())
     verdict = checked(capsys, "kernel.py:right", *LINEAR, *SHAPE)
     broken = [
         {**verdict, "verdict": "green"},
@@ -176,7 +176,7 @@ def test_the_schema_refuses_what_is_none(capsys: Capsys) -> None:
     ]
     broken += [{name: value for name, value in verdict.items() if name != "cause"}]
     assert all(list(validator.iter_errors(each)) for each in broken)
-    assert set(check_schema()["$defs"]["verdict"]["properties"]) == set(verdict)
+    assert set(MADE["check"]()["$defs"]["record"]["properties"]) == set(verdict)
 
 
 def test_values_are_new_unless_a_seed_is_given(
