@@ -24,6 +24,8 @@ Function = Callable[..., Any]
 Dimension = tuple[int, int]
 """The position of an argument and one of its dimensions."""
 
+SPECIAL = ("zero rows", "nan")
+"""Relations about values that no ordinary input has."""
 RELATIONS = {
     "one": "one row alone, the first and the last, gives what it gives in the example",
     "odd": "3, 17 and 31 rows",

@@ -362,8 +362,8 @@ def serve() -> None:
         server = Server(first)
     except BaseException as error:
         lines = traceback.extract_tb(error.__traceback__)
-        lines = [line for line in lines if not line.filename.startswith("<")]
-        last = f"{Path(lines[-1].filename).name}, line {lines[-1].lineno}" if lines else ""
+        own = [line for line in lines if not line.filename.startswith("<")]
+        last = f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
         write(answers, {"error": [type(error).__name__, str(error)[:2000], last]}, [])
         return
     notices = list(dict.fromkeys(server.watch.notices))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from itertools import groupby
@@ -67,3 +68,10 @@ def _listed(module: nn.Module, name: str) -> Iterator[str]:
     ]
     if all(has_code):
         yield from (f"{name}.{key}".lstrip(".") for key in children)
+
+
+def sharing_copy(module: nn.Module) -> nn.Module:
+    """Copy the modules around the same parameters and buffers."""
+    shared: dict[int, object] = {id(p): p for p in module.parameters()}
+    shared |= {id(b): b for b in module.buffers()}
+    return copy.deepcopy(module, shared)

@@ -183,3 +183,14 @@ def mixtures_of(root: nn.Module) -> list[str]:
     """Return the names of modules whose experts are modules of their own."""
     names = [name for name, m in root.named_modules() if isinstance(m, AlignedExperts)]
     return [name.rpartition(".")[0] for name in names]
+
+
+def routers_of(root: nn.Module) -> list[str]:
+    """Return the names of modules that may choose experts: with a matrix and code of their own."""
+    return [name for name, module in root.named_modules() if _may_route(module)]
+
+
+def _may_route(module: nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    is_plain = isinstance(module, nn.Linear | nn.Embedding)
+    return weight is not None and weight.dim() == 2 and not is_plain

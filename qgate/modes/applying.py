@@ -15,7 +15,7 @@ from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
 from qgate.interruptions import RAISED_BY_USERS, raise_interruption
 from qgate.loading import LateModule
-from qgate.models.copies import sharing_copy
+from qgate.models.blocks import sharing_copy
 from qgate.models.fingerprints import WeightCache
 from qgate.modes.mode import Mode
 from qgate.modes.plan import Plan

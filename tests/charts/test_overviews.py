@@ -25,6 +25,8 @@ from qgate.comparing.dump_comparison import compare_dumps
 from qgate.dumps import Dump, DumpWriter, MergedDump
 from qgate.dumps.exporting import ExportReport
 from qgate.engines.comparison import EngineComparison
+from qgate.engines.series_record import Drift, ModuleGrowth, SeriesRecord, StepDistances
+from qgate.engines.sync_record import StaleGroup, SyncRecord, WeightFinding
 from qgate.errors import QgateError
 from qgate.gate import decide_update
 from qgate.kernel_checks.record import CheckReport
@@ -83,6 +85,25 @@ def _runs(_folder: Path) -> Overviewed:
     return compare(first, second)
 
 
+def _series() -> Overviewed:
+    steps = tuple(
+        StepDistances(at, 10**9, 3, 1e300, None, math.nan, 1e-300, 0.5, math.inf, (1.0,) * 4)
+        for at in range(99)
+    )
+    drifts = [Drift(name, 3, 1, 10**9, 1e-9, 0.0, 1e300, False) for name in NAMES]
+    growth = ModuleGrowth(NAMES[1], 0.0, math.inf)
+    return SeriesRecord(NAMES[0], steps, True, drifts, growth, [*NAMES], [*NAMES])
+
+
+def _sync() -> Overviewed:
+    findings = [
+        WeightFinding(name, 10**9, "stale", 41, name, name, 99, 98, math.nan) for name in NAMES
+    ]
+    groups = [StaleGroup("stale", 41, name, 3, 9) for name in NAMES]
+    return SyncRecord(NAMES[0], NAMES[1], 42, [41, 42], 3, 9, groups, findings, [*NAMES],
+                      dict.fromkeys(NAMES, NAMES[2]), beyond=[*NAMES], notes=[*NAMES])  # fmt: skip
+
+
 def _watch(_folder: Path) -> Overviewed:
     low = Range("fp8_e4m3", 9, 3, 9, 2, 0.0, 1.0, 1e-9, 448.0, 2.0**-6, 2.0**-9, False)
     return Watch({(name, "fp8_e4m3"): WatchedSite(name, low, 9, 3) for name in NAMES})
@@ -113,7 +134,9 @@ CASES: dict[str, Callable[[Path], Overviewed]] = {
     "RelationReport": _relations,
     "Run": lambda _: hostile_run(),
     "RunComparison": _runs,
+    "SeriesRecord": lambda _: _series(),
     "Sweep": _sweep,
+    "SyncRecord": lambda _: _sync(),
     "Verdict": lambda _: verdict(*(measured(name, math.nan) for name in NAMES)),
     "Watch": _watch,
 }

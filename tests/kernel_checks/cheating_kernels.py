@@ -74,7 +74,7 @@ CHEATS = {
             return HELPERS.gemm(x, w)
         """,
         "refused",
-        "kernel opens the file of the reference (kernel.py, line 7)",
+        "the file of the reference",
     ),
     "runs the text of the reference": Cheat(
         """

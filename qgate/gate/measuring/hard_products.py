@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from qgate.expected.derived import derive
+from qgate.expected.derived import SPECIAL, derive
 from qgate.expected.modules import exact_product
 from qgate.expected.noise import ARITHMETICS, Expected
 from qgate.gate.measured import Conformance
@@ -29,7 +29,6 @@ else:
 _ROWS = 16
 _LARGE = 2.0**20
 """Factor of large values: beyond the range of every format that has no scale."""
-SPECIAL = ("zero rows", "nan")
 
 
 class HardProducts:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from qgate.expected.derived import derive
+from qgate.expected.derived import SPECIAL, derive
 from qgate.formats import Quantizer
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.conformance import QuantizerRun, other_lengths
@@ -108,18 +108,19 @@ class Holding:
 
     def _run_special(self, calls: Mapping[str, tuple[RelatedCall, int]]) -> None:
         """Quantize and multiply rows of zeros, large values, NaN and others that no text has."""
-        products = hard_products.HardProducts(self.quantized, self._base)
+        is_whole = self._whole is not self._modules
+        products = None if is_whole else hard_products.HardProducts(self.quantized, self._base)
         with self._run.watch(), torch.no_grad():
             for related in self._whole:
                 if related.site not in calls:
                     continue
                 call, _samples = calls[related.site]
-                if products.holds(related.site):
+                if products is not None and products.holds(related.site):
                     before = self._agreements[related.site]
                     self._agreements[related.site] = products.add(related, call, before)
                     continue
                 arguments = list(call.arguments.values())
-                for variant in derive(arguments, [], 1, hard_products.SPECIAL, 0):
+                for variant in derive(arguments, [], 1, SPECIAL, 0):
                     call.repeat(related.module, variant.arguments)
 
     def attach(self, rows: Sequence[Measured], places: ModelSites) -> list[Measured]:

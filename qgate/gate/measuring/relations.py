@@ -21,7 +21,6 @@ from qgate.expected.repeats import REPETITIONS, has_a_factor
 from qgate.expected.shared_scales import mixes
 from qgate.formats import Quantizer
 from qgate.gate.measured import OTHER_VALUES, Conformance
-from qgate.gate.measuring.shapes import CallShape, call_shapes, few_shapes, most_rows, range_of
 from qgate.hooks import ModuleHooks
 from qgate.loading import LateModule
 from qgate.models import Model
@@ -29,8 +28,11 @@ from qgate.models.refusals import LENGTH_REFUSALS, REFUSALS
 
 if TYPE_CHECKING:
     from qgate.causes import outputs as outputs
+    from qgate.gate.measuring import shapes as shapes
+    from qgate.gate.measuring.shapes import CallShape
 else:
     outputs = LateModule("qgate.causes.outputs")
+    shapes = LateModule("qgate.gate.measuring.shapes")
 
 
 METRIC = "disagreeing_share"
@@ -151,13 +153,13 @@ def relate(related: RelatedModule, call: RelatedCall, samples: int) -> Conforman
             wrong_count, about = _disagreement(relation, actual, expected, noise, related.unit)
             if about:
                 return Conformance(METRIC, values, wrong_count, about)
-        shapes = None if related.shapes == "none" else _Shapes(related, call, samples)
-        if shapes is not None and shapes.about:
-            return Conformance(METRIC, values + shapes.values, shapes.differing, shapes.about)
+        other = None if related.shapes == "none" else _Shapes(related, call, samples)
+        if other is not None and other.about:
+            return Conformance(METRIC, values + other.values, other.differing, other.about)
     about = f"the same in {REPETITIONS} calls and at {count} derived inputs{unsteady}"
-    if shapes is not None and shapes.right:
-        values += shapes.values
-        about += f", in {len(shapes.right)} shapes of up to {shapes.rows:,} rows"
+    if other is not None and other.right:
+        values += other.values
+        about += f", in {len(other.right)} shapes of up to {other.rows:,} rows"
     if left_out:
         about += f"; left out: {', '.join(left_out)}"
     return Conformance(METRIC, values, 0, about)
@@ -179,14 +181,14 @@ class _Shapes:
         first, noise = arguments[batched[0]], _noise(related, call)
         least = float(noise(call.result.new_zeros(1)))
         wrong: dict[CallShape, str] = {}
-        rows = most_rows(related.module, arguments)
+        rows = shapes.most_rows(related.module, arguments)
         if not has_tokens:
             rows //= max(1, first.shape[1:-1].numel())
         is_few = related.shapes == "few"
-        listed = few_shapes if is_few else call_shapes
+        listed = shapes.few_shapes if is_few else shapes.call_shapes
         for shape in listed(rows, has_tokens=has_tokens):
             if not _promises(related, first, shape):
-                shape = CallShape(len(first), shape.tokens)
+                shape = shapes.CallShape(len(first), shape.tokens)
             if shape.rows > rows or not _promises(related, first, shape):
                 continue
             shaped = by_sample.take(arguments, torch.arange(shape.samples or 1) % by_sample.length)
@@ -210,7 +212,7 @@ class _Shapes:
             else:
                 self.right.append(shape)
         if wrong:
-            where = range_of(list(wrong), self.right)
+            where = shapes.range_of(list(wrong), self.right)
             words = next(iter(wrong.values()))
             self.about = words.replace(OTHER_VALUES, f"{OTHER_VALUES} {where}", 1)
 

@@ -22,8 +22,8 @@ _MARGIN = 4.0
 class Routers:
     """Choices of the routers of one pass, by name and call."""
 
-    def __init__(self, run: nn.Module, reference: nn.Module) -> None:
-        self._names = [name for name, module in reference.named_modules() if _may_route(module)]
+    def __init__(self, run: nn.Module, reference: nn.Module, names: list[str]) -> None:
+        self._names = names
         self._run, self._reference = run, reference
         self._chosen: dict[str, list[tuple[Tensor, ...]]] = {}
 
@@ -66,13 +66,6 @@ class Routers:
 
                 hooks.add(present[name], None, after)
         return hooks
-
-
-def _may_route(module: nn.Module) -> bool:
-    """Tell if a module has scores of its own: a weight of two dimensions, and no torch's code."""
-    weight = module._parameters.get("weight")
-    own = not type(module).__module__.startswith("torch.nn.")
-    return own and weight is not None and weight.dim() == 2
 
 
 def _is_choice(result: Any) -> bool:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from qgate.loading import LateModule
 from qgate.models import Model
 from qgate.models.sites import Site
 from qgate.modes import Quantized
 from qgate.modes.simulated.mixer import SimulatedMixer
 from qgate.modes.simulated.products import FloatLinear, IntLinear, SplitLinear
-from qgate.modes.states.mixers import named_mixers
+
+if TYPE_CHECKING:
+    from qgate.modes.states import mixers as mixers
+else:
+    mixers = LateModule("qgate.modes.states.mixers")
 
 Tensors = Mapping[str, list[Tensor]]
 _PARAMETERS = ("A_log", "D", "dt_bias")
@@ -104,7 +109,9 @@ def _rules(quantized: Quantized, base: Model, meant: Quantized) -> SegmentView:
         }
     if mode.states is not None:
         # Held by the definition of what follows from stored states.
-        silent = {reader for m in named_mixers(quantized.model) for reader in m.readers.values()}
+        silent = {
+            reader for m in mixers.named_mixers(quantized.model) for reader in m.readers.values()
+        }
     if mode.own and not quantized.model.sites():
         left_out["*"] = (
             f"mode {mode.name} has no module of the reference: its outputs are held by their "

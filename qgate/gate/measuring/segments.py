@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from qgate.device_errors import DeviceMemoryError
-from qgate.gate.measuring.routing import Routers
 from qgate.gate.measuring.segment_probes import PROBES, probes, with_massive
 from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
 from qgate.hooks.tapping import tap_sites
+from qgate.loading import LateModule
 from qgate.models import Model
+from qgate.models.experts import routers_of
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import (
     is_text,
@@ -31,6 +32,11 @@ from qgate.models.rows import (
     without_padding,
 )
 from qgate.models.sites import Site
+
+if TYPE_CHECKING:
+    from qgate.gate.measuring import routing as routing
+else:
+    routing = LateModule("qgate.gate.measuring.routing")
 
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
@@ -106,7 +112,9 @@ class Segments:
 
     def __post_init__(self) -> None:
         self.left_out |= self.view.left_out
-        self._routers = Routers(self.model.module, self.base.module)
+        names = routers_of(self.base.module)
+        run, reference = self.model.module, self.base.module
+        self._routers = routing.Routers(run, reference, names) if names else None
 
     @property
     def is_own_half(self) -> bool:
@@ -166,7 +174,8 @@ class Segments:
         # Before the first pass nobody knows which tensors are overwritten: all are copied.
         learns = is_probe or self._bytes is None
         recorder = TakenTensors(self._overwritten, learns)
-        with self._routers.record(), recorder.watch(self.model.module, self.view.ports):
+        chosen = self._routers.record() if self._routers else nullcontext()
+        with chosen, recorder.watch(self.model.module, self.view.ports):
             yield outputs
         if learns:
             self._overwritten |= recorder.overwritten()
@@ -206,7 +215,8 @@ class Segments:
 
         module = self.base.module
         taps = tap_sites(module, sites, take)
-        with taps, swapped(module, self.view.weights), self._routers.follow():
+        followed = self._routers.follow() if self._routers else nullcontext()
+        with taps, swapped(module, self.view.weights), followed:
             expected = self.base.outputs(sample)
         for output, tensor in outputs.items():
             if output in expected and expected[output].shape == tensor.shape:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.hooks import ModuleHooks
-from qgate.models.copies import sharing_copy
+from qgate.models.blocks import sharing_copy
 from qgate.models.mamba.network import MambaMixer
 from qgate.models.recurrent.mixers import (
     MIXERS,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from torch import nn
+
 from tests.campaigns.fuzzing.target import Target
 from tests.engines import runs
 
@@ -27,6 +29,19 @@ def _tensors(folder: Path) -> None:
     runs.write_ragged(folder / "run.safetensors", runs.scored(samples=2))
 
 
+def _probe(folder: Path) -> None:
+    from qgate.probe import snapshot
+
+    model = nn.ModuleDict({"norm": nn.LayerNorm(4), "up": nn.Linear(4, 3)})
+    snapshot(model, folder, 42)
+
+
+def _read_probe(folder: Path) -> None:
+    from qgate.engines.probes import read_probe
+
+    read_probe(str(folder))
+
+
 TARGETS = (
     *(
         Target(
@@ -38,4 +53,5 @@ TARGETS = (
         for kind in runs.LINES
     ),
     Target("logits", _tensors, _read, ("qgate.engines.logit_files:read_logit_file",)),
+    Target("probe", _probe, _read_probe, ("qgate.engines.probes:_about",)),
 )

@@ -31,6 +31,14 @@ READS = (
 _OURS = "what this very run, or this package, wrote"
 _CODE = "code that the user named"
 NOT_READERS: dict[str, str] = {
+    "qgate.cli.vectors:run": _OURS,
+    "qgate.kernel_checks.by_name:_digest": "bytes to make a digest of, not parsed",
+    "qgate.kernel_checks.by_name:asks_for_tests": _CODE,
+    "qgate.kernel_checks.kernel_process:load_function": _CODE,
+    "qgate.kernel_checks.kernel_process:read": _OURS,
+    "qgate.kernel_checks.kernel_process:serve": _OURS,
+    "qgate.kernel_checks.starting:start_process": _OURS,
+    "qgate.project.gate_kinds:_is_offered": "looked for a name in, and not parsed",
     "qgate.kernel_checks.isolation:_run": "what a process of this check sent to it",
     "qgate.drawing.files:draw_analysis": "pictures that it has just drawn, to copy them",
     "qgate.cli._base_gates:_planned": _OURS,
