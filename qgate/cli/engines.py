@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from qgate.cli._progress import progress
@@ -32,6 +33,8 @@ from qgate.storage.locations import location_of
 from qgate.text.printing import print_json, print_line, print_text
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from qgate.engines.findings import EngineLimits
     from qgate.storage.locations import Location
 
@@ -94,14 +97,26 @@ def run(args: argparse.Namespace) -> int:
     record = comparison.record
     if args.keep_reference is not None:
         keep_logits(args.keep_reference, [reference for _, reference in comparison.samples])
+    _print_record(args, record, lambda: result_lines(record, args.limit))
+    if folder is not None:
+        page = files.write_files(folder, record, token_rows(comparison.samples, comparison.values))
+        _name_page(args, page)
+    return int(bool(record.beyond))
+
+
+def _print_record(
+    args: argparse.Namespace, record: DataclassInstance, lines: Callable[[], Iterable[str]]
+) -> None:
+    """Print a record as JSON, or its lines."""
     if args.json:
         print_json(json_text(record), end="")
     else:
-        print_text("\n".join(result_lines(record, args.limit)))
-    if folder is not None:
-        page = files.write_files(folder, record, token_rows(comparison.samples, comparison.values))
-        print_line(f"page: {page}", file=sys.stderr if args.json else sys.stdout)
-    return int(bool(record.beyond))
+        print_text("\n".join(lines()))
+
+
+def _name_page(args: argparse.Namespace, page: object) -> None:
+    """Say where the page is, beside JSON on the error output."""
+    print_line(f"page: {page}", file=sys.stderr if args.json else sys.stdout)
 
 
 def _run_sync(args: argparse.Namespace, folder: Location | None, limits: EngineLimits) -> int:
@@ -114,13 +129,9 @@ def _run_sync(args: argparse.Namespace, folder: Location | None, limits: EngineL
             "--keep-reference", "--logits")  # fmt: skip
     with progress("weights") as report:
         record = compare_sync(args.actual, args.reference, limits=limits, progress=report)
-    if args.json:
-        print_json(json_text(record), end="")
-    else:
-        print_text("\n".join(result_lines(record, args.limit)))
+    _print_record(args, record, lambda: result_lines(record, args.limit))
     if folder is not None:
-        page = files.write_sync(folder, record)
-        print_line(f"page: {page}", file=sys.stderr if args.json else sys.stdout)
+        _name_page(args, files.write_sync(folder, record))
     return int(record.failed)
 
 
@@ -142,11 +153,7 @@ def _run_steps(args: argparse.Namespace, folder: Location | None, limits: Engine
             "--keep-reference", "--same-weights")  # fmt: skip
     with progress("steps") as report:
         series = compare_steps(args.steps, head=args.logits, limits=limits, progress=report)
-    if args.json:
-        print_json(json_text(series), end="")
-    else:
-        print_text("\n".join(result_lines(series, args.limit)))
+    _print_record(args, series, lambda: result_lines(series, args.limit))
     if folder is not None:
-        page = files.write_series(folder, series)
-        print_line(f"page: {page}", file=sys.stderr if args.json else sys.stdout)
+        _name_page(args, files.write_series(folder, series))
     return int(series.failed)

@@ -65,13 +65,14 @@ def find_change(values: Sequence[float], seed: int = 0) -> ChangePoint | None:
     if len(series) < FEWEST_STEPS or series.min() == series.max():
         return None
     logs = np.log(series + _LOWEST * float(np.median(series[series > 0])))
-    scores = _blocks(_without_spikes(logs))
+    calm = _without_spikes(logs)
+    scores = _blocks(calm)
     directions = _directions(len(scores))
     alike = _likeness(scores)
     size = _largest(scores[None], directions)[0]
     drawn_sizes = _largest(_series_without_drift(len(scores), alike, seed), directions)
     chance = float((1 + (drawn_sizes >= size * (1 - 1e-9)).sum()) / (1 + len(drawn_sizes)))
-    return _located(series, _without_spikes(logs), chance, alike)
+    return _located(series, calm, chance, alike)
 
 
 def _without_spikes(logs: FloatArray) -> FloatArray:

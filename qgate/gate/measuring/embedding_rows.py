@@ -41,7 +41,7 @@ def embedding_agreements(
             continue
 
 
-def _rounding_room(expected: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+def _rounding_room(expected: Tensor, weight: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """Return what rounding the rows of a table to a narrower dtype may change in its result.
 
     Below the normal numbers of the dtype steps do not shrink, and a table may multiply its rows.
@@ -49,7 +49,8 @@ def _rounding_room(expected: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor
     if dtype == expected.dtype:
         return expected.new_zeros(())
     limits, size = torch.finfo(dtype), expected.abs().double()
-    gain = float(size.max()) / max(float(rows.abs().max()), torch.finfo(rows.dtype).tiny)
+    largest = float(weight[ids].abs().max())
+    gain = float(size.max()) / max(largest, torch.finfo(weight.dtype).tiny)
     return _ROUNDINGS * limits.eps * (size + limits.tiny * max(1.0, gain))
 
 
@@ -63,7 +64,7 @@ def _agreement(module: nn.Module, table: nn.Module) -> Conformance:
     for ids in every.split(max(1, _SLICE // width)):
         actual, expected = (first_tensor(of(ids[None]))[0] for of in (module, table))
         right = expected.to(actual.dtype)
-        room = _rounding_room(expected, weight[ids], actual.dtype)
+        room = _rounding_room(expected, weight, ids, actual.dtype)
         differs = ~((actual - right).abs().double() <= room) & (actual != right)
         wrong += ids[differs.flatten(1).any(1)].tolist()
     values = len(every) * width

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,8 +42,6 @@ else:
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
 WHOLE = "whole samples"
-_STEPS = 1.0
-"""Square of the smallest steps of a dtype that an element below its normal numbers may be off."""
 _MASSIVE_ROOM = 2.0**2
 """Times the error of other tokens that theirs may have: noise was not measured there."""
 
@@ -141,7 +140,7 @@ class Segments:
                     name, f"the model refuses it ({type(error.__cause__ or error).__name__})"
                 )
 
-    @property
+    @cached_property
     def _first_input(self) -> Site | None:
         """Return the site where massive values come from: nothing is computed there."""
         first = f"{self.model.layers[0]}:input" if self.model.layers else ""
@@ -292,7 +291,8 @@ class Segments:
             size = torch.linalg.vector_norm(expected.where(finite, 0.0), dim=-1)
         squares, energy = distance.double().square(), size.double().square()
         if errors.unit:
-            squares = (squares - errors.channels * _STEPS * _subnormal(actual) ** 2).clamp_min(0.0)
+            # An element below the normal numbers may be off by a smallest step.
+            squares = (squares - errors.channels * _subnormal(actual) ** 2).clamp_min(0.0)
         if name == PROBES[5]:
             squares = squares / _MASSIVE_ROOM
         else:
