@@ -9,6 +9,7 @@ from pathlib import Path
 from qgate.checkpoints.accounting import account, fused_scales, odd_scales
 from qgate.checkpoints.activation_scales import activation_findings
 from qgate.checkpoints.blocks import worst_block
+from qgate.checkpoints.calibrated_scales import Calibration, calibration_findings
 from qgate.checkpoints.dequantized import as_declared
 from qgate.checkpoints.findings import makes_unlike
 from qgate.checkpoints.gguf.layouts import layout_notes
@@ -148,6 +149,7 @@ def compare(
     workers: Workers | int = 1,
     unfinished: Path | None = None,
     blocks: int = 0,
+    calibration: Calibration | None = None,
 ) -> CheckpointRecord:
     """Compare a quantized checkpoint with what it declares, and with its parent.
 
@@ -158,6 +160,7 @@ def compare(
     workers         processes on this machine, or a Ray cluster; the record is the same
     unfinished      a folder for the results of a run that is killed, which the next one takes over
     blocks          weights whose worst block is kept, which reads them once more
+    calibration     tensors of activations, beside which static scales are held
     """
     pair = open_pair(child, parent, recipe_file, layout_file)
     record = CheckpointRecord(child, parent, pair.recipe.method)
@@ -171,6 +174,8 @@ def compare(
     pair.name_sources(record)
     settle_methods(record)
     pair.account(record)
+    if calibration is not None:
+        record.findings += calibration_findings(pair.child, pair.weights, calibration)
     record.written_recipe = write_out(record, pair.recipe, pair.weights)
     worst = [pair.worst_block(weight.name) for weight, _ in worst_first(record.weights)[:blocks]]
     record.blocks = [block for block in worst if block is not None]

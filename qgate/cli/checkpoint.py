@@ -6,6 +6,7 @@
   qgate checkpoint CHILD --parent PARENT --output-dir DIR     write a page and tables, too
   qgate checkpoint CHILD --recipe R.yaml     check against a recipe that the child does not declare
   qgate checkpoint CHILD --parent PARENT --layout L.toml     read a format of your own
+  qgate checkpoint CHILD --calibration DUMP  hold static scales beside collected activations
   qgate checkpoint A B --same                compare two exports of one recipe
 
 CHILD and PARENT are folders with .safetensors, .gguf or .onnx files, or single files (any part of a
@@ -22,12 +23,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_limit, add_workers, workers_from
 from qgate.records.plain_data import json_text
 from qgate.storage.locations import local_folder, location_of
 from qgate.text.printing import print_json, print_line, print_text
+
+if TYPE_CHECKING:
+    from qgate.checkpoints.calibrated_scales import Calibration, Tensors
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +46,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--layout",
         metavar="FILE",
         help="describes the weights of CHILD, if their names or packing are your own: a .toml file",
+    )
+    add(
+        "--calibration",
+        metavar="DUMP",
+        help="collected inputs of modules (qgate collect): static scales of CHILD are held beside "
+        "what these need",
     )
     add("--json", action="store_true", help="print every weight and finding as JSON")
     add_limit(parser, 40, "findings")
@@ -75,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         check_folder(folder)
     workers, blocks = workers_from(args), files.DRAWN if folder else 0
     unfinished = None if folder is None else local_folder(folder)
+    calibration = None if args.calibration is None else _calibration(args.calibration)
     with progress("weights") as report:
         record = compare(
             args.child,
@@ -85,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
             workers=workers,
             unfinished=unfinished,
             blocks=blocks,
+            calibration=calibration,
         )
     named = project.options.get("checkpoint_name") or named_after(args.child)
     allow_findings(record, policy.for_model(str(named)))
@@ -96,6 +109,28 @@ def run(args: argparse.Namespace) -> int:
         page = files.write_files(folder, record)
         print_line(f"page: {page}", file=sys.stderr if args.json else sys.stdout)
     return int(bool(record.findings))
+
+
+def _calibration(spec: str) -> Calibration:
+    """Return the inputs and outputs of modules in a dump, read when they are asked for."""
+    from qgate.dumps import Dump, Record
+    from qgate.errors import QgateError
+
+    dump = Dump.open(spec)
+    records: dict[tuple[str, str], list[Record]] = {}
+    for record in dump.records(operation="forward", name=("input", "output")):
+        if record.module and record.tensor is not None:
+            records.setdefault((record.module, record.name), []).append(record)
+    if not records:
+        raise QgateError(
+            f"{spec} has no inputs or outputs of modules with their values: collect them with "
+            "`qgate collect --sites linear -- COMMAND`."
+        )
+
+    def reader(listed: list[Record]) -> Tensors:
+        return lambda: (dump.tensor(record) for record in listed)
+
+    return {place: reader(listed) for place, listed in records.items()}
 
 
 def _compare_exports(args: argparse.Namespace) -> int:
