@@ -95,8 +95,8 @@ def test_a_kernel_without_straight_through_gradients_has_no_factor(tmp_path: Pat
     ("change", "words"),
     [
         (same, ""),
-        (lambda g: 1.01 * g, "its gradient is 1.01 times what FP32 code makes of"),
-        (lambda g: g.bfloat16().float(), r"its gradient differs by 0.00[12]\d* of its RMS from"),
+        (lambda g: 1.01 * g, "is not what FP32 code makes of .*: the result is 1.01 times"),
+        (lambda g: g.bfloat16().float(), "is not what FP32 code makes of the gradients behind it"),
     ],
     ids=["right", "factor", "bfloat16"],
 )
@@ -146,6 +146,6 @@ def test_blocks_that_end_in_a_product_are_green(mode: str, tmp_path: Path) -> No
     outcomes = [gates.gradients(SUITE, mode_of(gates.bench, mode), at) for at in model.layers]
     rows = [row for outcome in outcomes for row in outcome.record["rows"]]
     compared = {c["site"] for row in rows for c in row["checks"] if c["kind"] == "conformance"}
-    # The gradient at an output is lost where code writes into it.
-    assert compared == {f"layers.{n}.down:weight" for n in range(3)}
+    assert compared == {row["site"] for row in rows}
+    assert len(compared) == 9
     assert [row["site"] for row in rows if not row["passed"]] == []

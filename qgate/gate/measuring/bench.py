@@ -9,7 +9,6 @@ What the free run made between its quantizers is held against FP32 code fed with
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -46,6 +45,7 @@ from qgate.gate.measuring.site_errors import (
     Pairs,
     channels_last,
     massive_from,
+    more_error,
     row_pairs,
     site_errors,
     unless_idle,
@@ -57,19 +57,10 @@ from qgate.modes import Mode, Quantized, apply
 
 if TYPE_CHECKING:
     from qgate.gate.measuring.attention_arithmetic import RunAttention
+    from qgate.gate.measuring.gradient_code import GradientCode
 
 # Bytes of logits that wait for the task suite: 35 modes of tiny-mamba take 180 MB.
 _LOGITS = 1 << 28
-
-
-def more_error(less: Measured, more: Measured) -> dict[str, float]:
-    """Return by how much metrics are larger, where they are."""
-    pairs = {name: (less.value(name), more.value(name)) for name in more.compared}
-    return {
-        name: value - before
-        for name, (before, value) in pairs.items()
-        if before is not None and value is not None and math.isfinite(value) and value > before
-    }
 
 
 @dataclass
@@ -208,7 +199,9 @@ class Bench(LoadedModel):
             self.progress(f"gradients of {self.model.name} in mode {mode.name}")
             is_on_cpu = self.model.device.type == "cpu"
             rows = self._gradient_rows(mode) if is_on_cpu else self._rows_with_room(mode)
-            self._gradients[mode.name] = rows
+            quantized = self.quantized(mode)
+            held = self._gradient_code.attach(rows, quantized, self.meant_of(quantized))
+            self._gradients[mode.name] = held
         return self._gradients[mode.name]
 
     def _gradient_rows(self, mode: Mode) -> list[Measured]:
@@ -305,6 +298,10 @@ class Bench(LoadedModel):
             )
             for number, name in enumerate(name for name in reference if ":" not in name)
         ]
+
+    @cached_property
+    def _gradient_code(self) -> GradientCode:
+        return late.gradient_code.GradientCode(self.model, self.layer_of)
 
     @cached_property
     def _places(self) -> ModelSites:

@@ -1,16 +1,14 @@
-"""Gradients of products beside those that FP32 code makes of the same tensors.
+"""Gradients of one's own products beside those that FP32 code makes of the same tensors.
 
 A product y = x w has two gradients: of the weight from x and the gradient at y, of the input from w
 and that gradient. A kernel of one's own may take each of these tensors quantized or not, so only a
 factor between its gradient and the nearest of those products is a fault, whatever error was
-accepted. The modes of qgate take what the plan says, and differ by float noise alone.
+accepted. Gradients in the modes of qgate are held by `gradient_code`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -52,18 +50,10 @@ class ProductGradients:
     """Gradients of the products of a mode, watched in a pass back."""
 
     def __init__(self, quantized: Quantized, meant: Quantized) -> None:
-        """`meant` is the mode that an own kernel stands for; the mode itself otherwise."""
+        """Watch a mode of one's own; `meant` is what it stands for, or the mode itself."""
         self._root = quantized.model.module
-        mode = quantized.mode
-        self._is_own = mode.own
-        self._is_exact = not mode.own and mode.dtype is None
-        self._quantizers = {} if mode.own and meant is quantized else meant.plan.quantizers()
-        self._uses = Counter(
-            id(weight)
-            for module in self._root.modules()
-            for weight in module.parameters(recurse=False)
-        )
-        sites = backward_sites(quantized.model, is_forced=True) if mode.choices is None else []
+        self._quantizers = {} if meant is quantized else meant.plan.quantizers()
+        sites = backward_sites(quantized.model, is_forced=True) if quantized.mode.own else []
         # A block gets the reference's input and gradient, after what is kept of them here.
         blocks = {site.module for site in sites if site.is_block}
         self._products = {
@@ -125,36 +115,24 @@ class ProductGradients:
         weight: Tensor = getattr(product.module, "weight").detach().float()  # noqa: B009
         if product.site.transposed:
             weight, of_weight = weight.T, of_weight.T
-        by_rows, by_columns = [g], [g.T]
-        if self._is_own:
-            by_rows = _versions(g, input_cast)
-            by_columns += [version.T for version in by_rows[1:]]
-            by_columns += _versions(g.T.contiguous(), input_cast)[1:]
-        stored = vars(product.module)["_parameters"].get("weight")
-        exact = (
-            self._is_exact
-            and self._uses[id(stored)] == 1
-            and stored.dtype == product.inputs[0].dtype == torch.float32
-        )
+        by_rows = _versions(g, input_cast)
+        by_columns = [version.T for version in by_rows]
+        by_columns += _versions(g.T.contiguous(), input_cast)[1:]
         candidates = (turned @ v for v in _versions(x, input_cast) for turned in by_columns)
-        fault, values = _fault("its gradient", of_weight, candidates, exact), of_weight.numel()
+        fault, values = _fault("its gradient", of_weight, candidates), of_weight.numel()
         if not fault and len(product.inner) == len(calls):
             inner = torch.cat([_rows(product.inner[call]) for call in calls])
             candidates = (v @ w for w in _versions(weight, weight_cast) for v in by_rows)
-            fault = _fault("the gradient of the input", inner, candidates, exact)
+            fault = _fault("the gradient of the input", inner, candidates)
             values += inner.numel()
         about = fault or f"gradients of the weight and the input, of {len(calls)} calls"
         return Conformance(METRIC, values, values if fault else 0, about)
 
 
-def _fault(words: str, actual: Tensor, candidates: Iterable[Tensor], exact: bool) -> str:
-    """Say what is wrong with a gradient: a factor, or any difference where it is to be exact."""
-    factor, remainder = _nearest(actual, candidates)
-    if factor != 1:
-        return f"{words} is {factor:.4g} times {_OF_CODE}"
-    if exact and remainder > _NOISE:
-        return f"{words} differs by {remainder:.2g} of its RMS from {_OF_CODE}"
-    return ""
+def _fault(words: str, actual: Tensor, candidates: Iterable[Tensor]) -> str:
+    """Name the factor that a gradient has."""
+    factor = _nearest(actual, candidates)
+    return f"{words} is {factor:.4g} times {_OF_CODE}" if factor != 1 else ""
 
 
 def _versions(tensor: Tensor, cast: Quantizer | None) -> list[Tensor]:
@@ -162,20 +140,15 @@ def _versions(tensor: Tensor, cast: Quantizer | None) -> list[Tensor]:
     return [tensor] if cast is None else [tensor, cast(tensor)]
 
 
-def _nearest(actual: Tensor, candidates: Iterable[Tensor]) -> tuple[float, float]:
-    """Return the factor between a gradient and the nearest candidate, and the least difference.
-
-    The difference is a share of the gradient's RMS. Where a scale clipped, a gradient is zero, and
-    is not compared.
-    """
+def _nearest(actual: Tensor, candidates: Iterable[Tensor]) -> float:
+    """Return the factor between a gradient and the nearest candidate."""
     flat = actual.reshape(-1).double()
-    norm, best, factor, remainder = float(flat.norm()), _LEAST_CORRELATION, 1.0, math.inf
+    norm, best, factor = float(flat.norm()), _LEAST_CORRELATION, 1.0
     for candidate in candidates:
         values = candidate.reshape(-1).double()
         energy = float(values.square().sum())
         if values.shape != flat.shape or not (norm and energy):
             continue
-        remainder = min(remainder, float((flat - values)[flat != 0].norm()) / norm)
         correlation = float(flat.dot(values)) / (norm * energy**0.5)
         if correlation <= best:
             continue
@@ -183,7 +156,7 @@ def _nearest(actual: Tensor, candidates: Iterable[Tensor]) -> tuple[float, float
         is_whole = float((flat - times * values).norm()) <= _NOISE * norm
         is_off = abs(times - 1) > _ALLOWED and (is_whole or has_a_factor(flat - values, values))
         factor = times if is_off and _LEAST < times < _MOST else 1.0
-    return factor, 0.0 if remainder == math.inf else remainder
+    return factor
 
 
 def _rows(tensor: Tensor) -> Tensor:

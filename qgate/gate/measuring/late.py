@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qgate.gate.measuring import cache_rows as cache_rows
     from qgate.gate.measuring import cache_traces as cache_traces
     from qgate.gate.measuring import expert_rows as expert_rows
+    from qgate.gate.measuring import gradient_code as gradient_code
     from qgate.gate.measuring import gradient_factors as gradient_factors
     from qgate.gate.measuring import half_code as half_code
     from qgate.gate.measuring import holding as holding
@@ -28,6 +29,7 @@ else:
     cache_traces = LateModule("qgate.gate.measuring.cache_traces")
     expert_rows = LateModule("qgate.gate.measuring.expert_rows")
     gradient_factors = LateModule("qgate.gate.measuring.gradient_factors")
+    gradient_code = LateModule("qgate.gate.measuring.gradient_code")
     half_code = LateModule("qgate.gate.measuring.half_code")
     holding = LateModule("qgate.gate.measuring.holding")
     long_texts = LateModule("qgate.gate.measuring.long_texts")

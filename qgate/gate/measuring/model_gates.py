@@ -14,10 +14,10 @@ from qgate.gate.across_weights import NOT_ACROSS_WEIGHTS, REFERENCE
 from qgate.gate.limits import Limits, room_for_few_tokens
 from qgate.gate.measured import Measured
 from qgate.gate.measuring import late
-from qgate.gate.measuring.bench import Bench, more_error
+from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.canary import HEALTHY
 from qgate.gate.measuring.model_subject import ModelSubject
-from qgate.gate.measuring.site_errors import differs
+from qgate.gate.measuring.site_errors import differs, more_error
 from qgate.gate.measuring.suite_needs import SuiteNeeds
 from qgate.gate.policy import Policy
 from qgate.gate.sessions import GateSession, Outcome, Room, gate

@@ -26,6 +26,8 @@ class Routers:
         self._names = names
         self._run, self._reference = run, reference
         self._chosen: dict[str, list[tuple[Tensor, ...]]] = {}
+        self.replaced: list[Tensor] = []
+        """What the reference's routers gave where it followed the run: no gradient goes there."""
 
     @contextmanager
     def record(self) -> Iterator[None]:
@@ -44,13 +46,16 @@ class Routers:
     def follow(self) -> Iterator[None]:
         """Let the reference choose as the run did where both choices are as good."""
         calls: dict[str, int] = {}
+        self.replaced = []
 
         def choose(name: str, result: Any) -> Any:
             call = calls[name] = calls.get(name, -1) + 1
             listed = self._chosen.get(name, ())
             if call >= len(listed) or not _is_choice(result):
                 return None
-            return _followed(result, listed[call])
+            followed = _followed(result, listed[call])
+            self.replaced += [part for part in result if followed and part.requires_grad]
+            return followed
 
         with self._hooks(self._reference, choose):
             yield

@@ -73,7 +73,7 @@ def explain_segment(segments: Segments, site: str, limit: float) -> str:
     words = _lost_terms(worst, weight)
     if not words and errors.unit:
         words = _lost_in_noise(worst, weight)
-    words = words or _pattern(worst, limit)
+    words = words or pattern(worst, limit)
     module = site.rpartition(":")[0]
     source = "what FP32 code makes of the tensors before it"
     if weight is not None and worst.inputs is not None:
@@ -143,7 +143,7 @@ def _product(inputs: Tensor) -> Product:
     return Product((0, 1), "ak", "bk", "ab", "k", axis)
 
 
-def _pattern(worst: Worst, limit: float) -> str:
+def pattern(worst: Worst, limit: float) -> str:
     actual, expected = worst.actual, worst.expected
     assert actual is not None
     assert expected is not None

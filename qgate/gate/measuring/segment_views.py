@@ -7,7 +7,7 @@ quantized both are one tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,6 +91,22 @@ def plain_view(base: Model) -> SegmentView:
         return Passed({**tensors}, {**tensors})
 
     return SegmentView(ports, sites, frozenset(), {}, frozenset(), {}, read)
+
+
+def view_around_mixers(quantized: Quantized, base: Model) -> SegmentView:
+    """Return the view of the code around the mixers of a mode, each of which is one silent part."""
+    mixers = [
+        name for name, module in quantized.model.module.named_modules()
+        if isinstance(module, SimulatedMixer)
+    ]  # fmt: skip
+    view = plain_view(base)
+    silent = frozenset(f"{name}.out_proj:output" for name in mixers)
+    sites = [
+        site for site in view.sites
+        if site.name in silent or not site.module.startswith(tuple(f"{name}." for name in mixers))
+    ]  # fmt: skip
+    ports = [Port(site.module, site.port) for site in sites]
+    return replace(view, ports=tuple(ports), sites=tuple(sites), silent=silent)
 
 
 # Modes of rules, whole dtypes, and kernels --------------------------------------------------------

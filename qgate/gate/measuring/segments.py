@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qgate.device_errors import DeviceMemoryError
+from qgate.gate.measuring.routing import Routers
 from qgate.gate.measuring.segment_probes import PROBES, probes, with_massive
 from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
 from qgate.hooks.tapping import tap_sites
-from qgate.loading import LateModule
 from qgate.models import Model
 from qgate.models.experts import routers_of
 from qgate.models.refusals import LENGTH_REFUSALS
@@ -33,11 +33,6 @@ from qgate.models.rows import (
     without_padding,
 )
 from qgate.models.sites import Site
-
-if TYPE_CHECKING:
-    from qgate.gate.measuring import routing as routing
-else:
-    routing = LateModule("qgate.gate.measuring.routing")
 
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
@@ -111,9 +106,8 @@ class Segments:
 
     def __post_init__(self) -> None:
         self.left_out |= self.view.left_out
-        names = routers_of(self.base.module)
         run, reference = self.model.module, self.base.module
-        self._routers = routing.Routers(run, reference, names) if names else None
+        self.routers = Routers(run, reference, routers_of(reference))
 
     @property
     def is_own_half(self) -> bool:
@@ -173,8 +167,7 @@ class Segments:
         # Before the first pass nobody knows which tensors are overwritten: all are copied.
         learns = is_probe or self._bytes is None
         recorder = TakenTensors(self._overwritten, learns)
-        chosen = self._routers.record() if self._routers else nullcontext()
-        with chosen, recorder.watch(self.model.module, self.view.ports):
+        with self.routers.record(), recorder.watch(self.model.module, self.view.ports):
             yield outputs
         if learns:
             self._overwritten |= recorder.overwritten()
@@ -205,7 +198,7 @@ class Segments:
             if site.name not in self.view.silent:
                 inputs = latest.get(site.module) if site.port == "output" else None
                 sides = actual[index], tensor, inputs
-                self._compare(site, sides, name, real)
+                self.compare(site, sides, name, real)
             value = forwarded[index].to(tensor.dtype)
             value = value if value.shape == tensor.shape else value.reshape(tensor.shape)
             if site.port not in ("output", "state"):
@@ -214,14 +207,13 @@ class Segments:
 
         module = self.base.module
         taps = tap_sites(module, sites, take)
-        followed = self._routers.follow() if self._routers else nullcontext()
-        with taps, swapped(module, self.view.weights), followed:
+        with taps, swapped(module, self.view.weights), self.routers.follow():
             expected = self.base.outputs(sample)
         for output, tensor in outputs.items():
             if output in expected and expected[output].shape == tensor.shape:
                 axis = self.base.channel_axis(output)
                 site = Site("", "output", "other", channels=axis)
-                self._compare(site, (tensor, expected[output], None), name, real, output)
+                self.compare(site, (tensor, expected[output], None), name, real, output)
         for site in sites:
             if calls.get(site.name, -1) + 1 != len(passed.actual[site.name]):
                 self._reject(site, "the run passes it in other calls")
@@ -239,7 +231,7 @@ class Segments:
     def _reject(self, site: Site, reason: str) -> None:
         self.left_out.setdefault(site.name, reason)
 
-    def _compare(
+    def compare(
         self,
         site: Site,
         sides: tuple[Tensor, Tensor, Tensor | None],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -206,3 +207,13 @@ def worst_channel(stats: ErrorStats) -> float | None:
     energy = channels.sum_square_reference
     floor = _QUIET * float(energy.mean())
     return float((channels.sum_square_error / energy.clip(min=floor)).max()) if floor else None
+
+
+def more_error(less: Measured, more: Measured) -> dict[str, float]:
+    """Return by how much metrics are larger, where they are."""
+    pairs = {name: (less.value(name), more.value(name)) for name in more.compared}
+    return {
+        name: value - before
+        for name, (before, value) in pairs.items()
+        if before is not None and value is not None and math.isfinite(value) and value > before
+    }

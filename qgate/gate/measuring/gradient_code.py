@@ -1,0 +1,165 @@
+"""Gradients of the code between quantizers as gates tell them: with limits, words and rows."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.expected import operators
+from qgate.expected.noise import moved
+from qgate.gate.measured import Conformance, Measured
+from qgate.gate.measuring.gradient_factors import METRIC
+from qgate.gate.measuring.gradient_segments import (
+    OF_CODE,
+    GradientPass,
+    SegmentGradients,
+    take_gradients,
+)
+from qgate.gate.measuring.segment_noise import limit_of
+from qgate.gate.measuring.segment_probes import probes, several
+from qgate.gate.measuring.segment_rows import pattern
+from qgate.gate.measuring.segment_views import Passed, plain_view, view_around_mixers, view_of
+from qgate.gate.measuring.segments import Segments, SiteError
+from qgate.models import Model
+from qgate.models.refusals import LENGTH_REFUSALS
+from qgate.modes import Quantized
+from qgate.text import listed
+
+_STEP = 2.0**-18
+"""The relative step when noise is measured: so small that no token goes to another expert."""
+_ADDED_IN_HALF = 0.25
+"""The limit for gradients of vectors in 16 bits: torch's layer norm on a CPU adds the tokens up in
+that dtype, and 12 % of a sum over 1,000 tokens were lost."""
+
+
+def gradient_noise(base: Model, sample: Any, name: str, is_half: bool) -> dict[str, float]:
+    """Return by site how many rounding errors of tensors and gradients arrive at the worst row.
+
+    Code in 16 bits rounds what each operator gives, so there those errors count as well.
+    """
+    segments = Segments(base, base, plain_view(base))
+    run = take_gradients(segments, sample)
+    if run.logits is None:
+        return {}
+    generator = torch.Generator().manual_seed(0)
+
+    def near(tensor: Tensor, *_operator: Any) -> Tensor:
+        near: Tensor = moved(tensor, _STEP, generator).to(tensor.dtype)
+        return near
+
+    def near_all(by_site: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        return {
+            site: [None if tensor is None else near(tensor) for tensor in tensors]
+            for site, tensors in by_site.items()
+        }
+
+    passed = Passed(run.passed.actual, near_all(run.passed.forwarded))
+    other = GradientPass(passed, near_all(run.made), run.read, run.parameters, near(run.logits))
+    gradients = SegmentGradients(segments)
+    with operators.Operators(near) if is_half else nullcontext():
+        gradients.compare(sample, name, other)
+    return {
+        site: math.sqrt(max(errors.worst.error, 0.0)) / _STEP
+        for site, errors in gradients.errors.items()
+    }
+
+
+def gradient_faults(
+    gradients: SegmentGradients, sensitivities: Mapping[str, float]
+) -> Iterator[tuple[str, str]]:
+    """Yield the sites whose gradient is not what FP32 code makes, with what is wrong."""
+    for site, errors in gradients.errors.items():
+        limit = limit_of(errors, sensitivities.get(site, 1.0))
+        is_added_in_half = errors.unit > 0 and site in gradients.vectors
+        limit = max(limit, _ADDED_IN_HALF) if is_added_in_half else limit
+        if not is_added_in_half and (words := gradients.factor(site)):
+            yield site, words
+        elif not errors.worst.error <= limit:
+            words = _pattern(errors, limit, site in gradients.parameters)
+            yield site, f"is not what {OF_CODE}: {words}"
+    yield from gradients.passes_on.items()
+
+
+def _pattern(errors: SiteError, limit: float, is_parameter: bool) -> str:
+    """Describe the rows that are wrong, those that take no gradient first."""
+    worst = errors.clearest(limit)
+    actual, expected = worst.actual, worst.expected
+    assert actual is not None
+    assert expected is not None
+    of_kind = "rows" if is_parameter else "tokens"
+    takes = expected.any(-1)
+    lost = takes & ~actual.any(-1)
+    if bool((lost == takes).all()):
+        return "no gradient arrives"
+    if bool(lost.any()):
+        first = listed([*map(str, lost.reshape(-1).nonzero().flatten().tolist())], 5)
+        return f"no gradient arrives at {int(lost.sum())} of {lost.numel()} {of_kind} ({first})"
+    words = pattern(worst, limit)
+    return words.replace("token", "row") if is_parameter else f"{words} ({worst.place()})"
+
+
+@dataclass
+class GradientCode:
+    """Gradients of a model's modes at all of their sites, each held at those of FP32 code."""
+
+    model: Model
+    layer_of: Callable[[str], str]
+    _noise: dict[tuple[str, bool], dict[str, float]] = field(default_factory=dict)
+
+    def attach(
+        self, rows: Sequence[Measured], quantized: Quantized, meant: Quantized
+    ) -> list[Measured]:
+        """Return rows of gradients with what was held beside them: each with its layer's row."""
+        base = self.model.in_basis(quantized.model.basis)
+        view = (
+            view_of(quantized, base, meant)
+            if quantized.mode.choices is None
+            else view_around_mixers(quantized, base)
+        )
+        if not view.ports or not rows:
+            return [*rows]
+        segments = Segments(quantized.model, base, view)
+        gradients = SegmentGradients(segments, quantized.plan.quantizers())
+        sample, name = self.model.inputs[0], "sample 0"
+        gradients.compare(sample, name, take_gradients(segments, sample))
+        probe, probe_name = next(probes(several(self.model.inputs)))
+        with suppress(*LENGTH_REFUSALS):  # of a model that takes samples of one length alone
+            run = take_gradients(segments, probe)
+            sample, name = probe, probe_name
+        if sample is probe:
+            gradients.compare(sample, name, run)
+        is_half = any(errors.unit for errors in gradients.errors.values())
+        key = (base.basis, is_half)
+        if key not in self._noise:
+            self._noise[key] = gradient_noise(base, sample, name, is_half)
+        faults = dict(gradient_faults(gradients, self._noise[key]))
+        figures: dict[str, list[Conformance]] = defaultdict(list)
+        counts: dict[str, int] = defaultdict(int)
+        for site, values in gradients.values.items():
+            row = self._row_of(site, rows)
+            if site in faults:
+                words = faults[site] if site == row else f"the gradient at {site} {faults[site]}"
+                figures[row].append(Conformance(METRIC, values, values, words))
+            else:
+                counts[row] += values
+        for row, values in counts.items():
+            about = "gradients at sites and of parameters"
+            figures[row].append(Conformance(METRIC, values, 0, about))
+        return [
+            replace(row, conformance=(*row.conformance, *figures.get(row.site, ()))) for row in rows
+        ]
+
+    def _row_of(self, site: str, rows: Sequence[Measured]) -> str:
+        """Return the row that a site is told with: its own, that of its layer, or the last one."""
+        names = [row.site for row in rows]
+        if site in names:
+            return site
+        layer = self.layer_of(site.partition(":")[0])
+        return next((row.site for row in rows if layer and row.layer == layer), names[-1])

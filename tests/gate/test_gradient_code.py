@@ -1,0 +1,190 @@
+"""Gradients of code between quantizers: planted faults are named, right code is green."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import qgate
+from qgate.gate.measuring.bench import Bench
+from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
+from tests.gate.test_own_kernel_faults import gates_of
+from tests.shares import share
+
+Change = Callable[[Tensor], Tensor]
+LAYER = "model.layers.1"
+
+
+class _Changed(torch.autograd.Function):
+    """A copy of a tensor whose gradient is changed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Change) -> Tensor:
+        ctx.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.change(gradients[0]), None
+
+
+def changed(x: Tensor, change: Change) -> Tensor:
+    return _Changed.apply(x, change)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def plant(module: nn.Module, port: str, change: Change) -> None:
+    """Change the gradient at the input, the output or the weight of a module."""
+    right, weight = module.forward, module._parameters.get("weight")
+
+    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if port == "weight":
+            module._parameters["weight"] = changed(weight, change)  # type: ignore[arg-type, assignment]
+        try:
+            result = right(changed(x, change) if port == "input" else x, *args, **kwargs)
+        finally:
+            module._parameters["weight"] = weight
+        return changed(result, change) if port == "output" else result
+
+    module.forward = forward  # type: ignore[method-assign]
+
+
+def times(factor: float) -> Change:
+    return lambda g: g * factor
+
+
+def without_one(g: Tensor) -> Tensor:
+    g = g.clone()
+    g[..., 5, :] = 0
+    return g
+
+
+def without_odd_rows(g: Tensor) -> Tensor:
+    return g * (torch.arange(len(g)) % 2).reshape(-1, 1)
+
+
+def cut(g: Tensor) -> Tensor:
+    bound = g.abs().amax() / 2
+    return g.clamp(-bound, bound)
+
+
+def rounded(g: Tensor) -> Tensor:
+    return g.bfloat16().to(g.dtype)
+
+
+FAULTS: dict[str, tuple[str, str, Change, str, str]] = {
+    "norm 1 % more": (
+        f"{LAYER}.input_layernorm", "input", times(1.01), f"{LAYER}.input_layernorm:input", "1.01 times",
+    ),
+    "norm 0.3 % more": (
+        f"{LAYER}.input_layernorm", "input", times(1.003), f"{LAYER}.input_layernorm:input",
+        "1.003 times",
+    ),
+    "final norm 1 % less": ("model.norm", "input", times(0.99), "model.norm:input", r"0\.99\d* times"),
+    "a token of the MLP": (
+        f"{LAYER}.mlp", "output", without_one, f"{LAYER}.mlp.down_proj:output",
+        r"no gradient arrives at 1 of 64 tokens \(5\)",
+    ),
+    "detached MLP": (
+        f"{LAYER}.mlp", "input", times(0), f"{LAYER}.post_attention_layernorm:output",
+        "no gradient arrives",
+    ),
+    "clipped": (
+        f"{LAYER}.mlp", "input", cut, f"{LAYER}.post_attention_layernorm:output", "tokens",
+    ),
+    "heads reversed": (
+        f"{LAYER}.self_attn.o_proj", "input", lambda g: g.flip(-1), f"{LAYER}.self_attn.o_proj:input",
+        "hold others",
+    ),
+    "keys 0.5 % more": (
+        f"{LAYER}.self_attn.k_proj", "output", times(1.005), f"{LAYER}.self_attn.k_proj:input",
+        "1.00[56] times",
+    ),
+    "embedding rows": (
+        "model.embed_tokens", "weight", without_odd_rows, "model.embed_tokens:weight",
+        r"\d+ of 256 rows .* are wrong",
+    ),
+    "a row of a weight": (
+        f"{LAYER}.mlp.up_proj", "weight", lambda g: torch.cat([g[:3], 0 * g[3:4], g[4:]]),
+        f"{LAYER}.mlp.up_proj:weight", r"no gradient arrives at 1 of 256 rows \(3\)",
+    ),
+}  # fmt: skip
+OF_FP32 = {
+    "gain 1 % less": (
+        f"{LAYER}.input_layernorm", "weight", times(0.99), f"{LAYER}.input_layernorm:weight",
+        "0.99 times",
+    ),
+    "norm in bfloat16": (
+        f"{LAYER}.input_layernorm", "input", rounded, f"{LAYER}.input_layernorm:input", "",
+    ),
+    "weight in bfloat16": (
+        f"{LAYER}.mlp.up_proj", "weight", rounded, f"{LAYER}.mlp.up_proj:weight", "",
+    ),
+}  # fmt: skip
+
+
+def faults_of(of: Bench, mode: str) -> list[str]:
+    """Return what is wrong with the gradients of a mode, each with its site."""
+    rows = of.gradients(mode_of(of, mode))
+    assert sum(figure.values for row in rows for figure in row.conformance) > 10_000
+    told = [(row.site, f.about) for row in rows for f in row.conformance if f.differing]
+    return [about.removeprefix("the gradient at ") if " at " in about[:20] else f"{site} {about}"
+            for site, about in told]  # fmt: skip
+
+
+@share(6)
+@pytest.mark.parametrize(
+    ("mode", "name"),
+    [
+        *((mode, name) for mode in ("int8", "mxfp4", "w4", "bf16", "fp16") for name in FAULTS),
+        *((mode, name) for mode in ("int8", "nvfp4") for name in OF_FP32),
+    ],
+)
+def test_a_wrong_gradient_is_named(mode: str, name: str) -> None:
+    module, port, change, site, words = (FAULTS | OF_FP32)[name]
+    of = bench(LLAMA, layers=2)
+    plant(of.quantized(mode_of(of, mode)).model.module.get_submodule(module), port, change)
+    told = faults_of(of, mode)
+    assert [fault.partition(" ")[0] for fault in told][:1] == [site]
+    assert len(told) <= 2
+    assert re.search(words, told[0]), told
+
+
+@share(6)
+@pytest.mark.parametrize("model", [LLAMA, MAMBA])
+@pytest.mark.parametrize("mode", ["int8", "mxfp8", "mxfp4", "nvfp4", "hif8", "w4", "bf16", "fp16"])
+def test_right_gradients_are_green(mode: str, model: str) -> None:
+    assert faults_of(bench(model, layers=2), mode) == []
+
+
+SIZES = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+FAMILIES: dict[str, Any] = {
+    "Gemma2": {"intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16},
+    "Qwen3Moe": {
+        "num_key_value_heads": 2, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
+    "Starcoder2": {"intermediate_size": 96, "num_key_value_heads": 2},
+    "Falcon": {},
+}  # fmt: skip
+
+
+@share(4)
+@pytest.mark.parametrize("mode", ["int8", "w4", "bf16", "fp16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_of_transformers_are_green(family: str, mode: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SIZES, **FAMILIES[family], use_cache=False)
+    module = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(3.0) if parameter.dim() > 1 else parameter.add_(0.1)
+    # Long ones: torch adds gradients of a layer norm's vectors up in the dtype of the tensors.
+    model = qgate.Model(module, [torch.randint(0, 128, (1, 400)) for _ in range(2)], family.lower())
+    assert faults_of(gates_of(model, tmp_path).bench, mode) == []
