@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from qgate.expected.dispatching import DispatchMode
+from qgate.expected.dispatching import MOVES, DispatchMode
 from qgate.expected.intermediates import (
     CODES,
     EXPONENTIAL,
@@ -38,18 +38,6 @@ _OPERANDS = (
     torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.bfloat16, torch.float16,
 )  # fmt: skip
 _aten = torch.ops.aten
-# Operators whose results hold no new values, or exact ones.
-_MOVES = frozenset((
-    "_to_copy", "_unsafe_view", "abs", "amax", "amin", "arange", "bitwise_not", "cat",
-    "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "contiguous", "copy",
-    "copy_", "detach", "embedding", "empty", "empty_like", "empty_strided", "expand",
-    "fill", "fill_", "flip", "full", "full_like", "gather", "index", "index_put",
-    "index_put_", "index_select", "lift_fresh", "masked_fill", "masked_fill_", "max",
-    "maximum", "min", "minimum", "neg", "new_empty", "new_empty_strided", "new_full",
-    "new_zeros", "ones", "ones_like", "relu", "repeat", "roll", "scalar_tensor", "scatter",
-    "select_scatter", "slice_scatter", "sort", "stack", "threshold_backward", "topk",
-    "tril", "triu", "unbind", "where", "zero_", "zeros", "zeros_like",
-))  # fmt: skip
 
 
 _DECOMPOSED = get_decompositions(
@@ -110,7 +98,7 @@ class Operators(DispatchMode):
         if function is QUANTIZED:
             return self._changed(self._cast(*args), name)
         result = function(*args, **kwargs)
-        if name in _MOVES or function.is_view:
+        if name in MOVES or function.is_view:
             self._follow(name, args, result)
             return result
         if name == "_softmax" and args[1] in (-1, args[0].dim() - 1):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.expected import operators
+from qgate.expected.dispatching import MovedOperators
 from qgate.expected.noise import moved
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.gradient_factors import METRIC
@@ -50,7 +50,7 @@ def gradient_noise(base: Model, sample: Any, name: str, is_half: bool) -> dict[s
         return {}
     generator = torch.Generator().manual_seed(0)
 
-    def near(tensor: Tensor, *_operator: Any) -> Tensor:
+    def near(tensor: Tensor) -> Tensor:
         near: Tensor = moved(tensor, _STEP, generator).to(tensor.dtype)
         return near
 
@@ -63,7 +63,7 @@ def gradient_noise(base: Model, sample: Any, name: str, is_half: bool) -> dict[s
     passed = Passed(run.passed.actual, near_all(run.passed.forwarded))
     other = GradientPass(passed, near_all(run.made), run.read, run.parameters, near(run.logits))
     gradients = SegmentGradients(segments)
-    with operators.Operators(near) if is_half else nullcontext():
+    with MovedOperators(near) if is_half else nullcontext():
         gradients.compare(sample, name, other)
     return {
         site: math.sqrt(max(errors.worst.error, 0.0)) / _STEP
