@@ -132,12 +132,12 @@ def judge_scale(fmt: str, scale: float, tensors: Tensors) -> str:
     if over <= ALLOWED_DB:
         return ""
     share = losses.saturated / losses.count
-    what = f"{share:.2g} of {counted(losses.count, 'value')} saturate" if losses.saturated else (
+    excess = f"{share:.2g} of {counted(losses.count, 'value')} saturate" if losses.saturated else (
         f"{scale / needed:.3g} times what the largest of {counted(losses.count, 'value')} needs"
     )  # fmt: skip
     return (
         f"at scale {scale:.3g} the calibration loses {over:.1f} dB more than at the best, "
-        f"{best:.3g}: {what}"
+        f"{best:.3g}: {excess}"
     )
 
 

@@ -200,8 +200,8 @@ class Bench(LoadedModel):
             is_on_cpu = self.model.device.type == "cpu"
             rows = self._gradient_rows(mode) if is_on_cpu else self._rows_with_room(mode)
             quantized = self.quantized(mode)
-            held = self._gradient_code.attach(rows, quantized, self.meant_of(quantized))
-            self._gradients[mode.name] = held
+            rows = self._gradient_code.attach(rows, quantized, self.meant_of(quantized))
+            self._gradients[mode.name] = rows
         return self._gradients[mode.name]
 
     def _gradient_rows(self, mode: Mode) -> list[Measured]:

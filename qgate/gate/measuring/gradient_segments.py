@@ -106,13 +106,13 @@ def take_gradients(segments: Segments, sample: Any) -> GradientPass:
             return GradientPass(Passed(), {}, {}, {}, None)
         with exact_math():
             loss = next_token_loss(copied, sample) * _LOSS_SCALE
-            found = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+            of_parameters = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
     of_logits = gradients.pop(_LOGITS)[0]
     tensors.pop(_LOGITS)
     by_site = view.read(gradients)
     return GradientPass(
         view.read(tensors), by_site.actual, by_site.forwarded,
-        dict(zip(parameters, found, strict=True)), of_logits,
+        dict(zip(parameters, of_parameters, strict=True)), of_logits,
     )  # fmt: skip
 
 

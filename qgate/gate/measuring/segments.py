@@ -10,29 +10,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from qgate.device_errors import DeviceMemoryError
-from qgate.gate.measuring.routing import Routers
 from qgate.gate.measuring.segment_probes import PROBES, probes, with_massive
 from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
 from qgate.hooks.tapping import tap_sites
+from qgate.loading import LateModule
 from qgate.models import Model
 from qgate.models.experts import routers_of
 from qgate.models.refusals import LENGTH_REFUSALS
-from qgate.models.rows import (
-    is_text,
-    real_tokens,
-    tensors_of,
-    without_padding,
-)
+from qgate.models.rows import is_text, real_tokens, tensors_of, without_padding
 from qgate.models.sites import Site
+
+if TYPE_CHECKING:
+    from qgate.gate.measuring import routing as routing
+else:
+    routing = LateModule("qgate.gate.measuring.routing")
 
 MOST_BYTES = 1 << 30
 """Bytes of tensors of one batch that may wait for the reference."""
@@ -91,6 +91,17 @@ class SiteError:
         return self.squared_error / self.energy if self.energy else 0.0
 
 
+class NoRouters:
+    """The routers of a model that has none."""
+
+    replaced: Sequence[Tensor] = ()
+
+    def record(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    follow = record
+
+
 @dataclass
 class Segments:
     """Isolated errors of one mode, added pass by pass."""
@@ -107,7 +118,8 @@ class Segments:
     def __post_init__(self) -> None:
         self.left_out |= self.view.left_out
         run, reference = self.model.module, self.base.module
-        self.routers = Routers(run, reference, routers_of(reference))
+        names = routers_of(reference)
+        self.routers = routing.Routers(run, reference, names) if names else NoRouters()
 
     @property
     def is_own_half(self) -> bool:
