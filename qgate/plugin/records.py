@@ -13,12 +13,14 @@ import torch
 from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
 from qgate.device_errors import in_sentences
 from qgate.errors import QgateError, sentence_of
+from qgate.interruptions import raised_by_users
 from qgate.loading import LateModule
 from qgate.metrics import METRICS
+from qgate.plugin.accepted_lines import unheld_lines
 from qgate.plugin.lost_devices import loss_of
 from qgate.plugin.out_folder import out_folder, remove_reproductions, remove_stale
 from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
-from qgate.plugin.settings import options_of
+from qgate.plugin.settings import note_surroundings, options_of
 from qgate.results import (
     Writer,
     check_storable,
@@ -128,15 +130,22 @@ def leave_files(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes
             session.leave_candidate(folder / CANDIDATES, outcome, item.nodeid)
         except LinkError as error:
             notes.append(f"a candidate of an earlier run is still there: {error}")
-        except QgateError as error:
-            notes.append(f"no candidate was left: {error}")
+        except raised_by_users() as error:
+            notes.append(f"no candidate was left: {_reason(error)}")
         try:
             if not report.passed:
                 session.leave_reproduction(folder / REPRODUCTIONS, outcome)
-        except Exception as error:  # of a disk, or of a device that was lost
-            notes.append(f"no reproduction was left: {sentence_of(error)}")
+        except raised_by_users() as error:  # of a disk, a lost device or a kernel that ends
+            notes.append(f"no reproduction was left: {_reason(error)}")
     if notes:
         report.qgate_notes = notes  # type: ignore[attr-defined]
+
+
+def _reason(error: BaseException) -> str:
+    """Describe an error; one that would end a program or a test says that it was raised."""
+    if isinstance(error, Exception):
+        return sentence_of(error)
+    return f"code of the model or of a kernel raised {type(error).__name__}: {error}"
 
 
 def keep(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
@@ -147,8 +156,8 @@ def keep(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> No
     for session, outcome in outcomes:
         try:
             session.keep(outcome, item.nodeid)
-        except QgateError as error:
-            conflicts_of(item.config).append(str(error))
+        except raised_by_users() as error:
+            conflicts_of(item.config).append(_reason(error))
 
 
 # A run ------------------------------------------------------------------------------------------
@@ -164,8 +173,8 @@ def measured_part(config: pytest.Config, updates: bool) -> Part:
         try:
             with in_sentences("what was measured"):
                 _add_session(part, session, updates and loss is None)
-        except QgateError as error:
-            part["errors"].append(str(error))
+        except raised_by_users() as error:
+            part["errors"].append(_reason(error))
     return part
 
 
@@ -309,8 +318,11 @@ def records_file(run: SuiteRun) -> Path:
     return run.folder / "results.jsonl"
 
 
-def run_extent(run: SuiteRun, stopped_by: str) -> RunExtent:
-    """Return how many gates of a run have a verdict, and which do not."""
+def run_extent(run: SuiteRun, stopped_by: str, status: int) -> RunExtent:
+    """Return how many gates of a run have a verdict, and which do not.
+
+    A run that is red says what failed, and not which accepted errors have no gate.
+    """
     gates: Part = next((part["gates"] for part in run.parts if any(part["gates"].values())), {})
     omitted = [OmittedGate(*group) for group in gates.get("omitted", ())]
     for cause, reason, name in gates.get("files", ()):
@@ -324,13 +336,20 @@ def run_extent(run: SuiteRun, stopped_by: str) -> RunExtent:
             omitted.append(OmittedGate("not run", stopped, model, mode, layer))
         judged += node in run.records and node not in run.skips
     gate_count = len(gates.get("selected", ())) + len(gates.get("omitted", ()))
+    coverage = _coverage(run, omitted)
+    if not run.broken and status == pytest.ExitCode.OK:
+        try:
+            models = joined_facts(run.parts).models if gate_count else ()
+            omitted += unheld_lines(run, models, omitted)
+        except QgateError as error:
+            run.errors.append(str(error))
     return new_extent(
         gate_count,
         judged,
         omitted,
-        _coverage(run, omitted),
+        coverage,
         allowed=bool(run.options.values["allow-partial"]),
-        ci=in_ci(),
+        ci=note_surroundings(run.options.config).is_ci,
         is_shard=run.options.shard is not None,
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from qgate.results.coverage import (
     NOT_COMPARED,
+    UNHELD,
     ModeCoverage,
     OmittedGate,
     OmittedGates,
@@ -228,7 +229,7 @@ def _cause_text(
     cause: str, reason: str, groups: Sequence[OmittedGates], several_models: bool
 ) -> str:
     count = sum(group["gates"] for group in groups)
-    if cause == NOT_COMPARED:
+    if cause in (NOT_COMPARED, UNHELD):
         return _gap_text(reason, groups, several_models)
     if not count:
         places = [name for group in groups for name in group["places"]]

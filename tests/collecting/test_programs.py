@@ -93,6 +93,8 @@ def test_an_error_of_the_collector_stays_out_of_the_program(
     with contextlib.ExitStack() as stack:
         collector.start()
         stack.callback(collector.wait)
+        stack.callback(collector.stop)
+        stack.enter_context(torch.no_grad())  # each call is an iteration
         model(batch())
         monkeypatch.setattr(
             collector.account, "end", lambda *_: (_ for _ in ()).throw(KeyError("of qgate"))
