@@ -32,11 +32,12 @@ from qgate.plugin.fixtures import (
     qgate_check_relations,
 )
 from qgate.plugin.gate_collection import FileHooks, gates_of, is_gate, kind_of_gate
+from qgate.plugin.holding_back import hold_back
 from qgate.plugin.lost_devices import end_worker_without_device, note_loss, refuse_without_device
 from qgate.plugin.progress_lines import grouped_by_mode, name_lines
 from qgate.plugin.reports import add_other, add_report, attach, finish, settle
 from qgate.plugin.runs import WATCH, SuiteRun
-from qgate.plugin.settings import note_surroundings, options_of
+from qgate.plugin.settings import note_environment, options_of
 from qgate.plugin.shared_sessions import check_sample_files
 from qgate.plugin.used_formats import selected_formats
 from qgate.project.gate_kinds import gate_kinds
@@ -81,7 +82,7 @@ def pytest_load_initial_conftests(  # type: ignore[no-untyped-def]
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ):
     """Add short names last: a conftest or plugin that wants one of them has had it by now."""
-    note_surroundings(early_config)
+    note_environment(early_config)
     result = yield
     add_short_names(parser)
     add_nearest_names(parser, args)
@@ -156,7 +157,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     with grouped_by_mode(items):
         result = yield
     if any(map(is_gate, items)):
-        lazy.holding_back.hold_back(config, items)
+        hold_back(config, items)
     return result
 
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from qgate import testing as testing
     from qgate.gate.measuring import suite_needs as suite_needs
     from qgate.kernel_checks import updating as updating
-    from qgate.plugin import holding_back as holding_back
     from qgate.plugin import html_columns as html_columns
     from qgate.plugin import out_folder as out_folder
     from qgate.plugin import records as records
@@ -28,6 +27,5 @@ else:
     html_columns = LateModule("qgate.plugin.html_columns")
     records, sessions = LateModule("qgate.plugin.records"), LateModule("qgate.plugin.sessions")
     devices, updating = LateModule("qgate.devices"), LateModule("qgate.kernel_checks.updating")
-    holding_back = LateModule("qgate.plugin.holding_back")
     out_folder = LateModule("qgate.plugin.out_folder")
     summary, underflow = LateModule("qgate.plugin.summary"), LateModule("qgate.sweeps.underflow")

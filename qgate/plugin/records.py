@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
+from qgate.baselines import Store, joined, pack, unpack
 from qgate.device_errors import in_sentences
 from qgate.errors import QgateError, sentence_of
 from qgate.interruptions import raised_by_users
 from qgate.loading import LateModule
 from qgate.metrics import METRICS
-from qgate.plugin.accepted_lines import unheld_lines
+from qgate.plugin.accepted_lines import accepted_at, unheld_lines, unused_lines
 from qgate.plugin.lost_devices import loss_of
 from qgate.plugin.out_folder import out_folder, remove_reproductions, remove_stale
 from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
-from qgate.plugin.settings import note_surroundings, options_of
+from qgate.plugin.settings import note_environment, options_of
 from qgate.results import (
     Writer,
     check_storable,
     junit_properties,
-    measured_sites,
     new_header,
     to_csv,
     worst_first,
@@ -38,7 +37,6 @@ from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
 from qgate.results.power import add_power
 from qgate.results.tasks import add_tasks
-from qgate.storage.git import last_changes
 from qgate.storage.locations import short_path
 from qgate.storage.out_folders import CANDIDATES, REPRODUCTIONS, check_out_folder
 from qgate.storage.removing import LinkError
@@ -47,7 +45,7 @@ from qgate.text import one_line
 if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession, Outcome
     from qgate.results.coverage import RunExtent
-    from qgate.results.schema import AcceptedAt, Record
+    from qgate.results.schema import Record
 
 _accepted_changes: Any = LateModule("qgate.page.accepted_changes")
 # Lines of accepted errors from which on an update says that they are many.
@@ -270,7 +268,7 @@ def write(run: SuiteRun, whole: bool, status: int) -> bool:
         run.writer.close()
     try:
         if complete and run.options.update is None and run.options.shard is None:
-            run.unused = _unused_lines(run, rows)
+            run.unused = unused_lines(run, rows)
     except (QgateError, OSError) as error:
         run.errors.append(str(error))
     try:
@@ -294,17 +292,6 @@ def _write_error(error: QgateError | OSError) -> str:
         return str(error)
     file = error.filename2 or error.filename  # the second is what a file is renamed to
     return f"records cannot be written to {sentence_of(OSError(error.errno, error.strerror, file))}"
-
-
-def accepted_at(baselines: Path, rows: Iterable[Mapping[str, Any]]) -> list[AcceptedAt]:
-    """Return when the accepted errors that a run was held against changed last."""
-    changes: list[AcceptedAt] = []
-    for model, modes in measured_sites(rows).items():
-        files = {accepted_file(mode): mode for mode in sorted(modes)}
-        folder = Store(baselines, model).folder
-        for file, (commit, date) in last_changes(folder, files).items():
-            changes.append({"model": model, "mode": files[file], "commit": commit, "date": date})
-    return changes
 
 
 def records_file(run: SuiteRun) -> Path:
@@ -338,18 +325,15 @@ def run_extent(run: SuiteRun, stopped_by: str, status: int) -> RunExtent:
     gate_count = len(gates.get("selected", ())) + len(gates.get("omitted", ()))
     coverage = _coverage(run, omitted)
     if not run.broken and status == pytest.ExitCode.OK:
-        try:
-            models = joined_facts(run.parts).models if gate_count else ()
-            omitted += unheld_lines(run, models, omitted)
-        except QgateError as error:
-            run.errors.append(str(error))
+        models = joined_facts(run.parts).models if gate_count else ()
+        omitted += unheld_lines(run, models, omitted)
     return new_extent(
         gate_count,
         judged,
         omitted,
         coverage,
         allowed=bool(run.options.values["allow-partial"]),
-        ci=note_surroundings(run.options.config).is_ci,
+        ci=note_environment(run.options.config).is_ci,
         is_shard=run.options.shard is not None,
     )
 
@@ -359,16 +343,6 @@ def _coverage(run: SuiteRun, omitted: Sequence[OmittedGate]) -> list[ModeCoverag
     rows = [row for node, of in run.records.items() if node not in run.skips for row in of]
     scopes = joined_facts(run.parts).scopes.values()
     return list(filter(None, (coverage_of(scope, rows, omitted) for scope in scopes)))
-
-
-def _unused_lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Accepted errors of the modes that ran which nothing measured."""
-    return [
-        f"unused: {len(keys)} accepted errors of {model} {mode}, such as {keys[0]}: "
-        "`qgate baselines prune --results qgate-out/results.jsonl` removes them"
-        for model, modes in measured_sites(rows).items()
-        for mode, keys in unused(Store(run.options.baselines, model), modes).items()
-    ]
 
 
 def _header(run: SuiteRun, complete: bool, status: int | None) -> Record:

@@ -222,4 +222,4 @@ def settle(run: SuiteRun, session: pytest.Session) -> None:
     if run.receipt is not None:
         status = {"exit": int(session.exitstatus)}
         with contextlib.suppress(OSError):  # without a receipt the run is red
-            run.receipt.write_text(json.dumps(status), encoding="utf-8")
+            run.receipt.write_text(json.dumps(status), encoding="utf-8", newline="\n")

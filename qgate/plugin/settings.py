@@ -105,8 +105,8 @@ class RunOptions:
 
         A pull request can change the file; who wrote the command knows what it leaves out.
         """
-        surroundings = note_surroundings(self.config)
-        if not (surroundings.is_ci and self.asks_for_gates):
+        environment = note_environment(self.config)
+        if not (environment.is_ci and self.asks_for_gates):
             return
         config = self.config
         words = [name for name in ("shard", "allow-partial") if self.values[name]]
@@ -118,7 +118,7 @@ class RunOptions:
             for field, names in RUN_NOTHING.items()
             if getattr(config.option, field, None)
         }
-        written = [*map(str, config.invocation_params.args), *surroundings.added_words]
+        written = [*map(str, config.invocation_params.args), *environment.added_words]
         for name, names in spelled.items():
             if not has_option(written, names):
                 raise option_error(
@@ -298,7 +298,7 @@ class RunOptions:
         return self._spelled[name]
 
 
-class Surroundings(NamedTuple):
+class RunEnvironment(NamedTuple):
     """Variables of a run, as they were before code of the project could change them."""
 
     is_ci: bool
@@ -306,18 +306,18 @@ class Surroundings(NamedTuple):
 
 
 _OPTIONS: pytest.StashKey[RunOptions] = pytest.StashKey()
-_SURROUNDINGS: pytest.StashKey[Surroundings] = pytest.StashKey()
+_ENVIRONMENT: pytest.StashKey[RunEnvironment] = pytest.StashKey()
 
 
-def note_surroundings(config: pytest.Config) -> Surroundings:
+def note_environment(config: pytest.Config) -> RunEnvironment:
     """Read the environment of a run once, the first time before any conftest is loaded."""
-    if _SURROUNDINGS not in config.stash:
+    if _ENVIRONMENT not in config.stash:
         try:
             added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
         except ValueError:  # as pytest itself says
             added = []
-        config.stash[_SURROUNDINGS] = Surroundings(bool(os.environ.get("CI")), added)
-    return config.stash[_SURROUNDINGS]
+        config.stash[_ENVIRONMENT] = RunEnvironment(bool(os.environ.get("CI")), added)
+    return config.stash[_ENVIRONMENT]
 
 
 def options_of(config: pytest.Config) -> RunOptions:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tests.devices.cases import Case, Cases, Setting
 
-_WAIT_S, _INSIDE = 100, "inside"
+_WAIT_S, _INSIDE = 200, "inside"
 _MODEL = """
 import copy, os, sys, time
 from pathlib import Path
@@ -36,7 +36,9 @@ class Kernel(nn.Module):
         self.up = nn.Linear(32, 32)
 
     def forward(self, x):
-        if self.is_own and (fault := os.environ.get("FAULT")):
+        fault, _, place = os.environ.get("FAULT", "").partition(" ")
+        in_a_test = "PYTEST_CURRENT_TEST" in os.environ
+        if self.is_own and fault and (in_a_test or place == "anywhere"):
             break_device(fault, x)
         return torch.tanh(self.up(x))
 
@@ -197,6 +199,9 @@ def cases(_: Setting) -> Cases:
         "out of memory": _fault("memory", "is too small for", "4 passed"),
         "a device-side assert": _fault("assert", f"{_STOPPED} (device-side assert", "not held: "),
         "a lost device": _fault("lost", f"{_STOPPED} (unspecified launch failure)", "not held: "),
+        "a device that is lost while tests are collected": _fault(
+            "lost anywhere", f"{_STOPPED} (unspecified launch failure)", "not held: "
+        ),
         "a kill in the middle of a kernel": _signal(signal.SIGKILL, -signal.SIGKILL),
         "Ctrl-C in a kernel that hangs": _signal(signal.SIGINT, 2, "KeyboardInterrupt"),
         "two runs on one device": _two_runs,
