@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copyreg
-import difflib
 import errno
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -50,13 +49,19 @@ def unknown(
     names = sorted([*allowed_names, *also])
     text = str(value).lower()
     near = [name for name in names if text and text in name][:4]
-    near = near or difflib.get_close_matches(text, names, n=2, cutoff=0.5)
+    near = near or _close_matches(text, names)
     remaining = len(allowed_names) - _MOST
     more = f" and {remaining} more" if remaining > 0 else ""
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return QgateError(
         f"unknown {noun} {value!r}.{hint} Allowed: {', '.join(allowed_names[:_MOST])}{more}."
     )
+
+
+def _close_matches(text: str, names: list[str]) -> list[str]:
+    import difflib  # here, as every run of pytest loads this file and few have an error
+
+    return difflib.get_close_matches(text, names, n=2, cutoff=0.5)
 
 
 def first_line(error: Exception, most: int = 160) -> str:

@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
 
-# What a model or a function of a user's raises; argparse ends the program with SystemExit.
-RAISED_BY_USERS = (Exception, SystemExit)
+
+def raised_by_users() -> tuple[type[BaseException], ...]:
+    """Return what a model or a function of a user's raises.
+
+    argparse ends the program with SystemExit, and a helper of tests may call `pytest.skip`.
+    """
+    outcomes = sys.modules.get("_pytest.outcomes")
+    return (Exception, SystemExit, *([] if outcomes is None else [outcomes.OutcomeException]))
 
 
 class _Heard:

@@ -8,7 +8,7 @@ from qgate.baselines.candidates import (
     update_of,
     write_candidate,
 )
-from qgate.baselines.checking import unused, verify
+from qgate.baselines.checking import unheld, unused, verify
 from qgate.baselines.names import safe_name
 from qgate.baselines.origin import Key, Origin, differences, kind_of
 from qgate.baselines.packing import joined, pack, unpack
@@ -38,6 +38,7 @@ __all__ = [
     "safe_name",
     "same_rows",
     "stored_models",
+    "unheld",
     "unpack",
     "unused",
     "update_of",

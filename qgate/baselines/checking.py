@@ -104,6 +104,23 @@ def _accepted_problems(
     return problems
 
 
+def unheld(
+    store: Store, measured: Mapping[str, Collection[tuple[str, str, str]]]
+) -> dict[str, list[str]]:
+    """List suites with accepted errors that no comparison of a run was about, by mode.
+
+    `measured` is that of `unused`; here suites that a mode did not run are looked at, too.
+    """
+    suites_of: dict[str, list[str]] = {}
+    for mode, files in store.all_accepted(list(measured)).items():
+        sites = measured[mode]
+        keys = values_for(files.values())
+        suites = {key.suite for key in keys if (key.suite, key.site, key.scope) not in sites}
+        if suites:
+            suites_of[mode] = sorted(suites)
+    return suites_of
+
+
 def unused(
     store: Store, measured: Mapping[str, Collection[tuple[str, str, str]]]
 ) -> dict[str, list[Key]]:

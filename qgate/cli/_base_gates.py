@@ -56,12 +56,14 @@ class BaseCollection:
     files      suites, baselines and files of settings, below the root of the repository
     elsewhere  those that are outside the tree of the base
     home       the folder of its results, below the root
+    suite_folders  those among the files, and the folders of suites that are files
     """
 
     gates: Sequence[str]
     files: AbstractSet[str]
     elsewhere: Sequence[Path]
     home: Path
+    suite_folders: Sequence[str]
 
 
 def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
@@ -88,7 +90,8 @@ def run_gates_from(reference: str, words: Sequence[str], here: Path) -> int:
         gates = plan.files | _settings_files(repository, commit)
         _overlay(root, base, mixed, gates)
         with _out_folder(root, plan.home) as out:
-            status = _pytest(mixed / inside, tests)
+            folders = [mixed / name for name in plan.suite_folders]
+            status = _pytest(mixed / inside, tests, first=folders)
             _keep_results(mixed / plan.home / OUT, out)
         held_nodes = _held(mixed / plan.home / OUT / "results.jsonl")
     missing = [node for node in plan.gates if node not in held_nodes]
@@ -250,9 +253,11 @@ def _planned(base: Path, inside: Path, tests: Sequence[str], reference: str) -> 
             f"{reference} would be tested in place of yours: give only the files or folders of the "
             f"gates, as in `qgate run suites --gate-from {reference}`."
         )
+    suites = [base / path if (base / path).is_dir() else (base / path).parent for path in files]
+    folders = [path.relative_to(base).as_posix() for path in dict.fromkeys(suites) if path != base]
     files |= {(folder / "baselines").as_posix() for folder in (inside, home)}
     elsewhere = [path for path in named if not path.is_relative_to(base)]
-    return BaseCollection(listing["gates"], files, elsewhere, home)
+    return BaseCollection(listing["gates"], files, elsewhere, home, sorted(folders))
 
 
 def _refuse_paths_of(repository: GitRepository, plan: BaseCollection, reference: str) -> None:
@@ -267,14 +272,24 @@ def _refuse_paths_of(repository: GitRepository, plan: BaseCollection, reference:
 
 
 def _pytest(
-    folder: Path, words: Iterable[str], *, quiet: bool = False, paths: Iterable[Path] = ()
+    folder: Path,
+    words: Iterable[str],
+    *,
+    quiet: bool = False,
+    first: Iterable[Path] = (),
+    paths: Iterable[Path] = (),
 ) -> int:
-    """Run pytest in a folder, which modules are imported from first, then from `paths`."""
+    """Run pytest in a folder; modules are imported from `first`, the folder, and then `paths`.
+
+    First come the suites, so that no file of the checkout hides a module that lies beside them.
+    """
     environment = {name: value for name, value in os.environ.items() if name not in _HIDING}
-    parts = [str(folder), *map(str, paths), *filter(None, [environment.get("PYTHONPATH", "")])]
+    folders = [*map(str, first), str(folder), *map(str, paths)]
+    parts = [*folders, *filter(None, [environment.get("PYTHONPATH", "")])]
     environment["PYTHONPATH"] = os.pathsep.join(parts)
     keep_on = () if quiet else ("-p", "qgate.plugin.closed_pipes")
-    command = [sys.executable, "-m", "pytest", *words, "-p", "no:cacheprovider", *keep_on]
+    # Safe path: else the folder would come before all of PYTHONPATH.
+    command = [sys.executable, "-P", "-m", "pytest", *words, "-p", "no:cacheprovider", *keep_on]
     stream = subprocess.DEVNULL if quiet else None
     return subprocess.run(
         command, cwd=folder, env=environment, stdout=stream, check=False

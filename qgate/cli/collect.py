@@ -198,7 +198,7 @@ def _run(program: list[str]) -> int:
             sys.path.insert(0, str(Path(program[0]).resolve().parent))
             runpy.run_path(program[0], run_name="__main__")
     except SystemExit as end:
-        if isinstance(end.code, str):
+        if not isinstance(end.code, int | None):
             print(end.code, file=sys.stderr)
             return 1
         return int(end.code or 0)

@@ -9,8 +9,8 @@ The suites are those that `suites` in qgate.toml names, or else the folder suite
 --gate-from judges the code of this checkout by the suites, settings and baselines of another
 commit, so that a pull request cannot silence a gate: it fails if a gate of that commit has no
 verdict. `pytest --help` lists all options. The exit status is that of pytest: 0 if all gates
-passed; 1 if one failed, or has no verdict with --gate-from or where CI is set; 2 to 5 if they could
-not be run.
+passed; 1 if one failed, or has no verdict with --gate-from or where CI is set, or if pytest ended
+before its gates were judged; 2 to 5 if they could not be run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,9 +29,11 @@ from qgate.loading import LateModule
 
 if TYPE_CHECKING:
     from qgate.cli import _base_gates
+    from qgate.cli import _receipts as receipts
     from qgate.project import settings
 else:
     _base_gates = LateModule("qgate.cli._base_gates")
+    receipts = LateModule("qgate.cli._receipts")
     settings = LateModule("qgate.project.settings")
 
 _KEEP_ON = ("-p", "qgate.plugin.closed_pipes")
@@ -57,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     if args.gate_from is not None:
         return _base_gates.run_gates_from(args.gate_from, words, Path.cwd())
     suites = [] if _names_tests(args.more) else project_suites(Path.cwd())
-    return _finished([sys.executable, "-m", "pytest", *_KEEP_ON, *suites, *words])
+    with receipts.requested() as receipt:
+        command = [sys.executable, "-m", "pytest", *_KEEP_ON, *suites, *words]
+        status = _finished(command, {**os.environ, receipts.RECEIPT: str(receipt)})
+        return receipts.settled_status(status, receipt, words)
 
 
 def _as_pytest_spells(words: Sequence[str]) -> list[str]:
@@ -104,9 +109,9 @@ def project_suites(here: Path) -> list[str]:
     return [os.path.relpath(suite, here) for suite in suites]
 
 
-def _finished(command: Sequence[str]) -> int:
+def _finished(command: Sequence[str], environment: Mapping[str, str]) -> int:
     """Return the exit status of a program that the user may interrupt."""
-    with subprocess.Popen(command) as process:
+    with subprocess.Popen(command, env=environment) as process:
         try:
             while True:
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import sys
+import threading
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -97,6 +98,7 @@ class Collector:
             self._on_forward,
             self._on_iteration_end,
             self._take_labels,
+            self._on_error,
         )
         self._recorder = Recorder(self.settings, self.account, self._progress, self._open_writer)
         try:
@@ -128,6 +130,11 @@ class Collector:
         if not self._running or self._recorder is None:
             return
         self._stop_listening()
+        if self._progress is not None and self._progress.thread.ignored:
+            self.account.notes.append(
+                f"{self._progress.thread.ignored} calls of the model were not collected, as another"
+                " thread was in it"
+            )
         self.account.stop(self.settings.iterations, why)
         thread = self._recorder.thread
 
@@ -278,6 +285,10 @@ class Collector:
         if len(self.account.iterations) >= self.settings.iterations:
             self.stop()
 
+    def _on_error(self, error: Exception) -> None:
+        """Report an error of the hooks at the end, and collect no more."""
+        self.stop(f"an error of qgate, {type(error).__name__}: {error}"[:200])
+
     def _stop_listening(self) -> None:
         self._running = False
         self._unhook()
@@ -293,6 +304,8 @@ class Collector:
             self._eager = None
 
     def _at_exit(self) -> None:
+        if self._progress is not None and self._progress.guard.is_elsewhere():
+            return  # the process that was forked has it all
         self.step()
         self.stop("the end of the program")
         self.wait()
@@ -341,6 +354,7 @@ class FirstModel:
         self._make = make
         self._sites = make(nn.Identity()).settings.sites
         self._called_modules: set[int] = set()
+        self._lock = threading.RLock()
         self._handle: Any = register_module_forward_pre_hook(self._on_call)
 
     def __str__(self) -> str:
@@ -350,9 +364,16 @@ class FirstModel:
         self._handle.remove()
 
     def _on_call(self, module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() or id(module) in self._called_modules:
+        if torch.compiler.is_compiling() or torch._C._is_tracing():
             return
-        self._called_modules.add(id(module))
+        with self._lock:
+            if id(module) not in self._called_modules:
+                self._called_modules.add(id(module))
+                self._look_at(module)
+
+    def _look_at(self, module: nn.Module) -> None:
+        if self.collector is not None:
+            return
         if is_collecting():
             self.remove()
             self.found_collector = True

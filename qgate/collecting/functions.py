@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -52,11 +53,11 @@ class AttentionFunctions:
             original = vars(sys.modules[home]).get(name) if home in sys.modules else None
             if original is not None:
                 self._replaced.append((original, self._watch(name, original)))
-        _replace(self._replaced)
+        replace_everywhere(self._replaced)
 
     def remove(self) -> None:
         """Put the functions back, also in modules that were imported meanwhile."""
-        _replace([(wrapper, original) for original, wrapper in self._replaced])
+        replace_everywhere([(wrapper, original) for original, wrapper in self._replaced])
         self._replaced, self._listeners = [], None
 
     def _watch(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,7 +75,36 @@ class AttentionFunctions:
         return wrapper
 
 
-def _replace(pairs: list[tuple[Any, Any]]) -> None:
+class ScriptFunctions:
+    """Compiles modules to TorchScript without the hooks that `hidden` takes off them."""
+
+    def __init__(self, hidden: Callable[[], AbstractContextManager[None]]) -> None:
+        self._hidden = hidden
+        self._replaced: list[tuple[Any, Any]] = []
+
+    def install(self) -> None:
+        originals = (torch.jit.script, torch.jit.trace, torch.jit.trace_module)
+        self._replaced = [(original, self._without_hooks(original)) for original in originals]
+        replace_everywhere(self._replaced)
+
+    def remove(self) -> None:
+        replace_everywhere([(wrapper, original) for original, wrapper in self._replaced])
+        self._replaced = []
+
+    def _without_hooks(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        names_frames = original is torch.jit.script
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if names_frames and len(args) < 3:  # it looks names up where it was called
+                kwargs["_frames_up"] = kwargs.get("_frames_up", 0) + 1
+            with self._hidden():
+                return original(*args, **kwargs)
+
+        return wrapper
+
+
+def replace_everywhere(pairs: list[tuple[Any, Any]]) -> None:
     """Replace objects in all modules, under any name, except in those of torch itself."""
     new = {id(old): new for old, new in pairs}
     for name, module in list(sys.modules.items()):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from qgate.collecting.calls import CollectedSite, ModuleCall, RepeatedCall, tensors_in
-from qgate.collecting.functions import AttentionFunctions, attention_weights, details_of
+from qgate.collecting.functions import (
+    AttentionFunctions,
+    ScriptFunctions,
+    attention_weights,
+    details_of,
+)
 from qgate.collecting.graph import Edge, edges_of, inside_module_call, watch_gradients
 from qgate.collecting.recorder import Recorder
 from qgate.collecting.targets import ChosenModules, CollectedModule, layer_of
@@ -36,11 +43,16 @@ class CollectorHooks:
     def __init__(self, root: nn.Module, chosen: ChosenModules, recorder: Recorder) -> None:
         self._root, self._chosen, self._recorder = root, chosen, recorder
         self._settings = recorder.settings
-        self._open: dict[int, list[_OpenCall | None]] = {}
-        self._on_modules, self._on_graph = ModuleHooks(), ModuleHooks()
+        self._guard = recorder.progress.guard
+        self._open: dict[tuple[int, int], list[_OpenCall | None]] = {}
+        self._on_modules, self._on_graph = ModuleHooks(copied=False), ModuleHooks()
         self._whole = {t.site.module for t in chosen.targets if t.site.component == "FA"}
         self._layers: dict[str, int | None] = {}
-        self._functions = AttentionFunctions(self._on_function_begin, self._on_function_return)
+        self._functions = AttentionFunctions(
+            functools.partial(self._guard, self._on_function_begin),
+            functools.partial(self._guard, self._on_function_return),
+        )
+        self._scripts = ScriptFunctions(self._without_hooks)
 
     def install(self) -> None:
         for target in self._chosen.targets:
@@ -48,13 +60,16 @@ class CollectorHooks:
                 target.site.layer_type == "attention" and self._settings.attention_weights
             )
             if target.output or wants_weights:
-                before = functools.partial(self._on_begin, target)
                 self._on_modules.add(
-                    target.module, before, functools.partial(self._on_return, target)
+                    target.module,
+                    functools.partial(self._guard, self._on_begin, target),
+                    functools.partial(self._guard, self._on_return, target),
                 )
         self._functions.install()
+        self._scripts.install()
 
     def remove(self) -> None:
+        self._scripts.remove()
         self._functions.remove()
         self._on_modules.remove()
         self.next_iteration()
@@ -63,6 +78,11 @@ class CollectorHooks:
         """Stop waiting for gradients of the last iteration."""
         self._on_graph.remove()
         self._open.clear()
+
+    @contextlib.contextmanager
+    def _without_hooks(self) -> Iterator[None]:
+        with self._on_modules.hidden(), self._recorder.progress.hidden():
+            yield
 
     # Modules -----------------------------------------------------------------------------------
 
@@ -73,16 +93,13 @@ class CollectorHooks:
         args: tuple[Any, ...],
         kwargs: dict[str, object],
     ) -> None:
-        if not torch.compiler.is_compiling():
-            open_call = self._guarded(target.site, lambda: self._open_module(target, args, kwargs))
-            self._open.setdefault(id(target), []).append(open_call)
+        open_call = self._guarded(target.site, lambda: self._open_module(target, args, kwargs))
+        self._open.setdefault((threading.get_ident(), id(target)), []).append(open_call)
 
     def _on_return(
         self, target: CollectedModule, _module: nn.Module, _args: Any, result: Any
     ) -> None:
-        if torch.compiler.is_compiling():
-            return
-        open_calls = self._open.get(id(target))
+        open_calls = self._open.get((threading.get_ident(), id(target)))
         open_call = open_calls.pop() if open_calls else None
         if open_call is not None:
             self._guarded(target.site, lambda: self._close(open_call, target.output, result))
@@ -194,7 +211,8 @@ class CollectorHooks:
 
             self._guarded(open_call.site, keep)
 
-        handles, names = watch_gradients(output, open_call.edges, arrived)
+        arrival = functools.partial(self._guard, arrived)
+        handles, names = watch_gradients(output, open_call.edges, arrival)
         if handles:
             self._on_graph.keep(*handles)
             if isinstance(call, ModuleCall):

@@ -7,15 +7,18 @@ iteration.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypedDict
 
-import torch
+import torch.optim
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from qgate.collecting.calls import tensors_in
 from qgate.collecting.graph import in_backward
+from qgate.collecting.guarding import CallingThread, Guard
 from qgate.collecting.settings import CollectSettings
 from qgate.hooks import ModuleHooks
 
@@ -40,7 +43,9 @@ class Progress:
         on_forward: Callable[[], None],
         on_iteration_end: Callable[[int], None],
         labels: Callable[[], Labels] = Labels,
+        on_error: Callable[[Exception], None] = lambda _error: None,
     ) -> None:
+        self.guard, self.thread = Guard(on_error), CallingThread()
         self._roots, self._backward = roots, settings.backward
         self._on_forward, self._on_iteration_end = on_forward, on_iteration_end
         self._labels = labels
@@ -54,7 +59,7 @@ class Progress:
         self._own_optimizer = False
         self._needs_backward = False
         self._versions = 0
-        self._hooks, self._on_graph = ModuleHooks(), ModuleHooks()
+        self._hooks, self._on_graph = ModuleHooks(copied=False), ModuleHooks()
 
     @property
     def micro_batch(self) -> int:
@@ -65,18 +70,25 @@ class Progress:
         return self.passes > 0 or self.records > 0
 
     def watch(self) -> None:
+        leave = functools.partial(self.guard, self._leave)
         self._hooks.add(self._roots[0], lambda *_: self.enter(), first=True)
-        self._hooks.add(self._roots[0], after=lambda _module, _args, result: self._leave(result))
-        handle = register_optimizer_step_post_hook(lambda optimizer, *_: self._on_step(optimizer))
-        self._hooks.keep(handle)
+        self._hooks.add(self._roots[0], after=leave, always=True)
+        step = functools.partial(self.guard, self._on_step)
+        self._hooks.keep(register_optimizer_step_post_hook(step))
 
     def unwatch(self) -> None:
         self._hooks.remove()
         self._on_graph.remove()
 
+    def hidden(self) -> AbstractContextManager[None]:
+        return self._hooks.hidden()
+
     def enter(self) -> None:
         """Note a call of the model."""
-        if torch.compiler.is_compiling() or in_backward():
+        self.guard(self._enter)
+
+    def _enter(self) -> None:
+        if in_backward() or not self.thread.enter():
             return
         labels = self._labels()
         if self.passes and ("iteration" in labels or self._is_over()):
@@ -90,9 +102,9 @@ class Progress:
         self._versions = self._version()
         self._on_forward()
 
-    def _leave(self, result: Any) -> None:
+    def _leave(self, _module: nn.Module, _args: Any, result: Any) -> None:
         """Note the outputs of the model, which decide whether a backward pass can come."""
-        if self.is_paused or torch.compiler.is_compiling() or in_backward():
+        if in_backward() or not self.thread.leave() or self.is_paused:
             return
         nodes = [tensor.grad_fn for tensor in tensors_in(result) if tensor.grad_fn is not None]
         self._needs_backward = bool(nodes)
@@ -119,8 +131,8 @@ class Progress:
             return True
         return not (self.had_backward or (self._backward and self._needs_backward))
 
-    def _on_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if torch.compiler.is_compiling() or not self.has_begun:
+    def _on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self.has_begun:
             return
         own = {id(p) for root in self._roots for p in root.parameters()}
         if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):

@@ -57,7 +57,7 @@ class Recorder:
         if in_backward():
             return self.calls.repeat(site, executing_node()) if self.settings.backward else None
         progress, most = self.progress, self.settings.samples
-        if progress.is_paused:
+        if progress.is_paused or progress.thread.is_ignored():
             return None
         if most is not None and progress.micro_batch >= most:
             return None

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from qgate import devices
 from qgate.errors import QgateError, unknown
-from qgate.interruptions import RAISED_BY_USERS, raise_interruption
+from qgate.interruptions import raise_interruption, raised_by_users
 from qgate.loading import LateModule
 from qgate.models.language import Part
 from qgate.models.mamba.rotation import ROTATED, rotate
@@ -217,7 +217,7 @@ def _from_callable(name: str, module: str, attribute: str, sampling: Sampling) -
         sys.path.insert(0, str(Path.cwd()))
     try:
         loaded = _from_file(Path(module)) if module.endswith(".py") else import_module(module)
-    except RAISED_BY_USERS as error:
+    except raised_by_users() as error:
         raise_interruption()
         raise QgateError(
             f"cannot take {attribute!r} from {module!r} for model {name!r}: {_error_text(error)}. "
@@ -248,7 +248,7 @@ def _call_builder(name: str, build: Callable[..., Model], sampling: Sampling) ->
         model = build(**arguments)
     except QgateError:
         raise
-    except RAISED_BY_USERS as error:
+    except raised_by_users() as error:
         raise_interruption()
         raise QgateError(f"model {name!r} cannot be built: {_error_text(error)}.") from error
     if not isinstance(model, Model):

@@ -19,7 +19,7 @@ from qgate.devices import exact_math
 from qgate.errors import QgateError, unknown
 from qgate.hooks.observing import compile_pattern
 from qgate.hooks.tapping import tap_sites
-from qgate.interruptions import RAISED_BY_USERS, raise_interruption
+from qgate.interruptions import raise_interruption, raised_by_users
 from qgate.models.blocks import blocks_of, leaves_of
 from qgate.models.fingerprints import fingerprint
 from qgate.models.refusals import refusal, which_of
@@ -224,7 +224,7 @@ class Model:
                 return self.module(moved)
         except QgateError:
             raise
-        except RAISED_BY_USERS as error:
+        except raised_by_users() as error:
             raise_interruption()
             # Samples may be on the device that is lost: nothing compares them there any more.
             which = "a sample" if lost_device(error) else which_of(self.inputs, sample)

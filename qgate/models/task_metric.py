@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from qgate.errors import QgateError
-from qgate.interruptions import RAISED_BY_USERS, raise_interruption
+from qgate.interruptions import raise_interruption, raised_by_users
 from qgate.text import shortened
 
 TaskMetric = Callable[..., Any]
@@ -77,7 +77,7 @@ def task_figures(
     ]
     try:
         returned = metric(*by_place, **arguments)
-    except RAISED_BY_USERS as error:
+    except raised_by_users() as error:
         raise_interruption()
         raise QgateError(f"{about} raised {type(error).__name__}: {error}") from error
     return _read(returned, len(given["inputs"]), about)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from qgate.errors import QgateError
 from qgate.hooks import ModuleHooks
 from qgate.hooks.tapping import tap_sites
-from qgate.interruptions import RAISED_BY_USERS, raise_interruption
+from qgate.interruptions import raise_interruption, raised_by_users
 from qgate.loading import LateModule
 from qgate.models.blocks import sharing_copy
 from qgate.models.fingerprints import WeightCache
@@ -121,7 +121,7 @@ def _build_own(mode: Mode, model: Model) -> Model:
         module = model.modes[mode.name](model)
     except QgateError:
         raise
-    except RAISED_BY_USERS as error:
+    except raised_by_users() as error:
         raise_interruption()
         raise QgateError(
             f"mode {mode.name!r} of {model.name} cannot be built: {type(error).__name__}: "

@@ -143,6 +143,22 @@ def select_fitting(
     return list(chosen.values()), unfit
 
 
+def is_selected(name: str, query: str | Sequence[str]) -> bool:
+    """Tell if a query means the mode of a name, where no model says which modes fit."""
+    registered = {mode.name: mode for registry in _FITTING.values() for mode in registry}
+    by_name = name in registered and registered[name].by_name
+    groups = {
+        "all": not by_name,
+        "quant_only": not by_name and name not in ("fp16", "bf16"),
+        "fp_only": name == "fp16",
+        "essential": any(name in listed for listed in _ESSENTIAL.values()),
+    }
+    return any(
+        groups[part] if part in groups else fnmatch.fnmatchcase(name.lower(), part)
+        for part in map(str.lower, _parts_of(query))
+    )
+
+
 def _parts_of(query: str | Sequence[str]) -> list[str]:
     texts = [query] if isinstance(query, str) else query
     parts = [part.strip() for text in texts for part in text.split(",")]

@@ -10,12 +10,12 @@ import qgate.plugin.plain_imports  # noqa: F401  (first, for the imports that fo
 
 # isort: split
 import contextlib
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qgate.devices import keep_freed_memory, wait_calmly
-from qgate.kernel_checks.updating import UPDATING
 from qgate.plugin import hooks, lazy
 from qgate.plugin.collection import Cases, note_running, select
 from qgate.plugin.command_line import add_nearest_names, add_options, add_short_names
@@ -31,17 +31,17 @@ from qgate.plugin.fixtures import (
     qgate_check_kernel,
     qgate_check_relations,
 )
-from qgate.plugin.gate_collection import FileHooks, gates_of, kind_of_gate
+from qgate.plugin.gate_collection import FileHooks, gates_of, is_gate, kind_of_gate
 from qgate.plugin.holding_back import hold_back
-from qgate.plugin.lost_devices import note_loss, refuse_without_device
-from qgate.plugin.out_folder import reserve_out_folder, tell_worker
+from qgate.plugin.lost_devices import end_worker_without_device, note_loss, refuse_without_device
 from qgate.plugin.progress_lines import grouped_by_mode, name_lines
-from qgate.plugin.reports import add_other, add_report, attach, finish
+from qgate.plugin.reports import add_other, add_report, attach, finish, settle
 from qgate.plugin.runs import WATCH, SuiteRun
-from qgate.plugin.settings import options_of
+from qgate.plugin.settings import note_environment, options_of
 from qgate.plugin.shared_sessions import check_sample_files
 from qgate.plugin.used_formats import selected_formats
 from qgate.project.gate_kinds import gate_kinds
+from qgate.project.run_words import RECEIPT
 from qgate.text import for_terminal, one_line
 
 __all__ = [
@@ -78,8 +78,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]):  # type: ignore[no-untyped-def]
+def pytest_load_initial_conftests(  # type: ignore[no-untyped-def]
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+):
     """Add short names last: a conftest or plugin that wants one of them has had it by now."""
+    note_environment(early_config)
     result = yield
     add_short_names(parser)
     add_nearest_names(parser, args)
@@ -92,15 +95,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     options = options_of(config)
     if options.header is not None:
-        wait_calmly()
-        keep_freed_memory()
+        lazy.devices.wait_calmly()
+        lazy.devices.keep_freed_memory()
     if "format" in options.given:
         selected_formats(options.values["format"])
     options.check()
     check_sample_files(config)
     if options.values["update-baselines"]:
-        token = UPDATING.set(True)
-        config.add_cleanup(lambda: UPDATING.reset(token))
+        updating = lazy.updating.UPDATING
+        token = updating.set(True)
+        config.add_cleanup(lambda: updating.reset(token))
     if options.values["watch-underflow"]:
         stack = contextlib.ExitStack()
         watch = lazy.underflow.watch_underflow(lambda _text: None)
@@ -109,9 +113,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(fixtures_of(gate_kinds()), "qgate-kinds")
     config.pluginmanager.register(FileHooks(config), "qgate-files")
     run = config.stash[_RUN] = SuiteRun(options)
+    # Taken out, so that a run of pytest inside a test leaves none.
+    if receipt := os.environ.pop(RECEIPT, ""):
+        run.receipt = Path(receipt)
     if not hasattr(config, "workerinput"):
         if options.header is not None:
-            reserve_out_folder(config, options.home)
+            lazy.out_folder.reserve_out_folder(config, options.home)
         config.pluginmanager.register(_ReportHooks(run), "qgate-reports")
         if config.getoption("htmlpath", None) and config.pluginmanager.hasplugin("html"):
             config.pluginmanager.register(lazy.html_columns.HtmlColumns(run), "qgate-html")
@@ -149,7 +156,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     select(config, items)
     with grouped_by_mode(items):
         result = yield
-    hold_back(config, items)
+    if any(map(is_gate, items)):
+        hold_back(config, items)
     return result
 
 
@@ -163,6 +171,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     refuse_without_device(item)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):  # type: ignore[no-untyped-def]
+    result = yield
+    if nextitem is not None:
+        end_worker_without_device(item.config)
+    return result
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
     """Let what the gates of a test decided travel with its report, across processes too."""
@@ -174,7 +190,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
 
 
 class _ReportHooks:
-    """The two hooks that pytest calls without saying of which run."""
+    """Hooks of the process that talks to the user."""
 
     def __init__(self, run: SuiteRun) -> None:
         self._run = run
@@ -182,6 +198,13 @@ class _ReportHooks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a report; the last one of a test counts, reruns replace what was before."""
         add_report(self._run, report)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session):  # type: ignore[no-untyped-def]
+        """Have the last word on the exit status, after the summary and hooks of others."""
+        result = yield
+        settle(self._run, session)
+        return result
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -199,7 +222,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    tell_worker(node.config, node.workerinput)
+    lazy.out_folder.tell_worker(node.config, node.workerinput)
 
 
 @pytest.hookimpl(optionalhook=True)

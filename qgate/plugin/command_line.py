@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from qgate.loading import LateModule
 from qgate.plugin.hooks import listed
 from qgate.project.gate_kinds import known_options
+
+if TYPE_CHECKING:
+    import difflib
+else:
+    difflib = LateModule("difflib")
 
 
 def dest(name: str) -> str:

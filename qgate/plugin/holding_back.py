@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from qgate.device_errors import device_error
 from qgate.errors import QgateError
 from qgate.plugin.gate_collection import deselect, gates_of, has_fixture, text_parameter
+from qgate.plugin.lost_devices import note_loss
 from qgate.plugin.shared_sessions import sessions_of
 from qgate.project.gate_kinds import gate_kinds
 
@@ -39,8 +41,11 @@ def hold_back(config: pytest.Config, items: list[pytest.Item]) -> None:
     for (name, model), gates in by_model.items():
         try:
             held_back += _misfits(sessions_of(config).of(kinds[name], model), gates)[1:]
-        except QgateError:
-            continue
+        except (QgateError, RuntimeError) as error:
+            # A kernel of a mode that ran while tests were collected may have ended the device.
+            note_loss(gates[0], error)
+            if not isinstance(error, QgateError) and device_error(error) is None:
+                raise
     gates_of(config).held_back |= set(map(id, held_back))
     deselect(config, items, held_back)
 

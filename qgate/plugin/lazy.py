@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 from qgate.loading import LateModule
 
 if TYPE_CHECKING:
+    from qgate import devices as devices
     from qgate import formats as formats
     from qgate import testing as testing
     from qgate.gate.measuring import suite_needs as suite_needs
+    from qgate.kernel_checks import updating as updating
     from qgate.plugin import html_columns as html_columns
+    from qgate.plugin import out_folder as out_folder
     from qgate.plugin import records as records
     from qgate.plugin import sessions as sessions
     from qgate.plugin import summary as summary
@@ -23,4 +26,6 @@ else:
     suite_needs = LateModule("qgate.gate.measuring.suite_needs")
     html_columns = LateModule("qgate.plugin.html_columns")
     records, sessions = LateModule("qgate.plugin.records"), LateModule("qgate.plugin.sessions")
+    devices, updating = LateModule("qgate.devices"), LateModule("qgate.kernel_checks.updating")
+    out_folder = LateModule("qgate.plugin.out_folder")
     summary, underflow = LateModule("qgate.plugin.summary"), LateModule("qgate.sweeps.underflow")

@@ -6,12 +6,16 @@ would each end in the same error, or in a crash.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from qgate.device_errors import LostDeviceError, device_error
 from qgate.plugin.gate_collection import has_fixture
+from qgate.plugin.settings import options_of
 from qgate.text import one_line
 
+_ENDED = 3
 _LOSS: pytest.StashKey[str] = pytest.StashKey()
 _NEEDED_BY = ("model", "device")
 """Fixtures that something on the device comes from."""
@@ -27,6 +31,16 @@ def note_loss(item: pytest.Item, error: BaseException) -> None:
 def loss_of(config: pytest.Config) -> str | None:
     """Return how this process lost its device; None if it has it."""
     return config.stash.get(_LOSS, None)
+
+
+def end_worker_without_device(config: pytest.Config) -> None:
+    """End a worker of pytest-xdist that lost its device: another one takes its other gates.
+
+    An update goes on, as it has to say that it writes nothing.
+    """
+    is_worker = hasattr(config, "workerinput")
+    if is_worker and loss_of(config) is not None and options_of(config).update is None:
+        os._exit(_ENDED)
 
 
 def refuse_without_device(item: pytest.Item) -> None:

@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from qgate.baselines import Store, accepted_file, joined, pack, unpack, unused
+from qgate.baselines import Store, joined, pack, unpack
 from qgate.device_errors import in_sentences
 from qgate.errors import QgateError, sentence_of
+from qgate.interruptions import raised_by_users
 from qgate.loading import LateModule
 from qgate.metrics import METRICS
+from qgate.plugin.accepted_lines import accepted_at, unheld_lines, unused_lines
 from qgate.plugin.lost_devices import loss_of
 from qgate.plugin.out_folder import out_folder, remove_reproductions, remove_stale
 from qgate.plugin.runs import Part, RunFacts, SuiteRun, conflicts_of, part_of, sessions_used
-from qgate.plugin.settings import options_of
+from qgate.plugin.settings import note_environment, options_of
 from qgate.results import (
     Writer,
     check_storable,
     junit_properties,
-    measured_sites,
     new_header,
     to_csv,
     worst_first,
@@ -36,7 +37,6 @@ from qgate.results.looser import looser_limits
 from qgate.results.other_tests import other_tests_record
 from qgate.results.power import add_power
 from qgate.results.tasks import add_tasks
-from qgate.storage.git import last_changes
 from qgate.storage.locations import short_path
 from qgate.storage.out_folders import CANDIDATES, REPRODUCTIONS, check_out_folder
 from qgate.storage.removing import LinkError
@@ -45,7 +45,7 @@ from qgate.text import one_line
 if TYPE_CHECKING:
     from qgate.gate.sessions import GateSession, Outcome
     from qgate.results.coverage import RunExtent
-    from qgate.results.schema import AcceptedAt, Record
+    from qgate.results.schema import Record
 
 _accepted_changes: Any = LateModule("qgate.page.accepted_changes")
 # Lines of accepted errors from which on an update says that they are many.
@@ -128,15 +128,22 @@ def leave_files(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes
             session.leave_candidate(folder / CANDIDATES, outcome, item.nodeid)
         except LinkError as error:
             notes.append(f"a candidate of an earlier run is still there: {error}")
-        except QgateError as error:
-            notes.append(f"no candidate was left: {error}")
+        except raised_by_users() as error:
+            notes.append(f"no candidate was left: {_reason(error)}")
         try:
             if not report.passed:
                 session.leave_reproduction(folder / REPRODUCTIONS, outcome)
-        except Exception as error:  # of a disk, or of a device that was lost
-            notes.append(f"no reproduction was left: {sentence_of(error)}")
+        except raised_by_users() as error:  # of a disk, a lost device or a kernel that ends
+            notes.append(f"no reproduction was left: {_reason(error)}")
     if notes:
         report.qgate_notes = notes  # type: ignore[attr-defined]
+
+
+def _reason(error: BaseException) -> str:
+    """Describe an error; one that would end a program or a test says that it was raised."""
+    if isinstance(error, Exception):
+        return sentence_of(error)
+    return f"code of the model or of a kernel raised {type(error).__name__}: {error}"
 
 
 def keep(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> None:
@@ -147,8 +154,8 @@ def keep(item: pytest.Item, report: pytest.TestReport, outcomes: Outcomes) -> No
     for session, outcome in outcomes:
         try:
             session.keep(outcome, item.nodeid)
-        except QgateError as error:
-            conflicts_of(item.config).append(str(error))
+        except raised_by_users() as error:
+            conflicts_of(item.config).append(_reason(error))
 
 
 # A run ------------------------------------------------------------------------------------------
@@ -164,8 +171,8 @@ def measured_part(config: pytest.Config, updates: bool) -> Part:
         try:
             with in_sentences("what was measured"):
                 _add_session(part, session, updates and loss is None)
-        except QgateError as error:
-            part["errors"].append(str(error))
+        except raised_by_users() as error:
+            part["errors"].append(_reason(error))
     return part
 
 
@@ -261,7 +268,7 @@ def write(run: SuiteRun, whole: bool, status: int) -> bool:
         run.writer.close()
     try:
         if complete and run.options.update is None and run.options.shard is None:
-            run.unused = _unused_lines(run, rows)
+            run.unused = unused_lines(run, rows)
     except (QgateError, OSError) as error:
         run.errors.append(str(error))
     try:
@@ -287,17 +294,6 @@ def _write_error(error: QgateError | OSError) -> str:
     return f"records cannot be written to {sentence_of(OSError(error.errno, error.strerror, file))}"
 
 
-def accepted_at(baselines: Path, rows: Iterable[Mapping[str, Any]]) -> list[AcceptedAt]:
-    """Return when the accepted errors that a run was held against changed last."""
-    changes: list[AcceptedAt] = []
-    for model, modes in measured_sites(rows).items():
-        files = {accepted_file(mode): mode for mode in sorted(modes)}
-        folder = Store(baselines, model).folder
-        for file, (commit, date) in last_changes(folder, files).items():
-            changes.append({"model": model, "mode": files[file], "commit": commit, "date": date})
-    return changes
-
-
 def records_file(run: SuiteRun) -> Path:
     """Return where the records of a run are, in a folder that is made."""
     run.folder = out_folder(run.options.config, run.options.home)
@@ -309,8 +305,11 @@ def records_file(run: SuiteRun) -> Path:
     return run.folder / "results.jsonl"
 
 
-def run_extent(run: SuiteRun, stopped_by: str) -> RunExtent:
-    """Return how many gates of a run have a verdict, and which do not."""
+def run_extent(run: SuiteRun, stopped_by: str, status: int) -> RunExtent:
+    """Return how many gates of a run have a verdict, and which do not.
+
+    A run that is red says what failed, and not which accepted errors have no gate.
+    """
     gates: Part = next((part["gates"] for part in run.parts if any(part["gates"].values())), {})
     omitted = [OmittedGate(*group) for group in gates.get("omitted", ())]
     for cause, reason, name in gates.get("files", ()):
@@ -324,13 +323,17 @@ def run_extent(run: SuiteRun, stopped_by: str) -> RunExtent:
             omitted.append(OmittedGate("not run", stopped, model, mode, layer))
         judged += node in run.records and node not in run.skips
     gate_count = len(gates.get("selected", ())) + len(gates.get("omitted", ()))
+    coverage = _coverage(run, omitted)
+    if not run.broken and status == pytest.ExitCode.OK:
+        models = joined_facts(run.parts).models if gate_count else ()
+        omitted += unheld_lines(run, models, omitted)
     return new_extent(
         gate_count,
         judged,
         omitted,
-        _coverage(run, omitted),
+        coverage,
         allowed=bool(run.options.values["allow-partial"]),
-        ci=in_ci(),
+        ci=note_environment(run.options.config).is_ci,
         is_shard=run.options.shard is not None,
     )
 
@@ -340,16 +343,6 @@ def _coverage(run: SuiteRun, omitted: Sequence[OmittedGate]) -> list[ModeCoverag
     rows = [row for node, of in run.records.items() if node not in run.skips for row in of]
     scopes = joined_facts(run.parts).scopes.values()
     return list(filter(None, (coverage_of(scope, rows, omitted) for scope in scopes)))
-
-
-def _unused_lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Accepted errors of the modes that ran which nothing measured."""
-    return [
-        f"unused: {len(keys)} accepted errors of {model} {mode}, such as {keys[0]}: "
-        "`qgate baselines prune --results qgate-out/results.jsonl` removes them"
-        for model, modes in measured_sites(rows).items()
-        for mode, keys in unused(Store(run.options.baselines, model), modes).items()
-    ]
 
 
 def _header(run: SuiteRun, complete: bool, status: int | None) -> Record:

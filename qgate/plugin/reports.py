@@ -6,14 +6,16 @@ something else: an assertion of its own, a strict xfail that passed.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
+from collections.abc import Mapping
 
 import pytest
 
 from qgate.errors import QgateError
 from qgate.plugin import lazy
 from qgate.plugin.fixtures import COMPUTING, OUTCOMES
-from qgate.plugin.out_folder import out_folder_notes
 from qgate.plugin.runs import Selection, SuiteRun, part_of, sessions_used
 from qgate.text import one_line
 
@@ -130,7 +132,7 @@ def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
         return
     run.parts.append(part)
     run.selection = _joined_selection(run)
-    run.selection.notes += out_folder_notes(config) if run.gates else []
+    run.selection.notes += lazy.out_folder.out_folder_notes(config) if run.gates else []
     if run.selection.refused:
         session.exitstatus = pytest.ExitCode.USAGE_ERROR
         return
@@ -147,9 +149,10 @@ def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
             run.errors.append(str(error))
     answered = run.records or run.broken or run.gates & set(run.lines)
     run.idle = whole and bool(run.gates) and not answered
-    gates = any(any(part["gates"].values()) for part in run.parts)
+    gates = any(any(part["gates"].values()) for part in run.parts) or _may_lack_gates(run)
     if gates and not config.getoption("collectonly", False):
-        run.extent = lazy.records.run_extent(run, "" if whole else _stopped_by(session))
+        stopped_by = "" if whole else _stopped_by(session)
+        run.extent = lazy.records.run_extent(run, stopped_by, int(exitstatus))
         facts = lazy.records.joined_facts(run.parts)
         run.header = {"extent": run.extent, "shard": options.shard}
         names = ("power", "tasks", "across_weights")
@@ -159,6 +162,11 @@ def finish(run: SuiteRun, session: pytest.Session, exitstatus: int) -> None:
         if lazy.records.write(run, whole, int(session.exitstatus)):
             lazy.summary.draw(run)
         _settle(run, session)
+
+
+def _may_lack_gates(run: SuiteRun) -> bool:
+    """Tell if a run of suites that collected no gate may have had some: there are baselines."""
+    return run.options.baselines.is_dir() and run.options.asks_for_gates
 
 
 def _is_half_loaded(package: str) -> bool:
@@ -197,3 +205,21 @@ def _settle(run: SuiteRun, session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
     if session.exitstatus == pytest.ExitCode.OK and run.extent and run.extent["fails"]:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if session.exitstatus == pytest.ExitCode.OK and any(map(_is_failure, run.rows)):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _is_failure(row: Mapping[str, object]) -> bool:
+    """Tell if a gate found something wrong, which no hook on reports may take back."""
+    return not row["passed"] and "xfailed" not in row
+
+
+def settle(run: SuiteRun, session: pytest.Session) -> None:
+    """Settle the exit status again after the hooks of others, and leave a receipt of it."""
+    if hasattr(session.config, "workerinput"):
+        return
+    _settle(run, session)
+    if run.receipt is not None:
+        status = {"exit": int(session.exitstatus)}
+        with contextlib.suppress(OSError):  # without a receipt the run is red
+            run.receipt.write_text(json.dumps(status), encoding="utf-8", newline="\n")

@@ -87,6 +87,7 @@ class SuiteRun:
     idle       there were gates, and none of them compared anything
     underflow  what --watch-underflow saw
     page_run   the run as its page reads it, once it is written
+    receipt    the file that `qgate run` asks for, with the exit status once all is settled
     """
 
     options: RunOptions
@@ -116,6 +117,7 @@ class SuiteRun:
     page: Path | None = None
     writer: Any = None
     page_run: Run | None = None
+    receipt: Path | None = None
 
     @property
     def rows(self) -> list[dict[str, object]]:

@@ -13,28 +13,28 @@ import shlex
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.plugin.command_line import dest, typed_options
 from qgate.project.gate_kinds import gate_kinds, known_options, subject_kinds
 from qgate.project.options import PathPair
+from qgate.project.run_words import RUN_NOTHING, has_option
 from qgate.project.settings import baselines_folder, home_above, read_project
-from qgate.storage.access import folder_of
-from qgate.storage.locations import (
-    is_readable,
-    location_below,
-    location_of,
-    short_path,
-    text_below,
-)
 from qgate.text import for_terminal, one_line
 
 if TYPE_CHECKING:
     from qgate.gate.updating import Which
+    from qgate.storage import access, locations
     from qgate.storage.locations import Location
+else:
+    access, locations = (
+        LateModule("qgate.storage.access"),
+        LateModule("qgate.storage.locations"),
+    )
 
 
 def option_error(sentence: object) -> pytest.UsageError:
@@ -64,6 +64,7 @@ class RunOptions:
         except QgateError as error:
             raise option_error(f"qgate: {error}") from None
         self.limits, self.source = project.limits, project.source
+        self.suites = project.suite_folders
         self.typed = typed_options(config)
         self.given = self.typed.keys() | project.options.keys()
         defaults = {name: option.default for name, option in known_options().items()}
@@ -74,6 +75,7 @@ class RunOptions:
 
     def check(self) -> None:
         """Refuse what cannot be meant, before anything is collected."""
+        self._refuse_unwritten()
         try:
             # What a project says of its subjects is only looked at where a suite wants it.
             for kind in gate_kinds():
@@ -97,6 +99,49 @@ class RunOptions:
                 "--update-baselines (or --update-dry-run) replaces it by one of these: give one of "
                 "the two."
             )
+
+    def _refuse_unwritten(self) -> None:
+        """Refuse options of a file that leave gates out, where a service of CI runs them.
+
+        A pull request can change the file; who wrote the command knows what it leaves out.
+        """
+        environment = note_environment(self.config)
+        if not (environment.is_ci and self.asks_for_gates):
+            return
+        config = self.config
+        words = [name for name in ("shard", "allow-partial") if self.values[name]]
+        spelled: dict[str, tuple[str, ...]] = {
+            f"--{word}": (f"--{word}", f"--qgate-{word}") for word in words
+        }
+        spelled |= {
+            names[0]: names
+            for field, names in RUN_NOTHING.items()
+            if getattr(config.option, field, None)
+        }
+        written = [*map(str, config.invocation_params.args), *environment.added_words]
+        for name, names in spelled.items():
+            if not has_option(written, names):
+                raise option_error(
+                    f"qgate: {name} is not in the command but in a file, such as addopts of "
+                    f"{config.inipath or 'pytest.ini'}: where CI is set, give it in the command "
+                    "or in PYTEST_ADDOPTS, or leave it out."
+                )
+
+    @cached_property
+    def asks_for_gates(self) -> bool:
+        """Tell if a run was given suites of its project, or a folder that has them.
+
+        A folder of other tests asks for no gates, nor do `testpaths` without the suites.
+        """
+        here = self.directory
+        asked = [Path(os.path.normpath(here / arg.partition("::")[0])) for arg in self.config.args]
+        suites = [Path(os.path.normpath(self.home / suite)) for suite in self.suites]
+        return any(
+            path.is_relative_to(suite) or suite.is_relative_to(path)
+            for path in asked
+            for suite in suites
+            if suite.exists()
+        )
 
     @cached_property
     def update(self) -> Which | None:
@@ -145,7 +190,7 @@ class RunOptions:
     def shown_baselines(self) -> str:
         """Return the folder of baselines for people: relative to the project if it is below."""
         folder = str(self.values["baselines"] or self.home / "baselines")
-        shown = short_path(self.home, folder)
+        shown = locations.short_path(self.home, folder)
         return shown if self.baselines.is_dir() else f"{shown} (none yet)"
 
     @property
@@ -158,15 +203,15 @@ class RunOptions:
         value = self.values[name]
         if value is None:
             return None
-        location = location_below(self.directory, value)
+        location = locations.location_below(self.directory, value)
         option = f"{self.spelled(name)} {value!r}"
         # A store is asked now what is there: it may not be reached, or nobody may read it.
-        kind = folder_of(location).kind()
+        kind = access.folder_of(location).kind()
         if kind != "folder":
             what = "is a file: name the folder" if kind == "file" else "is not there"
-            near = "" if location == location_of(value) else f" ({location})"
+            near = "" if location == locations.location_of(value) else f" ({location})"
             raise QgateError(f"{option} {what}{near}.")
-        if not is_readable(location):
+        if not locations.is_readable(location):
             raise QgateError(f"{option} cannot be read: permission denied.")
         return location
 
@@ -183,12 +228,12 @@ class RunOptions:
         return first, second
 
     def _readable_text(self, name: str, value: str) -> str:
-        text = text_below(self.config.invocation_params.dir, value)
-        option, location = f"{self.spelled(name)} {value!r}", location_of(text)
-        kind = folder_of(location).kind()
+        text = locations.text_below(self.config.invocation_params.dir, value)
+        option, location = f"{self.spelled(name)} {value!r}", locations.location_of(text)
+        kind = access.folder_of(location).kind()
         if kind == "nothing":
             raise QgateError(f"{option} is not there{f' ({location})' * (text != value)}.")
-        if kind == "folder" and not is_readable(location):
+        if kind == "folder" and not locations.is_readable(location):
             raise QgateError(f"{option} cannot be read: permission denied.")
         return text
 
@@ -253,7 +298,26 @@ class RunOptions:
         return self._spelled[name]
 
 
+class RunEnvironment(NamedTuple):
+    """Variables of a run, as they were before code of the project could change them."""
+
+    is_ci: bool
+    added_words: Sequence[str]
+
+
 _OPTIONS: pytest.StashKey[RunOptions] = pytest.StashKey()
+_ENVIRONMENT: pytest.StashKey[RunEnvironment] = pytest.StashKey()
+
+
+def note_environment(config: pytest.Config) -> RunEnvironment:
+    """Read the environment of a run once, the first time before any conftest is loaded."""
+    if _ENVIRONMENT not in config.stash:
+        try:
+            added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+        except ValueError:  # as pytest itself says
+            added = []
+        config.stash[_ENVIRONMENT] = RunEnvironment(bool(os.environ.get("CI")), added)
+    return config.stash[_ENVIRONMENT]
 
 
 def options_of(config: pytest.Config) -> RunOptions:

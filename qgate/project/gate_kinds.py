@@ -36,12 +36,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qgate.errors import QgateError, sentence_of
+from qgate.loading import LateModule
 from qgate.project.options import OPTIONS, Option
 from qgate.registry import Registry
-from qgate.storage.locations import last_name
 
 if TYPE_CHECKING:
+    from qgate.storage import locations
     from qgate.storage.locations import Location
+else:
+    locations = LateModule("qgate.storage.locations")
 
 GROUP = "qgate.gates"
 """Entry points of other packages that bring a kind of gate."""
@@ -242,7 +245,7 @@ def _all_options() -> Iterator[tuple[str, Option]]:
 
 def named_after(text: str) -> str:
     """Return the name of a folder or a file as baselines are called."""
-    name = last_name(text)
+    name = locations.last_name(text)
     return plain_name(name.removesuffix(next(filter(name.endswith, _ENDINGS), "")))
 
 

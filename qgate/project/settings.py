@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qgate.documents import toml
 from qgate.errors import QgateError, unknown
+from qgate.loading import LateModule
 from qgate.project.gate_kinds import known_options
 from qgate.project.options import SETTINGS, Kind, PathPair
-from qgate.storage.locations import local_path, text_below
+
+if TYPE_CHECKING:
+    from qgate import documents
+    from qgate.storage import locations
+else:
+    documents, locations = LateModule("qgate.documents"), LateModule("qgate.storage.locations")
 
 NAME = "qgate.toml"
 
@@ -96,7 +101,7 @@ def _tables(home: Path) -> list[tuple[str, dict[str, object]]]:
 
 def _parsed(file: Path) -> dict[str, object]:
     try:
-        return toml(file.read_text(encoding="utf-8"))
+        return documents.toml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise QgateError(f"the settings {str(file)!r} cannot be read: {error.strerror}.") from None
     except ValueError as error:
@@ -120,14 +125,14 @@ def _checked(home: Path, name: str, value: Any) -> Any:
     kind = kinds[name]
     listed = value if isinstance(value, list) else [value]
     if kind is list and listed and all(isinstance(text, str) and text for text in listed):
-        return [text_below(home, text) for text in listed] if name == "suites" else listed
+        return [locations.text_below(home, text) for text in listed] if name == "suites" else listed
     if kind is float and type(value) in (int, float):
         return float(value)
     if kind is Path and isinstance(value, str) and value:
-        return text_below(home, value)
+        return locations.text_below(home, value)
     is_pair = kind is PathPair and isinstance(value, list) and len(value) == 2
     if is_pair and all(isinstance(text, str) and text for text in value):
-        return [text_below(home, text) for text in value]
+        return [locations.text_below(home, text) for text in value]
     # By type alone: true is no whole number.
     plain = kind in (int, str, bool) and type(value) is kind
     if plain or (isinstance(kind, tuple) and value in kind):
@@ -145,7 +150,7 @@ def _allowed(kind: Kind) -> str:
 
 def baselines_folder(text: str | Path) -> Path:
     """Return the folder of baselines that a text names; a URL is none."""
-    return local_path(
+    return locations.local_path(
         text,
         "the folder of baselines",
         "accepted errors are text that people review in git. Give a folder of this machine, such "

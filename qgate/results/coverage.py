@@ -16,6 +16,7 @@ from qgate.results.scopes import scope_of
 from qgate.text import listed
 
 NOT_COMPARED = "not compared"
+UNHELD = "not held"
 _NO_GATE = "no gate of this run compares"
 _IDLE = "the first sample does not pass"
 _MODES = 3
@@ -81,7 +82,7 @@ class OmittedGates(TypedDict):
     """Gates of one mode that were not held, for one reason, or what has no gate.
 
     cause   skipped, xfailed, deselected, layers, baseline, not run, not counted, shard, not
-            compared
+            compared, not held: accepted errors of the suites in `places` that have no gate
     reason  the reason of a skip, the options that deselect, what ended the run
     places  layers, or suites for gates without a layer; what no gate compares; at most 100
     gates   how many; 0 for files and shards whose gates are unknown, and for what has none

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from qgate.results.coverage import (
     NOT_COMPARED,
+    UNHELD,
     ModeCoverage,
     OmittedGate,
     OmittedGates,
@@ -142,7 +143,7 @@ def is_partial(extent: RunExtent | None) -> bool:
 def lacks_gates(extent: RunExtent | None) -> bool:
     """Tell if gates that were asked for were not held, other than by a failed set-up."""
     groups = [] if extent is None else extent["omitted"]
-    return any(group["cause"] != NOT_COMPARED for group in groups)
+    return any(group["cause"] not in (NOT_COMPARED, UNHELD) for group in groups)
 
 
 def extent_text(header: Mapping[str, object] | Record) -> str:
@@ -160,6 +161,8 @@ def partial_head(header: Mapping[str, object] | Record) -> str:
     if extent is None or not extent["fails"]:
         return ""
     if not lacks_gates(extent):
+        if any(group["cause"] == UNHELD for group in extent["omitted"]):
+            return "not all that was accepted was held"
         return "not all that the modes compute was compared"
     if extent["judged"] == extent["gates"]:
         return "not all gates were held"
@@ -228,7 +231,7 @@ def _cause_text(
     cause: str, reason: str, groups: Sequence[OmittedGates], several_models: bool
 ) -> str:
     count = sum(group["gates"] for group in groups)
-    if cause == NOT_COMPARED:
+    if cause in (NOT_COMPARED, UNHELD):
         return _gap_text(reason, groups, several_models)
     if not count:
         places = [name for group in groups for name in group["places"]]

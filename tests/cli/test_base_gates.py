@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -16,45 +16,20 @@ from qgate.cli import _base_gates, main
 from qgate.storage.files import lock_or_none
 from qgate.storage.git import GitRepository
 from tests.adoption.repository import Product
-from tests.campaigns.forked import ran
-from tests.campaigns.scenarios import MODEL
-from tests.plugin.conftest import SUITES
+from tests.cli.base_repository import (
+    ACCEPTED,
+    OWN,
+    SETTINGS,
+    SUITE,
+    WORSE,
+    WORSE_KERNEL,
+    Files,
+    begin,
+    forked,
+    write,
+)
 from tests.shares import share
 
-OWN = (
-    f"""
-import copy
-import kernel
-from qgate import modes
-{MODEL.partition("def build")[0].replace("range(2)", "range(kernel.LAYERS)")}
-"""
-    + """
-class Fused(nn.Module):
-    def __init__(self, source, cast, weight):
-        super().__init__()
-        self.plain, self.cast = copy.deepcopy(source), cast
-        self.plain.weight = nn.Parameter(weight(source.weight.detach()) * kernel.SCALE)
-
-    def forward(self, x):
-        return self.plain(self.cast(x))
-
-
-def quantized(model):
-    module = copy.deepcopy(model.module)
-    plan = modes.make_plan(modes.modes_of(model, "int8")[0], model).quantizers()
-    for number, layer in enumerate(module.layers):
-        site = f"layers.{number}.up"
-        layer.up = Fused(layer.up, plan[f"{site}:input"], plan[f"{site}:weight"])
-    return module
-
-
-def build(samples=2):
-    torch.manual_seed(0)
-    inputs = [torch.randn(4, 32) for _ in range(samples)]
-    return qgate.Model(Net(), inputs, name="own", modes={"mine": quantized})
-"""
-)
-SETTINGS = '[tool.qgate]\nmodel = "own:build"\nmode = "mine"\n'
 SILENT = "def pytest_collection_modifyitems(items):\n    items[:] = []\n"
 LOOSE = (
     SETTINGS
@@ -66,14 +41,6 @@ regression = 1e9
 addopts = "--deselect suites"
 """
 )
-SUITE = (SUITES / "test_layer_outputs.py").read_text()
-WORSE_KERNEL = "SCALE = 1.2\nLAYERS = 2\n"
-ACCEPTED = "accepted/"
-"""A folder of baselines as the base accepted them, in a table of files."""
-WORSE = "worse/"
-"""The same folder, accepted again with the worse kernel."""
-Files = Mapping[str, str | Path | None]
-"""Texts of files by their paths; a path is a link to there, None removes what is there."""
 
 
 class PullRequest(NamedTuple):
@@ -103,6 +70,10 @@ IN_PRODUCT: Files = {
     "product/own.py": OWN, "product/kernel.py": "SCALE = 1.0\nLAYERS = 2\n",
     "product/suites/test_layer_outputs.py": SUITE, "suites": None,
 }  # fmt: skip
+BESIDE_SUITES: Files = {
+    "own.py": None, "suites/qgate_model.py": OWN,
+    "pyproject.toml": SETTINGS.replace("own:build", "qgate_model:build"),
+}  # fmt: skip
 IN_SRC: Files = {
     "own.py": None, "src/own.py": OWN.replace('{"mine": quantized}', "table()")
     + "\ndef table():\n    return {name: quantized for name in kernel.MODES}\n",
@@ -117,6 +88,10 @@ PULL_REQUESTS = {
     ),
     "a model without its second layer": PullRequest(
         {"kernel.py": "SCALE = 1.0\nLAYERS = 1\n"}, 1, "2 gates of main have no verdict"
+    ),
+    "a model in the root that hides the one beside the suites": PullRequest(
+        {"kernel.py": WORSE_KERNEL, "qgate_model.py": OWN.replace("kernel.SCALE", "1.0")},
+        1, "2 of 2 held", base=BESIDE_SUITES,
     ),
     "baselines that pytest.toml names": PullRequest(
         {"kernel.py": WORSE_KERNEL, "gold": WORSE,
@@ -183,71 +158,9 @@ PULL_REQUESTS = {
 }  # fmt: skip
 
 
-def forked(
-    folder: Path, words: Iterable[str], *, quiet: bool = False, paths: Iterable[Path] = ()
-) -> int:
-    """Run pytest in a fork of this process, which has loaded torch."""
-
-    def verb() -> int:
-        sys.path[:0] = [str(folder), *map(str, paths)]
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-        plain = ("-p", "qgate.plugin", "-p", "no:cacheprovider")
-        return int(pytest.main([*words, *plain]))
-
-    ended = ran(verb, folder)
-    if not quiet:
-        print(ended.said)
-    return ended.status
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with a model, a suite and its baselines, in one commit."""
-    folder: Path = tmp_path_factory.mktemp("base")
-    files = {"own.py": OWN, "kernel.py": "SCALE = 1.0\nLAYERS = 2\n", "pyproject.toml": SETTINGS,
-             ".gitignore": "qgate-out*/\n__pycache__/\n"}  # fmt: skip
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    (folder / "suites").mkdir()
-    shutil.copy(SUITES / "test_layer_outputs.py", folder / "suites")
-    assert forked(folder, ["suites", "--update-baselines", "-q"]) == 0
-    shutil.copytree(folder / "baselines", _kept(folder, ACCEPTED))
-    (folder / "kernel.py").write_text(WORSE_KERNEL)
-    worse = ["--update-baselines", "--update-which=all", "-q"]
-    assert forked(folder, ["suites", *worse]) == 0
-    shutil.move(folder / "baselines", _kept(folder, WORSE))
-    shutil.copytree(_kept(folder, ACCEPTED), folder / "baselines")
-    (folder / "kernel.py").write_text(files["kernel.py"])
-    shutil.rmtree(folder / "qgate-out")
-    Product.git(folder, "init", "-q", "-b", "main")
-    Product.git(folder, "add", "-A")
-    Product.git(folder, "commit", "-qm", "base")
-    return folder
-
-
-def _kept(base: Path, name: str) -> Path:
-    return base.with_name(f"{base.name}-{name.strip('/')}")
-
-
-def _write(base: Path, clone: Path, files: Files) -> None:
-    """Write files of a table into a clone, no younger than its commit, as code of the base is."""
-    committed = int(Product.git(base, "log", "-1", "--format=%ct"))
-    for name, text in files.items():
-        path = clone / name.rstrip("/")
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-        if text is None:
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(text, Path):
-            path.symlink_to(text)
-        elif text in (ACCEPTED, WORSE):
-            shutil.copytree(_kept(base, text), path)
-        else:
-            path.write_text(text)
-            os.utime(path, (committed, committed))
+    return begin(tmp_path_factory.mktemp("base"))
 
 
 @pytest.fixture
@@ -267,10 +180,10 @@ def test_the_gates_of_the_base_are_held(
 ) -> None:  # fmt: skip
     request = PULL_REQUESTS[name]
     if request.base:
-        _write(base, clone, request.base)
+        write(base, clone, request.base)
         Product.git(clone, "add", "-A")
         Product.git(clone, "commit", "-qm", "more")
-    _write(base, clone, request.changes)
+    write(base, clone, request.changes)
     monkeypatch.chdir(clone / request.inside)
     monkeypatch.setattr(sys, "path", [*sys.path, str(clone / "src")])  # as if it was installed
     words = [word.format(clone=clone) for word in request.words]

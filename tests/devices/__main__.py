@@ -3,6 +3,7 @@
   python -m tests.devices cuda
   python -m tests.devices cuda:1 --minutes 12 --out results
   python -m tests.devices cuda --only kernels,speed
+  python -m tests.devices cuda --faults
   python -m tests.devices cuda --only table --match 'nvfp4 .* axis=0'
   python -m tests.devices cuda --record recorded --match scaled_mm
 
@@ -81,6 +82,8 @@ def _arguments() -> argparse.Namespace:
     add("--out", type=Path, default=Path("qgate-out/devices"), metavar="FOLDER",
         help="where results go (default qgate-out/devices)")  # fmt: skip
     add("--only", metavar="PART,…", help="some parts (default: all)")
+    add("--faults", dest="only", action="store_const", const="faults",
+        help="kill, hang, fill and lose the device under gates, and nothing else")  # fmt: skip
     add(
         "--match", type=_pattern, default="", metavar="REGEX", help="cases with this in their names"
     )

@@ -83,6 +83,7 @@ PARTS: dict[str, Part] = {
         Part("kernels", _kernels, weight=35, case_s=60, divided=True, on=("cuda", "cpu")),
         Part("table", _table, weight=40, case_s=60, divided=True),
         Part("commands", _of("commands"), weight=25, case_s=60),
+        Part("faults", _of("faults"), weight=60, case_s=400, on=("cuda", "sim")),
         Part("endings", _of("endings"), weight=15, case_s=60, on=("cuda",)),
         Part("speed", _of("speed"), weight=60, least_s=20, on=("cuda",)),
         Part("first run", _of("suites", "timed_cases"), weight=90, least_s=60),

@@ -14,6 +14,8 @@ tensor, `.numpy()`, `data_ptr`, pickling. What a GPU computes with other bits ha
                              scores after the scale, as by cuDNN
     casts to float8_e4m3fn   are NaN beyond 464
 
+It has 16 GiB of memory, and `lose()` ends it for this process.
+
 `transfers()` records what makes the host wait for the device, `divisions()` which lines of qgate divide
 a tensor by a number.
 """
@@ -37,6 +39,7 @@ from torch.utils import backend_registration
 
 NAME = "sim"
 CHIPS = 2
+MEMORY = 16 << 30
 _TILE = 128
 _LOG2_E = 1 / math.log(2)
 
@@ -340,9 +343,29 @@ class _Arguments:
         return SimTensor(value, device)
 
 
+def lose(words: str) -> None:
+    """End the device of this process, as a kernel that reads outside of its memory does."""
+    _lost.append(words)
+
+
+_lost: list[str] = []
+
+
+def _check_room(size: int) -> None:
+    if size > MEMORY:
+        raise torch.OutOfMemoryError(
+            f"CUDA out of memory. Tried to allocate {size / 2**30:.2f} GiB. GPU 0 has a total "
+            f"capacity of {MEMORY / 2**30:.2f} GiB of which {MEMORY / 2**30:.2f} GiB is free."
+        )
+
+
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation on what is inside, and wrap what it makes."""
+    if _lost:
+        raise RuntimeError(f"CUDA error: {_lost[0]}")
     known = _operation(op)
+    if op is aten.empty.memory_format:
+        _check_room(math.prod(args[0]) * (kwargs.get("dtype") or torch.float32).itemsize)
     if known.waits or (op is aten.index.Tensor and _has_mask(args[1])):
         _waits(str(op))
     if known.is_copy:

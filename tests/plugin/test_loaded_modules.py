@@ -7,11 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MOST_LOADED = 300
 """Modules that five layer tests of tiny-mamba may load; the number only falls."""
+MOST_LOADED_ELSEWHERE = 53
+"""Modules of qgate that a run without gates may load; the number only falls."""
 LAYERS, REFERENCE = "suites/test_layer_outputs.py", "suites/test_reference.py"
 OPTIONS = ("--mode=2-1", "--samples=2", "--seqlen=32", "--calib-samples=2", "--calib-seqlen=32")
 PROGRAM = """
@@ -23,11 +26,11 @@ print("loaded", json.dumps([int(status), sorted(names)]))
 """
 
 
-def loaded_modules(home: Path, *options: str) -> list[str]:
+def loaded_modules(home: Path, *words: str, options: Sequence[str] = OPTIONS) -> list[str]:
     """Return the modules of qgate that a run loads in a process of its own, and passes."""
-    words = ["-q", "-p", "qgate.plugin", "-p", "no:cacheprovider", *OPTIONS, *options]
+    plain = ["-q", "-p", "qgate.plugin", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words],
+        [sys.executable, "-c", PROGRAM, *plain, *options, *words],
         cwd=home, capture_output=True, text=True, check=False,
         env={name: value for name, value in os.environ.items() if name != "CI"},
     )  # fmt: skip
@@ -48,3 +51,11 @@ def test_five_gates_load_little(tmp_path: Path) -> None:
     loaded = [name for name in names if name.removeprefix("qgate.").startswith(unneeded)]
     assert [name for name in loaded if not name.endswith(".kind")] == []
     assert len(names) <= MOST_LOADED, f"{len(names)}: {names}"
+
+
+def test_a_run_without_gates_loads_little(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text("def test_other(): pass\n")
+    names = loaded_modules(tmp_path, options=())
+    assert len(names) <= MOST_LOADED_ELSEWHERE, f"{len(names)}: {names}"
+    heavy = ("qgate.storage.files", "qgate.devices", "qgate.documents", "qgate.results")
+    assert [name for name in names if name.startswith(heavy)] == []
