@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import xxhash
@@ -20,6 +21,7 @@ from qgate.dumps.record import Record
 from qgate.errors import QgateError
 from qgate.records.plain_data import plain
 from qgate.storage.folders import Folder, Stamp
+from qgate.storage.foreign import foreign_line
 
 EVENT = "event"
 _DIGEST = "digest"
@@ -104,7 +106,8 @@ class Index:
     def _read(self, name: str, start: int, lines: IndexLines) -> None:
         with self._home.open(name, start) as file:
             lines.ends[name] = start
-            for raw in file:
+            where = str(self._home.at(name))
+            for raw in iter(partial(foreign_line, file, where, "dumps"), b""):
                 if not raw.endswith(b"\n"):
                     lines.torn += len(raw)
                     break

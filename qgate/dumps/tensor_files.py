@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.archives import check_archive, flatten, is_dense, not_dense
 from qgate.errors import QgateError, first_line
 from qgate.interruptions import raise_interruption
 from qgate.storage import locations
+from qgate.storage.archives import check_archive, flatten, is_dense, not_dense
+from qgate.storage.foreign import foreign_size, open_foreign
 from qgate.storage.tensor_reading import open_safetensors, read_npy, read_torch, safetensors_entries
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
     """Read the tensors of a file; `FILE:NAME` reads the one of that name."""
     path, key = split_spec(spec)
     reader = _reader_of(spec)
-    if path.stat().st_size == 0:
+    if foreign_size(path, "tensors") == 0:
         raise QgateError(f"{spec!r} is an empty file.")
     try:
         yield from reader(path, key)
@@ -186,9 +187,9 @@ def _read_npy(path: Location, key: str | None) -> Iterator[StoredTensor]:
 
 
 def _read_npz(path: Location, key: str | None) -> Iterator[StoredTensor]:
-    with path.open("rb") as file:
+    with open_foreign(path, "tensors", None) as file:
         check_archive(file, repr(str(path)))
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        archive = np.load(file, allow_pickle=False)
         for name in _chosen(path, key, list(archive.keys())):
             yield StoredTensor(path, name, _from_numpy(path, archive[name]))
 

@@ -28,6 +28,7 @@ from qgate.models.model import Model
 from qgate.models.naming import FOLDER_SCHEMES, check_name, split_name
 from qgate.models.text import byte_ids, check_numbers, check_vocabulary, language_windows, windows
 from qgate.models.tiny import TINY
+from qgate.storage.foreign import read_foreign_text
 from qgate.text import listed
 
 if TYPE_CHECKING:
@@ -359,7 +360,7 @@ def _check_ids(model: Model, sampling: Sampling) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_foreign_text(path, "texts")
     except UnicodeDecodeError as error:
         raise QgateError(f"{str(path)!r} is not text in UTF-8: {error}.") from None
     except OSError as error:

@@ -14,6 +14,7 @@ from qgate.documents import toml
 from qgate.errors import QgateError, unknown
 from qgate.project.gate_kinds import known_options
 from qgate.project.options import SETTINGS, Kind, PathPair
+from qgate.storage.foreign import MOST_SETTINGS, read_foreign_text
 from qgate.storage.locations import local_path, text_below
 
 NAME = "qgate.toml"
@@ -27,7 +28,8 @@ def home_above(path: Path) -> Path | None:
 def _has_settings(folder: Path) -> bool:
     shared = folder / "pyproject.toml"
     return (folder / NAME).is_file() or (
-        shared.is_file() and "[tool.qgate" in shared.read_text(encoding="utf-8", errors="replace")
+        shared.is_file()
+        and "[tool.qgate" in read_foreign_text(shared, "settings", MOST_SETTINGS, errors="replace")
     )
 
 
@@ -96,7 +98,7 @@ def _tables(home: Path) -> list[tuple[str, dict[str, object]]]:
 
 def _parsed(file: Path) -> dict[str, object]:
     try:
-        return toml(file.read_text(encoding="utf-8"))
+        return toml(read_foreign_text(file, "settings", MOST_SETTINGS))
     except OSError as error:
         raise QgateError(f"the settings {str(file)!r} cannot be read: {error.strerror}.") from None
     except ValueError as error:

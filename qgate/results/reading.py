@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from qgate.errors import QgateError
@@ -16,6 +17,7 @@ from qgate.results.schema import (
     check_record,
     parse,
 )
+from qgate.storage.foreign import foreign_line, open_foreign
 
 _REPEATED = frozenset(
     ("suite", "node", "model", "mode", "layer", "site", "scope", "title", "file", "metric", "kind",
@@ -35,13 +37,14 @@ class Records:
 
     def __iter__(self) -> Iterator[Record]:
         self.torn, texts = "", dict[str, str]()
-        with self.path.open("rb") as file:
-            file.readline()
+        with open_foreign(self.path, "results", None) as file:
+            read_line = partial(foreign_line, file, str(self.path), "results")
+            read_line()
             number = 1
-            text = file.readline()
+            text = read_line()
             while text:
                 number += 1
-                following = file.readline()
+                following = read_line()
                 try:
                     record = parse(text)
                 except ValueError as error:
@@ -83,8 +86,8 @@ def read(path: Path | str) -> tuple[Record, Records]:
     """Return header and records of a results file."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            first = file.readline()
+        with open_foreign(path, "results", None) as file:
+            first = foreign_line(file, str(path), "results")
     except FileNotFoundError:
         raise QgateError(f"there are no results at {path}: run `pytest suites` first.") from None
     try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Stores in which an object is complete or absent.
 _WHOLE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 # Servers that may answer a range with the whole file.
-_STREAMS = ("http", "https")
+STREAMS = ("http", "https")
 _NEEDS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs",
           "abfs": "adlfs", "abfss": "adlfs", "http": "aiohttp", "https": "aiohttp"}  # fmt: skip
 _LOCAL = ("file", "local")
@@ -180,21 +180,6 @@ def file_key(location: Location) -> str:
         return f"{location} {location.fs.ukey(location.path)}"
     except Exception:
         return f"{location} missing"
-
-
-def read_bytes(location: Location, *passed: type[Exception]) -> bytes:
-    """Read a file; an error of a store becomes a QgateError, unless it is `passed`."""
-    with contextlib.nullcontext() if isinstance(location, Path) else read_errors(location, *passed):
-        return location.read_bytes()
-
-
-def read_range(location: Location, start: int, stop: int) -> bytes:
-    """Read exactly these bytes, or fewer at the end; an open file would read ahead."""
-    if isinstance(location, Path) or location.protocol in _STREAMS:
-        with location.open("rb") as file:
-            file.seek(start)
-            return bytes(file.read(stop - start))
-    return bytes(location.fs.cat_file(location.path, start=start, end=stop))
 
 
 def matching_names(pattern: str) -> list[str]:

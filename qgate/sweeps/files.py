@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from qgate.interruptions import raise_interruption
 from qgate.storage.access import write_text
 from qgate.storage.files import scratch_folder
+from qgate.storage.foreign import read_foreign
 from qgate.sweeps.plots import PICTURES
 from qgate.sweeps.record import SweepRecord, SweepView, flat_level
 from qgate.sweeps.texts import results_text
@@ -41,7 +42,7 @@ def _belongs(folder: Location, source: str) -> bool:
     records: list[Location] = sorted(folder.glob("*scaling_*.json"), key=str)
     for record in records:
         try:
-            tensor = json.loads(record.read_text(encoding="utf-8"))["tensor"]
+            tensor = json.loads(read_foreign(record, "records"))["tensor"]
             return bool(tensor["source"] == source)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False

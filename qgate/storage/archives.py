@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from qgate.errors import QgateError
+from qgate.storage.foreign import open_foreign
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,11 +33,10 @@ def unpacked_limit(packed: int) -> int:
     return max(MOST_BYTES, MOST_TIMES * packed)
 
 
-def check_archive(file: Path | IO[bytes], label: str) -> None:
+def check_archive(file: IO[bytes], label: str) -> None:
     """Refuse a zip archive with a part that unpacks to too much; ignore other files."""
     is_archive = zipfile.is_zipfile(file)
-    if hasattr(file, "seek"):
-        file.seek(0)
+    file.seek(0)
     if not is_archive:
         return
     with zipfile.ZipFile(file) as archive:
@@ -47,8 +47,7 @@ def check_archive(file: Path | IO[bytes], label: str) -> None:
                     f"{entry.file_size} bytes, which is refused above {MOST_BYTES >> 20} MB and "
                     f"{MOST_TIMES} times. If that is what it is, save it without compression."
                 )
-    if hasattr(file, "seek"):
-        file.seek(0)
+    file.seek(0)
 
 
 def load_torch(source: Path | bytes, label: str = "", *, dense: bool = False) -> Any:
@@ -59,8 +58,14 @@ def load_torch(source: Path | bytes, label: str = "", *, dense: bool = False) ->
     import torch
 
     label = label or repr(str(source))
-    size = len(source) if isinstance(source, bytes) else source.stat().st_size
-    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+    file: IO[bytes]
+    with (
+        io.BytesIO(source)
+        if isinstance(source, bytes)
+        else open_foreign(source, "tensors", None) as file
+    ):
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
         check_archive(file, label)
         _check_pickle(file, label)
     load = functools.partial(torch.load, map_location="cpu", weights_only=True)
