@@ -25,6 +25,7 @@ from qgate.storage.foreign import foreign_line
 
 EVENT = "event"
 _DIGEST = "digest"
+_MOST_REFUSED = 1000
 
 
 def line(content: Mapping[str, Any]) -> str:
@@ -105,7 +106,7 @@ class Index:
 
     def _read(self, name: str, start: int, lines: IndexLines) -> None:
         with self._home.open(name, start) as file:
-            lines.ends[name] = start
+            lines.ends[name], refused = start, 0
             where = str(self._home.at(name))
             for raw in iter(partial(foreign_line, file, where, "dumps"), b""):
                 if not raw.endswith(b"\n"):
@@ -114,9 +115,13 @@ class Index:
                 try:
                     self._take(json.loads(raw), raw, lines)
                 except (QgateError, ValueError, TypeError, RecursionError) as error:
-                    where = f"{self._home.at(name)} at byte {lines.ends[name]}"
-                    lines.damaged.append(f"{where}: {error}")
+                    refused += 1
+                    if refused <= _MOST_REFUSED:
+                        lines.damaged.append(f"{where} at byte {lines.ends[name]}: {error}")
                 lines.ends[name] += len(raw)
+            if refused > _MOST_REFUSED:
+                more = refused - _MOST_REFUSED
+                lines.damaged.append(f"{where}: {more} more lines are no records")
 
     def _take(self, content: Any, raw: bytes, lines: IndexLines) -> None:
         if not isinstance(content, dict):

@@ -20,9 +20,22 @@ from torch import Tensor
 from qgate.errors import QgateError, first_line
 from qgate.interruptions import raise_interruption
 from qgate.storage import locations
-from qgate.storage.archives import check_archive, flatten, is_dense, not_dense
+from qgate.storage.archives import (
+    MOST_NAMES,
+    check_archive,
+    check_dimensions,
+    flatten,
+    is_dense,
+    not_dense,
+)
 from qgate.storage.foreign import foreign_size, open_foreign
-from qgate.storage.tensor_reading import open_safetensors, read_npy, read_torch, safetensors_entries
+from qgate.storage.tensor_reading import (
+    open_safetensors,
+    read_npy,
+    read_torch,
+    safetensors_entries,
+    safetensors_head,
+)
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -170,7 +183,9 @@ def _read_torch(path: Location, key: str | None) -> Iterator[StoredTensor]:
 
 def _read_safetensors(path: Location, key: str | None) -> Iterator[StoredTensor]:
     with open_safetensors(path) as file:
+        entries = safetensors_head(path).entries
         for name in _chosen(path, key, list(file.keys())):
+            check_dimensions(len(entries[name]["shape"]), f"{str(path)!r}: {name[:80]!r}")
             yield StoredTensor(path, name, file.get_tensor(name))
 
 
@@ -179,6 +194,8 @@ def _chosen(path: Location, key: str | None, names: list[str]) -> list[str]:
         raise _no_such(path, key, names)
     if not names:
         raise QgateError(f"{str(path)!r} holds no tensor.")
+    if len(names) > MOST_NAMES:
+        raise QgateError(f"{str(path)!r} holds {len(names)} tensors, and {MOST_NAMES} are read.")
     return names if key is None else [key]
 
 

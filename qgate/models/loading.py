@@ -97,6 +97,8 @@ def load(
     target = devices.resolve(device)
     sampling = sampling or Sampling()
     loaded = _by_scheme(model, sampling) if build is None else _call_builder(model, build, sampling)
+    # Builders set it for speed; it would make zeros of small values in figures and references.
+    torch.set_flush_denormal(False)
     loaded.name = loaded.name if name is None else name
     loaded.module.to(target)
     return loaded

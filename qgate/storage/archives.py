@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 MOST_BYTES = 32 << 20
 MOST_TIMES = 100
 """Limits of unpacking: bytes, or multiples of the packed size, whichever is more."""
-_MOST_NAMES, _DEEPEST = 200_000, 100
+MOST_NAMES, _DEEPEST = 200_000, 100
+MOST_DIMENSIONS = 64
+"""Dimensions of an array of numpy; work on a tensor grows with the square of their number."""
 _FIRST_BYTES = 64 << 20
 _PLAIN = (int, float, bool, str)
 
@@ -117,8 +119,8 @@ def flatten(loaded: Any, label: str) -> Iterator[tuple[str, Any]]:
             raise QgateError(f"{label} holds lists or tables more than {_DEEPEST} deep.")
         for name, value in holder.items() if isinstance(holder, Mapping) else enumerate(holder):
             count += 1
-            if count > _MOST_NAMES:
-                raise QgateError(f"{label} holds more than {_MOST_NAMES} things: save fewer.")
+            if count > MOST_NAMES:
+                raise QgateError(f"{label} holds more than {MOST_NAMES} things: save fewer.")
             if isinstance(value, Mapping) or (
                 isinstance(value, list | tuple) and not is_plain(value)
             ):
@@ -146,15 +148,27 @@ def _check_tensors(loaded: Any, size: int, label: str, dense: bool) -> None:
 
 def is_dense(tensor: Tensor) -> bool:
     """Tell whether the values of a tensor lie in memory, one after the other."""
-    return str(tensor.layout) == "torch.strided" and not (tensor.is_meta or tensor.is_quantized)
+    is_other = tensor.is_meta or tensor.is_quantized or tensor.is_nested
+    return str(tensor.layout) == "torch.strided" and not is_other
 
 
 def not_dense(tensor: Tensor, label: str) -> QgateError:
+    if tensor.is_nested:
+        return QgateError(f"{label} is nested; save its parts, those of .unbind().")
     kind = "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else tensor.layout
     return QgateError(f"{label} is {kind}; save it dense, with its values.")
 
 
+def check_dimensions(count: int, label: str) -> None:
+    """Refuse a tensor of more dimensions than any has."""
+    if count > MOST_DIMENSIONS:
+        raise QgateError(
+            f"{label} has {count} dimensions, and {MOST_DIMENSIONS} are read: save it with fewer."
+        )
+
+
 def _check_tensor(tensor: Tensor, size: int, label: str) -> None:
+    check_dimensions(tensor.dim(), label)
     stored, laid_out = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
     if stored > size:
         raise QgateError(f"{label} has {stored} bytes, and the file {size}: it is damaged.")

@@ -68,6 +68,8 @@ def draw_pictures(records: Sequence[SweepRecord]) -> tuple[list[dict[str, bytes]
     A worker does not write them: its node need not see the output folder.
     """
     pictures_of: list[dict[str, bytes]] = [{} for _ in records]
+    if not records:
+        return pictures_of, ""
     with scratch_folder() as folder:
         for index, record in enumerate(records):
             pictures: dict[str, bytes] = {}

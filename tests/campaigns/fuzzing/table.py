@@ -67,6 +67,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.cli._ci_files:ci_note": "looked for a name in, and not parsed",
     "qgate.baselines.candidates:_is_zip": "asks whether a file is an archive",
     "qgate.storage.foreign:foreign_path": _ENTRY,
+    "qgate.storage.foreign:foreign_size": _ENTRY,
     "qgate.storage.foreign:open_foreign": _ENTRY,
     "qgate.storage.foreign:open_foreign_text": _ENTRY,
     "qgate.storage.foreign:read_foreign": _ENTRY,
