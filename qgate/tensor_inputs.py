@@ -92,7 +92,8 @@ def argument_tensor(x: Tensor, doing: str, whose: str) -> None:
     if x.is_nested:
         reason = "a nested tensor; give its parts, those of .unbind()."
     elif way_out := _subclass_way_out(x):
-        reason = f"a tensor of type {type(x).__name__}; call {way_out} first, and make it anew in the kernel."
+        kind = type(x).__name__
+        reason = f"a tensor of type {kind}; call {way_out} first, and make it in the kernel."
     if reason:
         raise TypeError(f"{whose}cannot {doing} {reason}")
 
