@@ -28,18 +28,20 @@ _REPEATED = frozenset(
 class Records:
     """Records of a file, read line by line at every iteration.
 
-    `torn` is set by an iteration: a text about an incomplete last line, empty for a whole file.
+    `torn` is set by an iteration: a text about an incomplete last line, empty for a whole file;
+    `position` is where the line of the last record begins, and its length.
     """
 
     def __init__(self, path: Path, expected: int | None = None) -> None:
         self.path, self._expected = path, expected
         self.torn = ""
+        self.position = 0, 0
 
     def __iter__(self) -> Iterator[Record]:
         self.torn, texts = "", dict[str, str]()
         with open_foreign(self.path, "results", None) as file:
             read_line = partial(foreign_line, file, str(self.path), "results")
-            read_line()
+            start = len(read_line())
             number = 1
             text = read_line()
             while text:
@@ -54,7 +56,9 @@ class Records:
                     return
                 _check_line(record, f"{self.path}:{number}")
                 _share_texts(record, texts)
+                self.position = start, len(text)
                 yield record
+                start += len(text)
                 text = following
         if self._expected is not None and number - 1 < self._expected:
             self.torn = (
