@@ -29,7 +29,7 @@ Shard = RunShard | None
 
 
 class _Line(NamedTuple):
-    """Where the line of a record is."""
+    """The place of a record's line."""
 
     source: Path
     start: int

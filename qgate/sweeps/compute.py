@@ -397,5 +397,4 @@ def _block_groups(
         amax = np.abs(good).max(axis=1)
         exponents = np.where(amax > 0, np.frexp(amax)[1] - 1, _SUBNORMAL)
         for exponent in np.unique(exponents):
-            own = own_scale(int(exponent))
-            yield ScaleGroup(own, good[exponents == exponent].reshape(-1))
+            yield ScaleGroup(own_scale(int(exponent)), good[exponents == exponent].reshape(-1))
