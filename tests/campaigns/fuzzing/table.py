@@ -49,6 +49,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.engine._backends:_start_process": _OURS,
     "qgate.engine.sharing:value": _OURS,
     "qgate.results.rows:_write": "written, and not read",
+    "qgate.results.merging:_read_lines": "lines that it has read and checked, to copy them",
     "qgate.results.rows:read": _OURS,
     "qgate.sweeps.files:draw_pictures": _OURS,
     "qgate.drawing.files:_draw_elsewhere": _OURS,
