@@ -54,6 +54,10 @@ def dense_tensor(
         torch._dynamo.graph_break(msg=_COMPILED)
     if x.is_quantized:
         raise TypeError(f"{whose}cannot {doing} a quantized tensor; call .dequantize() first.")
+    if way_out := _subclass_way_out(x):
+        raise TypeError(
+            f"{whose}cannot {doing} a tensor of type {type(x).__name__}; call {way_out} first."
+        )
     if dtypes is not None and x.dtype not in dtypes:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise TypeError(f"{whose}cannot {doing} a {x.dtype} tensor; allowed: {allowed}.")
@@ -70,6 +74,33 @@ def dense_tensor(
             f"{whose}cannot {doing} a masked tensor; give its values where the mask is, or fill it."
         )
     return x
+
+
+def _subclass_way_out(x: Tensor) -> str:
+    """Return the method of a subclass that gives a plain tensor; empty where there is none."""
+    own = type(x)
+    if own in (Tensor, torch.nn.Parameter):
+        return ""
+    if hasattr(own, "full_tensor"):
+        return ".full_tensor()"
+    return ".dequantize()" if own.dequantize is not Tensor.dequantize else ""
+
+
+def argument_tensor(x: Tensor, doing: str, whose: str) -> None:
+    """Refuse an argument of a kernel whose values a check cannot read; its layout may be any."""
+    reason = valueless(x)
+    if x.is_nested:
+        reason = "a nested tensor; give its parts, those of .unbind()."
+    elif way_out := _subclass_way_out(x):
+        kind = type(x).__name__
+        reason = f"a tensor of type {kind}; call {way_out} first, and make it in the kernel."
+    if reason:
+        raise TypeError(f"{whose}cannot {doing} {reason}")
+
+
+def flushes_denormals() -> bool:
+    """Tell if `torch.set_flush_denormal` makes zeros of numbers below the normal ones."""
+    return not bool(torch.tensor(2.0**-130) * 1)
 
 
 def valueless(x: object) -> str:

@@ -34,7 +34,7 @@ FLOORS = {
         3: "arithmetics formats stats models results baselines engine",
         2.5: "charts",
         2: "hooks storage devices kernels metrics",
-        1: "probe arithmetic registry archives hashing records text documents tensor_inputs device_errors",
+        1: "probe arithmetic registry hashing records text documents tensor_inputs device_errors",
         0.5: "exports",
         0.25: "loading",
         0: "errors interruptions _version",
@@ -68,7 +68,36 @@ POSIX_ONLY = (
 )  # fmt: skip
 # Where handles are opened for bytes.
 HANDLES = ("qgate/storage/locks.py",)
-REMOVERS = ("shutil.rmtree", "os.remove", "os.unlink", "os.rmdir", "os.removedirs")
+REMOVERS = (
+    "shutil.rmtree", "os.remove", "os.unlink", "os.rmdir", "os.removedirs", "shutil.move",
+    "tempfile.TemporaryDirectory",
+)  # fmt: skip
+ENTRY = "qgate/storage/foreign.py"
+"""The one file that opens files of others."""
+ENTERING = (
+    "open_foreign",
+    "open_foreign_text",
+    "read_foreign",
+    "foreign_path",
+    "check_foreign_files",
+)
+LIBRARY_READERS = (
+    "numpy.load", "numpy.memmap", "numpy.fromfile", "torch.load", "zipfile.ZipFile",
+    "zipfile.is_zipfile", "tarfile.open", "gzip.open", "bz2.open", "lzma.open", "mmap.mmap",
+    "sqlite3.connect", "safetensors.safe_open", "safetensors.torch.load_file",
+)  # fmt: skip
+LIBRARY_METHODS = ("ParquetFile", "read_schema", "from_pretrained", "load_from_disk")
+OWN_FILES = {
+    "qgate/cli/_base_gates.py": 1, "qgate/cli/_ci_files.py": 1,
+    "qgate/cli/init.py": 2, "qgate/cli/report.py": 1, "qgate/drawing/files.py": 3,
+    "qgate/engine/_backends.py": 1,
+    "qgate/kernel_checks/by_name.py": 2, "qgate/kernel_checks/kernel_process.py": 1,
+    "qgate/kernel_checks/starting.py": 1, "qgate/kernels/compiling.py": 1,
+    "qgate/models/huggingface.py": 1, "qgate/models/tiny.py": 1, "qgate/plugin/gate_collection.py": 1, "qgate/plugin/shipped.py": 1,
+    "qgate/project/gate_kinds.py": 1, "qgate/results/rows.py": 2, "qgate/storage/access.py": 1,
+    "qgate/storage/files.py": 1, "qgate/sweeps/files.py": 1,
+}  # fmt: skip
+"""Files that open what this run or this package wrote, or code that the user named, and how often."""
 ENVIRONMENT = ("os.environ", "os.environb", "os.getenv", "os.getenvb")
 PLACE_KINDS = {
     "pathlib.Path",
@@ -847,6 +876,81 @@ def removal_violations(package_dir: Path) -> list[str]:
     return _once(bad)
 
 
+def foreign_violations(package_dir: Path) -> list[str]:
+    """Files of others are opened by one function, which refuses what never ends.
+
+    A library reads by a handle of it, or a path that it has checked in the same function.
+    """
+    bad = []
+    for module in modules(package_dir):
+        lines = sorted(_unchecked_opening(module))
+        if module.shown != ENTRY and len(lines) > OWN_FILES.get(module.shown, 0):
+            bad.append(
+                f"{module.at(lines[-1])}: opens a file by itself: use open_foreign of "
+                f"qgate.storage.foreign, or, for files of this run, OWN_FILES in tests/house.py."
+            )
+        elif len(lines) < OWN_FILES.get(module.shown, 0):
+            bad.append(f"{module.shown}: opens {len(lines)} files: lower its number in OWN_FILES.")
+    return bad
+
+
+def _unchecked_opening(module: Module) -> Iterator[int]:
+    """The lines on which a file is opened for reading, but not through the entry."""
+    aliases = _aliases(module)
+    functions = [node for node in module.nodes if isinstance(node, ast.FunctionDef)]
+    entering = [node for node in functions if _enters(node)]
+    handles = {
+        (function, argument.arg)
+        for function in functions
+        for argument in function.args.args
+        if argument.annotation and "IO[bytes]" in ast.unparse(argument.annotation)
+    }
+    calls = {id(node.func): node for node in module.nodes if isinstance(node, ast.Call)}
+    for node in module.nodes:
+        if isinstance(node, ast.Call) and _opens_to_read(node):
+            yield node.lineno
+        if not isinstance(node, ast.Attribute | ast.Name):
+            continue
+        is_method = isinstance(node, ast.Attribute) and node.attr in LIBRARY_METHODS
+        if not (is_method or _meant(node, aliases) in LIBRARY_READERS):
+            continue
+        call = calls.get(id(node))
+        texts = [_literal(argument) for argument in call.args] if call else []
+        of_handle = call and any(
+            _within(node, function)
+            and isinstance(call.args[0], ast.Name)
+            and call.args[0].id == name
+            for function, name in handles
+        )
+        if "w" not in texts and not of_handle and not any(_within(node, at) for at in entering):
+            yield node.lineno
+
+
+def _enters(function: ast.FunctionDef) -> bool:
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return any((_dotted(called) or "").rpartition(".")[2] in ENTERING for called in calls)
+
+
+def _within(node: ast.expr, function: ast.FunctionDef) -> bool:
+    return function.lineno <= node.lineno <= (function.end_lineno or function.lineno)
+
+
+def _literal(node: ast.expr) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) else ""
+
+
+def _opens_to_read(call: ast.Call) -> bool:
+    """Return True for `x.read_text(…)`, `x.read_bytes()`, `x.open("rb")`, `x.open(encoding=…)`."""
+    if isinstance(call.func, ast.Name):
+        mode = _literal(call.args[1]) if len(call.args) > 1 else "r"
+        return call.func.id == "open" and not mode.startswith(("w", "x", "a"))
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    mode = _literal(call.args[0]) if call.args else "r" if call.keywords else ""
+    is_open = call.func.attr == "open" and re.fullmatch(r"r\+?[bt]?\+?", mode) is not None
+    return is_open or call.func.attr in ("read_text", "read_bytes")
+
+
 def name_comparison_violations(package_dir: Path) -> list[str]:
     """No code asks by name which scope an error has, or of which kind a limit or a row is.
 
@@ -1015,6 +1119,7 @@ RULES: tuple[Callable[[Path], list[str]], ...] = (
     length_violations,
     print_violations,
     removal_violations,
+    foreign_violations,
     name_comparison_violations,
     hook_violations,
     division_violations,

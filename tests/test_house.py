@@ -470,11 +470,13 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
         "by functions": (
             {
                 "cli/a.py": "import os, shutil\nshutil.rmtree(x)\nos.remove(x)\n",
+                "engine/c.py": "import tempfile\nwith tempfile.TemporaryDirectory() as x: f(x)\n",
                 "plugin/b.py": "from shutil import rmtree as gone\ncall(gone, x)\n",
             },
             [
                 "qgate/cli/a.py:2: shutil.rmtree follows links",
                 "qgate/cli/a.py:3: os.remove follows links",
+                "qgate/engine/c.py:2: tempfile.TemporaryDirectory follows links",
                 "qgate/plugin/b.py:2: gone follows links",
             ],
         ),
@@ -486,6 +488,34 @@ BAD: dict[Rule, dict[str, tuple[Files, list[str]]]] = {
                 "qgate/sweeps/a.py:2: path.unlink follows links",
                 "qgate/sweeps/a.py:3: path.rmdir follows links",
             ],
+        ),
+    },
+    house.foreign_violations: {
+        "by itself": (
+            {
+                "cli/a.py": "x = path.read_text(encoding='utf-8')\n",
+                "sweeps/b.py": "y = path.read_bytes()\nwith path.open('rb') as file: file.read()\n",
+                "dumps/c.py": "with open(path) as file: file.read()\n",
+            },
+            [
+                "qgate/cli/a.py:1: opens a file by itself",
+                "qgate/dumps/c.py:1: opens a file by itself",
+                "qgate/sweeps/b.py:2: opens a file by itself",
+            ],
+        ),
+        "by a library": (
+            {
+                "dumps/a.py": "import numpy as np\ndef f(path):\n    return np.load(path)\n",
+                "storage/b.py": "from safetensors import safe_open as opened\nx = opened(path)\n",
+            },
+            [
+                "qgate/dumps/a.py:3: opens a file by itself",
+                "qgate/storage/b.py:2: opens a file by itself",
+            ],
+        ),
+        "a listed file that opens none": (
+            {"results/rows.py": "x = 1\n"},
+            ["qgate/results/rows.py: opens 0 files: lower its number"],
         ),
     },
     house.name_comparison_violations: {
@@ -633,6 +663,12 @@ GOOD: dict[Rule, Files] = {
     house.removal_violations: {
         "storage/removing.py": "import shutil\nshutil.rmtree(x)\nx.unlink()\n",
         "cli/a.py": "from qgate.storage.removing import remove_files\nremove_files(x, 'a')\nx.remove(y)\n",
+    },
+    house.foreign_violations: {
+        "storage/foreign.py": "x = open(path, 'rb')\n",
+        "dumps/a.py": "import numpy as np\ndef f(path):\n    with open_foreign(path, 'x', 1) as file:\n"
+        "        return np.load(file)\ndef g(file: IO[bytes]):\n    return np.load(file)\n",
+        "dumps/b.py": "path.open('wb')\nopen(path, 'w')\nDump.open(path)\nkind.open(run, model)\n",
     },
     house.name_comparison_violations: {
         "gate/a.py": "x = scope_of(row.scope).is_local\nx = row.scope == other.scope\n"

@@ -11,13 +11,28 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "threats.md"
 _TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+_MODULE = re.compile(r"`(qgate/[\w/]+\.py)`")
 
 
 def promises(page: str) -> dict[str, list[tuple[str, str]]]:
     """Return the tests of each row of the table of promises."""
+    return {cells[0].strip(): _TEST.findall(cells[-1]) for cells in rows_of(page)}
+
+
+def rows_of(page: str) -> list[list[str]]:
     section = page.partition("## What is promised")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
-    return {cells[0].strip(): _TEST.findall(cells[-1]) for cells in rows[1:]}
+    return rows[1:]
+
+
+def without_keeper(page: str) -> list[str]:
+    """List promises without a module that keeps them, and modules that are not there."""
+    problems = []
+    for promise, kept_by, _ in rows_of(page):
+        modules = _MODULE.findall(kept_by)
+        problems += [f"{promise.strip()}: no module"] * (not modules)
+        problems += [f"there is no {file}" for file in modules if not (ROOT / file).is_file()]
+    return problems
 
 
 def missing(page: str) -> list[str]:
@@ -42,6 +57,14 @@ def test_each_promise_has_its_tests() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert len(promises(page)) >= 12
     assert missing(page) == []
+
+
+def test_each_promise_has_the_module_that_keeps_it() -> None:
+    assert without_keeper(PAGE.read_text(encoding="utf-8")) == []
+    head = "## What is promised\n\n| promise | kept by | held by |\n|---|---|---|\n"
+    assert without_keeper(f"{head}| a | none | c |\n") == ["a: no module"]
+    gone = without_keeper(f"{head}| a | `qgate/storage/gone.py` | c |\n")
+    assert gone == ["there is no qgate/storage/gone.py"]
 
 
 def test_no_test_of_hostile_input_is_without_a_promise() -> None:

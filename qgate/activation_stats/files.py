@@ -22,7 +22,8 @@ from qgate.errors import QgateError
 from qgate.interruptions import raise_interruption
 from qgate.storage.access import folder_of, local_files, write_text
 from qgate.storage.folders import Folder, NotRemovedError, files_in
-from qgate.storage.locations import check_writable, location_of, read_bytes
+from qgate.storage.foreign import read_foreign_text
+from qgate.storage.locations import check_writable, location_of
 from qgate.summaries.reading import check_analysis
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def read_record(path: Location | str) -> ActivationsRecord:
     """Read a record from `activations.json`; another kind or version is refused."""
     path = location_of(path)
     try:
-        text = read_bytes(path, FileNotFoundError).decode("utf-8")
+        text = read_foreign_text(path, "records")
         content = json.loads(text, parse_constant=_no_number)
     except FileNotFoundError:
         raise QgateError(f"there is no record of activations at {str(path)!r}.") from None

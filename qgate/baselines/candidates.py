@@ -22,9 +22,11 @@ from qgate.errors import QgateError
 from qgate.metrics.plan_changes import plan_changes
 from qgate.records import Meta
 from qgate.storage.files import remove_with_leftovers, replacing
+from qgate.storage.foreign import open_foreign, read_foreign
 from qgate.storage.removing import refuse_links
 
 VERSION = 2
+_CANDIDATES = "candidates"
 _MOST_BYTES, _MOST_TOGETHER = 16 << 20, 128 << 20
 _REMEDY = "Delete the file, or run the suites again."
 
@@ -124,7 +126,7 @@ def _path(folder: Path, model: str, mode: str, source: str) -> Path:
 
 def read_candidates(folder: Path) -> list[Candidate]:
     """Read the candidates of a folder, or of a zip file that has one, in the order of names."""
-    if zipfile.is_zipfile(folder):
+    if folder.is_file() and _is_zip(folder):
         return _read_zip(folder)
     if not folder.is_dir():
         raise QgateError(
@@ -134,10 +136,15 @@ def read_candidates(folder: Path) -> list[Candidate]:
     candidates = []
     for path in sorted(folder.glob("[!.]*.json")):
         try:
-            candidates.append(_read(path.read_bytes(), path))
+            candidates.append(_read(read_foreign(path, _CANDIDATES, _MOST_BYTES), path))
         except OSError as error:
             raise QgateError(f"{str(path)!r} cannot be read: {error.strerror}.") from None
     return candidates
+
+
+def _is_zip(path: Path) -> bool:
+    with open_foreign(path, _CANDIDATES, None) as file:
+        return zipfile.is_zipfile(file)
 
 
 def _read_zip(file: Path) -> list[Candidate]:
@@ -145,7 +152,7 @@ def _read_zip(file: Path) -> list[Candidate]:
     candidates = []
     together = 0
     try:
-        with zipfile.ZipFile(file) as archive:
+        with open_foreign(file, _CANDIDATES, None) as packed, zipfile.ZipFile(packed) as archive:
             for entry in sorted(archive.infolist(), key=lambda entry: entry.filename):
                 if not re.search(r"(^|/)candidates/[^/.][^/]*\.json$", entry.filename):
                     continue

@@ -9,6 +9,7 @@ from importlib.resources import files as packaged
 from pathlib import Path, PurePosixPath
 
 from qgate.cli._repository import NewFile
+from qgate.storage.foreign import read_foreign_text
 
 SERVICES = ("github", "gitlab")
 _LISTING = ".gitlab-ci.yml"
@@ -57,7 +58,7 @@ def ci_note(service: str, root: Path) -> str | None:
     listing = top_of(root) / _LISTING
     if service != "gitlab" or not listing.exists():
         return None
-    if _TEMPLATE in listing.read_text(encoding="utf-8", errors="replace"):
+    if _TEMPLATE in read_foreign_text(listing, "settings", errors="replace"):
         return None
     return f"{_LISTING} is yours, so put there:\n  include:\n    - local: {_TEMPLATE}"
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from qgate.documents import toml
 from qgate.errors import QgateError
+from qgate.storage.foreign import MOST_SETTINGS, read_foreign
 
 BASELINES = "baselines"
 # Options that a repository is likely to have one of its own for.
@@ -175,7 +176,7 @@ def read_bytes(path: Path) -> bytes | None:
     if os.path.lexists(path) and not path.is_file():
         raise QgateError(f"{str(path)!r} exists and is no file: move it away.")
     try:
-        return path.read_bytes() if path.exists() else None
+        return read_foreign(path, "settings", MOST_SETTINGS) if path.exists() else None
     except OSError as error:
         raise QgateError(
             f"{str(path)!r} cannot be read: {error.strerror}. Make it readable first."

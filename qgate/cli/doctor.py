@@ -28,6 +28,7 @@ from qgate.cli._repository import RepositoryFolder
 from qgate.errors import QgateError, first_line
 from qgate.loading import LateModule
 from qgate.project.settings import ProjectSettings, baselines_folder
+from qgate.storage.foreign import read_foreign_text
 from qgate.storage.locations import short_path
 from qgate.text import counted, one_line
 from qgate.text.printing import print_text
@@ -143,7 +144,7 @@ def _plugins(examination: Examination, project: ProjectSettings) -> None:
     repository = RepositoryFolder(project.home, PurePosixPath("suites"))
     options = f"{os.environ.get('PYTEST_ADDOPTS', '')} {repository.pytest_setting('addopts')}"
     conftest = project.home / "conftest.py"
-    text = conftest.read_text(encoding="utf-8", errors="replace") if conftest.is_file() else ""
+    text = read_foreign_text(conftest, "tests", errors="replace") if conftest.is_file() else ""
     is_named = _PLUGIN in os.environ.get("PYTEST_PLUGINS", "") or _PLUGIN in text
     is_named = is_named or f"-p {_PLUGIN}" in options
     if f"no:{_PLUGIN}" in options:

@@ -26,6 +26,7 @@ from qgate.dumps import Dump, DumpWriter, Record
 from qgate.errors import QgateError, unknown
 from qgate.records import Meta, validate
 from qgate.storage.files import neighbor, replacing
+from qgate.storage.foreign import foreign_path, open_foreign, read_foreign
 from qgate.storage.removing import remove_files
 
 Array = np.ndarray[Any, Any]
@@ -264,7 +265,7 @@ def _exported(dump: Dump, layer: str, site: str, path: Path, of: CaptureSettings
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_foreign(path, "captures", None) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -311,7 +312,7 @@ def read_dump(folder: Path, stem: str) -> LayerCapture:
     """Read a stats file, checked field by field."""
     path = stats_path(folder, stem)
     try:
-        record = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refused)
+        record = json.loads(read_foreign(path, "captures"), parse_constant=_refused)
         if record["qgate"] != KIND:
             raise ValueError(f"it is no record of {KIND}")
         if record["version"] != VERSION:
@@ -371,7 +372,8 @@ def open_layer(folder: Path, dump: LayerCapture, layer: str) -> Array:
             f"not {record.sha256[:12]}…. {remedy}"
         )
     try:
-        values = np.load(path, mmap_mode="c", allow_pickle=False)
+        own = foreign_path(path, "captures")
+        values = np.load(own, mmap_mode="c", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise QgateError(f"{str(path)!r} cannot be read: {error}. {remedy}") from None
     if values.dtype != np.dtype("<f4") or values.shape != record.shape:

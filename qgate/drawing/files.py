@@ -32,6 +32,7 @@ from qgate.storage.access import (
     write_text,
 )
 from qgate.storage.files import scratch_folder
+from qgate.storage.foreign import read_foreign
 from qgate.storage.locations import check_writable, location_of, name_exists
 from qgate.summaries.record import DumpAnalysis
 
@@ -175,7 +176,7 @@ def _earlier_files(folder: Location) -> list[str]:
     """List the files of an earlier run; paths that leave the folder do not count."""
     path = folder / LISTED
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_foreign(path, "lists of files"))
     except FileNotFoundError:
         return []
     except (ValueError, RecursionError):

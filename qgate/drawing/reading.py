@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from qgate.errors import QgateError
 from qgate.results.rows import StoredRows
 from qgate.results.streaming import UnfitRecordError, read_streaming
+from qgate.storage.foreign import open_foreign_text
 from qgate.storage.locations import location_of
 from qgate.summaries.reading import check_analysis
 from qgate.summaries.record import (
@@ -27,7 +28,7 @@ def read_analysis(path: Location | str) -> DumpAnalysis:
     """Read the record of an analysis; another kind or version is refused."""
     path = location_of(path)
     try:
-        with path.open(encoding="utf-8") as file:
+        with open_foreign_text(path, "records") as file:
             record = read_streaming(file, ANALYSIS, _MANY)
     except FileNotFoundError:
         raise QgateError(f"there is no analysis at {str(path)!r}.") from None

@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import xxhash
@@ -20,9 +21,11 @@ from qgate.dumps.record import Record
 from qgate.errors import QgateError
 from qgate.records.plain_data import plain
 from qgate.storage.folders import Folder, Stamp
+from qgate.storage.foreign import foreign_line
 
 EVENT = "event"
 _DIGEST = "digest"
+_MOST_REFUSED = 1000
 
 
 def line(content: Mapping[str, Any]) -> str:
@@ -103,17 +106,22 @@ class Index:
 
     def _read(self, name: str, start: int, lines: IndexLines) -> None:
         with self._home.open(name, start) as file:
-            lines.ends[name] = start
-            for raw in file:
+            lines.ends[name], refused = start, 0
+            where = str(self._home.at(name))
+            for raw in iter(partial(foreign_line, file, where, "dumps"), b""):
                 if not raw.endswith(b"\n"):
                     lines.torn += len(raw)
                     break
                 try:
                     self._take(json.loads(raw), raw, lines)
                 except (QgateError, ValueError, TypeError, RecursionError) as error:
-                    where = f"{self._home.at(name)} at byte {lines.ends[name]}"
-                    lines.damaged.append(f"{where}: {error}")
+                    refused += 1
+                    if refused <= _MOST_REFUSED:
+                        lines.damaged.append(f"{where} at byte {lines.ends[name]}: {error}")
                 lines.ends[name] += len(raw)
+            if refused > _MOST_REFUSED:
+                more = refused - _MOST_REFUSED
+                lines.damaged.append(f"{where}: {more} more lines are no records")
 
     def _take(self, content: Any, raw: bytes, lines: IndexLines) -> None:
         if not isinstance(content, dict):

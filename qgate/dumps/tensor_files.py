@@ -17,11 +17,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.archives import check_archive, flatten, is_dense, not_dense
 from qgate.errors import QgateError, first_line
 from qgate.interruptions import raise_interruption
 from qgate.storage import locations
-from qgate.storage.tensor_reading import open_safetensors, read_npy, read_torch, safetensors_entries
+from qgate.storage.archives import (
+    MOST_NAMES,
+    check_archive,
+    check_dimensions,
+    flatten,
+    is_dense,
+    not_dense,
+)
+from qgate.storage.foreign import foreign_size, open_foreign
+from qgate.storage.tensor_reading import (
+    open_safetensors,
+    read_npy,
+    read_torch,
+    safetensors_entries,
+    safetensors_head,
+)
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -101,7 +115,7 @@ def read_tensors(spec: str) -> Iterator[StoredTensor]:
     """Read the tensors of a file; `FILE:NAME` reads the one of that name."""
     path, key = split_spec(spec)
     reader = _reader_of(spec)
-    if path.stat().st_size == 0:
+    if foreign_size(path, "tensors") == 0:
         raise QgateError(f"{spec!r} is an empty file.")
     try:
         yield from reader(path, key)
@@ -169,7 +183,9 @@ def _read_torch(path: Location, key: str | None) -> Iterator[StoredTensor]:
 
 def _read_safetensors(path: Location, key: str | None) -> Iterator[StoredTensor]:
     with open_safetensors(path) as file:
+        entries = safetensors_head(path).entries
         for name in _chosen(path, key, list(file.keys())):
+            check_dimensions(len(entries[name]["shape"]), f"{str(path)!r}: {name[:80]!r}")
             yield StoredTensor(path, name, file.get_tensor(name))
 
 
@@ -178,6 +194,8 @@ def _chosen(path: Location, key: str | None, names: list[str]) -> list[str]:
         raise _no_such(path, key, names)
     if not names:
         raise QgateError(f"{str(path)!r} holds no tensor.")
+    if len(names) > MOST_NAMES:
+        raise QgateError(f"{str(path)!r} holds {len(names)} tensors, and {MOST_NAMES} are read.")
     return names if key is None else [key]
 
 
@@ -186,9 +204,9 @@ def _read_npy(path: Location, key: str | None) -> Iterator[StoredTensor]:
 
 
 def _read_npz(path: Location, key: str | None) -> Iterator[StoredTensor]:
-    with path.open("rb") as file:
+    with open_foreign(path, "tensors", None) as file:
         check_archive(file, repr(str(path)))
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        archive = np.load(file, allow_pickle=False)
         for name in _chosen(path, key, list(archive.keys())):
             yield StoredTensor(path, name, _from_numpy(path, archive[name]))
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from qgate.archives import flatten
 from qgate.dumps.layout import DumpManifest
 from qgate.dumps.reading import Dump, RankState
 from qgate.dumps.record import (
@@ -34,6 +33,7 @@ from qgate.errors import QgateError
 from qgate.interruptions import raise_interruption
 from qgate.records.plain_data import plain
 from qgate.storage import locations
+from qgate.storage.archives import flatten
 from qgate.storage.folders import Folder, Stamp, files_in, read_parts
 from qgate.storage.tensor_reading import read_torch, torch_source
 

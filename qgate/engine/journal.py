@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qgate.errors import QgateError
+from qgate.storage.foreign import read_foreign
 from qgate.storage.removing import remove_files
 
 VERSION = 1
@@ -45,7 +46,7 @@ class Journal:
     def _read(self) -> int:
         """Read the complete lines, and return their length in bytes."""
         try:
-            data = self.path.read_bytes()
+            data = read_foreign(self.path, "journals")
         except FileNotFoundError:
             return 0
         length = 0

@@ -15,6 +15,7 @@ import numpy as np
 
 from qgate.engines.scored import MISSING, EngineRun, ScoredSample
 from qgate.errors import QgateError, first_line
+from qgate.storage.foreign import read_foreign_text
 from qgate.storage.locations import user_location
 from qgate.text import shortened
 
@@ -64,7 +65,7 @@ def read_logprob_lines(spec: str) -> EngineRun:
     """Read one sample per line and choice; an error names the line."""
     location = user_location(spec)
     try:
-        text = location.read_text(encoding="utf-8")
+        text = read_foreign_text(location, "log-probabilities")
     except UnicodeDecodeError:
         raise QgateError(f"{spec!r} is no text in UTF-8, so it has no JSON lines.") from None
     except OSError as error:

@@ -10,6 +10,7 @@ from qgate.kernel_checks.record import OVER_BUDGET, CheckFailure, CheckReport
 from qgate.kernel_checks.updating import UPDATING
 from qgate.records import required_fields, validate
 from qgate.storage.files import replacing
+from qgate.storage.foreign import MOST_SETTINGS, read_foreign
 
 TOLERANCE = 1.05
 """Times the accepted relative error, and times the accepted noise."""
@@ -82,7 +83,7 @@ def hold_accepted(path: Path, report: CheckReport) -> None:
 
 def _read(path: Path) -> AcceptedFigures:
     try:
-        accepted: AcceptedFigures = json.loads(path.read_text(encoding="utf-8"))
+        accepted: AcceptedFigures = json.loads(read_foreign(path, "accepted values", MOST_SETTINGS))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"accepted values '{path}' cannot be read: {error}. {REMEDY}.") from None
     try:

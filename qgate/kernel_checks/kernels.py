@@ -59,6 +59,7 @@ from qgate.kernel_checks.subject import (
     Choices,
     KernelSubject,
 )
+from qgate.tensor_inputs import argument_tensor, flushes_denormals
 
 
 def check_kernel(
@@ -93,6 +94,7 @@ def check_kernel(
         raise ValueError(f"budget_s {budget_s!r} is not allowed; give seconds, 0 or more.")
     if not isinstance(backward, bool):
         declare(nearest_twin(backward), "backward", torch.float32)
+    _check_surroundings(arguments)
     example = [own_memory(_moved(argument, dtype, device)) for argument in arguments]
     declared: dict[Any, Any] = {**by_position(inputs, example)}
     declared |= {} if output is None else {RESULT: output}
@@ -203,6 +205,24 @@ def check_place(dtype: Any, device: Any) -> None:
         raise ValueError(f"device {device!r} cannot be used: {first_line(error)}") from None
     if kind == "meta":
         raise ValueError("device 'meta' has no values to check; give 'cpu' or a GPU.")
+
+
+def _check_surroundings(arguments: Sequence[Any]) -> None:
+    """Refuse arguments without values, and settings of torch that change the reference."""
+    for position, argument in enumerate(arguments):
+        if isinstance(argument, Tensor):
+            argument_tensor(argument, "check a kernel with", f"argument {position}: ")
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        raise ValueError(
+            "torch.autocast is on, which computes the reference in 16 bits: call check_kernel "
+            "outside of it, and enter it inside of the kernel if the kernel needs it."
+        )
+    if flushes_denormals():
+        raise ValueError(
+            "torch.set_flush_denormal(True) is set, which makes zeros of the reference's smallest "
+            "values: set it to False around the check, and to True inside of the kernel if it "
+            "needs it."
+        )
 
 
 def _check_example(exact: Tensor, subject: KernelSubject) -> None:

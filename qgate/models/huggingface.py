@@ -33,6 +33,7 @@ from qgate.models.huggingface_checks import (
 )
 from qgate.models.huggingface_inputs import check_inputs
 from qgate.models.optional_libraries import load_quietly
+from qgate.storage.foreign import check_foreign_files
 from qgate.text import listed
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
@@ -55,6 +56,7 @@ def load_network(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
     every device, the same bits each time. `trust_remote_code` lets Python files of the folder run.
     """
     where = _TRUSTED if trust_remote_code else _LOCAL
+    check_foreign_files(folder, "checkpoints")
     with _transformers("hf:PATH") as transformers:
         try:
             config = transformers.AutoConfig.from_pretrained(str(folder), **where)
@@ -199,6 +201,7 @@ def tokenizer(folder: Path, *, trust_remote_code: bool = False) -> FolderTokeniz
         f"Copy {_TOKENIZERS[0]} and tokenizer_config.json of the model into the folder, or give "
         f"token ids in place of text ({_IDS})."
     )
+    check_foreign_files(folder, "checkpoints")
     with _transformers("a tokenizer", f", or give token ids in place of text ({_IDS})") as module:
         try:
             where = _TRUSTED if trust_remote_code else _LOCAL

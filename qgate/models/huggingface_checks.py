@@ -16,6 +16,7 @@ from torch import nn
 
 from qgate.errors import QgateError
 from qgate.models.mamba.checkpoint_files import open_shards, read_json
+from qgate.storage.foreign import read_foreign
 
 OWN_CALLABLE = "write a callable that returns a qgate.Model and give package.module:build"
 
@@ -99,7 +100,7 @@ def _model_type(folder: Path) -> str:
 def read_settings(path: Path) -> dict[str, object]:
     """Read a mapping in JSON; empty where there is none."""
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(read_foreign(path, "checkpoints"))
     except (OSError, ValueError, RecursionError):
         return {}
     return settings if isinstance(settings, dict) else {}

@@ -28,6 +28,7 @@ from qgate.models.model import Model
 from qgate.models.naming import FOLDER_SCHEMES, check_name, split_name
 from qgate.models.text import byte_ids, check_numbers, check_vocabulary, language_windows, windows
 from qgate.models.tiny import TINY
+from qgate.storage.foreign import read_foreign_text
 from qgate.text import listed
 
 if TYPE_CHECKING:
@@ -96,6 +97,8 @@ def load(
     target = devices.resolve(device)
     sampling = sampling or Sampling()
     loaded = _by_scheme(model, sampling) if build is None else _call_builder(model, build, sampling)
+    # Builders set it for speed; it would make zeros of small values in figures and references.
+    torch.set_flush_denormal(False)
     loaded.name = loaded.name if name is None else name
     loaded.module.to(target)
     return loaded
@@ -359,7 +362,7 @@ def _check_ids(model: Model, sampling: Sampling) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_foreign_text(path, "texts")
     except UnicodeDecodeError as error:
         raise QgateError(f"{str(path)!r} is not text in UTF-8: {error}.") from None
     except OSError as error:

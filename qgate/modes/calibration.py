@@ -18,6 +18,7 @@ from qgate.hooks.tapping import tap_sites
 from qgate.loading import LateModule
 from qgate.models.model import inputs_hash
 from qgate.storage.files import replacing
+from qgate.storage.foreign import read_foreign
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,7 +120,7 @@ class Calibration:
 def load_calibration(path: Path) -> Calibration:
     """Read a calibration that `save` wrote."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(read_foreign(path, "calibrations"))
         if record["qgate"] != "calibration":
             raise KeyError("qgate")
         if record["version"] != VERSION:

@@ -18,6 +18,7 @@ from qgate.results import binding, read
 from qgate.results.failure_causes import FailureCause
 from qgate.results.limit_kinds import limit_kind_of
 from qgate.results.other_tests import is_finished, other_tests_of
+from qgate.results.pictures import pack_pictures
 from qgate.results.ranking import badness
 from qgate.results.reading import effective_header
 from qgate.results.schema import Record, is_counted
@@ -34,7 +35,7 @@ MOST_DRAWN = 2000
 EVERYWHERE = "all layers"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RecordedGate:
     """One test: its verdict, and the comparison that decided it or came nearest to its limit."""
 
@@ -88,7 +89,7 @@ class RecordedGate:
         return float(self.check["times"] or 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LayerError:
     """The error of one layer in one mode, in its most telling scope, and its worst gate."""
 
@@ -171,7 +172,7 @@ class Run(Overviewed):
         return list(self.header.get("errors") or [])
 
 
-@dataclass
+@dataclass(slots=True)
 class _GateRecords:
     """The records of one test while they come in."""
 
@@ -186,7 +187,8 @@ class _GateRecords:
     errors: dict[str, float] = field(default_factory=dict)
     blocks: dict[tuple[str, str], tuple[int, float | None]] = field(default_factory=dict)
     order: int = 0
-    layers: set[str] = field(default_factory=set)
+    layer: str = ""
+    """Its layer, or EVERYWHERE."""
 
 
 def read_run(path: Path | str) -> Run:
@@ -233,6 +235,8 @@ def _gather(records: Iterable[Record]) -> dict[str, _GateRecords]:
     pictured: dict[str, _GateRecords] = {}
     for record in filter(is_counted, records):
         node, attempt = record["node"], record.get("attempt", 0)
+        if record.get("pictures"):
+            record = {**record, "pictures": pack_pictures(record["pictures"])}
         gate = gathered.get(node)
         if gate is None or attempt > gate.attempt:
             gate = gathered[node] = _GateRecords(attempt, record, order=record.get("order", 0))
@@ -263,7 +267,8 @@ def _without_pictures(record: Record) -> Record:
 def _add(gate: _GateRecords, record: Record) -> None:
     gate.comparisons += 1
     gate.checks += len(record["checks"])
-    gate.layers.add(str(record["layer"]))
+    layer = str(record["layer"])
+    gate.layer = layer if gate.layer in ("", layer) else EVERYWHERE
     gate.improved |= any(check["improved"] for check in record["checks"])
     gate.order = min(gate.order, record.get("order", 0))
     if badness(record) < badness(gate.worst):
@@ -287,8 +292,7 @@ def _layer_errors(
     nodes_by_place: dict[tuple[str, str, str], list[str]] = {}
     for node in gates:
         record = gathered[node].worst
-        layer = EVERYWHERE if len(gathered[node].layers) > 1 else str(record["layer"])
-        key = (str(record["model"]), str(record["mode"]), layer)
+        key = (str(record["model"]), str(record["mode"]), gathered[node].layer)
         nodes_by_place.setdefault(key, []).append(node)
     cells = []
     for (model, mode, layer), nodes in nodes_by_place.items():

@@ -17,9 +17,10 @@ from qgate.project.options import SETTINGS, Kind, PathPair
 
 if TYPE_CHECKING:
     from qgate import documents
-    from qgate.storage import locations
+    from qgate.storage import foreign, locations
 else:
     documents, locations = LateModule("qgate.documents"), LateModule("qgate.storage.locations")
+    foreign = LateModule("qgate.storage.foreign")
 
 NAME = "qgate.toml"
 
@@ -32,7 +33,8 @@ def home_above(path: Path) -> Path | None:
 def _has_settings(folder: Path) -> bool:
     shared = folder / "pyproject.toml"
     return (folder / NAME).is_file() or (
-        shared.is_file() and "[tool.qgate" in shared.read_text(encoding="utf-8", errors="replace")
+        shared.is_file()
+        and "[tool.qgate" in read_foreign_text(shared, "settings", MOST_SETTINGS, errors="replace")
     )
 
 
@@ -101,7 +103,8 @@ def _tables(home: Path) -> list[tuple[str, dict[str, object]]]:
 
 def _parsed(file: Path) -> dict[str, object]:
     try:
-        return documents.toml(file.read_text(encoding="utf-8"))
+        text = foreign.read_foreign_text(file, "settings", foreign.MOST_SETTINGS)
+        return documents.toml(text)
     except OSError as error:
         raise QgateError(f"the settings {str(file)!r} cannot be read: {error.strerror}.") from None
     except ValueError as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from qgate.errors import QgateError
 from qgate.results.across_weights import add_across_weights
@@ -16,7 +17,8 @@ from qgate.results.power import add_power
 from qgate.results.reading import read
 from qgate.results.schema import BaselineUpdate, Record, RunShard
 from qgate.results.tasks import add_tasks
-from qgate.results.writing import write_results
+from qgate.results.writing import write_lines
+from qgate.storage.foreign import open_foreign
 
 # Fields that are equal in all files: records of different code or models do not mix.
 _SAME = ("qgate", "python", "torch", "device", "seed", "commit", "metrics", "limits")
@@ -24,6 +26,14 @@ _JOINED = ("plans", "models")
 NOTHING_RAN = 5
 Update = BaselineUpdate | None
 Shard = RunShard | None
+
+
+class _Line(NamedTuple):
+    """The place of a record's line."""
+
+    source: Path
+    start: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ def merge(
     header: Record = {}
     shards: dict[Path, Shard] = {}
     torn: list[str] = []
-    by_key: dict[tuple[Any, ...], Record] = {}
+    by_key: dict[tuple[Any, ...], _Line] = {}
     for source in map(Path, paths):
         shard_header, records = read(source)
         header = _merge_headers(header, shard_header, source) if header else dict(shard_header)
@@ -61,7 +71,7 @@ def merge(
         for record in records:
             key = _sort_key(record)
             if key not in by_key or not record["passed"]:
-                by_key[key] = record
+                by_key[key] = _Line(source, *records.position)
         if records.torn:
             torn.append(records.torn)
     missing = _missing(shards)
@@ -78,8 +88,20 @@ def merge(
     merged = MergedResults(len(by_key), tuple(torn), tuple(missing))
     if check is not None:
         check(merged)
-    write_results(path, header, (by_key[key] for key in sorted(by_key)))
+    write_lines(path, header, len(by_key), _read_lines(by_key[key] for key in sorted(by_key)))
     return merged
+
+
+def _read_lines(lines: Iterable[_Line]) -> Iterator[bytes]:
+    """Read lines of several files as they stand there: records of all would fill the memory."""
+    with contextlib.ExitStack() as stack:
+        files: dict[Path, BinaryIO] = {}
+        for own in lines:
+            if own.source not in files:
+                opened = open_foreign(own.source, "results", None)
+                files[own.source] = stack.enter_context(opened)
+            files[own.source].seek(own.start)
+            yield files[own.source].read(own.length).rstrip(b"\r\n") + b"\n"
 
 
 def _missing(shards: Mapping[Path, Shard]) -> list[int]:

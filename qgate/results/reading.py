@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from qgate.errors import QgateError
@@ -16,6 +17,7 @@ from qgate.results.schema import (
     check_record,
     parse,
 )
+from qgate.storage.foreign import foreign_line, open_foreign
 
 _REPEATED = frozenset(
     ("suite", "node", "model", "mode", "layer", "site", "scope", "title", "file", "metric", "kind",
@@ -26,22 +28,25 @@ _REPEATED = frozenset(
 class Records:
     """Records of a file, read line by line at every iteration.
 
-    `torn` is set by an iteration: a text about an incomplete last line, empty for a whole file.
+    `torn` is set by an iteration: a text about an incomplete last line, empty for a whole file;
+    `position` is where the line of the last record begins, and its length.
     """
 
     def __init__(self, path: Path, expected: int | None = None) -> None:
         self.path, self._expected = path, expected
         self.torn = ""
+        self.position = 0, 0
 
     def __iter__(self) -> Iterator[Record]:
         self.torn, texts = "", dict[str, str]()
-        with self.path.open("rb") as file:
-            file.readline()
+        with open_foreign(self.path, "results", None) as file:
+            read_line = partial(foreign_line, file, str(self.path), "results")
+            start = len(read_line())
             number = 1
-            text = file.readline()
+            text = read_line()
             while text:
                 number += 1
-                following = file.readline()
+                following = read_line()
                 try:
                     record = parse(text)
                 except ValueError as error:
@@ -51,7 +56,9 @@ class Records:
                     return
                 _check_line(record, f"{self.path}:{number}")
                 _share_texts(record, texts)
+                self.position = start, len(text)
                 yield record
+                start += len(text)
                 text = following
         if self._expected is not None and number - 1 < self._expected:
             self.torn = (
@@ -83,8 +90,8 @@ def read(path: Path | str) -> tuple[Record, Records]:
     """Return header and records of a results file."""
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            first = file.readline()
+        with open_foreign(path, "results", None) as file:
+            first = foreign_line(file, str(path), "results")
     except FileNotFoundError:
         raise QgateError(f"there are no results at {path}: run `pytest suites` first.") from None
     try:

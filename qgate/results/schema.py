@@ -286,6 +286,7 @@ class RunHeader(TypedDict):
 
 REQUIRED = required_fields(GateRecord)
 CHECK_KEYS = required_fields(RecordedCheck)
+_REQUIRED, _CHECK_KEYS = frozenset(REQUIRED), frozenset(CHECK_KEYS)
 HEADER_KEYS = required_fields(RunHeader)[2:]
 # The plugin adds these to what a gate puts into a record.
 _ADDED = {"node": "", "seconds": 0.0}
@@ -322,10 +323,12 @@ def check_header(header: object, where: str) -> Record:
 
 def check_record(record: Mapping[str, Any]) -> None:
     """Refuse an incomplete record, and one that passed without a check."""
-    if lacks := [key for key in REQUIRED if key not in record]:
+    if not record.keys() >= _REQUIRED:
+        lacks = [key for key in REQUIRED if key not in record]
         raise QgateError(f"a record of {record.get('site', '?')!r} lacks {', '.join(lacks)}.")
     for check in record["checks"]:
-        if lacks := [key for key in CHECK_KEYS if key not in check]:
+        if not check.keys() >= _CHECK_KEYS:
+            lacks = [key for key in CHECK_KEYS if key not in check]
             raise QgateError(f"a check of {record['site']!r} lacks {', '.join(lacks)}.")
         odd = [key for key in ("value", "bound", "times") if not _is_number(check[key])]
         if odd or not isinstance(check["passed"], bool):

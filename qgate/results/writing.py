@@ -17,13 +17,21 @@ def write_results(
     path: Path | str, header: Mapping[str, Any], records: Iterable[Mapping[str, Any]]
 ) -> None:
     """Write the results file of a finished run, as a whole or not at all."""
+    lines = []
+    for record in records:
+        check_record(record)
+        lines.append(line(record).encode())
+    write_lines(path, header, len(lines), lines)
+
+
+def write_lines(
+    path: Path | str, header: Mapping[str, Any], count: int, lines: Iterable[bytes]
+) -> None:
+    """Write a results file of records that are lines already, as a whole or not at all."""
     check_header(dict(header), "the header given")
-    all_records = list(records)
-    with replacing(Path(path)) as fresh, fresh.open("w", encoding="utf-8", newline="") as file:
-        file.write(line({**header, "records": len(all_records)}))
-        for record in all_records:
-            check_record(record)
-            file.write(line(record))
+    with replacing(Path(path)) as fresh, fresh.open("wb") as file:
+        file.write(line({**header, "records": count}).encode())
+        file.writelines(lines)
 
 
 class Writer:

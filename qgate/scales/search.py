@@ -122,6 +122,7 @@ def _merge(sizes: Floats, weights: Floats, bits: int) -> tuple[Floats, Floats]:
     return np.ldexp(means, unit), total
 
 
+@np.errstate(under="ignore")
 def _bins(sizes: Floats, bits: int) -> npt.NDArray[np.int64]:
     """Bin magnitudes of at most 1 by their exponent and the leading bits of their mantissa."""
     single = sizes.astype(np.float32).view(np.int32)

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from qgate.archives import check_archive
 from qgate.errors import QgateError, unknown
 from qgate.kernels import proving
 from qgate.loading import LateModule
@@ -26,7 +25,9 @@ from qgate.stats import bits as _bits
 from qgate.stats.direct_values import Values
 from qgate.stats.moments import PowerSums
 from qgate.stats.summary import Floats, Ints, SummaryOfKinds
+from qgate.storage.archives import check_archive
 from qgate.storage.files import replacing
+from qgate.storage.foreign import open_foreign
 
 if TYPE_CHECKING:
     from qgate.kernels import launching as launching
@@ -211,8 +212,9 @@ class Counts(SummaryOfKinds):
     def load(path: str | os.PathLike[str]) -> Counts:
         """Read a file that `save` wrote; refuse anything else."""
         try:
-            check_archive(Path(path), repr(str(path)))
-            with np.load(path, allow_pickle=False) as data:
+            with open_foreign(Path(path), "counts", None) as file:
+                check_archive(file, repr(str(path)))
+                data = np.load(file, allow_pickle=False)
                 if str(data["qgate"]) != "counts 1":
                     raise KeyError("qgate")
                 dtype, rounded = str(data["dtype"]), str(data["rounded_from"])

@@ -9,7 +9,7 @@ import yaml
 
 from qgate.documents import plain_yaml, toml
 from qgate.errors import QgateError
-from qgate.storage.locations import read_bytes
+from qgate.storage.foreign import MOST_SETTINGS, read_foreign
 
 if TYPE_CHECKING:
     from qgate.storage.locations import Location
@@ -23,7 +23,7 @@ def read_document(
     if kind not in kinds:
         raise QgateError(f"{subject} is no {', '.join(kinds[:-1])} or {kinds[-1]} file.")
     try:
-        data = read_bytes(path, FileNotFoundError)
+        data = read_foreign(path, "settings", MOST_SETTINGS)
         text = data.decode("utf-8-sig")
         content = toml(text) if kind == ".toml" else plain_yaml(text)
     except UnicodeDecodeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -74,8 +75,9 @@ def neighbor(path: Path, *, folder: bool = False) -> Iterator[Path]:
 def temporary_file(prefix: str) -> tuple[Path, int]:
     """Open a new temporary file of this process, which has to remove it.
 
-    Files of the same prefix that killed processes have left are removed now.
+    Files of the same prefix that killed processes of this host have left are removed now.
     """
+    prefix = f"{prefix}{_host()}."
     for leftover in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_abandoned(leftover, folder=False)
     while True:
@@ -89,12 +91,13 @@ def temporary_file(prefix: str) -> tuple[Path, int]:
 def scratch_folder() -> Iterator[Path]:
     """Yield a new temporary folder, owned by this process and removed at the end.
 
-    Those that killed processes have left are removed now.
+    Those that killed processes of this host have left are removed now.
     """
-    for leftover in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+    prefix = f"{_SCRATCH}{_host()}."
+    for leftover in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_abandoned(leftover, folder=True)
     while True:
-        path = Path(tempfile.mkdtemp(prefix=_SCRATCH))
+        path = Path(tempfile.mkdtemp(prefix=prefix))
         # Another process may take it for one that was left until it is locked.
         try:
             handle = open_handle(path, os.O_RDONLY) if MOVES_OPEN_FILES else None
@@ -109,6 +112,11 @@ def scratch_folder() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
         if handle is not None:
             os.close(handle)
+
+
+def _host() -> str:
+    """Return the name of this host: hosts that share a folder need not see locks of another."""
+    return re.sub(r"[^A-Za-z0-9-]", "_", socket.gethostname())[:64]
 
 
 def remove_with_leftovers(path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import BinaryIO, Literal, Protocol
 from qgate.errors import QgateError
 from qgate.storage import locations
 from qgate.storage.files import neighbor, replacing
+from qgate.storage.foreign import open_foreign, read_foreign
 from qgate.storage.removing import remove_empty_folder, remove_files
 
 Kind = Literal["folder", "file", "nothing"]
@@ -175,11 +176,13 @@ class LocalFolder:
         return Stamp(stat.st_size, stat.st_mtime_ns)
 
     def open(self, name: str, start: int = 0) -> BinaryIO:
-        file = (self._path / name).open("rb")
+        file = open_foreign(self._path / name, "files of data", None)
         file.seek(start)
         return file
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        if stop is None and not start:
+            return read_foreign(self._path / name, "files of data")
         with self.open(name, start) as file:
             return file.read() if stop is None else file.read(stop - start)
 

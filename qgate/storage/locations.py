@@ -11,6 +11,7 @@ import contextlib
 import glob
 import os
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from qgate.errors import QgateError
+from qgate.text.printing import print_line
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -27,10 +29,13 @@ if TYPE_CHECKING:
 # Stores in which an object is complete or absent.
 _WHOLE = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory")
 # Servers that may answer a range with the whole file.
-_STREAMS = ("http", "https")
+STREAMS = ("http", "https")
 _NEEDS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs",
           "abfs": "adlfs", "abfss": "adlfs", "http": "aiohttp", "https": "aiohttp"}  # fmt: skip
 _LOCAL = ("file", "local")
+# s3fs tries five times, and botocore in each of them, for 10 s where a server answers with errors.
+_ATTEMPTS = {"AWS_MAX_ATTEMPTS": "3"}
+_SILENCE_S = 10.0
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
@@ -50,6 +55,8 @@ def location_of(text: str | Location) -> Location:
         return Path(str(text)[match.end() :])
     from upath import UPath
 
+    for name, value in _ATTEMPTS.items():
+        os.environ.setdefault(name, value)
     try:
         location = UPath(f"{scheme}://{str(text)[match.end() :]}")
         location.fs  # noqa: B018  # the first use imports the client of the store
@@ -182,21 +189,6 @@ def file_key(location: Location) -> str:
         return f"{location} missing"
 
 
-def read_bytes(location: Location, *passed: type[Exception]) -> bytes:
-    """Read a file; an error of a store becomes a QgateError, unless it is `passed`."""
-    with contextlib.nullcontext() if isinstance(location, Path) else read_errors(location, *passed):
-        return location.read_bytes()
-
-
-def read_range(location: Location, start: int, stop: int) -> bytes:
-    """Read exactly these bytes, or fewer at the end; an open file would read ahead."""
-    if isinstance(location, Path) or location.protocol in _STREAMS:
-        with location.open("rb") as file:
-            file.seek(start)
-            return bytes(file.read(stop - start))
-    return bytes(location.fs.cat_file(location.path, start=start, end=stop))
-
-
 def matching_names(pattern: str) -> list[str]:
     """List the files or URLs that match a pattern with wildcards, in order."""
     location = location_of(pattern)
@@ -238,7 +230,8 @@ def store_and_path(location: UPath) -> tuple[Any, str]:
 def read_errors(location: Location | str, *passed: type[Exception]) -> Iterator[None]:
     """Turn errors of reading a store into a QgateError; `passed` types go through."""
     try:
-        yield
+        with _no_long_silence(location):
+            yield
     except Exception as error:
         if isinstance(error, (QgateError, *passed)):
             raise
@@ -249,7 +242,8 @@ def read_errors(location: Location | str, *passed: type[Exception]) -> Iterator[
 def write_errors(location: Location | None = None) -> Iterator[None]:
     """Turn errors of changing a store into an OSError that names the location."""
     try:
-        yield
+        with _no_long_silence(location or "the store"):
+            yield
     except QgateError:
         raise
     except Exception as error:
@@ -257,6 +251,19 @@ def write_errors(location: Location | None = None) -> Iterator[None]:
         errno = error.errno if isinstance(error, OSError) else None
         filename = None if location is None else str(location)
         raise OSError(errno or default_errno, _line(error), filename) from error
+
+
+@contextlib.contextmanager
+def _no_long_silence(location: Location | str) -> Iterator[None]:
+    """Say on the way that a store has not answered for long."""
+    text = f"{str(location)!r} has not answered for {_SILENCE_S:g} s; still waiting"
+    timer = threading.Timer(_SILENCE_S, print_line, (text,), {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _line(error: Exception) -> str:

@@ -19,6 +19,8 @@ def prepare_streams() -> None:
     """Let this process, and programs that it starts, always have somewhere to write."""
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # one of ASCII lacks most signs
         setattr(sys, name, _open(descriptor) if stream is None else _dropping(stream, descriptor))
 
 

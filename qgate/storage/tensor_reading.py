@@ -17,15 +17,16 @@ from safetensors import safe_open
 from safetensors.torch import load
 from torch import Tensor
 
-from qgate.archives import load_torch
 from qgate.errors import QgateError
-from qgate.storage.locations import read_range
+from qgate.storage.archives import load_torch
+from qgate.storage.foreign import MOST_TENSORS, foreign_path, open_foreign, read_foreign, read_range
 from qgate.storage.safetensors_heads import Head, NoHeadError, TensorHead, read_head, write_head
 
 if TYPE_CHECKING:
     from qgate.storage.folders import Folder
     from qgate.storage.locations import Location
 
+_TENSORS = "tensors"
 _FIRST = 1 << 16
 _AHEAD = 4 << 20
 _ALIGNED = 8
@@ -49,7 +50,7 @@ def read_torch(source: Location | bytes, label: str = "") -> Any:
     """Load a torch file, or the bytes of one, weights-only."""
     if isinstance(source, Path):
         return load_torch(source)
-    data = source if isinstance(source, bytes) else source.read_bytes()
+    data = source if isinstance(source, bytes) else read_foreign(source, _TENSORS, MOST_TENSORS)
     return load_torch(data, label or repr(str(source)))
 
 
@@ -60,9 +61,10 @@ def torch_source(folder: Folder, name: str) -> Path | bytes:
 
 def read_npy(location: Location) -> np.ndarray[Any, Any]:
     if isinstance(location, Path):
-        array: np.ndarray[Any, Any] = np.load(location, mmap_mode="r", allow_pickle=False)
+        path = foreign_path(location, _TENSORS)
+        array: np.ndarray[Any, Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         return array
-    with location.open("rb") as file:
+    with open_foreign(location, _TENSORS, None) as file:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
@@ -89,7 +91,7 @@ def open_safetensors(location: Location) -> Iterator[TensorFile]:
     if not isinstance(location, Path):
         yield RangedTensors(partial(read_range, location), safetensors_head(location))
         return
-    with safe_open(location, framework="pt") as file:
+    with safe_open(foreign_path(location, _TENSORS), framework="pt") as file:
         yield file
 
 
@@ -99,7 +101,7 @@ def open_tensors(folder: Folder, name: str, first: int) -> TensorFile:
     first   bytes to read at first from a store, which usually hold the head
     """
     if folder.path is not None:
-        return safe_open(folder.path / name, framework="pt")
+        return safe_open(foreign_path(folder.path / name, _TENSORS), framework="pt")
     read = partial(folder.read, name)
     return RangedTensors(read, read_head(read, first))
 

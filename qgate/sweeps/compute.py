@@ -138,10 +138,11 @@ def sweep(
         raise QgateError(f"scale_bits {scale_bits} is not allowed; it is from 2 to 8.")
     x = countable(x) if isinstance(x, Tensor) else x
     named = (name, list(x.shape) if isinstance(x, Tensor) else None)
-    if granularity == "tensor":
-        ends = (max_exp, min_exp, alignment)
-        return _sweep_tensor(x, sweepable(format), levels, ends, scale_bits, named)
-    return _sweep_blocks(x, mx_of(format), (max_exp, min_exp), scale_bits, block, axis, named)
+    with np.errstate(under="ignore"):
+        if granularity == "tensor":
+            ends = (max_exp, min_exp, alignment)
+            return _sweep_tensor(x, sweepable(format), levels, ends, scale_bits, named)
+        return _sweep_blocks(x, mx_of(format), (max_exp, min_exp), scale_bits, block, axis, named)
 
 
 # Formats -----------------------------------------------------------------------------------------
@@ -396,5 +397,4 @@ def _block_groups(
         amax = np.abs(good).max(axis=1)
         exponents = np.where(amax > 0, np.frexp(amax)[1] - 1, _SUBNORMAL)
         for exponent in np.unique(exponents):
-            own = own_scale(int(exponent))
-            yield ScaleGroup(own, good[exponents == exponent].reshape(-1))
+            yield ScaleGroup(own_scale(int(exponent)), good[exponents == exponent].reshape(-1))

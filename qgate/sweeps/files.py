@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from qgate.interruptions import raise_interruption
 from qgate.storage.access import write_text
 from qgate.storage.files import scratch_folder
+from qgate.storage.foreign import read_foreign
 from qgate.sweeps.plots import PICTURES
 from qgate.sweeps.record import SweepRecord, SweepView, flat_level
 from qgate.sweeps.texts import results_text
@@ -41,7 +42,7 @@ def _belongs(folder: Location, source: str) -> bool:
     records: list[Location] = sorted(folder.glob("*scaling_*.json"), key=str)
     for record in records:
         try:
-            tensor = json.loads(record.read_text(encoding="utf-8"))["tensor"]
+            tensor = json.loads(read_foreign(record, "records"))["tensor"]
             return bool(tensor["source"] == source)
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
@@ -67,6 +68,8 @@ def draw_pictures(records: Sequence[SweepRecord]) -> tuple[list[dict[str, bytes]
     A worker does not write them: its node need not see the output folder.
     """
     pictures_of: list[dict[str, bytes]] = [{} for _ in records]
+    if not records:
+        return pictures_of, ""
     with scratch_folder() as folder:
         for index, record in enumerate(records):
             pictures: dict[str, bytes] = {}

@@ -21,6 +21,7 @@ from qgate.interruptions import raise_interruption
 from qgate.metrics import METRICS
 from qgate.records import validate
 from qgate.storage.access import remove_file, write_text
+from qgate.storage.foreign import read_foreign, read_foreign_text
 from qgate.sweeps.answers import choice_rows, headline
 from qgate.sweeps.findings import EQUAL_DB, KINDS, SweptFormat, entry_of, findings
 from qgate.sweeps.record import MX_PREFIX, SweepRecord, SweepView, share_text
@@ -67,7 +68,7 @@ def write_page(
 
 def _is_marked(path: Location, mark: str) -> bool:
     """Tell if a file is there and has a mark of qgate's."""
-    return path.is_file() and mark in path.read_text(encoding="utf-8", errors="replace")
+    return path.is_file() and mark in read_foreign_text(path, "records", errors="replace")
 
 
 def _earlier(
@@ -93,7 +94,7 @@ def _earlier(
 
 def _entry_from(path: Location) -> SweptFormat:
     """Make the entry of a sweep from its record, with its files and pictures."""
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = json.loads(read_foreign(path, "records"))
     validate(record, SweepRecord)
     view, folder = SweepView(record), path.parent
     stems = ("block_scaling",) if view.is_block else ("scaling_results", "scaling", *_PICTURES)
@@ -103,7 +104,9 @@ def _entry_from(path: Location) -> SweptFormat:
         for ending in ("txt", "json", "csv", "png")
         if (folder / f"{view.stem(stem)}.{ending}").is_file()
     ]
-    pictures = {name: (folder / name).read_bytes() for name in names if name.endswith(".png")}
+    pictures = {
+        name: read_foreign(folder / name, "records") for name in names if name.endswith(".png")
+    }
     entry = entry_of(record, folder.name, names, pictures)
     exponents = [entry["exponent"], entry.get("used") or 0.0]
     if not all(map(math.isfinite, [*exponents, *(at for at, _ in entry.get("curve", ()))])):

@@ -93,7 +93,8 @@ def test_red_then_refreshed_then_green(tmp_path: Path) -> None:
     assert {"results.jsonl", "results.csv", "report.html", "candidates"} <= left
     assert list((red.artifacts / "qgate-out" / "candidates").iterdir())
     assert product.installed == ["pytest-qgate[all]"]
-    assert [what for what, _ in red.used if "upload" in what] == ["actions/upload-artifact@v7"]
+    (upload,) = [what for what, _ in red.used if "upload" in what]
+    assert upload.startswith("actions/upload-artifact@")
 
     refresh = job("refresh-baselines", which="failed")
     assert not refresh.failed, refresh.log

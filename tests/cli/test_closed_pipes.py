@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from qgate.cli import main
+from qgate.storage.streams import prepare_streams
 from tests.baselines.building import recorded
 from tests.campaigns.forked import Fault, ran
 from tests.cli.test_shared_options import JSON
@@ -150,3 +152,14 @@ def test_a_pipe_that_is_read_gets_every_byte(tmp_path: Path) -> None:
     with file.open("wb") as out:
         subprocess.run(command, cwd=tmp_path, stdout=out, check=True)
     assert done.stdout == file.read_bytes() != b""
+
+
+def test_a_stream_of_ascii_shows_other_signs_by_their_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = io.BytesIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding="ascii", write_through=True))
+    prepare_streams()
+    print("2 \u00d7 3")
+    assert raw.getvalue() == b"2 \\xd7 3\n"

@@ -296,6 +296,15 @@ def test_tampered_lines_are_damage_and_not_torn(tmp_path: Path) -> None:
     assert "rank 0 has order 0 2 times" in found[2]
 
 
+def test_a_million_refused_lines_are_counted_and_not_kept(tmp_path: Path) -> None:
+    write(tmp_path, [X])
+    with index(tmp_path).open("ab") as file:
+        file.write(b"0\n" * 1_003)
+    found = list(problems(Dump.open(tmp_path)))
+    assert len(found) == 1_001
+    assert found[-1].endswith("index.jsonl: 3 more lines are no records")
+
+
 @pytest.mark.parametrize(
     "file",
     [

@@ -178,3 +178,12 @@ def test_a_file_is_asked_once_whether_it_exists(monkeypatch: pytest.MonkeyPatch)
             tensor_files.check_file(spec)
         with pytest.raises(QgateError, match=r"there is no file|no \.pt"):
             names(spec)
+
+
+@pytest.mark.parametrize("ending", ["safetensors", "pt"])
+def test_a_tensor_of_very_many_dimensions_is_refused(ending: str, tmp_path: Path) -> None:
+    tensor = torch.ones([1] * 65)
+    path = tmp_path / f"t.{ending}"
+    save_file({"x": tensor}, path) if ending == "safetensors" else torch.save({"x": tensor}, path)
+    with pytest.raises(QgateError, match="'x' has 65 dimensions, and 64 are read"):
+        list(read_tensors(str(path)))

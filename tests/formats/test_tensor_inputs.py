@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from qgate import formats
 from qgate.dumps import DumpWriter
 from qgate.stats import all_bf16, block_counts, counts, errors, massive_beyond
 from qgate.tensor_inputs import valueless
-from qgate.testing import CheckFailure, check
+from qgate.testing import CheckFailure, check, check_kernel
 from tests.dumps.making import record
 from tests.shares import proof
 from tests.warm import run_python
@@ -300,3 +301,44 @@ def test_gradients_in_a_batch_are_refused() -> None:
         torch.func.vmap(torch.func.grad(lambda y: qgate.quantize(y, "int8").sum()))(
             torch.ones(2, 32)
         )
+
+
+def of_torchao() -> Tensor:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    layer = torch.nn.Linear(32, 2)
+    quantize_(layer, Int8WeightOnlyConfig())
+    return layer.weight
+
+
+def distributed() -> Tensor:
+    from torch import distributed as dist
+    from torch.distributed.tensor import distribute_tensor, init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return distribute_tensor(REFERENCE, init_device_mesh("cpu", (1,)))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "way_out"), [(of_torchao, ".dequantize()"), (distributed, ".full_tensor()")]
+)
+def test_a_subclass_is_refused_with_its_way_out(make: Callable[[], Tensor], way_out: str) -> None:
+    x = make()
+    wrong = {name: outcome(function, x) for name, function in FUNCTIONS.items()}
+    wrong |= {"kernel": outcome(lambda x: check_kernel(torch.neg, x, like=torch.neg), x)}
+    right = f"a tensor of type {type(x).__name__}; call {way_out} first"
+    assert {name: told for name, told in wrong.items() if right not in str(told[1])} == {}
+
+
+@pytest.mark.parametrize("format", ["fp8_e4m3", "int8", "mxfp8_e4m3", "bf16"])
+def test_errors_of_numpy_that_a_program_asks_for_are_not_raised(format: str) -> None:
+    x = torch.linspace(-4, 4, 256).reshape(8, 32)
+    x[0, 0], x[1, 1] = 1e-41, 3e38
+    with np.errstate(all="raise"):
+        assert qgate.sweep(x, format, 3).record
+        assert errors(qgate.quantize(x, format), x).metrics()
+        assert check(qgate.quantize(x[2:], format), x[2:], format=format).held

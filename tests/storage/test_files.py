@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from qgate.storage.files import (
     remove_with_leftovers,
     replacing,
     scratch_folder,
+    temporary_file,
 )
 from qgate.storage.folders import FileRanges, LocalFolder
 from tests.baselines.faults import ended, in_child, started
@@ -161,6 +163,26 @@ def test_the_next_run_removes_the_scratch_folder_of_a_killed_one(
     with scratch_folder() as first, scratch_folder() as second:
         assert set(tmp_path.iterdir()) == {first, second}, "those of living processes stay"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scratch_folder_of_another_host_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for host in ("one", "one-more", "one.domain"):
+        monkeypatch.setattr(socket, "gethostname", lambda host=host: host)
+        with scratch_folder() as folder:
+            folder.with_name(f"{folder.name}-left").mkdir()
+        _, handle = temporary_file("qgate-rows-")
+        os.close(handle)  # as a kill does
+    left = sorted(tmp_path.iterdir())
+    assert len(left) == 6
+    monkeypatch.setattr(socket, "gethostname", lambda: "one")
+    with scratch_folder():
+        pass
+    _, handle = temporary_file("qgate-rows-")
+    os.close(handle)
+    assert len({*left} & {*tmp_path.iterdir()}) == 4
 
 
 @pytest.mark.parametrize("kind", ["scratch folder", "neighbor"])

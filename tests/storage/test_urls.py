@@ -1,11 +1,13 @@
 """URLs: what they mean, and what is refused; the store in memory needs no network."""
 
+import threading
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from qgate.errors import QgateError
+from qgate.storage import locations
 from qgate.storage.locations import check_writable, file_key, is_url, local_path, location_of
 
 
@@ -82,3 +84,14 @@ def test_what_changed_has_another_identity(tmp_path):
         assert file_key(place) == before
         place.write_bytes(b"12")
         assert file_key(place) != before
+
+
+def test_a_store_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(locations, "_SILENCE_S", 0.0)
+    said = threading.Event()
+    monkeypatch.setattr(locations, "print_line", lambda text, **_: (print(text), said.set()))
+    with locations.read_errors("s3://bucket/x"):
+        assert said.wait(60)
+    assert capsys.readouterr().out == "'s3://bucket/x' has not answered for 0 s; still waiting\n"

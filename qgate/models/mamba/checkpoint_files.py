@@ -12,8 +12,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from qgate.archives import load_torch
 from qgate.errors import QgateError
+from qgate.storage.archives import load_torch
+from qgate.storage.foreign import foreign_path, open_foreign, read_foreign
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -74,7 +75,7 @@ def _indexed(index: Path) -> list[Path]:
 
 def _open(path: Path) -> CheckpointShard:
     try:
-        with path.open("rb") as file:
+        with open_foreign(path, "checkpoints", None) as file:
             if file.read(23) == b"version https://git-lfs":
                 raise QgateError(
                     f"{str(path)!r} is a Git LFS pointer, not the weights; get them: git lfs pull."
@@ -87,7 +88,7 @@ def _open(path: Path) -> CheckpointShard:
 
 
 def _safetensors(path: Path) -> CheckpointShard:
-    file: Any = safe_open(path, framework="pt", device="cpu")
+    file: Any = safe_open(foreign_path(path, "checkpoints"), framework="pt", device="cpu")
     stored = {_ours(name): name for name in file.keys()}  # noqa: SIM118
     shapes = {ours: tuple(file.get_slice(name).get_shape()) for ours, name in stored.items()}
     return CheckpointShard(path, shapes, lambda name: file.get_tensor(stored[name]))
@@ -125,7 +126,7 @@ def _unreadable(path: Path, error: Exception) -> QgateError:
 def read_json(path: Path) -> dict[str, object]:
     """Read a JSON file that holds an object."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = json.loads(read_foreign(path, "checkpoints"))
     except FileNotFoundError:
         raise QgateError(f"there is no {str(path)!r}; a checkpoint folder has one.") from None
     except (ValueError, RecursionError) as error:

@@ -15,6 +15,7 @@ from typing import Any
 from qgate.errors import QgateError, unknown
 from qgate.models.optional_libraries import load_quietly
 from qgate.models.samples.text_files import no_column
+from qgate.storage.foreign import check_foreign_files
 
 # Tried in this order where no split was asked for: text a model is less likely to have seen first.
 SPLITS = ("validation", "val", "test", "train")
@@ -96,6 +97,7 @@ def from_disk(
 ) -> tuple[Column, str]:
     """Load the texts of a folder that the library itself has saved."""
     name = str(folder)
+    check_foreign_files(folder, "data sets")
     with _datasets(f"{name!r}") as datasets:
         try:
             loaded = datasets.load_from_disk(name)

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qgate.archives import unpacked_limit
 from qgate.errors import QgateError, first_line
 from qgate.models.samples.packed_rows import PackedRows
+from qgate.storage.archives import unpacked_limit
+from qgate.storage.foreign import MOST_TENSORS, foreign_size, open_foreign, read_foreign
 
 # A row is a text, or None where the file has no value.
 Rows = Sequence[str | None]
@@ -110,7 +111,7 @@ def _bytes(path: Path) -> bytes:
     }
     kind = path.suffix.lower()
     try:
-        data = path.read_bytes()
+        data = read_foreign(path, "samples", MOST_TENSORS)
         if kind not in unpack or not data:
             return data
         most = unpacked_limit(len(data))
@@ -301,9 +302,9 @@ def _parquet(path: Path, column: str) -> Rows:
     check_file(path)
     parquet = _pyarrow("pyarrow.parquet", f"{str(path)!r}")
     try:
-        if path.stat().st_size == 0:
+        if foreign_size(path, "samples") == 0:
             raise QgateError(f"{str(path)!r} is empty: there is no text in it.")
-        with path.open("rb") as file:
+        with open_foreign(path, "samples", None) as file:
             names = list(parquet.read_schema(file).names)
             if column not in names:
                 raise no_column(path, column, names)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qgate.archives import flatten, load_torch
 from qgate.errors import QgateError, first_line
 from qgate.models.samples.text_files import check_file
+from qgate.storage.archives import flatten, load_torch
+from qgate.storage.foreign import foreign_size
 from qgate.storage.tensor_reading import open_safetensors, read_npy
 
 
@@ -67,7 +68,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     if kind not in readers:
         raise QgateError(f"{str(path)!r}: token ids are read from {', '.join(readers)} files.")
     try:
-        if path.stat().st_size == 0:
+        if foreign_size(path, "token ids") == 0:
             raise QgateError(f"{str(path)!r} is an empty file.")
         loaded = readers[kind](path)
     except QgateError:

@@ -21,7 +21,13 @@ from qgate.page.plots.long_texts import (
 from qgate.page.plots.magnitudes import magnitude_histogram, magnitudes_finding
 from qgate.page.plots.sweeps import sweep_curve, sweep_finding
 from qgate.records import validate
-from qgate.results.pictures import ErrorPicture, LongTextPicture, MagnitudePicture, SweepPicture
+from qgate.results.pictures import (
+    ErrorPicture,
+    LongTextPicture,
+    MagnitudePicture,
+    SweepPicture,
+    unpack_pictures,
+)
 from qgate.text import one_line
 
 # So many pictures of one record are drawn; a record that has more was not written by qgate.
@@ -119,7 +125,7 @@ NOTHING_TO_DRAW: dict[str, Callable[[Any], bool]] = {
 
 def panels_of(record: Mapping[str, Any]) -> tuple[list[Panel], list[str]]:
     """Draw the panels of a record, and say why others cannot be drawn; never raises."""
-    carried = record.get("pictures")
+    carried = unpack_pictures(record.get("pictures"))
     if carried is None:
         return [], []
     if not isinstance(carried, list | tuple):

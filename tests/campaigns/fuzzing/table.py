@@ -27,8 +27,10 @@ READS = (
     "reader", "DictReader", "load_file", "from_pretrained", "load_from_disk", "load_dataset", "ParquetFile",
     "CompressedInputStream", "fromfile", "memmap", "exec_module", "decompress", "read_parquet", "read_csv",
     "get_single_node", "cat_file", "read_string", "raw_decode", "pread",
+    "open_foreign", "open_foreign_text", "read_foreign", "read_foreign_text", "foreign_path", "check_foreign_files",
 )  # fmt: skip
 _OURS = "what this very run, or this package, wrote"
+_ENTRY = "bytes of a file; who asked for them parses them"
 _CODE = "code that the user named"
 NOT_READERS: dict[str, str] = {
     "qgate.cli.vectors:run": _OURS,
@@ -47,6 +49,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.engine._backends:_start_process": _OURS,
     "qgate.engine.sharing:value": _OURS,
     "qgate.results.rows:_write": "written, and not read",
+    "qgate.results.merging:_read_lines": "lines that it has read and checked, to copy them",
     "qgate.results.rows:read": _OURS,
     "qgate.sweeps.files:draw_pictures": _OURS,
     "qgate.drawing.files:_draw_elsewhere": _OURS,
@@ -63,7 +66,14 @@ NOT_READERS: dict[str, str] = {
     "qgate.cli.init:starter": _OURS,
     "qgate.cli.init:_write": "bytes to put back where writing fails; not parsed",
     "qgate.cli._ci_files:ci_note": "looked for a name in, and not parsed",
-    "qgate.storage.locations:read_bytes": "bytes of a file; who asked for them parses them",
+    "qgate.baselines.candidates:_is_zip": "asks whether a file is an archive",
+    "qgate.storage.foreign:foreign_path": _ENTRY,
+    "qgate.storage.foreign:foreign_size": _ENTRY,
+    "qgate.storage.foreign:open_foreign": _ENTRY,
+    "qgate.storage.foreign:open_foreign_text": _ENTRY,
+    "qgate.storage.foreign:read_foreign": _ENTRY,
+    "qgate.storage.foreign:read_foreign_text": _ENTRY,
+    "qgate.storage.folders:read": _ENTRY,
     "qgate.storage.folders:_opened": "bytes of a file; who asked for them parses them",
     "qgate.plugin.sessions:of": "makes the session of a kind of gate, and opens no file",
     "qgate.checkpoints.stored:read": "calls the reader of the file, which is a target",

@@ -181,7 +181,7 @@ def _ids(ending: str) -> Target:
     }
     reader = {"npy": "_numpy", "safetensors": "_safetensors"}.get(ending, "")
     return Target(f"token rows .{ending}", lambda f: made[ending](f / f"i.{ending}"), lambda f: _sample(f, "tokens"),
-                  (f"{SAMPLES}token_files:{reader}" if reader else "qgate.archives:load_torch",))  # fmt: skip
+                  (f"{SAMPLES}token_files:{reader}" if reader else "qgate.storage.archives:load_torch",))  # fmt: skip
 
 
 # Checkpoints -------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ MODELS = (
     Target("mamba checkpoint", _mamba, lambda f: load(f"mamba:{f}", sampling=SHORT),
            (f"{MAMBA}files:read_json", f"{MAMBA}files:_open", f"{MAMBA}files:_safetensors"), share=20),
     Target("mamba checkpoint .bin", lambda f: _mamba(f, old=True), lambda f: load(f"mamba:{f}", sampling=SHORT),
-           ("qgate.archives:load_torch",)),
+           ("qgate.storage.archives:load_torch",)),
     Target("transformers checkpoint", _llama, lambda f: load(f"hf:{f}", sampling=SHORT),
            (f"{HUGGING}:load_network", f"{HUGGING}:_read"), share=6),
     Target("tokenizer", _words, _tokenize, (f"{HUGGING}:tokenizer",), share=6),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from qgate.errors import QgateError
+from qgate.storage.foreign import open_foreign
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 MOST_BYTES = 32 << 20
 MOST_TIMES = 100
 """Limits of unpacking: bytes, or multiples of the packed size, whichever is more."""
-_MOST_NAMES, _DEEPEST = 200_000, 100
+MOST_NAMES, _DEEPEST = 200_000, 100
+MOST_DIMENSIONS = 64
+"""Dimensions of an array of numpy; work on a tensor grows with the square of their number."""
 _FIRST_BYTES = 64 << 20
 _PLAIN = (int, float, bool, str)
 
@@ -32,11 +35,10 @@ def unpacked_limit(packed: int) -> int:
     return max(MOST_BYTES, MOST_TIMES * packed)
 
 
-def check_archive(file: Path | IO[bytes], label: str) -> None:
+def check_archive(file: IO[bytes], label: str) -> None:
     """Refuse a zip archive with a part that unpacks to too much; ignore other files."""
     is_archive = zipfile.is_zipfile(file)
-    if hasattr(file, "seek"):
-        file.seek(0)
+    file.seek(0)
     if not is_archive:
         return
     with zipfile.ZipFile(file) as archive:
@@ -47,8 +49,7 @@ def check_archive(file: Path | IO[bytes], label: str) -> None:
                     f"{entry.file_size} bytes, which is refused above {MOST_BYTES >> 20} MB and "
                     f"{MOST_TIMES} times. If that is what it is, save it without compression."
                 )
-    if hasattr(file, "seek"):
-        file.seek(0)
+    file.seek(0)
 
 
 def load_torch(source: Path | bytes, label: str = "", *, dense: bool = False) -> Any:
@@ -59,8 +60,14 @@ def load_torch(source: Path | bytes, label: str = "", *, dense: bool = False) ->
     import torch
 
     label = label or repr(str(source))
-    size = len(source) if isinstance(source, bytes) else source.stat().st_size
-    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+    file: IO[bytes]
+    with (
+        io.BytesIO(source)
+        if isinstance(source, bytes)
+        else open_foreign(source, "tensors", None) as file
+    ):
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
         check_archive(file, label)
         _check_pickle(file, label)
     load = functools.partial(torch.load, map_location="cpu", weights_only=True)
@@ -112,8 +119,8 @@ def flatten(loaded: Any, label: str) -> Iterator[tuple[str, Any]]:
             raise QgateError(f"{label} holds lists or tables more than {_DEEPEST} deep.")
         for name, value in holder.items() if isinstance(holder, Mapping) else enumerate(holder):
             count += 1
-            if count > _MOST_NAMES:
-                raise QgateError(f"{label} holds more than {_MOST_NAMES} things: save fewer.")
+            if count > MOST_NAMES:
+                raise QgateError(f"{label} holds more than {MOST_NAMES} things: save fewer.")
             if isinstance(value, Mapping) or (
                 isinstance(value, list | tuple) and not is_plain(value)
             ):
@@ -141,15 +148,27 @@ def _check_tensors(loaded: Any, size: int, label: str, dense: bool) -> None:
 
 def is_dense(tensor: Tensor) -> bool:
     """Tell whether the values of a tensor lie in memory, one after the other."""
-    return str(tensor.layout) == "torch.strided" and not (tensor.is_meta or tensor.is_quantized)
+    is_other = tensor.is_meta or tensor.is_quantized or tensor.is_nested
+    return str(tensor.layout) == "torch.strided" and not is_other
 
 
 def not_dense(tensor: Tensor, label: str) -> QgateError:
+    if tensor.is_nested:
+        return QgateError(f"{label} is nested; save its parts, those of .unbind().")
     kind = "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else tensor.layout
     return QgateError(f"{label} is {kind}; save it dense, with its values.")
 
 
+def check_dimensions(count: int, label: str) -> None:
+    """Refuse a tensor of more dimensions than any has."""
+    if count > MOST_DIMENSIONS:
+        raise QgateError(
+            f"{label} has {count} dimensions, and {MOST_DIMENSIONS} are read: save it with fewer."
+        )
+
+
 def _check_tensor(tensor: Tensor, size: int, label: str) -> None:
+    check_dimensions(tensor.dim(), label)
     stored, laid_out = tensor.untyped_storage().nbytes(), tensor.numel() * tensor.element_size()
     if stored > size:
         raise QgateError(f"{label} has {stored} bytes, and the file {size}: it is damaged.")

@@ -1,0 +1,77 @@
+"""Arguments that a check cannot read, and settings of torch around it, are one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import qgate
+from qgate.models.loading import load
+from qgate.tensor_inputs import flushes_denormals
+from qgate.testing import check_kernel
+
+X, W = torch.linspace(-2, 3, 256).reshape(8, 32), torch.linspace(-1, 2, 128).reshape(4, 32)
+
+
+def product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w.T
+
+
+@contextmanager
+def flushing() -> Iterator[None]:
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(
+    ("x", "sentence"),
+    [
+        (X.to("meta"), "argument 0: cannot check a kernel with a tensor of device meta"),
+        (torch.nested.nested_tensor([X, X[:1]]), "argument 0: .* nested tensor; give its parts"),
+    ],
+    ids=["meta", "nested"],
+)
+def test_an_argument_without_values_is_refused(x: Tensor, sentence: str) -> None:
+    with pytest.raises(TypeError, match=sentence):
+        check_kernel(product, x, W, like=product)
+
+
+def test_a_check_inside_of_autocast_is_refused() -> None:
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ValueError, match=r"torch.autocast is on.*call check_kernel outside of it"),
+    ):
+        check_kernel(product, X, W, like=product)
+
+
+def test_a_check_that_would_flush_is_refused() -> None:
+    with flushing(), pytest.raises(ValueError, match=r"set_flush_denormal\(True\) is set.*False"):
+        check_kernel(product, X, W, like=product)
+    assert not flushes_denormals()
+
+
+def test_a_model_is_measured_without_flushing() -> None:
+    def build() -> qgate.Model:
+        torch.set_flush_denormal(True)
+        return qgate.Model(torch.nn.Sequential(torch.nn.Linear(4, 4)), [torch.ones(1, 4)], "mine")
+
+    with flushing():
+        load("mine", build=build)
+        assert not flushes_denormals()
+
+
+@pytest.mark.parametrize("arguments", [(X[0],), (X[0].to(torch.float8_e4m3fn),)])
+def test_rows_and_eight_bits_are_arguments(arguments: tuple[Any, ...]) -> None:
+    def scaled(x: Tensor) -> Tensor:
+        return x.float() * 3
+
+    assert check_kernel(scaled, *arguments, like=lambda x: x * 3).held
