@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -13,6 +14,7 @@ from qgate.errors import QgateError
 from qgate.expected.conventions import with_options
 from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
+from qgate.formats.groups import KNOWN, Groups
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
@@ -62,12 +64,19 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[WrongCast]:
             "is decoded without scales: its codes are taken as values",
             lambda x: ideal(x) / spread_scales(x, q),
         )
-    if q.granularity in ("block", "channel"):
+    if q.groups is not None:
+        for words, groups in other_groups(q.groups):
+            yield WrongCast(
+                f"is decoded as if it had {words}, not one per {q.groups.name}",
+                lambda x, groups=groups: _read_as(x, q, ideal, groups),  # type: ignore[misc]
+            )
+    if q.granularity in ("block", "channel", "groups"):
         for words, move in _moves(q):
             yield WrongCast(
                 f"is decoded with {words}",
                 lambda x, move=move: _moved_scales(x, q, ideal, move),  # type: ignore[misc]
             )
+    if q.granularity in ("block", "channel"):
         yield WrongCast(
             "is decoded with the scales of rows for columns",
             lambda x: _square(ideal(x)) * _turned_scales(x, q),
@@ -89,20 +98,21 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
         _flat(lambda s: np.broadcast_to(s[:1], s.shape)),
     )
     yield "scales swizzled in tiles of 4x4", _flat(_swizzled)
-    if q.granularity != "block":
+    if q.granularity not in ("block", "groups"):
         return
-    yield "every scale moved to the next group of its row", lambda s: np.roll(s, 1, 1)
-    yield "every scale moved to the previous group of its row", lambda s: np.roll(s, -1, 1)
+    own = "row" if q.groups is None else "matrix"
+    yield f"every scale moved to the next group of its {own}", lambda s: np.roll(s, 1, 1)
+    yield f"every scale moved to the previous group of its {own}", lambda s: np.roll(s, -1, 1)
     yield (
-        "every scale moved to the previous group of its row, the last one for two",
+        f"every scale moved to the previous group of its {own}, the last one for two",
         lambda s: np.concatenate([s[:, 1:], s[:, -1:]], 1),
     )
     yield (
-        "every scale moved to the next group of its row, the first one for two",
+        f"every scale moved to the next group of its {own}, the first one for two",
         lambda s: np.concatenate([s[:, :1], s[:, :-1]], 1),
     )
     yield (
-        "the scale of the group before it, the last group of each row",
+        f"the scale of the group before it, the last group of each {own}",
         lambda s: np.concatenate([s[:, :-1], s[:, -2:-1]], 1),
     )
     yield "every scale moved to the next row", lambda s: np.roll(s, 1, 0)
@@ -125,6 +135,32 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
             f"scales stored in {words}, read row by row",
             lambda s, addresses=addresses: _stored(s, addresses(s.shape)),  # type: ignore[misc]
         )
+
+
+def other_groups(own: Groups) -> Iterator[tuple[str, Groups]]:
+    """List groups that a kernel may have in the place of its own: words, and the groups."""
+    for rows, words in ((1, "late"), (-1, "early")):
+        yield f"groups that begin one row {words}", replace(own, of=_shifted(own, rows))
+    for known in KNOWN:
+        if known.name != own.name:
+            yield f"one scale per {known.name}", replace(known, axes=own.axes)
+
+
+def _shifted(own: Groups, rows: int) -> Callable[..., Any]:
+    return lambda row, column: own.of(np.clip(row - rows, 0, row.max(initial=0)), column)
+
+
+def _read_as(x: Floats, q: QuantizerSettings, ideal: Cast, groups: Groups) -> Floats:
+    """Decode ideal codes with scales that are looked up by the numbers of other groups."""
+    assert q.groups is not None
+    row, column = q.groups.along(x.ndim)
+    sizes = x.shape[row], x.shape[column]
+    scales = scales_of(q.groups.split(x), q).reshape(*q.groups.scales_shape(x.shape))
+    numbers = groups.numbers(*sizes)
+    if numbers.max(initial=0) >= scales.shape[-1]:
+        raise QgateError("the other groups have more scales")
+    looked_up = np.moveaxis(scales[..., numbers], (-2, -1), q.groups.axes)
+    return ideal(x) * looked_up / spread_scales(x, q)
 
 
 def _flat(move: Move) -> Move:
@@ -217,7 +253,11 @@ def _swizzled(scales: Floats) -> Floats:
 
 def _moved_scales(x: Floats, q: QuantizerSettings, ideal: Cast, move: Move) -> Floats:
     """Decode ideal codes with the scales of other groups."""
-    lines = 1 if q.granularity == "channel" else math.prod(x.shape) // x.shape[q.axis_of(x.ndim)]
+    if q.groups is not None:
+        lines = math.prod(q.groups.scales_shape(x.shape)[:-1])
+    else:
+        is_channel = q.granularity == "channel"
+        lines = 1 if is_channel else math.prod(x.shape) // x.shape[q.axis_of(x.ndim)]
 
     def moved(scales: Floats) -> Floats:
         return np.asarray(move(scales.reshape(lines, -1))).reshape(-1) / scales

@@ -19,6 +19,7 @@ import numpy as np
 
 from qgate.expected.group_scales import (
     HALVES,
+    PLUS,
     STORED,
     TIMES,
     as_stored,
@@ -194,12 +195,12 @@ def _element_conventions(
         half = 2.0 ** (q.format.bits - 1)
         divisors += [(half - 0.5, False), (half, False)]
     for (divisor, narrow), kind, rounding in itertools.product(
-        divisors, _scale_kinds(dtype, orders), roundings
+        divisors, _scale_kinds(q, dtype, orders), roundings
     ):
         own = divisor == q.format.max
-        if kind not in ("float32", dtype, "power of two") and rounding != "even":
+        if kind not in ("float32", dtype, "power of two", PLUS) and rounding != "even":
             continue
-        if kind == TIMES and not own:
+        if kind in (TIMES, PLUS) and not own:
             continue
         changed = with_options(q, rounding=rounding, narrow=narrow)
         name = _kind_name(divisor, kind)
@@ -212,7 +213,7 @@ def _element_conventions(
         yield from listed
 
 
-def _scale_kinds(dtype: str, orders: bool) -> list[str]:
+def _scale_kinds(q: QuantizerSettings, dtype: str, orders: bool) -> list[str]:
     """List how a scale may be stored, and when it is rounded to that.
 
     Checkpoints of float32 weights store scales in 16 bits; codes follow either these or the scale
@@ -220,7 +221,8 @@ def _scale_kinds(dtype: str, orders: bool) -> list[str]:
     """
     halves = list(HALVES) if dtype == "float32" else [dtype]
     stored = [STORED + half for half in HALVES]
-    return ["float32", *halves, "power of two", *stored, *([TIMES] if orders else [])]
+    further = [*([TIMES] if orders else []), *([PLUS] if q.groups is not None else [])]
+    return ["float32", *halves, "power of two", *stored, *further]
 
 
 def _kind_name(divisor: float, kind: str) -> str:
@@ -229,7 +231,7 @@ def _kind_name(divisor: float, kind: str) -> str:
     name = f"scale amax/{divisor:g}"
     if kind.startswith(STORED):
         return f"{name}, {kind} after the codes were made"
-    return name + {"float32": "", "power of two": " up to a power of two"}.get(kind, f" in {kind}")
+    return name + {"float32": "", "power of two": " up to a power of two", PLUS: f" {PLUS}"}.get(kind, f" in {kind}")
 
 
 def _in_any_order(

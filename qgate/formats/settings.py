@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from qgate.errors import QgateError, unknown
 from qgate.formats._block import Format
+from qgate.formats.groups import as_groups
 from qgate.formats.options import (
     ROUNDINGS,
     SCALE_RULES,
@@ -41,8 +42,11 @@ class QuantizerSettings(CastOptions):
         for name in ("saturate", "narrow"):
             if not isinstance(options.get(name, True), bool):
                 raise TypeError(f"{name} is True or False, not {options[name]!r}.")
+        if options.get("groups") is not None:
+            options = {**options, "groups": as_groups(options["groups"])}
         self.format = fmt
         self.options = options
+        self.groups = options.get("groups")
         self.scale = _checked_scale(options.get("scale"))
         self.granularity: Granularity | None = options.get("granularity") or self._own_granularity()
         self.axis = _whole("axis", options.get("axis"), None)
@@ -68,6 +72,8 @@ class QuantizerSettings(CastOptions):
     def _own_granularity(self) -> Granularity | None:
         if self.format.kind == "block":
             return "block"
+        if self.groups is not None:
+            return "groups"
         return "tensor" if self.scale is not None or self.format.always_scaled else None
 
     def _checked_zero_point(self, given: Any) -> Any:
@@ -110,6 +116,16 @@ class QuantizerSettings(CastOptions):
         if self.granularity == "channel" and self.axis is None:
             raise QgateError(
                 f"granularity 'channel' needs axis=…: which axis of x has {name}'s scales?"
+            )
+        if (self.groups is None) != (self.granularity != "groups"):
+            raise QgateError(
+                f"granularity {self.granularity!r} with groups={self.groups!r}: groups are a function "
+                "from rows and columns to numbers, and a granularity of their own; leave granularity out."
+            )
+        if self.groups is not None and self.format.kind == "element" and self.format.tapered:
+            raise QgateError(
+                f"{name} takes the better of two scales by the error of whole groups, which lie along "
+                "an axis or in tiles; take fp8_e4m3 or int8 with groups."
             )
         if self.format.kind == "element":
             if "axis" in options and self.granularity not in ("channel", "block"):

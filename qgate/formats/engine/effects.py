@@ -104,7 +104,8 @@ def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options])
     smallest = q.format.element.min_normal
     rows = {kind: job.rows(1, torch.int64) for kind in (*counted_of(q), "subnormal")}
     squares = torch.zeros(3, dtype=torch.float64, device=x.device)
-    inside = None if q.tile is None else job.layout.arrange(torch.ones_like(x, dtype=torch.bool))
+    filled = job.layout.is_filled
+    inside = job.layout.arrange(torch.ones_like(x, dtype=torch.bool)) if filled else None
     for chunk, _, wide, parts in split(job):
         hits = outcomes(wide, parts, q)
         squares += error_squares(wide, parts, hits)

@@ -25,6 +25,7 @@ from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, ordinary_numbe
 from qgate.formats.definition import CLEARLY_LESS
 from qgate.formats.engine import scales, tiles
 from qgate.formats.engine.dtypes import INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
+from qgate.formats.groups import Groups
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import proving
 from qgate.loading import LateModule
@@ -88,6 +89,13 @@ class Layout:
     """The axis that was moved to the front, if any."""
     tile: tuple[int, int] | None = None
     """Rows and columns of tiles, each a row of `length` elements, short ones filled with zeros."""
+    listed: Groups | None = None
+    """Groups by a function, each a row of `length` elements, short ones filled with zeros."""
+
+    @property
+    def is_filled(self) -> bool:
+        """True if short groups are filled with zeros."""
+        return self.tile is not None or self.listed is not None
 
     @property
     def whole(self) -> int:
@@ -102,6 +110,8 @@ class Layout:
         """View x as [outer, length, inner], copied only where necessary or in tiles."""
         if self.tile is not None:
             return tiles.split_tiles(x, self.tile)
+        if self.listed is not None:
+            return tiles.split_groups(x, self.listed)
         if self.moved is not None:
             x = x.movedim(self.moved, 0)
         return x.reshape(self.outer, self.length, self.inner)
@@ -110,6 +120,8 @@ class Layout:
         """Undo `arrange`; the result is contiguous."""
         if self.tile is not None:
             return tiles.join_tiles(t, self.shape, self.tile)
+        if self.listed is not None:
+            return tiles.join_groups(t, self.shape, self.listed)
         if self.moved is None:
             return t.view(self.shape)
         shape = list(self.shape)
@@ -164,6 +176,10 @@ def layout_of(x: Tensor, q: QuantizerSettings) -> Layout:
         length, group_shape = math.prod(tile), (*shape[:-2], *counts)
         outer = math.prod(group_shape)
         return Layout(shape, size, outer, length, 1, length, 1, group_shape, tile=tile)
+    if q.groups is not None:
+        group_shape = q.groups.scales_shape(shape)
+        length, outer = q.groups.width(shape), math.prod(group_shape)
+        return Layout(shape, size, outer, length, 1, length, 1, group_shape, listed=q.groups)
     sizes = list(shape) or [1]
     axis = len(sizes) - 1 if q.axis is None else q.axis_of(x.dim())
     before, length, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
@@ -323,6 +339,8 @@ def check(x: Any, q: QuantizerSettings) -> None:
     dense_tensor(x, "quantize", INPUTS)
     if q.axis is not None:
         q.axis_of(x.dim())
+    if q.groups is not None:
+        q.groups.along(x.dim())
     if q.tile is not None and x.dim() < 2:
         raise QgateError(
             f"tiles of {q.block_words} need a tensor of two dimensions or more, not of shape "

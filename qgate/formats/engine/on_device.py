@@ -165,7 +165,7 @@ def cast_for(x: Tensor, q: QuantizerSettings, layout: Layout) -> BlockCast | Ele
     fmt = q.format
     if kind_of(x.dtype) is None or kind_of(q.dtype or x.dtype) is None:
         return None
-    if q.tile is not None or q.rounding == "stochastic":
+    if layout.is_filled or q.rounding == "stochastic":
         return None
     saturates = q.inf == "saturate"
     if fmt.kind == "element":
