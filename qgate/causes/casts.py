@@ -103,7 +103,9 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
             )
     if q.groups is not None:
         for words, groups in other_groups(q.groups):
-            yield _defined(f"has {words}, not one per {q.groups.name}", with_options(q, groups=groups))
+            yield _defined(
+                f"has {words}, not one per {q.groups.name}", with_options(q, groups=groups)
+            )
     if q.format.kind == "element" and not q.format.tapered:
         for granularity in ("tensor", "channel"):
             if granularity != q.granularity:

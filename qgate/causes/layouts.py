@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
 from qgate.formats.groups import KNOWN, Groups
 from qgate.formats.options import Floats
+from qgate.formats.scale_layouts import BY_ROW, SWIZZLES, ScaleLayout
 from qgate.formats.settings import QuantizerSettings
 
 if TYPE_CHECKING:
@@ -76,6 +78,12 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[WrongCast]:
                 f"is decoded with {words}",
                 lambda x, move=move: _moved_scales(x, q, ideal, move),  # type: ignore[misc]
             )
+    if q.granularity == "block" and q.tile is None:
+        for words, move in _memory_faults():
+            yield WrongCast(
+                f"is decoded with {words}",
+                lambda x, move=move: _in_memory(x, q, ideal, move),  # type: ignore[misc]
+            )
     if q.granularity in ("block", "channel"):
         yield WrongCast(
             "is decoded with the scales of rows for columns",
@@ -123,18 +131,6 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
     )
     yield "scales stored column by column, read row by row", lambda s: s.T.reshape(s.shape)
     yield "scales stored row by row, read column by column", lambda s: s.reshape(s.shape[::-1]).T
-    for words, addresses in (
-        ("tiles of 128x4", _tiles_of_128x4),
-        ("groups of four rows", _groups_of_four_rows),
-    ):
-        yield (
-            f"scales stored row by row, read in {words}",
-            lambda s, addresses=addresses: s.reshape(-1)[addresses(s.shape)],  # type: ignore[misc]
-        )
-        yield (
-            f"scales stored in {words}, read row by row",
-            lambda s, addresses=addresses: _stored(s, addresses(s.shape)),  # type: ignore[misc]
-        )
 
 
 def other_groups(own: Groups) -> Iterator[tuple[str, Groups]]:
@@ -147,7 +143,7 @@ def other_groups(own: Groups) -> Iterator[tuple[str, Groups]]:
 
 
 def _shifted(own: Groups, rows: int) -> Callable[..., Any]:
-    return lambda row, column: own.of(np.clip(row - rows, 0, row.max(initial=0)), column)
+    return lambda row, column: own.of(np.maximum(row - rows, 0), column)
 
 
 def _read_as(x: Floats, q: QuantizerSettings, ideal: Cast, groups: Groups) -> Floats:
@@ -167,31 +163,45 @@ def _flat(move: Move) -> Move:
     return lambda scales: move(scales.reshape(-1)).reshape(scales.shape)
 
 
-def _stored(scales: Floats, addresses: Floats) -> Floats:
-    memory = np.empty(scales.size)
-    memory[addresses.reshape(-1)] = scales.reshape(-1)
-    return memory.reshape(scales.shape)
+def _memory_faults() -> Iterator[tuple[str, Move]]:
+    """List layouts in memory that are taken for others; scales are [matrix, row, block]."""
+    pairs = [pair for layout in SWIZZLES for pair in ((BY_ROW, layout), (layout, BY_ROW))]
+    for stored, read in (*pairs, *itertools.permutations(SWIZZLES, 2)):
+        yield (
+            f"scales stored {stored.name}, read {read.name}",
+            lambda s, stored=stored, read=read: _read_back(s, s, stored, read),  # type: ignore[misc]
+        )
+    for layout in SWIZZLES:
+        yield (
+            f"scales of all matrices stored {layout.name} as one, read matrix by matrix",
+            lambda s, layout=layout: _read_back(s, s.reshape(1, -1, s.shape[-1]), layout, layout),  # type: ignore[misc]
+        )
 
 
-def _tiles_of_128x4(shape: tuple[int, ...]) -> Floats:
-    """Return where tensor cores look for the scale of each row and group: tiles of 32x4x4."""
-    row, column = _indices(shape, 128, 4)
-    tile = (row // 128) * (shape[1] // 4) + column // 4
-    return tile * 512 + (row % 32) * 16 + (row % 128 // 32) * 4 + column % 4
+def _read_back(scales: Floats, kept: Floats, stored: ScaleLayout, read: ScaleLayout) -> Floats:
+    """Store matrices of scales in one layout and read scales of a shape in another."""
+    into, out = _addresses(stored, kept.shape), _addresses(read, scales.shape)
+    memory = np.zeros(max(into.max(initial=0), out.max(initial=0)) + 1)
+    memory[into] = kept
+    return np.asarray(memory[out])
 
 
-def _groups_of_four_rows(shape: tuple[int, ...]) -> Floats:
-    """Return where attention over an NVFP4 cache looks for the scale of each token and group."""
-    row, column = _indices(shape, 4, 4)
-    share = shape[1] // 4
-    return (row // 4 * 4 + column // share) * shape[1] + column % share * 4 + row % 4
+def _addresses(layout: ScaleLayout, shape: tuple[int, ...]) -> Any:
+    """Return where a layout has the scales of matrices, one after the other."""
+    places = math.prod(layout.padded(*shape[1:]))
+    return np.arange(shape[0])[:, None, None] * places + layout.addresses(*shape[1:])
 
 
-def _indices(shape: tuple[int, ...], rows: int, columns: int) -> tuple[Floats, Floats]:
-    if shape[0] % rows or shape[1] % columns:
-        raise QgateError(f"scales of shape {shape} are not whole tiles of {rows}x{columns}")
-    row, column = np.indices(shape)
-    return row, column
+def _in_memory(x: Floats, q: QuantizerSettings, ideal: Cast, move: Move) -> Floats:
+    """Decode ideal codes with scales that a layout in memory takes for others."""
+    axis = q.axis_of(x.ndim)
+    rows = [size for number, size in enumerate(x.shape) if number != axis]
+
+    def moved(scales: Floats) -> Floats:
+        matrices = scales.reshape(math.prod(rows[:-1]), *rows[-1:], -1)
+        return np.asarray(move(matrices)).reshape(-1) / scales
+
+    return ideal(x) * spread_scales(x, q, moved)
 
 
 def _square(values: Floats) -> Floats:

@@ -231,7 +231,9 @@ def _kind_name(divisor: float, kind: str) -> str:
     name = f"scale amax/{divisor:g}"
     if kind.startswith(STORED):
         return f"{name}, {kind} after the codes were made"
-    return name + {"float32": "", "power of two": " up to a power of two", PLUS: f" {PLUS}"}.get(kind, f" in {kind}")
+    return name + {"float32": "", "power of two": " up to a power of two", PLUS: f" {PLUS}"}.get(
+        kind, f" in {kind}"
+    )
 
 
 def _in_any_order(

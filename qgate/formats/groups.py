@@ -64,7 +64,7 @@ class Groups:
 
     def width(self, shape: Sequence[int]) -> int:
         """Return the elements of the largest group of a tensor."""
-        return rows_of(self, *self._sizes(shape)[1])[0].shape[1]
+        return int(rows_of(self, *self._sizes(shape)[1])[0].shape[1])
 
     def split(self, x: Floats) -> Floats:
         """Return the elements of each group as a row, short ones filled with zeros."""
@@ -147,9 +147,7 @@ def warps(tokens: int) -> Groups:
 @cache
 def query_threads(tokens: int = 32) -> Groups:
     """Return eight groups for each warp: a thread holds every eighth query of its warp."""
-    return Groups(
-        f"every eighth token of {tokens}", lambda row, _: row // tokens * 8 + row % 8
-    )
+    return Groups(f"every eighth token of {tokens}", lambda row, _: row // tokens * 8 + row % 8)
 
 
 @cache

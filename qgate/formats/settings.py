@@ -119,13 +119,13 @@ class QuantizerSettings(CastOptions):
             )
         if (self.groups is None) != (self.granularity != "groups"):
             raise QgateError(
-                f"granularity {self.granularity!r} with groups={self.groups!r}: groups are a function "
-                "from rows and columns to numbers, and a granularity of their own; leave granularity out."
+                f"granularity {self.granularity!r} with groups={self.groups!r}: groups= has a "
+                "function from rows and columns to numbers of groups; leave granularity out."
             )
         if self.groups is not None and self.format.kind == "element" and self.format.tapered:
             raise QgateError(
-                f"{name} takes the better of two scales by the error of whole groups, which lie along "
-                "an axis or in tiles; take fp8_e4m3 or int8 with groups."
+                f"{name} takes the better of two scales by the error of whole groups, which lie "
+                "along an axis or in tiles; take fp8_e4m3 or int8 with groups."
             )
         if self.format.kind == "element":
             if "axis" in options and self.granularity not in ("channel", "block"):

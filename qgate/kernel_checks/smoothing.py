@@ -1,9 +1,10 @@
-"""Means that a kernel takes otherwise before it quantizes: smoothing that is forgotten or turned."""
+"""Means that a kernel takes otherwise before it quantizes, such as the smoothing of K."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,36 +39,33 @@ def smoothing_faults(like: StagedFunction, ideal: Sequence[Any]) -> Iterator[Fau
     with listing:
         evaluate(like, ideal)
     for mean in listing.means:
-        before = f"before stage {mean.stage}"
-        yield _fault(
-            f"the mean over {mean.words()} {before} is left out",
-            like, mean, lambda x, d=mean.dims: torch.zeros_like(x.mean(d, keepdim=True)),
-        )  # fmt: skip
-        others = [(dim,) for dim in range(mean.count)] + [tuple(range(mean.count))]
-        for dims in (dims for dims in others if dims != mean.dims):
-            over = "all dimensions" if len(dims) > 1 else f"dimension {dims[0]}"
-            yield _fault(
-                f"the mean {before} is over {over}, not {mean.words()}",
-                like, mean, lambda x, d=dims: x.mean(d, keepdim=True),
-            )  # fmt: skip
-        yield _fault(
-            f"the mean {before} is of the first half of {mean.words()} alone",
-            like, mean, lambda x, d=mean.dims: _half(x, d[0]).mean(d, keepdim=True),
-        )  # fmt: skip
+        for words, change in _other_means(mean):
+            yield Fault(words, _changed(like, mean, change))
 
 
-def _half(x: Tensor, dim: int) -> Tensor:
-    return x.narrow(dim, 0, max(x.shape[dim] // 2, 1))
+def _other_means(mean: StageMean) -> Iterator[tuple[str, OtherMean]]:
+    before, own = f"before stage {mean.stage}", mean.dims
+    yield f"the mean over {mean.words()} {before} is left out", lambda x: 0 * _mean(x, own)
+    every = tuple(range(mean.count))
+    for dims in (dims for dims in (*((dim,) for dim in every), every) if dims != own):
+        over = "all dimensions" if len(dims) > 1 else f"dimension {dims[0]}"
+        yield f"the mean {before} is over {over}, not {mean.words()}", partial(_mean, dims=dims)
+    yield (
+        f"the mean {before} is of the first half of {mean.words()} alone",
+        lambda x: _mean(x.narrow(own[0], 0, max(x.shape[own[0]] // 2, 1)), own),
+    )
 
 
-def _fault(
-    words: str, like: StagedFunction, mean: StageMean, change: OtherMean
-) -> Fault[Function]:
+def _mean(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return x.mean(dims, keepdim=True)
+
+
+def _changed(like: StagedFunction, mean: StageMean, change: OtherMean) -> Function:
     def faulty(*arguments: Any) -> Any:
         with _ChangedMean(mean, change):
             return like(*arguments)
 
-    return Fault(words, faulty)
+    return faulty
 
 
 class _Means(DispatchMode):
