@@ -76,10 +76,20 @@ def check_cast(
         exactly = "bit for bit"
         if count:
             exactly = f"but for {count:,} codes at rounding boundaries, within float32 noise"
-        report.conventions["values"] = f"{choice.name}, {exactly}"
+        report.conventions["values"] = f"{_named(choice, x, quantization)}, {exactly}"
         report.held.append("the tensor")
         return report
     raise _failure(values, x, quantization, report)
+
+
+def _named(choice: Convention, x: Floats, quantization: Quantization) -> str:
+    """Return the name of a convention, with what becomes of numbers beyond the largest, if any."""
+    if choice.with_overflow == choice.name:
+        return choice.name
+    values = choice(x)
+    differ = (other(x) for other in quantization.choices if other.overflow != choice.overflow)
+    is_told = any(not np.array_equal(values, other, equal_nan=True) for other in differ)
+    return choice.with_overflow if is_told else choice.name
 
 
 def _values(actual: Any) -> Tensor:
