@@ -137,9 +137,9 @@ def other_groups(own: Groups) -> Iterator[tuple[str, Groups]]:
     """List groups that a kernel may have in the place of its own: words, and the groups."""
     for rows, words in ((1, "late"), (-1, "early")):
         yield f"groups that begin one row {words}", replace(own, of=_shifted(own, rows))
-    for known in KNOWN:
-        if known.name != own.name:
-            yield f"one scale per {known.name}", replace(known, axes=own.axes)
+    for layout in KNOWN:
+        if layout.name != own.name:
+            yield f"one scale per {layout.name}", replace(layout, axes=own.axes)
 
 
 def _shifted(own: Groups, rows: int) -> Callable[..., Any]:
@@ -178,11 +178,11 @@ def _memory_faults() -> Iterator[tuple[str, Move]]:
         )
 
 
-def _read_back(scales: Floats, kept: Floats, stored: ScaleLayout, read: ScaleLayout) -> Floats:
+def _read_back(scales: Floats, matrices: Floats, stored: ScaleLayout, read: ScaleLayout) -> Floats:
     """Store matrices of scales in one layout and read scales of a shape in another."""
-    into, out = _addresses(stored, kept.shape), _addresses(read, scales.shape)
+    into, out = _addresses(stored, matrices.shape), _addresses(read, scales.shape)
     memory = np.zeros(max(into.max(initial=0), out.max(initial=0)) + 1)
-    memory[into] = kept
+    memory[into] = matrices
     return np.asarray(memory[out])
 
 

@@ -1,4 +1,4 @@
-"""How far results are from defined ones in values of their format: κ of IEEE P3109, section 4.4."""
+"""Distances between results in values of their format: κ of IEEE P3109, section 4.4."""
 
 from __future__ import annotations
 

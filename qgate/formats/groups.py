@@ -42,13 +42,13 @@ class Groups:
     def numbers(self, rows: int, columns: int) -> Integers:
         """Return the number of the group of each element of a matrix."""
         row, column = (np.asarray(index, np.int64) for index in np.indices((rows, columns)))
-        given = np.asarray(self.of(row, column))
-        if not np.issubdtype(given.dtype, np.integer):
+        declared = np.asarray(self.of(row, column))
+        if not np.issubdtype(declared.dtype, np.integer):
             raise QgateError(
-                f"groups {self.name!r} gives {given.dtype} numbers for rows and columns; give "
+                f"groups {self.name!r} gives {declared.dtype} numbers for rows and columns; give "
                 "whole numbers, such as lambda row, column: row // 32."
             )
-        numbers = np.broadcast_to(given, row.shape).astype(np.int64)
+        numbers = np.broadcast_to(declared, row.shape).astype(np.int64)
         low, high = int(numbers.min(initial=0)), int(numbers.max(initial=0))
         if low < 0 or high > numbers.size + MOST_EMPTY:
             raise QgateError(
@@ -59,8 +59,8 @@ class Groups:
 
     def scales_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the scales of a tensor."""
-        others, size = self._sizes(shape)
-        return *others, rows_of(self, *size)[0].shape[0]
+        leading, size = self._sizes(shape)
+        return *leading, rows_of(self, *size)[0].shape[0]
 
     def width(self, shape: Sequence[int]) -> int:
         """Return the elements of the largest group of a tensor."""
@@ -68,18 +68,18 @@ class Groups:
 
     def split(self, x: Floats) -> Floats:
         """Return the elements of each group as a row, short ones filled with zeros."""
-        others, size = self._sizes(x.shape)
+        leading, size = self._sizes(x.shape)
         table, _ = rows_of(self, *size)
-        flat = np.moveaxis(x, self.axes, (-2, -1)).reshape(math.prod(others), math.prod(size))
+        flat = np.moveaxis(x, self.axes, (-2, -1)).reshape(math.prod(leading), math.prod(size))
         filled = np.concatenate([flat, np.zeros((len(flat), 1))], axis=1)
         return filled[:, table].reshape(-1, table.shape[1])
 
     def join(self, rows: Floats, shape: Sequence[int]) -> Floats:
         """Undo `split` of a tensor of this shape."""
-        others, size = self._sizes(shape)
+        leading, size = self._sizes(shape)
         _, places = rows_of(self, *size)
-        flat = rows.reshape(math.prod(others), -1)[:, places]
-        return np.moveaxis(flat.reshape(*others, *size), (-2, -1), self.axes)
+        flat = rows.reshape(math.prod(leading), -1)[:, places]
+        return np.moveaxis(flat.reshape(*leading, *size), (-2, -1), self.axes)
 
     def apply(self, x: Floats, function: Callable[[Floats], Floats]) -> Floats:
         """Apply a function of rows, one for each group, to a tensor."""
@@ -97,8 +97,8 @@ class Groups:
     def _sizes(self, shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, int]]:
         """Return the lengths of the other axes, and of rows and columns."""
         row, column = self.along(len(shape))
-        others = tuple(size for axis, size in enumerate(shape) if axis not in (row, column))
-        return others, (shape[row], shape[column])
+        leading = tuple(size for axis, size in enumerate(shape) if axis not in (row, column))
+        return leading, (shape[row], shape[column])
 
     def __repr__(self) -> str:
         return f"<{self.name}>"

@@ -18,8 +18,9 @@ from qgate.formats._scratch import BoundedCache, buffer
 from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.encoded import Encoded, encode_tensor
 from qgate.formats.engine import fast_element, rotation
+from qgate.formats.engine.checking import check
 from qgate.formats.engine.dtypes import INPUTS, combine
-from qgate.formats.engine.job import Job, check, split
+from qgate.formats.engine.job import Job, split
 from qgate.formats.engine.scales import saturated
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format

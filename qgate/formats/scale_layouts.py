@@ -1,4 +1,4 @@
-"""Where kernels look for block scales in memory: functions from row and block to an address.
+"""Layouts of block scales in memory: functions from row and block to an address.
 
 Each layout is for a matrix of scales, [rows, blocks]; further dimensions are matrices one after the
 other, each padded by itself. Addresses count scales, not bytes.

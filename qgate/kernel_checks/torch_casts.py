@@ -1,4 +1,4 @@
-"""What torch's casts to 8-bit floats do on a device, measured: each by the name of a convention.
+"""Measured casts of torch to 8-bit floats on a device, each by the name of a convention.
 
 They depend on torch's version and on the device: 466 becomes 448 in float8_e4m3fn of one, and NaN
 in that of another.

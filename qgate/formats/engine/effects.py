@@ -13,8 +13,9 @@ from torch import Tensor
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.formats._block import Format
 from qgate.formats._work import ScaledChunk
+from qgate.formats.engine.checking import check
 from qgate.formats.engine.dtypes import INPUTS
-from qgate.formats.engine.job import Job, check, split
+from qgate.formats.engine.job import Job, split
 from qgate.formats.engine.rotation import rotated
 from qgate.formats.engine.scales import saturated
 from qgate.formats.losses import Losses

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,12 +24,12 @@ from qgate.formats._scratch import tracing
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, ordinary_number, single, widen
 from qgate.formats.definition import CLEARLY_LESS
 from qgate.formats.engine import scales, tiles
-from qgate.formats.engine.dtypes import INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
+from qgate.formats.engine.checking import check
+from qgate.formats.engine.dtypes import INFINITY, NATIVE_INTEGER, magnitude_bits
 from qgate.formats.groups import Groups
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import proving
 from qgate.loading import LateModule
-from qgate.tensor_inputs import dense_tensor
 
 if TYPE_CHECKING:
     from qgate.kernels import reductions as reductions
@@ -333,26 +333,6 @@ class Job:
                 return bits.new_full(bits.shape, single(number / fmt.max), dtype=torch.float64)
         scale = scales.of_amax(bits.view(self.x.dtype), q)
         return better_scale(self, scale, bits) if fmt.tapered else scale
-
-
-def check(x: Any, q: QuantizerSettings) -> None:
-    dense_tensor(x, "quantize", INPUTS)
-    if q.axis is not None:
-        q.axis_of(x.dim())
-    if q.groups is not None:
-        q.groups.along(x.dim())
-    if q.tile is not None and x.dim() < 2:
-        raise QgateError(
-            f"tiles of {q.block_words} need a tensor of two dimensions or more, not of shape "
-            f"{tuple(x.shape)}."
-        )
-    if q.generator is None and q.scale is None:
-        return
-    for name, value in (("generator", q.generator), ("scale", q.scale)):
-        device = getattr(value, "device", x.device)
-        on_cpu_scalar = name == "scale" and isinstance(value, Tensor) and value.dim() == 0
-        if device != x.device and not on_cpu_scalar:
-            raise QgateError(f"the {name} is on {device} and x on {x.device}; put them together.")
 
 
 def split(job: Job) -> Iterator[tuple[Chunk, CastContext, Tensor, ScaledChunk]]:

@@ -49,8 +49,8 @@ def split_groups(x: Tensor, groups: Groups) -> Tensor:
 def join_groups(t: Tensor, shape: torch.Size, groups: Groups) -> Tensor:
     """Undo `split_groups` of a tensor of this shape."""
     row, column = groups.along(len(shape))
-    others = [size for axis, size in enumerate(shape) if axis not in (row, column)]
+    leading = [size for axis, size in enumerate(shape) if axis not in (row, column)]
     _, places = rows_of(groups, shape[row], shape[column])
-    flat = t.reshape(math.prod(others), -1)[:, torch.from_numpy(places).to(t.device)]
-    matrices = flat.reshape(*others, shape[row], shape[column])
+    flat = t.reshape(math.prod(leading), -1)[:, torch.from_numpy(places).to(t.device)]
+    matrices = flat.reshape(*leading, shape[row], shape[column])
     return matrices.movedim((-2, -1), groups.axes).contiguous()
