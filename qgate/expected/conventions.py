@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from qgate.expected.group_scales import (
     group_scales,
     rounded_to,
 )
-from qgate.expected.nvfp4_orders import ELEMENTS, SCALES, nvfp4_values
 from qgate.formats import get
 from qgate.formats.definition import (
     codes_above_zero,
@@ -39,6 +38,12 @@ from qgate.formats.definition import (
 from qgate.formats.definition import quantize as define
 from qgate.formats.options import SCALE_RULES, Floats, Rounding
 from qgate.formats.settings import QuantizerSettings
+from qgate.loading import LateModule
+
+if TYPE_CHECKING:
+    from qgate.expected import nvfp4_orders as nvfp4_orders
+else:
+    nvfp4_orders = LateModule("qgate.expected.nvfp4_orders")
 
 Values = Callable[[Floats, float], Floats]
 NUDGE = 2.0**-21
@@ -110,7 +115,7 @@ def definition_of(q: QuantizerSettings) -> Convention:
         words = overflow_words(q) if q.scale is not None else ""
         return Convention(_scale_name(q), values, scales=scales, overflow=words)
     if q.format.name == "nvfp4":
-        return Convention("scales in TransformerEngine's order", nvfp4_values(q, 0, 0))
+        return Convention("scales in TransformerEngine's order", nvfp4_orders.nvfp4_values(q, 0, 0))
     name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
     words = overflow_words(q) if q.granularity is None else ""
     return replace(_defined(name, q), overflow=words)
@@ -140,14 +145,14 @@ def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Conventi
         return
     if q.format.name == "nvfp4":
         counts = (
-            range(len(SCALES) - (not orders)),
-            range(len(ELEMENTS) - (not orders)),
+            range(len(nvfp4_orders.SCALES) - (not orders)),
+            range(len(nvfp4_orders.ELEMENTS) - (not orders)),
         )
         for scales, elements in itertools.product(*counts):
             if scales or elements:
                 yield Convention(
-                    f"{SCALES[scales]}, {ELEMENTS[elements]}",
-                    nvfp4_values(q, scales, elements),
+                    f"{nvfp4_orders.SCALES[scales]}, {nvfp4_orders.ELEMENTS[elements]}",
+                    nvfp4_orders.nvfp4_values(q, scales, elements),
                 )
         return
     for rounding in (q.rounding, *roundings):

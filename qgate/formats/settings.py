@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from qgate.errors import QgateError, unknown
 from qgate.formats._block import Format
-from qgate.formats.groups import as_groups
 from qgate.formats.options import (
     ROUNDINGS,
     SCALE_RULES,
@@ -19,9 +18,14 @@ from qgate.formats.options import (
     SaturatedGrad,
     ZeroPoint,
 )
+from qgate.loading import LateModule
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from qgate.formats import groups as listed_groups
+else:
+    listed_groups = LateModule("qgate.formats.groups")
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _EVERYWHERE = frozenset({"dtype", "rotation", "saturated_grad"})
@@ -43,7 +47,7 @@ class QuantizerSettings(CastOptions):
             if not isinstance(options.get(name, True), bool):
                 raise TypeError(f"{name} is True or False, not {options[name]!r}.")
         if options.get("groups") is not None:
-            options = {**options, "groups": as_groups(options["groups"])}
+            options = {**options, "groups": listed_groups.as_groups(options["groups"])}
         self.format = fmt
         self.options = options
         self.groups = options.get("groups")

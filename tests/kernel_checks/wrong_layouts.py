@@ -158,7 +158,6 @@ def in_memory(name: str, words: str, kernel: Kernel, right: ScaleLayout, wrong: 
 
 
 BY_ROW_MEMORY = ScaleLayout("row by row", (1, 1), lambda r, b, _rows, blocks: r * blocks + b)
-ATTENTION = {"like": scaled_dot_product_attention, "inputs": BY_THREAD}
 
 
 def of_threads(name: str, words: str, wrong: Kernel) -> Pair:

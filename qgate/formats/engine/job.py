@@ -23,17 +23,19 @@ from qgate.errors import QgateError
 from qgate.formats._scratch import tracing
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, ordinary_number, single, widen
 from qgate.formats.definition import CLEARLY_LESS
-from qgate.formats.engine import scales, tiles
+from qgate.formats.engine import scales
 from qgate.formats.engine.checking import check
 from qgate.formats.engine.dtypes import INFINITY, NATIVE_INTEGER, magnitude_bits
-from qgate.formats.groups import Groups
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import proving
 from qgate.loading import LateModule
 
 if TYPE_CHECKING:
+    from qgate.formats.engine import tiles as tiles
+    from qgate.formats.groups import Groups
     from qgate.kernels import reductions as reductions
 else:
+    tiles = LateModule("qgate.formats.engine.tiles")
     reductions = LateModule("qgate.kernels.reductions")
 
 
