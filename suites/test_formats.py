@@ -285,9 +285,10 @@ def test_torch_casts_by_a_named_convention(device, record_property, request):
         problems += [f"{source} to {target}: {cast.problem}"] if not cast.convention else []
     assert problems == []
     reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.write_line("")
     for (target, convention), names in sources.items():
         which = "" if len(names) == 3 else f" from {', '.join(names)}"
         record_property(f"torch {torch.__version__}: {target}{which} on {device}", convention)
         if reporter is not None:
-            reporter.ensure_newline()
             reporter.write_line(f"torch's cast to {target}{which} on {device}: {convention}")
