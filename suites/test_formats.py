@@ -276,7 +276,7 @@ def large_cases(name, dtype):
         yield 2**17, x, groups[dtype]
 
 
-def test_torch_casts_by_a_named_convention(device, record_property, request):
+def test_torch_casts_by_a_named_convention(device, record_property, capsys):
     """Tell what torch's own casts to 8 bits do here: versions and devices differ beyond 448."""
     sources, problems = {}, []
     for cast in torch_casts(device):
@@ -284,11 +284,9 @@ def test_torch_casts_by_a_named_convention(device, record_property, request):
         sources.setdefault((target, cast.convention), []).append(source)
         problems += [f"{source} to {target}: {cast.problem}"] if not cast.convention else []
     assert problems == []
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None:
-        reporter.write_line("")
-    for (target, convention), names in sources.items():
-        which = "" if len(names) == 3 else f" from {', '.join(names)}"
-        record_property(f"torch {torch.__version__}: {target}{which} on {device}", convention)
-        if reporter is not None:
-            reporter.write_line(f"torch's cast to {target}{which} on {device}: {convention}")
+    with capsys.disabled():
+        print()
+        for (target, convention), names in sources.items():
+            which = "" if len(names) == 3 else f" from {', '.join(names)}"
+            record_property(f"torch {torch.__version__}: {target}{which} on {device}", convention)
+            print(f"torch's cast to {target}{which} on {device}: {convention}")
