@@ -15,6 +15,7 @@ import torch
 
 import qgate
 from qgate.formats import definition
+from qgate.kernel_checks.torch_casts import torch_casts
 
 pytestmark = pytest.mark.qgate_used_formats
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -273,3 +274,19 @@ def large_cases(name, dtype):
     }
     if not fmt.tapered:
         yield 2**17, x, groups[dtype]
+
+
+def test_torch_casts_by_a_named_convention(device, record_property, capsys):
+    """Tell what torch's own casts to 8 bits do here: versions and devices differ beyond 448."""
+    sources, problems = {}, []
+    for cast in torch_casts(device):
+        source, target = (str(dtype).removeprefix("torch.") for dtype in (cast.source, cast.target))
+        sources.setdefault((target, cast.convention), []).append(source)
+        problems += [f"{source} to {target}: {cast.problem}"] if not cast.convention else []
+    assert problems == []
+    with capsys.disabled():
+        print()
+        for (target, convention), names in sources.items():
+            which = "" if len(names) == 3 else f" from {', '.join(names)}"
+            record_property(f"torch {torch.__version__}: {target}{which} on {device}", convention)
+            print(f"torch's cast to {target}{which} on {device}: {convention}")

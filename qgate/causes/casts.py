@@ -8,7 +8,7 @@ import numpy as np
 
 from qgate.causes.faults import WrongCast
 from qgate.causes.integers import code_faults
-from qgate.causes.layouts import layout_faults, spread_scales, tensor_state
+from qgate.causes.layouts import layout_faults, other_groups, spread_scales, tensor_state
 from qgate.causes.scales import rounding_faults, size_faults
 from qgate.errors import QgateError
 from qgate.expected.conventions import conventions, with_options
@@ -101,10 +101,16 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
                 f"has its scales along axis {number}, not along {-1 if q.axis is None else q.axis}",
                 _other_axis(q, number),
             )
+    if q.groups is not None:
+        for words, groups in other_groups(q.groups):
+            yield _defined(
+                f"has {words}, not one per {q.groups.name}", with_options(q, groups=groups)
+            )
     if q.format.kind == "element" and not q.format.tapered:
         for granularity in ("tensor", "channel"):
             if granularity != q.granularity:
-                axes: tuple[int | None, ...] = (None,) if granularity == "tensor" else (0, -1)
+                channels = (0, -1) if q.groups is None else (0, -1, *q.groups.axes[:1])
+                axes: tuple[int | None, ...] = (None,) if granularity == "tensor" else channels
                 for axis in axes:
                     one = (
                         "one scale for the tensor"
@@ -112,7 +118,7 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
                         else f"scales per channel of axis {axis}"
                     )
                     changed = with_options(
-                        q, granularity=granularity, axis=axis, scale=None, tile=None
+                        q, granularity=granularity, axis=axis, scale=None, tile=None, groups=None
                     )
                     yield _defined(f"has {one}, not {granularity_words(q)}", changed)
 
@@ -144,6 +150,7 @@ def granularity_words(q: QuantizerSettings) -> str:
         "tensor": "one per tensor",
         "channel": f"one per channel of axis {q.axis}",
         "block": f"one per block of {q.block_words}",
+        "groups": f"one per {q.groups.name}" if q.groups else "",
     }[q.granularity]
 
 
@@ -257,7 +264,7 @@ def _group_rows(x: Floats, q: QuantizerSettings) -> Floats:
     """Return the whole groups that share a scale as rows."""
     if q.granularity in (None, "tensor"):
         return x.reshape(1, -1)
-    if q.tile is not None:
+    if q.tile is not None or q.groups is not None:
         rows: list[Floats] = []
 
         def collect(groups: Floats) -> Floats:

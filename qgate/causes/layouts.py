@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -13,7 +15,9 @@ from qgate.errors import QgateError
 from qgate.expected.conventions import with_options
 from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
+from qgate.formats.groups import KNOWN, Groups
 from qgate.formats.options import Floats
+from qgate.formats.scale_layouts import BY_ROW, SWIZZLES, ScaleLayout
 from qgate.formats.settings import QuantizerSettings
 
 if TYPE_CHECKING:
@@ -62,12 +66,25 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[WrongCast]:
             "is decoded without scales: its codes are taken as values",
             lambda x: ideal(x) / spread_scales(x, q),
         )
-    if q.granularity in ("block", "channel"):
+    if q.groups is not None:
+        for words, groups in other_groups(q.groups):
+            yield WrongCast(
+                f"is decoded as if it had {words}, not one per {q.groups.name}",
+                lambda x, groups=groups: _read_as(x, q, ideal, groups),  # type: ignore[misc]
+            )
+    if q.granularity in ("block", "channel", "groups"):
         for words, move in _moves(q):
             yield WrongCast(
                 f"is decoded with {words}",
                 lambda x, move=move: _moved_scales(x, q, ideal, move),  # type: ignore[misc]
             )
+    if q.granularity == "block" and q.tile is None:
+        for words, move in _memory_faults():
+            yield WrongCast(
+                f"is decoded with {words}",
+                lambda x, move=move: _in_memory(x, q, ideal, move),  # type: ignore[misc]
+            )
+    if q.granularity in ("block", "channel"):
         yield WrongCast(
             "is decoded with the scales of rows for columns",
             lambda x: _square(ideal(x)) * _turned_scales(x, q),
@@ -89,20 +106,21 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
         _flat(lambda s: np.broadcast_to(s[:1], s.shape)),
     )
     yield "scales swizzled in tiles of 4x4", _flat(_swizzled)
-    if q.granularity != "block":
+    if q.granularity not in ("block", "groups"):
         return
-    yield "every scale moved to the next group of its row", lambda s: np.roll(s, 1, 1)
-    yield "every scale moved to the previous group of its row", lambda s: np.roll(s, -1, 1)
+    own = "row" if q.groups is None else "matrix"
+    yield f"every scale moved to the next group of its {own}", lambda s: np.roll(s, 1, 1)
+    yield f"every scale moved to the previous group of its {own}", lambda s: np.roll(s, -1, 1)
     yield (
-        "every scale moved to the previous group of its row, the last one for two",
+        f"every scale moved to the previous group of its {own}, the last one for two",
         lambda s: np.concatenate([s[:, 1:], s[:, -1:]], 1),
     )
     yield (
-        "every scale moved to the next group of its row, the first one for two",
+        f"every scale moved to the next group of its {own}, the first one for two",
         lambda s: np.concatenate([s[:, :1], s[:, :-1]], 1),
     )
     yield (
-        "the scale of the group before it, the last group of each row",
+        f"the scale of the group before it, the last group of each {own}",
         lambda s: np.concatenate([s[:, :-1], s[:, -2:-1]], 1),
     )
     yield "every scale moved to the next row", lambda s: np.roll(s, 1, 0)
@@ -113,49 +131,77 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
     )
     yield "scales stored column by column, read row by row", lambda s: s.T.reshape(s.shape)
     yield "scales stored row by row, read column by column", lambda s: s.reshape(s.shape[::-1]).T
-    for words, addresses in (
-        ("tiles of 128x4", _tiles_of_128x4),
-        ("groups of four rows", _groups_of_four_rows),
-    ):
-        yield (
-            f"scales stored row by row, read in {words}",
-            lambda s, addresses=addresses: s.reshape(-1)[addresses(s.shape)],  # type: ignore[misc]
-        )
-        yield (
-            f"scales stored in {words}, read row by row",
-            lambda s, addresses=addresses: _stored(s, addresses(s.shape)),  # type: ignore[misc]
-        )
+
+
+def other_groups(own: Groups) -> Iterator[tuple[str, Groups]]:
+    """List groups that a kernel may have in the place of its own: words, and the groups."""
+    for rows, words in ((1, "late"), (-1, "early")):
+        yield f"groups that begin one row {words}", replace(own, of=_shifted(own, rows))
+    for layout in KNOWN:
+        if layout.name != own.name:
+            yield f"one scale per {layout.name}", replace(layout, axes=own.axes)
+
+
+def _shifted(own: Groups, rows: int) -> Callable[..., Any]:
+    return lambda row, column: own.of(np.maximum(row - rows, 0), column)
+
+
+def _read_as(x: Floats, q: QuantizerSettings, ideal: Cast, groups: Groups) -> Floats:
+    """Decode ideal codes with scales that are looked up by the numbers of other groups."""
+    assert q.groups is not None
+    row, column = q.groups.along(x.ndim)
+    sizes = x.shape[row], x.shape[column]
+    scales = scales_of(q.groups.split(x), q).reshape(*q.groups.scales_shape(x.shape))
+    numbers = groups.numbers(*sizes)
+    if numbers.max(initial=0) >= scales.shape[-1]:
+        raise QgateError("the other groups have more scales")
+    looked_up = np.moveaxis(scales[..., numbers], (-2, -1), q.groups.axes)
+    return ideal(x) * looked_up / spread_scales(x, q)
 
 
 def _flat(move: Move) -> Move:
     return lambda scales: move(scales.reshape(-1)).reshape(scales.shape)
 
 
-def _stored(scales: Floats, addresses: Floats) -> Floats:
-    memory = np.empty(scales.size)
-    memory[addresses.reshape(-1)] = scales.reshape(-1)
-    return memory.reshape(scales.shape)
+def _memory_faults() -> Iterator[tuple[str, Move]]:
+    """List layouts in memory that are taken for others; scales are [matrix, row, block]."""
+    pairs = [pair for layout in SWIZZLES for pair in ((BY_ROW, layout), (layout, BY_ROW))]
+    for stored, read in (*pairs, *itertools.permutations(SWIZZLES, 2)):
+        yield (
+            f"scales stored {stored.name}, read {read.name}",
+            lambda s, stored=stored, read=read: _read_back(s, s, stored, read),  # type: ignore[misc]
+        )
+    for layout in SWIZZLES:
+        yield (
+            f"scales of all matrices stored {layout.name} as one, read matrix by matrix",
+            lambda s, layout=layout: _read_back(s, s.reshape(1, -1, s.shape[-1]), layout, layout),  # type: ignore[misc]
+        )
 
 
-def _tiles_of_128x4(shape: tuple[int, ...]) -> Floats:
-    """Return where tensor cores look for the scale of each row and group: tiles of 32x4x4."""
-    row, column = _indices(shape, 128, 4)
-    tile = (row // 128) * (shape[1] // 4) + column // 4
-    return tile * 512 + (row % 32) * 16 + (row % 128 // 32) * 4 + column % 4
+def _read_back(scales: Floats, matrices: Floats, stored: ScaleLayout, read: ScaleLayout) -> Floats:
+    """Store matrices of scales in one layout and read scales of a shape in another."""
+    into, out = _addresses(stored, matrices.shape), _addresses(read, scales.shape)
+    memory = np.zeros(max(into.max(initial=0), out.max(initial=0)) + 1)
+    memory[into] = matrices
+    return np.asarray(memory[out])
 
 
-def _groups_of_four_rows(shape: tuple[int, ...]) -> Floats:
-    """Return where attention over an NVFP4 cache looks for the scale of each token and group."""
-    row, column = _indices(shape, 4, 4)
-    share = shape[1] // 4
-    return (row // 4 * 4 + column // share) * shape[1] + column % share * 4 + row % 4
+def _addresses(layout: ScaleLayout, shape: tuple[int, ...]) -> Any:
+    """Return where a layout has the scales of matrices, one after the other."""
+    places = math.prod(layout.padded(*shape[1:]))
+    return np.arange(shape[0])[:, None, None] * places + layout.addresses(*shape[1:])
 
 
-def _indices(shape: tuple[int, ...], rows: int, columns: int) -> tuple[Floats, Floats]:
-    if shape[0] % rows or shape[1] % columns:
-        raise QgateError(f"scales of shape {shape} are not whole tiles of {rows}x{columns}")
-    row, column = np.indices(shape)
-    return row, column
+def _in_memory(x: Floats, q: QuantizerSettings, ideal: Cast, move: Move) -> Floats:
+    """Decode ideal codes with scales that a layout in memory takes for others."""
+    axis = q.axis_of(x.ndim)
+    rows = [size for number, size in enumerate(x.shape) if number != axis]
+
+    def moved(scales: Floats) -> Floats:
+        matrices = scales.reshape(math.prod(rows[:-1]), *rows[-1:], -1)
+        return np.asarray(move(matrices)).reshape(-1) / scales
+
+    return ideal(x) * spread_scales(x, q, moved)
 
 
 def _square(values: Floats) -> Floats:
@@ -217,7 +263,11 @@ def _swizzled(scales: Floats) -> Floats:
 
 def _moved_scales(x: Floats, q: QuantizerSettings, ideal: Cast, move: Move) -> Floats:
     """Decode ideal codes with the scales of other groups."""
-    lines = 1 if q.granularity == "channel" else math.prod(x.shape) // x.shape[q.axis_of(x.ndim)]
+    if q.groups is not None:
+        lines = math.prod(q.groups.scales_shape(x.shape)[:-1])
+    else:
+        is_channel = q.granularity == "channel"
+        lines = 1 if is_channel else math.prod(x.shape) // x.shape[q.axis_of(x.ndim)]
 
     def moved(scales: Floats) -> Floats:
         return np.asarray(move(scales.reshape(lines, -1))).reshape(-1) / scales

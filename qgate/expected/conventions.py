@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qgate.expected.group_scales import (
     HALVES,
+    PLUS,
     STORED,
     TIMES,
     as_stored,
@@ -36,6 +38,12 @@ from qgate.formats.definition import (
 from qgate.formats.definition import quantize as define
 from qgate.formats.options import SCALE_RULES, Floats, Rounding
 from qgate.formats.settings import QuantizerSettings
+from qgate.loading import LateModule
+
+if TYPE_CHECKING:
+    from qgate.expected import nvfp4_orders as nvfp4_orders
+else:
+    nvfp4_orders = LateModule("qgate.expected.nvfp4_orders")
 
 Values = Callable[[Floats, float], Floats]
 NUDGE = 2.0**-21
@@ -61,9 +69,17 @@ class Convention:
     """Gives the scale of each element, where elements are codes times scales."""
     is_last_bit: bool = False
     """True if another convention differs in the last bit of scales alone."""
+    overflow: str = ""
+    """What becomes of numbers beyond the largest, where conventions differ in it."""
 
     def __call__(self, x: Floats) -> Floats:
         return self.values(x, 1.0)
+
+    @property
+    def with_overflow(self) -> str:
+        """The name, and what becomes of numbers beyond the largest."""
+        is_told = not self.overflow or self.overflow in self.name
+        return self.name if is_told else f"{self.name}, {self.overflow}"
 
     def alternatives(self, x: Floats) -> tuple[Floats, Floats]:
         """Return the values with every ratio slightly smaller, and slightly larger."""
@@ -96,11 +112,13 @@ def definition_of(q: QuantizerSettings) -> Convention:
     if _is_scaled_element(q):
         scales = _scales(q, q.format.max, "float32")
         values = _scaled(q, q.format.max, "float32", order="float32")
-        return Convention(_scale_name(q), values, scales=scales)
+        words = overflow_words(q) if q.scale is not None else ""
+        return Convention(_scale_name(q), values, scales=scales, overflow=words)
     if q.format.name == "nvfp4":
-        return Convention("scales in TransformerEngine's order", _nvfp4(q, 0, 0))
+        return Convention("scales in TransformerEngine's order", nvfp4_orders.nvfp4_values(q, 0, 0))
     name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
-    return _defined(name, q)
+    words = overflow_words(q) if q.granularity is None else ""
+    return replace(_defined(name, q), overflow=words)
 
 
 def _defined(name: str, q: QuantizerSettings) -> Convention:
@@ -116,7 +134,7 @@ def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Conventi
         if q.scale is None:
             yield from _element_conventions(q, roundings, dtype, orders)
         elif "saturate" not in q.options:
-            yield from _overflowing(q)
+            yield from _overflowing(q, definition_of(q))
         return
     if "scale_rule" in q.format.options:
         rules = [q.scale_rule] if "scale_rule" in q.options else list(SCALE_RULES)
@@ -127,19 +145,23 @@ def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Conventi
         return
     if q.format.name == "nvfp4":
         counts = (
-            range(len(_NVFP4_SCALES) - (not orders)),
-            range(len(_NVFP4_ELEMENTS) - (not orders)),
+            range(len(nvfp4_orders.SCALES) - (not orders)),
+            range(len(nvfp4_orders.ELEMENTS) - (not orders)),
         )
         for scales, elements in itertools.product(*counts):
             if scales or elements:
                 yield Convention(
-                    f"{_NVFP4_SCALES[scales]}, {_NVFP4_ELEMENTS[elements]}",
-                    _nvfp4(q, scales, elements),
+                    f"{nvfp4_orders.SCALES[scales]}, {nvfp4_orders.ELEMENTS[elements]}",
+                    nvfp4_orders.nvfp4_values(q, scales, elements),
                 )
         return
-    for rounding in roundings:
+    for rounding in (q.rounding, *roundings):
+        changed = with_options(q, rounding=rounding)
         if rounding != q.rounding:
-            yield _defined(_WORDS[rounding], with_options(q, rounding=rounding))
+            yield _defined(_WORDS[rounding], changed)
+        if q.granularity is None and "saturate" not in q.options:
+            words = "the definition" if rounding == q.rounding else _WORDS[rounding]
+            yield from _overflowing(changed, _defined(words, changed))
 
 
 def with_options(q: QuantizerSettings, **options: Any) -> QuantizerSettings:
@@ -175,15 +197,33 @@ def _is_scaled_element(q: QuantizerSettings) -> bool:
     return q.format.kind == "element" and not q.format.tapered and q.granularity is not None
 
 
-def _overflowing(q: QuantizerSettings) -> Iterator[Convention]:
-    """List the cast by a fixed scale that does not saturate, as that of torch on CUDA."""
+def overflow_words(q: QuantizerSettings) -> str:
+    """Say what becomes of numbers beyond the largest; empty for formats that have one way."""
+    if q.format.kind != "element" or q.format.nan_code is None or not math.isfinite(q.format.max):
+        return ""
+    return f"overflow to {q.format.max:g}" if q.saturate else f"overflow to {_beyond(q)}"
+
+
+def _beyond(q: QuantizerSettings) -> str:
+    return "Inf" if q.format.kind == "element" and q.format.has_inf else "NaN"
+
+
+def _overflowing(q: QuantizerSettings, saturating: Convention) -> Iterator[Convention]:
+    """List casts by a fixed scale that do not saturate, as those of torch on CUDA, or not Inf."""
     assert q.format.kind == "element"
     if q.format.nan_code is None:
         return
-    values = _scaled(with_options(q, saturate=False), q.format.max, "float32")
-    beyond = "Inf" if q.format.has_inf else "NaN"
-    scales = _scales(q, q.format.max, "float32")
-    yield Convention(f"{_scale_name(q)}, overflow to {beyond}", values, scales=scales)
+    changed = with_options(q, saturate=False)
+    plain = _defined("", changed).values
+    values = plain if q.granularity is None else _scaled(changed, q.format.max, "float32")
+    words = overflow_words(changed)
+    yield replace(saturating, name=f"{saturating.name}, {words}", values=values, overflow=words)
+    words = f"{overflow_words(q)}, but Inf to {_beyond(q)}"
+
+    def infinite(x: Floats, nudge: float) -> Floats:
+        return np.where(np.isinf(x), values(x, nudge), saturating.values(x, nudge))
+
+    yield replace(saturating, name=f"{saturating.name}, {words}", values=infinite, overflow=words)
 
 
 def _element_conventions(
@@ -194,12 +234,12 @@ def _element_conventions(
         half = 2.0 ** (q.format.bits - 1)
         divisors += [(half - 0.5, False), (half, False)]
     for (divisor, narrow), kind, rounding in itertools.product(
-        divisors, _scale_kinds(dtype, orders), roundings
+        divisors, _scale_kinds(q, dtype, orders), roundings
     ):
         own = divisor == q.format.max
-        if kind not in ("float32", dtype, "power of two") and rounding != "even":
+        if kind not in ("float32", dtype, "power of two", PLUS) and rounding != "even":
             continue
-        if kind == TIMES and not own:
+        if kind in (TIMES, PLUS) and not own:
             continue
         changed = with_options(q, rounding=rounding, narrow=narrow)
         name = _kind_name(divisor, kind)
@@ -212,7 +252,7 @@ def _element_conventions(
         yield from listed
 
 
-def _scale_kinds(dtype: str, orders: bool) -> list[str]:
+def _scale_kinds(q: QuantizerSettings, dtype: str, orders: bool) -> list[str]:
     """List how a scale may be stored, and when it is rounded to that.
 
     Checkpoints of float32 weights store scales in 16 bits; codes follow either these or the scale
@@ -220,7 +260,8 @@ def _scale_kinds(dtype: str, orders: bool) -> list[str]:
     """
     halves = list(HALVES) if dtype == "float32" else [dtype]
     stored = [STORED + half for half in HALVES]
-    return ["float32", *halves, "power of two", *stored, *([TIMES] if orders else [])]
+    further = [*([TIMES] if orders else []), *([PLUS] if q.groups is not None else [])]
+    return ["float32", *halves, "power of two", *stored, *further]
 
 
 def _kind_name(divisor: float, kind: str) -> str:
@@ -229,7 +270,9 @@ def _kind_name(divisor: float, kind: str) -> str:
     name = f"scale amax/{divisor:g}"
     if kind.startswith(STORED):
         return f"{name}, {kind} after the codes were made"
-    return name + {"float32": "", "power of two": " up to a power of two"}.get(kind, f" in {kind}")
+    return name + {"float32": "", "power of two": " up to a power of two", PLUS: f" {PLUS}"}.get(
+        kind, f" in {kind}"
+    )
 
 
 def _in_any_order(
@@ -312,62 +355,6 @@ def _scales(q: QuantizerSettings, divisor: float, kind: str) -> Callable[[Floats
         return np.broadcast_to(scales[:, None], groups.shape)
 
     return lambda x: np.array(by_groups(x, q, rows))
-
-
-# NVFP4 -------------------------------------------------------------------------------------------
-
-_NVFP4_SCALES = (
-    "block scale amax*(s/6)",
-    "block scale amax/6*s",
-    "block scale amax/6/(1/s)",
-    "block scale amax/6/(largest/2688)",
-)
-_NVFP4_ELEMENTS = (
-    "elements times the reciprocal",
-    "elements divided by the scale",
-    "elements times a quotient of scales",
-)
-
-
-def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
-    """Quantize to NVFP4 with one of several orders of float32 operations for each scale."""
-
-    def values(x: Floats, nudge: float) -> Floats:
-        assert q.format.kind == "block"
-        state = q.format.define_state(x)
-        encode, fp32 = np.float32(state), np.float32
-        decode = fp32(1) / encode
-        if scales == 3:
-            largest = np.abs(np.nan_to_num(x, posinf=0.0, neginf=0.0)).max(initial=0.0)
-            decode = fp32(largest) / fp32(2688) if largest else decode
-
-        def rows(blocks: Floats) -> Floats:
-            with np.errstate(all="ignore"):
-                amax = np.abs(blocks).max(axis=1).astype(fp32)
-                block_scales = (
-                    amax * (encode * (fp32(1) / fp32(6))),
-                    amax / fp32(6) * encode,
-                    amax / fp32(6) / decode,
-                    amax / fp32(6) / decode,
-                )[scales]
-                bounded = np.minimum(block_scales * fp32(nudge), fp32(448)).astype(np.float64)
-                scale = rounded_to("fp8_e4m3", bounded).astype(fp32)
-                if elements == 1:
-                    ratios = blocks / (scale * decode).astype(np.float64)[:, None]
-                else:
-                    quotient = fp32(1) / decode / scale if elements else fp32(1) / (scale * decode)
-                    factor = np.minimum(quotient, np.finfo(fp32).max)
-                    ratios = (blocks * factor.astype(np.float64)[:, None]).astype(fp32)
-                ratios = np.nan_to_num(ratios.astype(np.float64), posinf=6.0, neginf=-6.0)
-                codes = round_by_list(ratios * nudge, q.format.element, rounding=q.rounding)
-                result = codes * scale.astype(np.float64)[:, None] * float(decode)
-                poisoned = blocks if q.inf == "nan" else np.where(np.isnan(blocks), np.nan, 0.0)
-                is_whole = np.isfinite(poisoned).all(axis=1, keepdims=True)
-                return np.where(is_whole, result, np.nan)
-
-        return by_groups(x, q, rows)
-
-    return values
 
 
 # Any quantizer ------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ HALVES = {"bfloat16": "bf16", "float16": "fp16"}
 """Formats by the name of their dtype."""
 TIMES, STORED = "times", "stored as "
 """Scales of the largest number times 1/divisor in float32; and such as are rounded after codes."""
+PLUS = "plus 1e-07"
+"""Scales of amax/divisor and a little more, as SageAttention adds it to those of threads."""
 
 
 def group_scales(groups: Floats, q: QuantizerSettings, divisor: float, kind: str) -> Floats:
@@ -27,7 +29,9 @@ def group_scales(groups: Floats, q: QuantizerSettings, divisor: float, kind: str
     with np.errstate(invalid="ignore"):
         scales = amax * float(np.float32(1 / divisor)) if kind == TIMES else amax / divisor
         scales = float32(scales)
-        if kind == "power of two":
+        if kind == PLUS:
+            scales = float32(scales + float(np.float32(1e-7)))
+        elif kind == "power of two":
             fraction, exponent = np.frexp(np.where(scales > 0, scales, 1.0))
             scales = np.where(
                 np.isfinite(scales), np.ldexp(1.0, exponent - (fraction == 0.5)), scales
@@ -61,6 +65,8 @@ def by_groups(x: Floats, q: QuantizerSettings, rows: Callable[[Floats], Floats])
         moved = np.moveaxis(x, axis, 0)
         groups = moved.reshape(len(moved), math.prod(moved.shape[1:]))
         return np.moveaxis(rows(groups).reshape(moved.shape), 0, axis)
+    if q.groups is not None:
+        return q.groups.apply(x, rows)
     return by_blocks(x, q, rows)
 
 

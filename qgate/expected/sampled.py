@@ -62,6 +62,8 @@ def undefined(q: QuantizerSettings) -> str:
         return "its scales come from whole rows"
     if q.rotation is not None:
         return "its groups are rotated"
+    if q.groups is not None:
+        return "its groups are listed by a function"
     return ""
 
 

@@ -15,6 +15,8 @@ def mixes(q: Quantizer, dims: int, dim: int) -> bool:
         return False
     if q.granularity == "tensor":
         return True
+    if q.groups is not None:
+        return dim in q.groups.along(dims)
     if q.tile is not None:
         return dim >= dims - 2
     same = q.axis_of(dims) == dim

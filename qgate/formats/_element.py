@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 _OPTIONS = frozenset(
-    {"scale", "granularity", "axis", "block", "rounding", "saturate", "inf", "generator"}
+    {"scale", "granularity", "axis", "block", "groups", "rounding", "saturate", "inf", "generator"}
 )
 
 

@@ -115,6 +115,8 @@ def quantize(x: Floats, q: QuantizerSettings, *, double: bool = False) -> Floats
         return by_blocks(x, q, lambda rows: fmt.define(rows, q, state, double))
     if q.scale is None and q.granularity is None:
         return round_by_list(x, fmt, rounding=q.rounding, saturate=q.saturate, narrow=q.narrow)
+    if q.groups is not None:
+        return q.groups.apply(x, lambda rows: _scaled(rows, q, double))
     if q.granularity == "block":
         return by_blocks(x, q, lambda rows: _scaled(rows, q, double))
     if q.granularity == "channel":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Generator, Tensor
 
+    from qgate.formats.groups import Groups
+
 Floats = npt.NDArray[np.float64]
 Rounding = Literal["even", "away", "zero", "stochastic"]
 ZeroPoint = Literal["minmax"]
-Granularity = Literal["tensor", "channel", "block"]
+Granularity = Literal["tensor", "channel", "block", "groups"]
 InfPolicy = Literal["nan", "saturate"]
 NanPolicy = Literal["error", "max", "zero"]
 SaturatedGrad = Literal["zero", "pass"]
@@ -31,6 +33,7 @@ class Options(TypedDict, total=False):
     granularity: Granularity | None
     axis: int | None
     block: int | tuple[int, int] | None
+    groups: Groups | Callable[[Any, Any], Any] | None
     scale_rule: str | None
     scale_bits: int | None
     rounding: Rounding | None
@@ -56,3 +59,4 @@ class CastOptions:
     scale_rule: str
     scale_bits: int
     tile: tuple[int, int] | None
+    groups: Groups | None

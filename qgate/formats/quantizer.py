@@ -18,8 +18,9 @@ from qgate.formats._scratch import BoundedCache, buffer
 from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.encoded import Encoded, encode_tensor
 from qgate.formats.engine import fast_element, rotation
+from qgate.formats.engine.checking import check
 from qgate.formats.engine.dtypes import INPUTS, combine
-from qgate.formats.engine.job import Job, check, split
+from qgate.formats.engine.job import Job, split
 from qgate.formats.engine.scales import saturated
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
@@ -61,6 +62,8 @@ class Quantizer(QuantizerSettings):
     axis            the axis of channels, or the one that blocks run along (-1)
     block           elements per block (MX 32, NVFP4 16, HiF4 64, element formats 128), or a pair:
                     rows and columns of a tile over the last two axes
+    groups          element formats: which elements share a scale, as a function from rows and
+                    columns of a matrix to numbers of groups, or a `formats.groups.Groups`
     scale_rule      MX: "floor", "ceil", "even" or "rceil"
     scale_bits      MX: width of the scale, 2 to 8
     rounding        "even", "away", "zero" or "stochastic" (`generator` as in torch)

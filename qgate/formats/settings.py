@@ -18,9 +18,14 @@ from qgate.formats.options import (
     SaturatedGrad,
     ZeroPoint,
 )
+from qgate.loading import LateModule
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from qgate.formats import groups as listed_groups
+else:
+    listed_groups = LateModule("qgate.formats.groups")
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _EVERYWHERE = frozenset({"dtype", "rotation", "saturated_grad"})
@@ -41,8 +46,11 @@ class QuantizerSettings(CastOptions):
         for name in ("saturate", "narrow"):
             if not isinstance(options.get(name, True), bool):
                 raise TypeError(f"{name} is True or False, not {options[name]!r}.")
+        if options.get("groups") is not None:
+            options = {**options, "groups": listed_groups.as_groups(options["groups"])}
         self.format = fmt
         self.options = options
+        self.groups = options.get("groups")
         self.scale = _checked_scale(options.get("scale"))
         self.granularity: Granularity | None = options.get("granularity") or self._own_granularity()
         self.axis = _whole("axis", options.get("axis"), None)
@@ -68,6 +76,8 @@ class QuantizerSettings(CastOptions):
     def _own_granularity(self) -> Granularity | None:
         if self.format.kind == "block":
             return "block"
+        if self.groups is not None:
+            return "groups"
         return "tensor" if self.scale is not None or self.format.always_scaled else None
 
     def _checked_zero_point(self, given: Any) -> Any:
@@ -110,6 +120,16 @@ class QuantizerSettings(CastOptions):
         if self.granularity == "channel" and self.axis is None:
             raise QgateError(
                 f"granularity 'channel' needs axis=…: which axis of x has {name}'s scales?"
+            )
+        if (self.groups is None) != (self.granularity != "groups"):
+            raise QgateError(
+                f"granularity {self.granularity!r} with groups={self.groups!r}: groups= has a "
+                "function from rows and columns to numbers of groups; leave granularity out."
+            )
+        if self.groups is not None and self.format.kind == "element" and self.format.tapered:
+            raise QgateError(
+                f"{name} takes the better of two scales by the error of whole groups, which lie "
+                "along an axis or in tiles; take fp8_e4m3 or int8 with groups."
             )
         if self.format.kind == "element":
             if "axis" in options and self.granularity not in ("channel", "block"):

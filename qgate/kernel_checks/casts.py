@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qgate.causes.casts import describe_values, wrong_casts
+from qgate.causes.layouts import layout_faults
 from qgate.causes.outputs import describe, describe_ruin, scattered
 from qgate.errors import QgateError
 from qgate.expected.conventions import MSE, Convention
@@ -20,6 +21,7 @@ from qgate.formats import Encoded, Quantizer
 from qgate.formats.options import Floats, Options
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
 from qgate.kernel_checks.record import CheckFailure, CheckReport
+from qgate.stats.bits import short_name
 from qgate.tensor_inputs import FLOATS, plain_tensor
 
 SEARCH_BAND = (0.8, 1.25)
@@ -74,10 +76,20 @@ def check_cast(
         exactly = "bit for bit"
         if count:
             exactly = f"but for {count:,} codes at rounding boundaries, within float32 noise"
-        report.conventions["values"] = f"{choice.name}, {exactly}"
+        report.conventions["values"] = f"{_named(choice, x, quantization)}, {exactly}"
         report.held.append("the tensor")
         return report
     raise _failure(values, x, quantization, report)
+
+
+def _named(choice: Convention, x: Floats, quantization: Quantization) -> str:
+    """Return the name of a convention, with what becomes of numbers beyond the largest, if any."""
+    if choice.with_overflow == choice.name:
+        return choice.name
+    values = choice(x)
+    differ = (other(x) for other in quantization.choices if other.overflow != choice.overflow)
+    is_told = any(not np.array_equal(values, other, equal_nan=True) for other in differ)
+    return choice.with_overflow if is_told else choice.name
 
 
 def _values(actual: Any) -> Tensor:
@@ -166,6 +178,9 @@ def _cause(
             values = cast.apply(x)
             if values is not None and bool(_near(actual, from_array(values, actual)).all()):
                 return f"{name} {cast.words} ({count})"
+        words = _wrong_groups(actual, x, quantization)
+        if words:
+            return f"{name} {words} ({count})"
         words = describe_values(to_array(actual), x, quantization.quantizer, ideal=to_array(ideal))
         if words:
             return f"{name} {words} ({count})"
@@ -175,6 +190,28 @@ def _cause(
         if "result" in words
         else (f"{name} is wrong: {words}")
     )
+
+
+def _wrong_groups(actual: Tensor, x: Floats, quantization: Quantization) -> str:
+    """Name other groups than those that were declared, under any convention; empty if none are."""
+    q = quantization.quantizer
+    if q is None or q.groups is None:
+        return ""
+    dtype = short_name(actual.dtype)
+    for cast in wrong_casts(q):
+        if cast.is_same_kind and cast.alternatives is not None:
+            for convention in cast.alternatives(dtype):
+                if bool(_near(actual, from_array(convention(x), actual)).all()):
+                    return cast.words
+    definition = quantization.choices[0](x)
+    codes = [choice(x) for choice in quantization.choices]
+    for cast in layout_faults(q, quantization.choices[0]):
+        if (values := cast.apply(x)) is None:
+            continue
+        ratio = np.divide(values, definition, out=np.ones_like(x), where=definition != 0)
+        if any(bool(_near(actual, from_array(side * ratio, actual)).all()) for side in codes):
+            return cast.words
+    return ""
 
 
 def _first_difference(actual: Tensor, ideal: Tensor, x: Floats, wrong: Tensor) -> str:

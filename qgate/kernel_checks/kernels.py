@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from qgate.expected.derived import RELATIONS
 from qgate.expected.distances import relative_error
 from qgate.expected.narrow_floats import is_wide_float
 from qgate.expected.searched_scales import searched_error
+from qgate.expected.value_steps import value_steps
 from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.beyond import (
     AGAIN,
@@ -296,7 +298,25 @@ def _check_exactly(
     report.held = [each.name for each in runs]
     note_spread(subject, runs, report)
     note_sizes(runs, report)
+    _measure_kappa(subject, runs, judgement, report)
     return runs
+
+
+def _measure_kappa(
+    subject: KernelSubject, runs: list[KernelRun], judgement: Judgement, report: CheckReport
+) -> None:
+    """Measure the κ of a result that is cast without a scale, at all inputs that are compared."""
+    q = None if subject.output is None else subject.output.quantizer
+    if q is None or q.granularity is not None or q.format.kind != "element":
+        return
+    steps = 0
+    for run in runs:
+        defined = to_array(subject.values(run.arguments, judgement.choices))
+        actual = to_array(run.actual)
+        finite = np.isfinite(actual) & np.isfinite(defined)
+        of_run = value_steps(actual[finite], defined[finite], q.format)
+        steps = max(steps, int(of_run.max(initial=0)))
+    report.kappa = steps
 
 
 def _check_request(free: Judgement, request: KernelRequest, report: CheckReport) -> None:

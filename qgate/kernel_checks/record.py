@@ -28,6 +28,8 @@ class CheckReport(Overviewed):
     error            relative mean squared error against the unquantized reference
     format_error     that of a correct kernel: what the format itself costs
     smallest_defect  by kind: the smallest relative error of that kind that would have failed
+    kappa            of a result that is cast without a scale: the most values of its format that it
+                     lies from the defined one, as IEEE P3109 counts them
     gradients        "argument 0" → the record of the check of its gradient
     notes            what else a reader should know, a sentence each
     seed             of the derived inputs
@@ -43,6 +45,7 @@ class CheckReport(Overviewed):
     error: float = 0.0
     format_error: float = 0.0
     smallest_defect: dict[str, float] = field(default_factory=dict)
+    kappa: int | None = None
     gradients: dict[str, CheckReport] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     seed: int = 0
@@ -71,6 +74,9 @@ class CheckReport(Overviewed):
                 f"  relative error against unquantized values {self.error:.3g}, of an ideal kernel "
                 f"{self.format_error:.3g}"
             )
+        if self.kappa is not None:
+            steps = counted(self.kappa, "value step")
+            lines.append(f"  kappa {self.kappa}: {steps} from the defined result at most")
         lines += [
             f"  smallest defect seen, {_share_words(kind, size)}"
             for kind, size in self.smallest_defect.items()

@@ -21,6 +21,7 @@ from qgate.kernel_checks.closeness import energy_left
 from qgate.kernel_checks.declared import Quantization, from_array, to_array
 from qgate.kernel_checks.explanations import MOST_WORK, work_of
 from qgate.kernel_checks.runs import Failing
+from qgate.kernel_checks.smoothing import smoothing_faults
 from qgate.kernel_checks.subject import RESULT
 from qgate.models.refusals import LENGTH_REFUSALS
 
@@ -46,6 +47,7 @@ def stage_faults(case: Failing) -> Iterator[Fault[Function]]:
     recording = like.keeping()
     evaluate(recording, case.ideal)
     run = recording.last
+    yield from smoothing_faults(like, case.ideal)
     for name, quantization in case.subject.stages.items():
         inputs = [x for of, x in zip(run.names, run.inputs, strict=True) if of == name]
         casts = _casts(quantization)

@@ -12,6 +12,7 @@ from tests.kernel_checks import (
     wrong_codes,
     wrong_further,
     wrong_gradients,
+    wrong_layouts,
     wrong_operators,
     wrong_recurrences,
     wrong_tiles,
@@ -22,7 +23,7 @@ from tests.shares import share
 
 MODULES = (
     wrong_tiles, wrong_codes, wrong_operators, wrong_attention, wrong_recurrences, wrong_gradients,
-    wrong_further,
+    wrong_further, wrong_layouts,
 )  # fmt: skip
 PAIRS = [pair for module in MODULES for pair in module.PAIRS]
 UNNAMED = frozenset({

@@ -13,8 +13,9 @@ from torch import Tensor
 from qgate.charts.overviews import Overview, Overviewed
 from qgate.formats._block import Format
 from qgate.formats._work import ScaledChunk
+from qgate.formats.engine.checking import check
 from qgate.formats.engine.dtypes import INPUTS
-from qgate.formats.engine.job import Job, check, split
+from qgate.formats.engine.job import Job, split
 from qgate.formats.engine.rotation import rotated
 from qgate.formats.engine.scales import saturated
 from qgate.formats.losses import Losses
@@ -104,7 +105,8 @@ def report(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options])
     smallest = q.format.element.min_normal
     rows = {kind: job.rows(1, torch.int64) for kind in (*counted_of(q), "subnormal")}
     squares = torch.zeros(3, dtype=torch.float64, device=x.device)
-    inside = None if q.tile is None else job.layout.arrange(torch.ones_like(x, dtype=torch.bool))
+    filled = job.layout.is_filled
+    inside = job.layout.arrange(torch.ones_like(x, dtype=torch.bool)) if filled else None
     for chunk, _, wide, parts in split(job):
         hits = outcomes(wide, parts, q)
         squares += error_squares(wide, parts, hits)

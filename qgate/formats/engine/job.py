@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,16 +23,19 @@ from qgate.errors import QgateError
 from qgate.formats._scratch import tracing
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, ordinary_number, single, widen
 from qgate.formats.definition import CLEARLY_LESS
-from qgate.formats.engine import scales, tiles
-from qgate.formats.engine.dtypes import INFINITY, INPUTS, NATIVE_INTEGER, magnitude_bits
+from qgate.formats.engine import scales
+from qgate.formats.engine.checking import check
+from qgate.formats.engine.dtypes import INFINITY, NATIVE_INTEGER, magnitude_bits
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import proving
 from qgate.loading import LateModule
-from qgate.tensor_inputs import dense_tensor
 
 if TYPE_CHECKING:
+    from qgate.formats.engine import tiles as tiles
+    from qgate.formats.groups import Groups
     from qgate.kernels import reductions as reductions
 else:
+    tiles = LateModule("qgate.formats.engine.tiles")
     reductions = LateModule("qgate.kernels.reductions")
 
 
@@ -88,6 +91,13 @@ class Layout:
     """The axis that was moved to the front, if any."""
     tile: tuple[int, int] | None = None
     """Rows and columns of tiles, each a row of `length` elements, short ones filled with zeros."""
+    listed: Groups | None = None
+    """Groups by a function, each a row of `length` elements, short ones filled with zeros."""
+
+    @property
+    def is_filled(self) -> bool:
+        """True if short groups are filled with zeros."""
+        return self.tile is not None or self.listed is not None
 
     @property
     def whole(self) -> int:
@@ -102,6 +112,8 @@ class Layout:
         """View x as [outer, length, inner], copied only where necessary or in tiles."""
         if self.tile is not None:
             return tiles.split_tiles(x, self.tile)
+        if self.listed is not None:
+            return tiles.split_groups(x, self.listed)
         if self.moved is not None:
             x = x.movedim(self.moved, 0)
         return x.reshape(self.outer, self.length, self.inner)
@@ -110,6 +122,8 @@ class Layout:
         """Undo `arrange`; the result is contiguous."""
         if self.tile is not None:
             return tiles.join_tiles(t, self.shape, self.tile)
+        if self.listed is not None:
+            return tiles.join_groups(t, self.shape, self.listed)
         if self.moved is None:
             return t.view(self.shape)
         shape = list(self.shape)
@@ -164,6 +178,10 @@ def layout_of(x: Tensor, q: QuantizerSettings) -> Layout:
         length, group_shape = math.prod(tile), (*shape[:-2], *counts)
         outer = math.prod(group_shape)
         return Layout(shape, size, outer, length, 1, length, 1, group_shape, tile=tile)
+    if q.groups is not None:
+        group_shape = q.groups.scales_shape(shape)
+        length, outer = q.groups.width(shape), math.prod(group_shape)
+        return Layout(shape, size, outer, length, 1, length, 1, group_shape, listed=q.groups)
     sizes = list(shape) or [1]
     axis = len(sizes) - 1 if q.axis is None else q.axis_of(x.dim())
     before, length, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
@@ -317,24 +335,6 @@ class Job:
                 return bits.new_full(bits.shape, single(number / fmt.max), dtype=torch.float64)
         scale = scales.of_amax(bits.view(self.x.dtype), q)
         return better_scale(self, scale, bits) if fmt.tapered else scale
-
-
-def check(x: Any, q: QuantizerSettings) -> None:
-    dense_tensor(x, "quantize", INPUTS)
-    if q.axis is not None:
-        q.axis_of(x.dim())
-    if q.tile is not None and x.dim() < 2:
-        raise QgateError(
-            f"tiles of {q.block_words} need a tensor of two dimensions or more, not of shape "
-            f"{tuple(x.shape)}."
-        )
-    if q.generator is None and q.scale is None:
-        return
-    for name, value in (("generator", q.generator), ("scale", q.scale)):
-        device = getattr(value, "device", x.device)
-        on_cpu_scalar = name == "scale" and isinstance(value, Tensor) and value.dim() == 0
-        if device != x.device and not on_cpu_scalar:
-            raise QgateError(f"the {name} is on {device} and x on {x.device}; put them together.")
 
 
 def split(job: Job) -> Iterator[tuple[Chunk, CastContext, Tensor, ScaledChunk]]:

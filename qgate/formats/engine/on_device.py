@@ -14,7 +14,8 @@ from torch import Tensor
 from qgate.formats._element import ElementFormat
 from qgate.formats._literals import E2M1, E4M3
 from qgate.formats._scratch import tracing
-from qgate.formats.engine.job import Job, Layout, check, layout_of
+from qgate.formats.engine.checking import check
+from qgate.formats.engine.job import Job, Layout, layout_of
 from qgate.formats.engine.scales import version_of
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
@@ -165,7 +166,7 @@ def cast_for(x: Tensor, q: QuantizerSettings, layout: Layout) -> BlockCast | Ele
     fmt = q.format
     if kind_of(x.dtype) is None or kind_of(q.dtype or x.dtype) is None:
         return None
-    if q.tile is not None or q.rounding == "stochastic":
+    if layout.is_filled or q.rounding == "stochastic":
         return None
     saturates = q.inf == "saturate"
     if fmt.kind == "element":
