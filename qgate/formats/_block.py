@@ -29,6 +29,7 @@ class BlockFormat(abc.ABC):
     scale: ClassVar[str]
     default_block: ClassVar[int]
     stored: ClassVar[dict[str, int]] = {"scales": 1}
+    stored_dtype: ClassVar[str] = "uint8"
 
     @property
     def bits(self) -> int:

@@ -44,6 +44,9 @@ class ElementFormat(abc.ABC):
     always_scaled: ClassVar[bool] = False
     """True if values mean nothing without a scale; one is made from x where none is set."""
 
+    is_codebook: ClassVar[bool] = False
+    """True if values are any numbers, not mirrored, and of two as near the lower is taken."""
+
     needs_amax: ClassVar[bool] = False
     stored: ClassVar[dict[str, int]] = {"scales": 1}
 

@@ -25,8 +25,8 @@ class Encoded:
     codes         one code per element in x's shape: uint8, int8 for integers, uint16 for fp16, bf16
     dtype         the dtype that `decode` returns by default
     scales        one per group, x's shape with the groups in place of the elements they cover:
-                  codes of the scale type (uint8) in block formats, float32 otherwise (float64 for
-                  float64 tensors); None for a plain cast
+                  codes of the scale type (uint8) in block formats other than codebooks, float32
+                  otherwise (float64 for float64 tensors); None for a plain cast
     zero_points   the code of 0 in each group, in the dtype of the codes; None where it is 0
     tensor_scale  NVFP4's float32 scale of the whole tensor, or one for each row
     micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15
@@ -114,7 +114,8 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     codes = layout.empty(element.code_dtype(), x.device)
     stored: dict[str, Tensor] = {}
     if fmt.kind == "block":
-        stored = {name: job.rows(k, torch.uint8) for name, k in fmt.stored.items()}
+        dtype_stored = getattr(torch, fmt.stored_dtype)
+        stored = {name: job.rows(k, dtype_stored) for name, k in fmt.stored.items()}
     for chunk, _, _, parts in split(job):
         zero = parts.zero_point
         above = parts.elements if zero is None else parts.elements + zero
