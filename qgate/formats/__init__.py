@@ -15,6 +15,7 @@ from qgate.formats._element import ElementFormat
 from qgate.formats._literals import FORMATS
 from qgate.formats.integers import IntFormat
 from qgate.formats.options import ROUNDINGS
+from qgate.formats.philox import Philox, RandomWords
 
 if TYPE_CHECKING:
     from qgate.formats.encoded import Encoded
@@ -30,7 +31,9 @@ __all__ = [
     "Encoded",
     "Format",
     "IntFormat",
+    "Philox",
     "Quantizer",
+    "RandomWords",
     "aliases",
     "encode",
     "get",

@@ -53,6 +53,11 @@ class BlockFormat(abc.ABC):
         return False
 
     @property
+    def takes_tiles(self) -> bool:
+        """True if zeros that fill up a short tile do not change its scale."""
+        return True
+
+    @property
     def default_rule(self) -> str:
         """The scale rule of a quantizer without one."""
         return "floor"

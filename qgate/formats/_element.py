@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, WorkType, widen
 from qgate.formats.options import Floats, Rounding
+from qgate.formats.philox import ChunkDraws
 
 if TYPE_CHECKING:
     import torch
@@ -198,7 +199,11 @@ class ElementFormat(abc.ABC):
         return self.cast(x, DOUBLE, rounding=self.rounding)
 
     def to_grid(
-        self, x: Tensor, work: WorkType, rounding: Rounding, generator: Generator | None = None
+        self,
+        x: Tensor,
+        work: WorkType,
+        rounding: Rounding,
+        generator: Generator | ChunkDraws | None = None,
     ) -> Tensor:
         """Round x as if the grid went on beyond the largest value."""
         inverse = self.inverse_quantum(x, work)
@@ -212,7 +217,7 @@ class ElementFormat(abc.ABC):
         rounding: Rounding,
         saturate: bool = True,
         narrow: bool = True,
-        generator: Generator | None = None,
+        generator: Generator | ChunkDraws | None = None,
     ) -> Tensor:
         """Round x to the format's values; NaN stays NaN, overflow saturates or does not."""
         low, high = self.bounds(narrow=narrow)
@@ -284,8 +289,15 @@ class ElementFormat(abc.ABC):
         return torch.uint8 if self.bits <= 8 else torch.uint16
 
 
+def drawn(t: Tensor, generator: Generator | ChunkDraws | None) -> Tensor:
+    """Draw a number from 0 to 1 for each element."""
+    if isinstance(generator, ChunkDraws):
+        return generator.of(t)
+    return t.new_empty(t.shape).uniform_(generator=generator)
+
+
 def round_to_integer(
-    t: Tensor, work: WorkType, rounding: Rounding, generator: Generator | None = None
+    t: Tensor, work: WorkType, rounding: Rounding, generator: Generator | ChunkDraws | None = None
 ) -> Tensor:
     """Round t to integers, in place where possible; -0, NaN and Inf stay as they are."""
     if rounding == "even":
@@ -297,5 +309,5 @@ def round_to_integer(
         return (t.abs() + work.below_half).trunc_().copysign_(t)
     size = t.abs()
     low = size.floor()
-    up = t.new_empty(t.shape).uniform_(generator=generator) < size - low
+    up = drawn(t, generator) < size - low
     return (low + up).copysign_(t)

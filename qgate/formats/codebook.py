@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import numpy as np
 
 from qgate.errors import QgateError
-from qgate.formats._element import ElementFormat
+from qgate.formats._element import ElementFormat, drawn
 from qgate.formats._work import DOUBLE, WorkType
 from qgate.formats.options import Floats, Rounding
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
+
+    from qgate.formats.philox import ChunkDraws
 
 _ROUNDS = 1000
 
@@ -118,7 +120,7 @@ class Codebook(ElementFormat):
         rounding: Rounding,
         saturate: bool = True,
         narrow: bool = True,
-        generator: Generator | None = None,
+        generator: Generator | ChunkDraws | None = None,
     ) -> Tensor:
         """Return the level of each number; NaN stays NaN."""
         import torch
@@ -126,7 +128,7 @@ class Codebook(ElementFormat):
         del saturate, narrow
         wide = x.double().contiguous()
         if rounding == "stochastic":
-            y = self.at_random(wide, torch.empty_like(wide).uniform_(generator=generator))
+            y = self.at_random(wide, drawn(wide, generator))
         else:
             values = DOUBLE.table((self, "values"), self.sorted_values.tolist, x.device)
             edges = DOUBLE.table((self, rounding), lambda: self._edges(rounding), x.device)
@@ -140,7 +142,7 @@ class Codebook(ElementFormat):
         """Return the largest number that becomes the lower of each two levels."""
         edges = []
         for low, high in itertools.pairwise(self.sorted_values.tolist()):
-            edge = (low + high) / 2
+            edge = float(np.float32((low + high) / 2))
             if rounding == "zero" and abs(low) != abs(high):
                 edge = high if abs(high) > abs(low) else low
             takes_tie = rounding in ("away", "zero") and abs(high) > abs(low)

@@ -45,6 +45,10 @@ class CodebookFormat(BlockFormat):
         return self.size
 
     @property
+    def takes_tiles(self) -> bool:
+        return self.scaled_by == "amax"
+
+    @property
     def notes(self) -> str:
         return "scaled by the largest" if self.scaled_by == "amax" else "scaled by the RMS"
 
@@ -104,7 +108,8 @@ def _sum_in_halves(squares: Tensor) -> Tensor:
 def _defined_rms(x: Floats, amax: Floats) -> Floats:
     """Return the root of the mean square of each row, by the readable definition."""
     unit = np.exp2(np.maximum(np.frexp(np.minimum(amax, _LARGEST))[1], -1000))
-    terms = list(((x / unit) ** 2).T)
+    with np.errstate(over="ignore"):
+        terms = list(((x / unit) ** 2).T)
     while len(terms) > 1:
         half = len(terms) // 2
         pairs = [a + b for a, b in zip(terms[:half], terms[half:], strict=False)]

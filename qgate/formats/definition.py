@@ -77,16 +77,16 @@ def round_by_list(
 def _round_by_levels(x: Floats, fmt: ElementFormat, rounding: Rounding) -> Floats:
     """Round to the levels of a codebook, one after the other from the lowest.
 
-    Of two as near, "even" takes the lower and "away" the larger one, between mirrored ones the
-    lower too; "zero" takes the smaller one of the two beside a number, between mirrored ones the
-    nearer.
+    The middle of two levels is rounded to float32, as bitsandbytes does. There, "even" takes the
+    lower level, and "away" the larger one if one is. "zero" takes the smaller of the two beside a
+    number, between mirrored ones the nearer.
     """
     if rounding == "stochastic":
         raise QgateError("the definition of stochastic rounding is a probability, not a value.")
     levels = fmt.sorted_values
     y = np.full(np.shape(x), levels[0])
     for low, high in itertools.pairwise(levels):
-        middle = (low + high) / 2
+        middle = float(np.float32((low + high) / 2))
         grows = abs(high) > abs(low)
         if rounding == "zero" and abs(high) != abs(low):
             up = x >= high if grows else x > low

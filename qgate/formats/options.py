@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
-    from torch import Generator, Tensor
+    from torch import Tensor
+
+    from qgate.formats.philox import Draws
 
 Floats = npt.NDArray[np.float64]
 Rounding = Literal["even", "away", "zero", "stochastic"]
@@ -38,7 +40,7 @@ class Options(TypedDict, total=False):
     inf: InfPolicy | None
     narrow: bool | None
     zero_point: ZeroPoint | int | Tensor | None
-    generator: torch.Generator | None
+    generator: torch.Generator | Draws | None
     rotation: Sequence[int] | Tensor | None
     dtype: torch.dtype | None
     saturated_grad: SaturatedGrad | None
@@ -51,7 +53,7 @@ class CastOptions:
     saturate: bool
     narrow: bool
     zero_point: ZeroPoint | int | Tensor | None
-    generator: Generator | None
+    generator: Any
     inf: InfPolicy
     scale_rule: str
     scale_bits: int

@@ -63,7 +63,8 @@ class Quantizer(QuantizerSettings):
                     rows and columns of a tile over the last two axes
     scale_rule      MX: "floor", "ceil", "even" or "rceil"
     scale_bits      MX: width of the scale, 2 to 8
-    rounding        "even", "away", "zero" or "stochastic" (`generator` as in torch)
+    rounding        "even", "away", "zero" or "stochastic" (`generator` as in torch, or a
+                    `formats.Philox`, whose draws follow from a seed and the element's place)
     saturate        element formats: overflow to the largest value, else to Inf or NaN
     inf             what an Inf does to the scale made from it: "nan" makes its whole group NaN,
                     "saturate" gives the largest scale there is

@@ -200,14 +200,13 @@ def _quantizer(
     ranges: Ranges,
 ) -> Quantizer:
     choice = choices.chosen[side]
-    is_turned = side == "keys" and choices.rotated
     count = source.heads if side in ("queries", "output") else source.kv_heads
     reaches = []
     if choice.is_static:
         kind = ranged_side(side, choices)
         heads = range(count) if choice.share == "head" else [None]
         reaches = [ranges[range_site(at, kind, head)] for head in heads]
-    return quantizer_of(choice, count, source.width, reaches, is_turned)
+    return quantizer_of(choice, count, source.width, reaches, choices.rotates(side))
 
 
 def ranged_side(side: str, choices: AttentionChoices) -> Side:
