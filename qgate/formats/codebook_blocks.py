@@ -61,21 +61,24 @@ class CodebookFormat(BlockFormat):
         q = context.q
         bits = block_amax_bits(x, context.work)
         bad = non_finite(bits, context)
-        amax = bits.view(context.work.dtype).masked_fill(bad, 0.0)
-        if self.scaled_by == "amax":
-            scale = amax / amax.new_tensor(self.reach)
-        else:
-            exponent = amax.clamp(max=_LARGEST).frexp()[1].clamp_(min=-1000)
-            unit = DOUBLE.power(exponent)
-            squares = (x.masked_fill(bad, 0.0) / unit).square_()
-            scale = (_sum_in_halves(squares) / x.shape[2]).sqrt_() * unit
-        scale = to_single_grid(scale.clamp_(_SMALLEST, _LARGEST)).masked_fill_(amax == 0, 0.0)
-        ratios = x.masked_fill(bad, 0.0) / scale.where(scale > 0, 1.0)
+        clean = x.masked_fill(bad, 0.0)
+        scale = self.scales(clean, bits.view(context.work.dtype).masked_fill(bad, 0.0))
+        ratios = clean / scale.where(scale > 0, 1.0)
         elements = self.element.cast(
             ratios, context.work, rounding=q.rounding, generator=q.generator
         )
         scale = scale.masked_fill_(bad, float("nan"))
         return ScaledChunk(elements, scale, ratios, {"scales": scale})
+
+    def scales(self, x: Tensor, amax: Tensor) -> Tensor:
+        """Return the scales of float64 blocks without NaN as float64."""
+        if self.scaled_by == "amax":
+            scale = amax / amax.new_tensor(self.reach)
+        else:
+            unit = DOUBLE.power(amax.clamp(max=_LARGEST).frexp()[1].clamp_(min=-1000))
+            squares = (x / unit).square_()
+            scale = (_sum_in_halves(squares) / x.shape[2]).sqrt_() * unit
+        return to_single_grid(scale.clamp_(_SMALLEST, _LARGEST)).masked_fill_(amax == 0, 0.0)
 
     def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
         del context

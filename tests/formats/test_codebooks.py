@@ -178,6 +178,25 @@ def test_hard_blocks_by_the_definition(
     assert options.get("axis") == 0 or not exact[3].any()
 
 
+@pytest.mark.parametrize("rounding", ["even", "away", "zero"])
+@pytest.mark.parametrize("name", BOOKS)
+def test_the_float32_way_is_the_definition(name: str, rounding: Any) -> None:
+    """Blocks have numbers at the middles of levels and beside them, zeros, and short ends."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(300, 200, generator=generator) * torch.exp(
+        torch.randn(300, 1, generator=generator)
+    )
+    edges = torch.tensor(book_of(name)._edges("even"), dtype=torch.float32)
+    sizes = torch.randint(-1, 2, (100, len(edges)), generator=generator)
+    near = (edges.view(torch.int32) + sizes.int()).view(torch.float32)
+    x[:100, : len(edges)], x[:100, len(edges) : 64], x[:100, 63] = near, 0.0, 1.0
+    x[100], x[101, 64:128] = 0.0, -0.0
+    for dtype in (torch.float32, torch.bfloat16):
+        q = qgate.Quantizer(name, rounding=rounding, dtype=torch.float32)
+        exact = definition.quantize(x.to(dtype).double().numpy(), q)
+        assert_same_bits(q(x.to(dtype)), exact.astype(np.float32).astype(np.float64), name, x)
+
+
 def test_a_codebook_is_trained_on_numbers() -> None:
     book = Codebook.trained("mine", np.repeat([0.0, 10.0, 20.0, 40.0], [5, 1, 3, 2]), 2)
     assert book.levels == (0.0, 10.0, 20.0, 40.0)
