@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from qgate.formats.philox import Draws
+    from qgate.formats.philox import DrawSource
 
 Floats = npt.NDArray[np.float64]
 Rounding = Literal["even", "away", "zero", "stochastic"]
@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
     inf: InfPolicy | None
     narrow: bool | None
     zero_point: ZeroPoint | int | Tensor | None
-    generator: torch.Generator | Draws | None
+    generator: torch.Generator | DrawSource | None
     rotation: Sequence[int] | Tensor | None
     dtype: torch.dtype | None
     saturated_grad: SaturatedGrad | None

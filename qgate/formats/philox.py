@@ -25,7 +25,7 @@ _THREADS = 256
 """Threads of a block in torch's kernels of distributions."""
 
 
-class Draws(Protocol):
+class DrawSource(Protocol):
     """A source of numbers from 0 to 1 that depend on the place of an element alone."""
 
     def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:

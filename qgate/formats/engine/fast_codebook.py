@@ -46,7 +46,7 @@ def shortcut(fmt: CodebookFormat, x: Tensor, out: Tensor, context: CastContext) 
 
 
 def _values(book: Codebook, rounding: Rounding) -> list[float]:
-    """Return the level of each bin; NaN where an edge is within a bin of it, or a zero has a sign."""
+    """Return the level of each bin; NaN with an edge within a bin of it, or a zero with a sign."""
     low, high = book.bounds()
     width = (high - low) / (_BINS - 1)
     starts = torch.arange(_BINS, dtype=torch.float64) * width + low
@@ -54,4 +54,4 @@ def _values(book: Codebook, rounding: Rounding) -> list[float]:
         book.cast(starts + shift * width, DOUBLE, rounding=rounding) for shift in (-1, 2)
     )
     unsure = (first != last) | ((first == 0) & (book.negative_zero is not None))
-    return first.masked_fill(unsure, float("nan")).tolist()  # type: ignore[no-any-return]
+    return first.masked_fill(unsure, float("nan")).tolist()

@@ -172,9 +172,10 @@ def _entry(
     choice = choices.chosen[side]
     quantizer = _quantizer(at, side, source, choices, ranges)
     does = [choice.words()]
-    if side == "keys":
-        does += ["before RoPE"] if choices.before_rope else []
-        does += [f"rotated by {len(quantizer.rotation)}"] if quantizer.rotation else []
+    if side == "keys" and choices.before_rope:
+        does.append("before RoPE")
+    if quantizer.rotation and choices.rotates(side):
+        does.append(f"rotated by {len(quantizer.rotation)}")
     if choices.sinks and side in ("keys", "values"):
         does.append(f"first {choices.sinks} tokens as they are")
     if choices.window and side in ("keys", "values"):
