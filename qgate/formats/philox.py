@@ -126,18 +126,18 @@ class Philox:
 class RandomWords:
     """Draws from words of a kernel of yours, one for each element; `Philox` explains the rest."""
 
-    given: Tensor
+    words: Tensor
     bits: int = 32
     carry: bool = False
 
     def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Return a float64 number for each element of a tensor."""
-        if tuple(self.given.shape) != tuple(shape):
+        if tuple(self.words.shape) != tuple(shape):
             raise QgateError(
-                f"random words of shape {tuple(self.given.shape)} do not fit a tensor of shape "
+                f"random words of shape {tuple(self.words.shape)} do not fit a tensor of shape "
                 f"{tuple(shape)}: give one for each element."
             )
-        return unit(self.given.long().to(device), self.bits, self.carry)
+        return unit(self.words.long().to(device), self.bits, self.carry)
 
 
 def unit(words: Tensor, bits: int, carry: bool) -> Tensor:
