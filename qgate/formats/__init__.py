@@ -15,11 +15,11 @@ from qgate.formats._element import ElementFormat
 from qgate.formats._literals import FORMATS
 from qgate.formats.integers import IntFormat
 from qgate.formats.options import ROUNDINGS
-from qgate.formats.philox import Philox, RandomWords
 
 if TYPE_CHECKING:
     from qgate.formats.encoded import Encoded
     from qgate.formats.engine.effects import Effects, report
+    from qgate.formats.philox import Philox, RandomWords
     from qgate.formats.quantizer import Quantizer, encode, observe, quantize
 
 __all__ = [
@@ -71,6 +71,7 @@ __getattr__ = lazy(
     {
         "engine.effects": "Effects report",
         "encoded": "Encoded",
+        "philox": "Philox RandomWords",
         "quantizer": "Quantizer encode observe quantize",
     },
 )

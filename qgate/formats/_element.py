@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, WorkType, widen
+from qgate.formats._work import DOUBLE, CastContext, ChunkDraws, ScaledChunk, WorkType, widen
 from qgate.formats.options import Floats, Rounding
-from qgate.formats.philox import ChunkDraws
 
 if TYPE_CHECKING:
     import torch

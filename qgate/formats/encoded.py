@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,14 @@ from qgate.errors import QgateError
 from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.engine.dtypes import INPUTS, combine, narrow
 from qgate.formats.engine.job import Job, layout_of, split
-from qgate.formats.engine.rotation import rotated, rotated_back, without_rotation
 from qgate.formats.options import NanPolicy
 from qgate.formats.settings import QuantizerSettings
+from qgate.loading import LateModule
+
+if TYPE_CHECKING:
+    from qgate.formats.engine import rotation as rotation
+else:
+    rotation = LateModule("qgate.formats.engine.rotation")
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,8 @@ class Encoded:
         """Return the values: equal to `quantize` of the encoded tensor."""
         q, dtype = self.quantizer, dtype or self.dtype
         if q.rotation is not None and dtype in INPUTS:
-            values = replace(self, quantizer=without_rotation(q)).decode(torch.float64)
-            return rotated_back(values, q, dtype)
+            values = replace(self, quantizer=rotation.without_rotation(q)).decode(torch.float64)
+            return rotation.rotated_back(values, q, dtype)
         if dtype not in INPUTS:
             allowed = ", ".join(map(str, INPUTS))
             raise TypeError(f"cannot decode to {dtype!r}; allowed: {allowed}.")
@@ -97,7 +102,7 @@ class Encoded:
 def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     """Encode a checked tensor; `nan` says what to store where the format has no NaN."""
     x, element, fmt, dtype = x.detach(), q.format.element, q.format, q.dtype or x.dtype
-    x = x if q.rotation is None else rotated(x, q)
+    x = x if q.rotation is None else rotation.rotated(x, q)
     stores_nan = fmt.kind == "block" or fmt.nan_code is not None
     holes = x.isnan() if nan != "error" and not stores_nan else None
     if holes is not None:

@@ -15,7 +15,7 @@ from qgate.formats.options import Floats, Rounding
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from qgate.formats.philox import ChunkDraws
+    from qgate.formats._work import ChunkDraws
 
 
 @dataclass(frozen=True)

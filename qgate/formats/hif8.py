@@ -19,7 +19,7 @@ from qgate.formats.options import Floats, Rounding
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from qgate.formats.philox import ChunkDraws
+    from qgate.formats._work import ChunkDraws
 
 # dot prefix, its length, exponent bits, mantissa bits
 _DOTS = ((0b11, 2, 4, 1), (0b10, 2, 3, 2), (0b01, 2, 2, 3), (0b001, 3, 1, 3), (0b0001, 4, 0, 3))

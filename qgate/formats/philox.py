@@ -144,17 +144,3 @@ def unit(words: Tensor, bits: int, carry: bool) -> Tensor:
     """Return the low bits of words as float64 numbers from 0 up to 1."""
     low = words & (1 << bits) - 1
     return ((1 << bits) - 1 - low if carry else low).double() * 2.0**-bits
-
-
-@dataclass(frozen=True)
-class ChunkDraws:
-    """The draws of one chunk of a tensor."""
-
-    numbers: Tensor
-
-    def of(self, x: Tensor) -> Tensor:
-        """Return a draw for each element; those that fill up a block get 1, and never grow."""
-        missing = x.shape[2] - self.numbers.shape[2] if x.dim() == 4 else 0
-        if not missing:
-            return self.numbers
-        return x.new_ones(x.shape).double().slice_scatter(self.numbers, 2, 0, -missing)

@@ -16,9 +16,9 @@ from qgate.formats._block import Format, is_format
 from qgate.formats._literals import FORMATS
 from qgate.formats._scratch import BoundedCache, buffer
 from qgate.formats._work import DOUBLE, CastContext, widen
-from qgate.formats.codebook_blocks import CodebookFormat
+from qgate.formats.codebook import CodebookFormat
 from qgate.formats.encoded import Encoded, encode_tensor
-from qgate.formats.engine import fast_element, rotation
+from qgate.formats.engine import fast_element
 from qgate.formats.engine.dtypes import INPUTS, combine
 from qgate.formats.engine.job import Job, check, split
 from qgate.formats.engine.scales import saturated
@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     from qgate.formats.engine import fast_mx as fast_mx
     from qgate.formats.engine import fast_nvfp4 as fast_nvfp4
     from qgate.formats.engine import on_device as on_device
+    from qgate.formats.engine import rotation as rotation
 else:
     fast_codebook = LateModule("qgate.formats.engine.fast_codebook")
     fast_mx = LateModule("qgate.formats.engine.fast_mx")
     fast_nvfp4 = LateModule("qgate.formats.engine.fast_nvfp4")
     on_device = LateModule("qgate.formats.engine.on_device")
+    rotation = LateModule("qgate.formats.engine.rotation")
 
 Observer = Callable[[Tensor, Any], None]
 _defaults: dict[str, Quantizer] = {}

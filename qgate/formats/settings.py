@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from qgate.errors import QgateError, unknown
 from qgate.formats._block import Format
+from qgate.formats._work import ChunkDraws
 from qgate.formats.options import (
     ROUNDINGS,
     SCALE_RULES,
@@ -18,7 +19,6 @@ from qgate.formats.options import (
     SaturatedGrad,
     ZeroPoint,
 )
-from qgate.formats.philox import ChunkDraws
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from qgate.formats._work import DOUBLE, SINGLE, CastContext, widen
-from qgate.formats.codebook import Codebook
-from qgate.formats.codebook_blocks import CodebookFormat
+from qgate.formats.codebook import Codebook, CodebookFormat
 from qgate.formats.options import Rounding
 
 _BINS = 2**12
