@@ -27,7 +27,7 @@ import qgate
 
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
-FORMATS = ("mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "hif8", "int8")
+FORMATS = ("mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "hif8", "int8", "nf4", "bnb_fp4", "lloyd4")
 
 
 def torchao_peer(fmt: str) -> Callable[[Tensor], Tensor] | None:
@@ -84,7 +84,25 @@ def en_dtypes_peer(fmt: str) -> Callable[[Tensor], Tensor] | None:
     return cast
 
 
-PEERS = {"torchao": torchao_peer, "microxcaling": microxcaling_peer, "en_dtypes": en_dtypes_peer}
+def bitsandbytes_peer(fmt: str) -> Callable[[Tensor], Tensor] | None:
+    kind = {"nf4": "nf4", "bnb_fp4": "fp4"}.get(fmt)
+    if kind is None:
+        return None
+    from bitsandbytes import functional
+
+    def cast(x: Tensor) -> Tensor:
+        packed, state = functional.quantize_4bit(x, blocksize=64, quant_type=kind)
+        return functional.dequantize_4bit(packed, state)
+
+    return cast
+
+
+PEERS = {
+    "torchao": torchao_peer,
+    "microxcaling": microxcaling_peer,
+    "en_dtypes": en_dtypes_peer,
+    "bitsandbytes": bitsandbytes_peer,
+}
 
 
 def main() -> None:

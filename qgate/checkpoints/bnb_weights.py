@@ -14,11 +14,11 @@ from typing import Annotated, TypeVar
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.conventions import BNB_FP4, NF4
 from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.weight_parts import Packing, Parts
 from qgate.errors import QgateError
+from qgate.formats.codebook import BNB_FP4, NF4
 from qgate.records.validating import Meta, validate
 
 TABLES: Mapping[str, tuple[str, tuple[float, ...]]] = {

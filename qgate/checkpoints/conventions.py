@@ -18,8 +18,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.gguf.codebook_errors import SAMPLE, CodeBook, book_error
-from qgate.checkpoints.gguf.codebooks import DELTA
+from qgate.checkpoints.gguf.codebook_errors import SAMPLE, book_error
+from qgate.formats.codebook import BNB_FP4, IQ2, IQ3, IQ3_ODD, IQ4, NF4, TERNARY
+from qgate.formats.vector_books import DELTA, CodeBook
 
 Quantized = tuple[Tensor, Tensor]
 NESTED = ("nf4", "bnb_fp4")
@@ -221,24 +222,6 @@ def mean_magnitude(_: BlockConvention, tiles: Tensor) -> Quantized:
     return torch.where(tiles >= 0, scales, -scales), scales[..., 0]
 
 
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-)  # fmt: skip
-BNB_FP4 = (
-    0.0, 0.0625 / 12, 8 / 12, 1.0, 4 / 12, 6 / 12, 2 / 12, 3 / 12,
-    0.0, -0.0625 / 12, -8 / 12, -1.0, -4 / 12, -6 / 12, -2 / 12, -3 / 12,
-)  # fmt: skip
-"""The values of NF4 and of bitsandbytes' FP4, in the order of codes."""
-IQ4 = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
-IQ2 = (8.0, 25.0, 43.0)
-IQ3 = (4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0)
-ODD = (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0)
-TERNARY = (-1.0, 0.0, 1.0)
-
-
 def _book(
     name: str, levels: tuple[float, ...], tiles: int, signs: str, excess_db: float
 ) -> BlockConvention:
@@ -272,7 +255,7 @@ CONVENTIONS: Mapping[str, BlockConvention] = {
     "iq4_xs": BlockConvention(
         -127, 113, partial(nearest_levels, reach=120, steps=31), True, -0.65, IQ4, tiles=8
     ),
-    "iq3_s": _book("IQ3_S", ODD, 8, "free", 0.95),
+    "iq3_s": _book("IQ3_S", IQ3_ODD, 8, "free", 0.95),
     "iq3_xxs": _book("IQ3_XXS", IQ3, 8, "even", 1.05),
     "iq2_xxs": _book("IQ2_XXS", IQ2, 8, "even", 1.5),
     "iq2_xs": _book("IQ2_XS", IQ2, 16, "even", 1.75),

@@ -19,6 +19,7 @@ from qgate.formats.options import ROUNDINGS
 if TYPE_CHECKING:
     from qgate.formats.encoded import Encoded
     from qgate.formats.engine.effects import Effects, report
+    from qgate.formats.philox import Philox, RandomWords
     from qgate.formats.quantizer import Quantizer, encode, observe, quantize
 
 __all__ = [
@@ -30,7 +31,9 @@ __all__ = [
     "Encoded",
     "Format",
     "IntFormat",
+    "Philox",
     "Quantizer",
+    "RandomWords",
     "aliases",
     "encode",
     "get",
@@ -68,6 +71,7 @@ __getattr__ = lazy(
     {
         "engine.effects": "Effects report",
         "encoded": "Encoded",
+        "philox": "Philox RandomWords",
         "quantizer": "Quantizer encode observe quantize",
     },
 )

@@ -29,6 +29,7 @@ class BlockFormat(abc.ABC):
     scale: ClassVar[str]
     default_block: ClassVar[int]
     stored: ClassVar[dict[str, int]] = {"scales": 1}
+    stored_dtype: ClassVar[str] = "uint8"
 
     @property
     def bits(self) -> int:
@@ -50,6 +51,11 @@ class BlockFormat(abc.ABC):
     def by_rows(self) -> bool:
         """True if `prepare` gets the largest magnitude of each row along the axis of blocks."""
         return False
+
+    @property
+    def takes_tiles(self) -> bool:
+        """True if zeros that fill up a short tile do not change its scale."""
+        return True
 
     @property
     def default_rule(self) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, WorkType, widen
+from qgate.formats._work import DOUBLE, CastContext, ChunkDraws, ScaledChunk, WorkType, widen
 from qgate.formats.options import Floats, Rounding
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ class ElementFormat(abc.ABC):
     """True if precision falls with the distance from 1, so that the best scale fills no range."""
     always_scaled: ClassVar[bool] = False
     """True if values mean nothing without a scale; one is made from x where none is set."""
+
+    is_codebook: ClassVar[bool] = False
+    """True if values are any numbers, not mirrored, and of two as near the lower is taken."""
 
     needs_amax: ClassVar[bool] = False
     stored: ClassVar[dict[str, int]] = {"scales": 1}
@@ -195,7 +198,11 @@ class ElementFormat(abc.ABC):
         return self.cast(x, DOUBLE, rounding=self.rounding)
 
     def to_grid(
-        self, x: Tensor, work: WorkType, rounding: Rounding, generator: Generator | None = None
+        self,
+        x: Tensor,
+        work: WorkType,
+        rounding: Rounding,
+        generator: Generator | ChunkDraws | None = None,
     ) -> Tensor:
         """Round x as if the grid went on beyond the largest value."""
         inverse = self.inverse_quantum(x, work)
@@ -209,7 +216,7 @@ class ElementFormat(abc.ABC):
         rounding: Rounding,
         saturate: bool = True,
         narrow: bool = True,
-        generator: Generator | None = None,
+        generator: Generator | ChunkDraws | None = None,
     ) -> Tensor:
         """Round x to the format's values; NaN stays NaN, overflow saturates or does not."""
         low, high = self.bounds(narrow=narrow)
@@ -281,8 +288,15 @@ class ElementFormat(abc.ABC):
         return torch.uint8 if self.bits <= 8 else torch.uint16
 
 
+def drawn(t: Tensor, generator: Generator | ChunkDraws | None) -> Tensor:
+    """Draw a number from 0 to 1 for each element."""
+    if isinstance(generator, ChunkDraws):
+        return generator.of(t)
+    return t.new_empty(t.shape).uniform_(generator=generator)
+
+
 def round_to_integer(
-    t: Tensor, work: WorkType, rounding: Rounding, generator: Generator | None = None
+    t: Tensor, work: WorkType, rounding: Rounding, generator: Generator | ChunkDraws | None = None
 ) -> Tensor:
     """Round t to integers, in place where possible; -0, NaN and Inf stay as they are."""
     if rounding == "even":
@@ -294,5 +308,5 @@ def round_to_integer(
         return (t.abs() + work.below_half).trunc_().copysign_(t)
     size = t.abs()
     low = size.floor()
-    up = t.new_empty(t.shape).uniform_(generator=generator) < size - low
+    up = drawn(t, generator) < size - low
     return (low + up).copysign_(t)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qgate.formats._block import Format
+from qgate.formats.codebook import BNB_FP4, LLOYD, NF4, Codebook, CodebookFormat
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
@@ -61,6 +62,11 @@ for _format in (
     Nvfp4Format("nvfp4_4over6", E2M1, scale_element=E4M3, four_over_six="mae"),
     MxFormat("nvfp4_pow2", E2M1, size=16, default_rule="rceil"),
     Hif4Format("hif4", S1P2, scale_element=E6M2),
+    CodebookFormat("nf4", Codebook("NF4 levels", NF4)),
+    CodebookFormat("bnb_fp4", Codebook("bnb_fp4 levels", BNB_FP4)),
+    CodebookFormat("lloyd2", Codebook("lloyd2 levels", LLOYD[2]), size=128, scaled_by="rms"),
+    CodebookFormat("lloyd3", Codebook("lloyd3 levels", LLOYD[3]), size=128, scaled_by="rms"),
+    CodebookFormat("lloyd4", Codebook("lloyd4 levels", LLOYD[4]), size=128, scaled_by="rms"),
 ):
     FORMATS.add(_format, *(name for name, of in FORMAT_ALIASES.items() if of == _format.name))
 

@@ -193,3 +193,17 @@ def single(number: float) -> float:
 def any_set(mask: Tensor) -> bool:
     """Tell whether any is set; on a device say yes, because reading the answer waits."""
     return mask.device.type != "cpu" or bool(mask.any())
+
+
+@dataclass(frozen=True)
+class ChunkDraws:
+    """The draws of one chunk of a tensor."""
+
+    numbers: Tensor
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return a draw for each element; those that fill up a block get 1, and never grow."""
+        missing = x.shape[2] - self.numbers.shape[2] if x.dim() == 4 else 0
+        if not missing:
+            return self.numbers
+        return x.new_ones(x.shape).double().slice_scatter(self.numbers, 2, 0, -missing)

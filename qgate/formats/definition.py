@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import math
 from collections.abc import Callable
 
@@ -40,6 +41,8 @@ def round_by_list(
     largest value the list goes on with its last step, and a number rounded there has overflowed.
     """
     rounding = rounding or fmt.rounding
+    if fmt.is_codebook:
+        return _round_by_levels(x, fmt, rounding)
     low, high = fmt.bounds(narrow=narrow)
     places, middles = _places(fmt), _middles(fmt)
     unknown = np.isnan(x)
@@ -69,6 +72,32 @@ def round_by_list(
     if fmt.negative_zero is None:
         y = y + 0.0
     return np.where(unknown, np.nan, y)
+
+
+def _round_by_levels(x: Floats, fmt: ElementFormat, rounding: Rounding) -> Floats:
+    """Round to the levels of a codebook, one after the other from the lowest.
+
+    The middle of two levels is rounded to float32, as bitsandbytes does. There, "even" takes the
+    lower level, and "away" the larger one if one is. "zero" takes the smaller of the two beside a
+    number, between mirrored ones the nearer.
+    """
+    if rounding == "stochastic":
+        raise QgateError("the definition of stochastic rounding is a probability, not a value.")
+    levels = fmt.sorted_values
+    y = np.full(np.shape(x), levels[0])
+    for low, high in itertools.pairwise(levels):
+        middle = float(np.float32((low + high) / 2))
+        grows = abs(high) > abs(low)
+        if rounding == "zero" and abs(high) != abs(low):
+            up = x >= high if grows else x > low
+        elif rounding == "even":
+            up = x > middle
+        else:
+            up = (x > middle) | ((x == middle) & grows)
+        y = np.where(up, high, y)
+    if fmt.negative_zero is not None:
+        y = np.where(y == 0, np.copysign(0.0, x), y)
+    return np.where(np.isnan(x), np.nan, y)
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,14 @@ from qgate.errors import QgateError
 from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.engine.dtypes import INPUTS, combine, narrow
 from qgate.formats.engine.job import Job, layout_of, split
-from qgate.formats.engine.rotation import rotated, rotated_back, without_rotation
 from qgate.formats.options import NanPolicy
 from qgate.formats.settings import QuantizerSettings
+from qgate.loading import LateModule
+
+if TYPE_CHECKING:
+    from qgate.formats.engine import rotation as rotation
+else:
+    rotation = LateModule("qgate.formats.engine.rotation")
 
 
 @dataclass(frozen=True)
@@ -25,8 +30,8 @@ class Encoded:
     codes         one code per element in x's shape: uint8, int8 for integers, uint16 for fp16, bf16
     dtype         the dtype that `decode` returns by default
     scales        one per group, x's shape with the groups in place of the elements they cover:
-                  codes of the scale type (uint8) in block formats, float32 otherwise (float64 for
-                  float64 tensors); None for a plain cast
+                  codes of the scale type (uint8) in block formats other than codebooks, float32
+                  otherwise (float64 for float64 tensors); None for a plain cast
     zero_points   the code of 0 in each group, in the dtype of the codes; None where it is 0
     tensor_scale  NVFP4's float32 scale of the whole tensor, or one for each row
     micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15
@@ -45,8 +50,8 @@ class Encoded:
         """Return the values: equal to `quantize` of the encoded tensor."""
         q, dtype = self.quantizer, dtype or self.dtype
         if q.rotation is not None and dtype in INPUTS:
-            values = replace(self, quantizer=without_rotation(q)).decode(torch.float64)
-            return rotated_back(values, q, dtype)
+            values = replace(self, quantizer=rotation.without_rotation(q)).decode(torch.float64)
+            return rotation.rotated_back(values, q, dtype)
         if dtype not in INPUTS:
             allowed = ", ".join(map(str, INPUTS))
             raise TypeError(f"cannot decode to {dtype!r}; allowed: {allowed}.")
@@ -97,7 +102,7 @@ class Encoded:
 def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     """Encode a checked tensor; `nan` says what to store where the format has no NaN."""
     x, element, fmt, dtype = x.detach(), q.format.element, q.format, q.dtype or x.dtype
-    x = x if q.rotation is None else rotated(x, q)
+    x = x if q.rotation is None else rotation.rotated(x, q)
     stores_nan = fmt.kind == "block" or fmt.nan_code is not None
     holes = x.isnan() if nan != "error" and not stores_nan else None
     if holes is not None:
@@ -114,7 +119,8 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     codes = layout.empty(element.code_dtype(), x.device)
     stored: dict[str, Tensor] = {}
     if fmt.kind == "block":
-        stored = {name: job.rows(k, torch.uint8) for name, k in fmt.stored.items()}
+        dtype_stored = getattr(torch, fmt.stored_dtype)
+        stored = {name: job.rows(k, dtype_stored) for name, k in fmt.stored.items()}
     for chunk, _, _, parts in split(job):
         zero = parts.zero_point
         above = parts.elements if zero is None else parts.elements + zero

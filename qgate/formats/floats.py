@@ -15,6 +15,8 @@ from qgate.formats.options import Floats, Rounding
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    from qgate.formats._work import ChunkDraws
+
 
 @dataclass(frozen=True)
 class FloatFormat(ElementFormat):
@@ -115,7 +117,11 @@ class FloatFormat(ElementFormat):
         return super().is_even(largest, step) if self.mantissa_bits else self.largest_code % 2 == 0
 
     def to_grid(
-        self, x: Tensor, work: WorkType, rounding: Rounding, generator: Generator | None = None
+        self,
+        x: Tensor,
+        work: WorkType,
+        rounding: Rounding,
+        generator: Generator | ChunkDraws | None = None,
     ) -> Tensor:
         y = super().to_grid(x, work, rounding, generator)
         even = rounding == "even" and not self.mantissa_bits

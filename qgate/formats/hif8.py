@@ -19,6 +19,8 @@ from qgate.formats.options import Floats, Rounding
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
+    from qgate.formats._work import ChunkDraws
+
 # dot prefix, its length, exponent bits, mantissa bits
 _DOTS = ((0b11, 2, 4, 1), (0b10, 2, 3, 2), (0b01, 2, 2, 3), (0b001, 3, 1, 3), (0b0001, 4, 0, 3))
 
@@ -40,7 +42,11 @@ class HiF8Format(ElementFormat):
         return _code_values()
 
     def to_grid(
-        self, x: Tensor, work: WorkType, rounding: Rounding, generator: Generator | None = None
+        self,
+        x: Tensor,
+        work: WorkType,
+        rounding: Rounding,
+        generator: Generator | ChunkDraws | None = None,
     ) -> Tensor:
         y = super().to_grid(x, work, rounding, generator)
         if rounding == "even":

@@ -63,7 +63,7 @@ class IntFormat(ElementFormat):
     @property
     def notes(self) -> str:
         low = 2 ** (self.width - 1)
-        return f"one zero; narrow=False adds -{low}" if self.signed else "no negative values"
+        return f"one zero, -{low} by narrow=False" if self.signed else "no negative values"
 
     def code_values(self) -> Floats:
         codes = np.arange(2**self.width)

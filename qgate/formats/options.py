@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
-    from torch import Generator, Tensor
+    from torch import Tensor
 
     from qgate.formats.groups import Groups
+    from qgate.formats.philox import DrawSource
 
 Floats = npt.NDArray[np.float64]
 Rounding = Literal["even", "away", "zero", "stochastic"]
@@ -41,7 +42,7 @@ class Options(TypedDict, total=False):
     inf: InfPolicy | None
     narrow: bool | None
     zero_point: ZeroPoint | int | Tensor | None
-    generator: torch.Generator | None
+    generator: torch.Generator | DrawSource | None
     rotation: Sequence[int] | Tensor | None
     dtype: torch.dtype | None
     saturated_grad: SaturatedGrad | None
@@ -54,7 +55,7 @@ class CastOptions:
     saturate: bool
     narrow: bool
     zero_point: ZeroPoint | int | Tensor | None
-    generator: Generator | None
+    generator: Any
     inf: InfPolicy
     scale_rule: str
     scale_bits: int

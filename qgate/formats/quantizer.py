@@ -16,8 +16,9 @@ from qgate.formats._block import Format, is_format
 from qgate.formats._literals import FORMATS
 from qgate.formats._scratch import BoundedCache, buffer
 from qgate.formats._work import DOUBLE, CastContext, widen
+from qgate.formats.codebook import CodebookFormat
 from qgate.formats.encoded import Encoded, encode_tensor
-from qgate.formats.engine import fast_element, rotation
+from qgate.formats.engine import fast_element
 from qgate.formats.engine.checking import check
 from qgate.formats.engine.dtypes import INPUTS, combine
 from qgate.formats.engine.job import Job, split
@@ -33,13 +34,17 @@ from qgate.tensor_inputs import plain_tensor, valueless
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from qgate.formats.engine import fast_codebook as fast_codebook
     from qgate.formats.engine import fast_mx as fast_mx
     from qgate.formats.engine import fast_nvfp4 as fast_nvfp4
     from qgate.formats.engine import on_device as on_device
+    from qgate.formats.engine import rotation as rotation
 else:
+    fast_codebook = LateModule("qgate.formats.engine.fast_codebook")
     fast_mx = LateModule("qgate.formats.engine.fast_mx")
     fast_nvfp4 = LateModule("qgate.formats.engine.fast_nvfp4")
     on_device = LateModule("qgate.formats.engine.on_device")
+    rotation = LateModule("qgate.formats.engine.rotation")
 
 Observer = Callable[[Tensor, Any], None]
 _defaults: dict[str, Quantizer] = {}
@@ -66,7 +71,8 @@ class Quantizer(QuantizerSettings):
                     columns of a matrix to numbers of groups, or a `formats.groups.Groups`
     scale_rule      MX: "floor", "ceil", "even" or "rceil"
     scale_bits      MX: width of the scale, 2 to 8
-    rounding        "even", "away", "zero" or "stochastic" (`generator` as in torch)
+    rounding        "even", "away", "zero" or "stochastic" (`generator` as in torch, or a
+                    `formats.Philox`, whose draws follow from a seed and the element's place)
     saturate        element formats: overflow to the largest value, else to Inf or NaN
     inf             what an Inf does to the scale made from it: "nan" makes its whole group NaN,
                     "saturate" gives the largest scale there is
@@ -225,6 +231,8 @@ def _shortcut(fmt: Format, x: Tensor, out: Tensor, context: CastContext) -> bool
         return fast_element.shortcut(fmt, x, out, context)
     if isinstance(fmt, MxFormat):
         return fast_mx.shortcut(fmt, x, out, context)
+    if isinstance(fmt, CodebookFormat):
+        return fast_codebook.shortcut(fmt, x, out, context)
     return isinstance(fmt, Nvfp4Format) and fast_nvfp4.shortcut(fmt, x, out, context)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from qgate.errors import QgateError, unknown
 from qgate.formats._block import Format
+from qgate.formats._work import ChunkDraws
 from qgate.formats.options import (
     ROUNDINGS,
     SCALE_RULES,
@@ -117,6 +118,11 @@ class QuantizerSettings(CastOptions):
                 f"{name} has a scale for each row, which tiles of {self.block_words} lie across; "
                 "nvfp4 has one for the tensor."
             )
+        if self.tile is not None and self.format.kind == "block" and not self.format.takes_tiles:
+            raise QgateError(
+                f"{name} is scaled by the mean of squares, which zeros that fill up tiles of "
+                f"{self.block_words} lower; pass the size of a block along one axis."
+            )
         if self.granularity == "channel" and self.axis is None:
             raise QgateError(
                 f"granularity 'channel' needs axis=…: which axis of x has {name}'s scales?"
@@ -161,8 +167,29 @@ class QuantizerSettings(CastOptions):
             isinstance(self.dtype, str) or str(self.dtype) not in allowed
         ):
             raise TypeError(f"dtype {self.dtype!r} is not one of {', '.join(allowed)}.")
-        if self.generator is not None and not hasattr(self.generator, "initial_seed"):
-            raise TypeError(f"a generator is a torch.Generator, not {self.generator!r}.")
+        if self.generator is not None and not (
+            self.is_named or hasattr(self.generator, "initial_seed")
+        ):
+            raise TypeError(
+                f"a generator is a torch.Generator or a Philox(seed), not {self.generator!r}."
+            )
+
+    @property
+    def is_named(self) -> bool:
+        """Tell if it rounds at random by a generator whose draws follow from places."""
+        return hasattr(self.generator, "uniform")
+
+    def draws_of(self, x: Tensor) -> Tensor | None:
+        """Return the draws of each element where a named generator rounds at random."""
+        if self.rounding != "stochastic" or not self.is_named:
+            return None
+        return self.generator.uniform(tuple(x.shape), x.device)  # type: ignore[no-any-return]
+
+    def drawing(self, draws: Tensor) -> Self:
+        """Return the quantizer of a chunk, whose elements have these draws."""
+        of_chunk = copy.copy(self)
+        of_chunk.generator = ChunkDraws(draws)
+        return of_chunk
 
     @property
     def rotation_axis(self) -> int:

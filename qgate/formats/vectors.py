@@ -27,7 +27,8 @@ TABLE_BITS = 8
 def conformance_vectors(fmt: Format) -> dict[str, Array]:
     """Return arrays by name; `meta` has what they are as JSON, in bytes of UTF-8.
 
-    Values are float64, inputs float32 and codes uint8 (uint16 for formats of 16 bits). Casts stand
+    Values are float64, inputs float32 and codes uint8 (uint16 for formats of 16 bits); scales of
+    codebooks are float32. Casts stand
     under `cast_input`, and for each convention under `CONVENTION_codes`, `CONVENTION_values` and,
     in block formats, `CONVENTION_scales`.
     """
@@ -36,7 +37,7 @@ def conformance_vectors(fmt: Format) -> dict[str, Array]:
     if fmt.bits <= TABLE_BITS:
         arrays["codes"] = np.arange(2**fmt.bits, dtype=np.uint8)
         arrays["values"] = fmt.element.code_values()
-    if isinstance(fmt, BlockFormat):
+    if isinstance(fmt, BlockFormat) and fmt.stored_dtype == "uint8":
         arrays |= _scale_table(fmt, conventions)
     with np.errstate(over="ignore"):  # what lies beyond float32 becomes Inf
         hard = _hard_blocks(fmt) if isinstance(fmt, BlockFormat) else _hard_values(fmt)

@@ -177,10 +177,13 @@ def _from_function(function: Callable[[Tensor], Tensor]) -> Callable[[Floats, fl
 
 def element_scales(encoded: Encoded) -> Tensor:
     """Return the scale that each element's code is multiplied with."""
-    q = encoded.quantizer
-    plain = QuantizerSettings(q.format.element, {"scale": 1.0})
-    ones = encode_tensor(torch.ones(encoded.codes.shape), plain, "zero").codes
-    return replace(encoded, codes=ones.to(encoded.codes)).decode(torch.float64)
+    element = encoded.quantizer.format.element
+    largest = element.max if element.is_codebook else 1.0
+    plain = QuantizerSettings(element, {"scale": 1.0})
+    codes = encode_tensor(torch.full(encoded.codes.shape, largest), plain, "zero").codes
+    return replace(encoded, codes=codes.to(encoded.codes)).decode(torch.float64) / codes.new_tensor(
+        largest, dtype=torch.float64
+    )
 
 
 def to_array(x: Tensor) -> Floats:

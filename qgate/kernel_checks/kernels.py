@@ -33,6 +33,7 @@ from qgate.kernel_checks.casts import WORTH_A_SEARCH
 from qgate.kernel_checks.declared import by_position, declare, to_array
 from qgate.kernel_checks.declaring import make_subject
 from qgate.kernel_checks.diagnosis import explain
+from qgate.kernel_checks.drawn import check_drawn
 from qgate.kernel_checks.fitting import Judgement, judge
 from qgate.kernel_checks.gradients import check_gradients
 from qgate.kernel_checks.inputs import RISKY, axes_of, derived_inputs
@@ -130,7 +131,9 @@ def check_kernel(
             f"invariant=True needs derived inputs, which {of} has none of; check the kernel at "
             "fixed scales with rounding to the nearest, or leave one of the two out."
         )
-    if at_random := of_effect(subject, example, at_random):
+    if any(q.is_named for q in at_random.values()):
+        check_drawn(subject, example, run.actual, at_random, report)
+    elif at_random := of_effect(subject, example, at_random):
         check_stochastic(subject, example, at_random, seed, report)
     elif convention == MSE:
         _check_searched(subject, run, report)

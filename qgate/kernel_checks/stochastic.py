@@ -24,6 +24,7 @@ from qgate.expected.noise import Expected
 from qgate.expected.products import find_product
 from qgate.formats import Quantizer
 from qgate.formats.encoded import encode_tensor
+from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernel_checks.declared import element_scales
 from qgate.kernel_checks.record import CheckFailure, CheckReport
@@ -67,6 +68,8 @@ class Neighbors:
         encoded = encode_tensor(exact.float(), QuantizerSettings(quantizer.format, options), "zero")
         scales = element_scales(encoded).to(exact.device)
         inner = encoded.decode(torch.float64)
+        if quantizer.format.element.is_codebook:
+            return cls._of_levels(exact, quantizer.format.element.sorted_values, scales)
         magnitudes = torch.from_numpy(quantizer.format.element.magnitudes()).to(exact.device)
         ratios = (inner.abs() / scales).nan_to_num(0.0, 0.0, 0.0).contiguous()
         places = torch.searchsorted(magnitudes, ratios * (1 - STEP))
@@ -74,6 +77,16 @@ class Neighbors:
         outer = torch.where(exact.abs() > inner.abs() * (1 + STEP), following, inner.abs())
         sides = torch.stack([inner, outer.copysign(exact)])
         below, above = sides.amin(0), sides.amax(0)
+        share = (exact - below) / torch.where(above > below, above - below, 1.0)
+        return cls(exact, below, above, share.clamp(0.0, 1.0))
+
+    @classmethod
+    def _of_levels(cls, exact: Tensor, levels: Floats, scales: Tensor) -> Neighbors:
+        """Find the neighbors among levels, which are not the same of either sign."""
+        values = torch.from_numpy(levels).to(exact.device)
+        ratios = (exact / scales).nan_to_num(0.0, 0.0, 0.0).contiguous()
+        last = (torch.searchsorted(values, ratios, right=True) - 1).clamp(0, len(values) - 2)
+        below, above = values[last] * scales, values[last + 1] * scales
         share = (exact - below) / torch.where(above > below, above - below, 1.0)
         return cls(exact, below, above, share.clamp(0.0, 1.0))
 

@@ -63,6 +63,12 @@ SERVED_MODES = (
         "kv-nvfp4", "cache in NVFP4, a float32 scale per token and head, but for 4 sinks and the "
         "last 32 tokens", "nvfp4_row", "format", sinks=4, window=32,
     ),
+    _cache("kv-nf4", "cache in NF4, a float32 scale per 64 channels", "nf4", "format"),
+    _cache(
+        "kv-turbo3", "cache of 3 bits: keys and values multiplied by a Hadamard matrix, Lloyd-Max "
+        "levels times the RMS of a token's head, as TurboQuant", "lloyd3", "format",
+        rotated=True, values_rotated=True,
+    ),
     _attention(
         "attn-fp8", "Q, K and V in FP8 (E4M3), a calibrated scale per tensor; P in FP8 of 0 to 1",
         _FP8, values=_FP8, weights=_FP8_UNIT,

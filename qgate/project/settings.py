@@ -34,7 +34,8 @@ def _has_settings(folder: Path) -> bool:
     shared = folder / "pyproject.toml"
     return (folder / NAME).is_file() or (
         shared.is_file()
-        and "[tool.qgate" in foreign.read_foreign_text(shared, "settings", foreign.MOST_SETTINGS, errors="replace")
+        and "[tool.qgate"
+        in foreign.read_foreign_text(shared, "settings", foreign.MOST_SETTINGS, errors="replace")
     )
 
 

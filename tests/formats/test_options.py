@@ -159,8 +159,9 @@ def test_codes_have_the_promised_dtypes(name: str) -> None:
     wanted |= {"fp16": torch.uint16, "bf16": torch.uint16}
     assert encoded.codes.dtype == wanted.get(name, torch.uint8)
     assert encoded.codes.shape == X.shape
-    if qgate.formats.get(name).kind == "block":
-        assert encoded.scales.dtype == torch.uint8
+    fmt = qgate.formats.get(name)
+    if fmt.kind == "block":
+        assert encoded.scales.dtype == getattr(torch, fmt.stored_dtype)
         assert encoded.scales.shape == (2, 1)
     assert name in repr(encoded)
 

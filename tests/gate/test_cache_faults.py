@@ -168,6 +168,16 @@ def not_rotated(patch: pytest.MonkeyPatch) -> None:
     _cast(patch, lambda _s, x: quantize(x, "int4", granularity="block", block=32, axis=-1))
 
 
+@fault("kv-turbo3", "keys are not rotated before they are quantized", "cache:keys")
+def neither_rotated(patch: pytest.MonkeyPatch) -> None:
+    _cast(patch, lambda _s, x: quantize(x, "lloyd3"))
+
+
+@fault("kv-nf4", "keys are not what the definition stores", "cache:keys")
+def levels_of_another_book(patch: pytest.MonkeyPatch) -> None:
+    _cast(patch, lambda _s, x: quantize(x, "bnb_fp4"))
+
+
 @fault("kv-fp8-prerope", "keys are quantized after RoPE, before RoPE is meant", "cache:keys")
 def after_rope(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AttentionCore, "sources", lambda self, keys, start: self.rope(keys, start))

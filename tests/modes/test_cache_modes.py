@@ -9,9 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from bitsandbytes.functional import get_4bit_type
 from torch import Tensor
 
 from qgate import Mode, QgateError, models, modes
+from qgate.formats.codebook import LLOYD
 from qgate.models import Model
 from qgate.models.llama import Attention
 from qgate.modes.attention.choices import AttentionChoices, TensorChoice
@@ -72,12 +74,23 @@ def stored(name: str, x: Array, ranges: list[float]) -> Array:
     if name == "kv-mxfp4":
         exponent = np.floor(np.log2(np.abs(x).max(-1, keepdims=True))) - 2
         return e2m1(x / 2.0**exponent) * 2.0**exponent
+    if name == "kv-nf4":
+        scale = np.abs(x).max(-1, keepdims=True)
+        return nearest(x / scale, get_4bit_type("nf4", device="cpu").double().numpy()) * scale
+    if name == "kv-turbo3":
+        scale = np.float32(np.sqrt(np.square(x).mean(-1, keepdims=True))).astype(np.float64)
+        return nearest(x / scale, np.array(LLOYD[3])) * scale
     assert name == "kv-nvfp4"
     blocks = x.reshape(heads, tokens, width // 16, 16)
     largest = np.abs(x).max(-1)[..., None, None]
     whole = 448 * 6 / largest
     scale = e4m3(np.abs(blocks).max(-1, keepdims=True) / 6 * whole) / whole
     return (e2m1(blocks / scale) * scale).reshape(x.shape)
+
+
+def nearest(x: Array, levels: Array) -> Array:
+    """The nearest level of each number."""
+    return np.asarray(levels[np.abs(x[..., None] - levels).argmin(-1)])
 
 
 def turned(x: Array, base: float) -> Array:
@@ -96,12 +109,16 @@ def attention(name: str, q: Array, k: Array, v: Array, ranges: dict[str, list[fl
     original = turned(k, 10000.0)
     if before:
         keys = turned(stored(name, k, ranges["keys_before_rope"]), 10000.0)
-    elif name == "kv-int4-rotated":
+    elif name in ("kv-int4-rotated", "kv-turbo3"):
         matrix = hadamard(32)
         keys = stored(name, original @ matrix, []) @ matrix.T
     else:
         keys = stored(name, original, ranges["keys"])
-    values, queries = stored(name, v, ranges["values"]), turned(q, 10000.0)
+    if name == "kv-turbo3":
+        values = stored(name, v @ matrix, []) @ matrix.T
+    else:
+        values = stored(name, v, ranges["values"])
+    queries = turned(q, 10000.0)
     heads, tokens, width = q.shape
     out = np.zeros_like(q)
     for t in range(tokens):
@@ -191,7 +208,7 @@ def test_gradients_go_through_the_cache(model: Model, scales: modes.Calibration)
         actual = torch.autograd.grad(network(model.inputs[0]).square().sum(), _weight(model))
         assert (
             float(torch.cosine_similarity(*(g[0].flatten() for g in (actual, reference)), 0))
-            > 0.6  # of four bits
+            > 0.5  # of three and four bits
         )
 
 
@@ -215,6 +232,7 @@ def test_plans_say_what_is_stored(model: Model, scales: modes.Calibration) -> No
     assert plans["kv-fp8-prerope"][0].does == "fp8_e4m3 per tensor, before RoPE"
     assert plans["kv-int4-rotated"][0].does == "int4 per 32, rotated by 32"
     assert plans["kv-int4-rotated"][1].does == "int4 per 32"
+    assert plans["kv-turbo3"][1].does == "lloyd3, rotated by 32"
     assert plans["kv-mxfp4"][0].does == (
         "mxfp4_e2m1, first 4 tokens as they are, last 32 tokens as they are"
     )

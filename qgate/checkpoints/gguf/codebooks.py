@@ -5,45 +5,13 @@ Codes name eight or four elements at a time; signs are stored apart. See `gguf_b
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from qgate.checkpoints.gguf.blocks import SUPER, BlockType, Decoded, half_at, nibbles
-from qgate.errors import QgateError
-
-NEEDS_GGUF = "GGUF files need the package gguf: pip install 'pytest-qgate[checkpoints]'."
-DELTA = 8
-"""The unit of the IQ1 types is an eighth, by which their elements are shifted up or down."""
-
-
-@functools.cache
-def code_book(name: str) -> Tensor:
-    """Return the rows of elements that the codes of a type name."""
-    try:
-        from gguf import quants
-    except ImportError:
-        raise QgateError(NEEDS_GGUF) from None
-    kind = getattr(quants, name)
-    if name == "IQ4_NL":
-        return torch.tensor(kind.kvalues, dtype=torch.int8)
-    kind.init_grid()
-    return torch.from_numpy(kind.grid.reshape(kind.grid_shape).astype(np.int8))
-
-
-@functools.cache
-def sign_rows(name: str) -> Tensor:
-    """Return the signs of eight elements for each code: of 7 bits (IQ2_XXS), else of 8 bits."""
-    codes = torch.arange(256, dtype=torch.uint8)
-    if name == "IQ2_XXS":
-        from gguf import quants
-
-        codes = torch.tensor(list(quants.IQ2_XXS.ksigns), dtype=torch.uint8)
-    bits = (codes[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
-    return 1 - 2 * bits.to(torch.int8)
+from qgate.formats.vector_books import DELTA, code_book, sign_rows
 
 
 def _rows(table: Tensor, codes: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.gguf.codebooks import NEEDS_GGUF
 from qgate.checkpoints.gguf.heads import GgufHead, GgufTensor, read_gguf_head
 from qgate.checkpoints.gguf.recipes import CONFIGURATION
 from qgate.checkpoints.gguf.weights import KINDS, UNKNOWN
@@ -19,6 +18,7 @@ from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.tensor_types import DTYPES
 from qgate.checkpoints.wrong_files import by_name, file_size, reading
 from qgate.errors import QgateError
+from qgate.formats.vector_books import NEEDS_GGUF
 from qgate.storage.folders import Folder, files_in
 from qgate.text import one_line
 

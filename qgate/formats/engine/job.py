@@ -250,6 +250,8 @@ class Job:
     def contexts(self) -> Iterator[tuple[Chunk, CastContext]]:
         """Cut into chunks for the second pass, each with the context of its cast."""
         scales_exist = self.scale is not None or self.q.format.kind == "element"
+        draws = self.q.draws_of(self.x)
+        draws = None if draws is None else self.layout.arrange(draws)
         for chunk in self.chunks(parts_of_groups=scales_exist):
             state = self.state if self.scale is None else self.scale
             if state is not None and state.dim() == 4:
@@ -258,7 +260,8 @@ class Job:
             zero = None if self.zero_point is None else chunk.group(self.zero_point)
             size = self.x.numel()
             width = self.layout.tile[1] if self.layout.tile is not None else 0
-            yield chunk, CastContext(self.q, DOUBLE, self.double, state, size, amax, zero, width)
+            q = self.q if draws is None else self.q.drawing(chunk.data(draws))
+            yield chunk, CastContext(q, DOUBLE, self.double, state, size, amax, zero, width)
 
     def rows(self, k: int, dtype: torch.dtype) -> Tensor:
         """Allocate k zeros per group."""

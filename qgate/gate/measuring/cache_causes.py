@@ -98,7 +98,7 @@ def _read_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
     yield "are those of the request before, which the cache served", _earlier(expected, side)
     if choice is None:
         return
-    if of.choices.rotated and side == "keys":
+    if of.choices.rotates(side):
         yield "are not rotated before they are quantized", definition.stored(source, choice)
     if choice.is_static:
         ranges = of.ranges(side, heads)

@@ -45,8 +45,8 @@ class CacheDefinition:
         """Return what is stored of keys or values, as float32 numbers."""
         choice: TensorChoice | None = getattr(self.choices, side)
         reaches = self.ranges(side, source.shape[1]) if ranges is None else ranges
-        is_turned = side == "keys" and self.choices.rotated
-        values = definition.stored(source, choice, reaches, rotated=is_turned)
+        is_rotated = self.choices.rotates(side)
+        values = definition.stored(source, choice, reaches, rotated=is_rotated)
         return values.astype(np.float32).astype(np.float64)
 
     def turned(self, x: Floats) -> Floats:

@@ -60,6 +60,7 @@ class AttentionChoices:
     output        the context, which the output projection reads
     before_rope   keys are stored before rotary positions, and turned when they are read
     rotated       keys are multiplied by a Hadamard matrix before they are quantized
+    values_rotated  so are values
     sinks         the first tokens, which stay as they are
     window        the last tokens, that of the query among them, which stay as they are
     """
@@ -71,6 +72,7 @@ class AttentionChoices:
     output: TensorChoice | None = None
     before_rope: bool = False
     rotated: bool = False
+    values_rotated: bool = False
     sinks: int = 0
     window: int = 0
 
@@ -96,6 +98,11 @@ class AttentionChoices:
                 f"rotated keys with scales {self.keys.words()} are not allowed: calibration sees "
                 "keys that are not rotated. Take share 'token', 'token_head' or 'group'."
             )
+        if self.values_rotated and (self.values is None or self.values.is_static):
+            raise QgateError(
+                "values_rotated is about values whose scales are not calibrated: give "
+                "values=TensorChoice(…) with share 'format', 'token', 'token_head' or 'group'."
+            )
         for name in ("sinks", "window"):
             if getattr(self, name) < 0:
                 raise QgateError(f"{name} {getattr(self, name)} is not allowed; it is from 0.")
@@ -105,6 +112,10 @@ class AttentionChoices:
         """Return the choices by the tensor that they are of, in the order of the data."""
         sides = {name: getattr(self, name) for name in SIDES}
         return {name: choice for name, choice in sides.items() if choice is not None}
+
+    def rotates(self, side: str) -> bool:
+        """Tell if a tensor is multiplied by a Hadamard matrix before it is quantized."""
+        return {"keys": self.rotated, "values": self.values_rotated}.get(side, False)
 
     @property
     def is_computed(self) -> bool:

@@ -172,9 +172,10 @@ def _entry(
     choice = choices.chosen[side]
     quantizer = _quantizer(at, side, source, choices, ranges)
     does = [choice.words()]
-    if side == "keys":
-        does += ["before RoPE"] if choices.before_rope else []
-        does += [f"rotated by {len(quantizer.rotation)}"] if quantizer.rotation else []
+    if side == "keys" and choices.before_rope:
+        does.append("before RoPE")
+    if quantizer.rotation and choices.rotates(side):
+        does.append(f"rotated by {len(quantizer.rotation)}")
     if choices.sinks and side in ("keys", "values"):
         does.append(f"first {choices.sinks} tokens as they are")
     if choices.window and side in ("keys", "values"):
@@ -200,14 +201,13 @@ def _quantizer(
     ranges: Ranges,
 ) -> Quantizer:
     choice = choices.chosen[side]
-    is_turned = side == "keys" and choices.rotated
     count = source.heads if side in ("queries", "output") else source.kv_heads
     reaches = []
     if choice.is_static:
         kind = ranged_side(side, choices)
         heads = range(count) if choice.share == "head" else [None]
         reaches = [ranges[range_site(at, kind, head)] for head in heads]
-    return quantizer_of(choice, count, source.width, reaches, is_turned)
+    return quantizer_of(choice, count, source.width, reaches, choices.rotates(side))
 
 
 def ranged_side(side: str, choices: AttentionChoices) -> Side:
