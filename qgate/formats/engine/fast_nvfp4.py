@@ -44,7 +44,8 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, context: CastContext) -> 
     """Write the quantized chunk to `out`, or return False."""
     q, state = context.q, context.state
     assert state is not None
-    if context.double or q.rounding == "stochastic" or not fmt.is_plain:
+    plain = type(fmt) is Nvfp4Format and not fmt.by_rows and isinstance(fmt.element, FloatFormat)
+    if context.double or q.rounding == "stochastic" or not plain:
         return False
     encode_scale = float(state.item())
     if not 1 / _ORDINARY < encode_scale < _ORDINARY:
@@ -62,7 +63,7 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, context: CastContext) -> 
         if amax.amax().item() >= SINGLE.exponent_mask:
             return False
     decode_scale = single(1.0 / encode_scale)
-    factor = single(encode_scale * single(1.0 / 6.0))
+    factor = single(encode_scale * single(1.0 / fmt.max))
     decode = torch.full((), decode_scale, dtype=torch.float32, device=x.device)
     unrounded = (amax.view(torch.float32) * factor).clamp_(max=scale.largest)
     block_scale = scale.round(unrounded, None, "even")

@@ -182,8 +182,8 @@ def cast_for(x: Tensor, q: QuantizerSettings, layout: Layout) -> BlockCast | Ele
         fits = grid.fits_single and not grid.tapered
         return MxCast(grid, fmt.carry(q.scale_rule, 23), limit, saturates) if fits else None
     if (
-        isinstance(fmt, Nvfp4Format)
-        and fmt.is_plain
+        type(fmt) is Nvfp4Format
+        and not fmt.by_rows
         and (fmt.element, fmt.scale_element) == (E2M1, E4M3)
     ):
         return Nvfp4Cast(q.rounding, saturates)

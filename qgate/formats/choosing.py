@@ -1,0 +1,212 @@
+"""Blocks that each choose the better of two grids: 4over6, IF4 and its kind, MixFP4."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from qgate.arithmetic import divided
+from qgate.formats._block import poisoned
+from qgate.formats._element import ElementFormat
+from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, single
+from qgate.formats.definition import round_by_list
+from qgate.formats.floats import to_single_grid
+from qgate.formats.nvfp4 import FP32_MAX, Nvfp4Format, Singles, decode_scale, encode_scale
+from qgate.formats.options import CastOptions, Floats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SIGN = 128
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a block may choose: elements times `unit`, under its largest / `largest` * `factor`.
+
+    `codes` has the codes of the elements where these are not the element's own.
+    """
+
+    element: ElementFormat
+    largest: float
+    factor: float = 1.0
+    unit: float = 1.0
+    codes: ElementFormat | None = None
+
+
+@dataclass(frozen=True)
+class ChoosingFormat(Nvfp4Format):
+    """NVFP4 whose blocks take the second of two grids if its error is smaller.
+
+    Each grid g has the block scale s_g = E4M3(amax(block) / largest_g * s_enc * factor_g), the
+    elements e_g = round_g(x * min(1 / (s_g * s_dec), FLT_MAX) * (1 / unit_g)), and the error
+    e_g * s_g * amax(tensor) * unit_g / bound - x. Absolute ("mae") or squared ("mse") errors are
+    added one by one, in tiles along each row and then half by half. A block is e * s_b * s_dec,
+    exact and rounded once; where the unit is not 1 the scale is (s_b * s_dec) * unit in float32.
+    With `signed` the sign bit of the stored scale says that the second grid is taken; with
+    `second_wins` it is also taken where both errors are the same.
+    """
+
+    grids: tuple[Grid, Grid] = ()  # type: ignore[assignment]
+    error: Literal["mae", "mse"] = "mse"
+    signed: bool = True
+    second_wins: bool = False
+    at_most: float = 448.0
+
+    @property
+    def notes(self) -> str:
+        (first, second), error = self.grids, self.error
+        if first.element == second.element:
+            return f"a block's largest is {first.largest / second.factor:g} or {first.largest:g}"
+        return f"a block of {first.element.name} or {second.element.name} by {error}"
+
+    @property
+    def largest_scale(self) -> float:
+        return self.at_most
+
+    def prepare(self, amax: Tensor) -> Tensor:
+        """Return s_enc as float64, not rounded, so that the tensor's amax follows from it."""
+        quotient = self.quotient(amax)
+        return quotient.where(quotient > 0, 1.0)
+
+    def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
+        q, work, state = context.q, context.work, context.state
+        assert state is not None
+        amax, bad = self.magnitudes(x, context)
+        decode, encode = self.tensor_scale(state), encode_scale(state)
+        parts, errors = [], []
+        for grid in self.grids:
+            base = to_single_grid(to_single_grid(divided(amax, grid.largest)) * encode)
+            block_scale = self.stored_scale(base * grid.factor, work)
+            ratios = self.ratios(x, block_scale, decode, context)
+            if grid.unit != 1:
+                ratios = ratios * single(1 / grid.unit)
+                ratios = ratios if context.double else to_single_grid(ratios)
+            parts.append((block_scale, ratios))
+            errors.append(self._error(grid, x, block_scale, ratios, context))
+        second = errors[1] <= errors[0] if self.second_wins else errors[1] < errors[0]
+        second = second & ~bad
+        block_scale, ratios = (b.where(second, a) for a, b in zip(*parts, strict=True))
+        ratios = ratios.masked_fill_(bad, 0.0)
+        options = {"rounding": q.rounding, "generator": q.generator}
+        elements = self.grids[0].element.cast(ratios, work, **options)  # type: ignore[arg-type]
+        if self.signed:
+            on_second = self.grids[1].element.cast(ratios, work, **options)  # type: ignore[arg-type]
+            elements = on_second.where(second, elements)
+        stored = self.scale_element.to_codes(block_scale.masked_fill(bad, float("nan")), work)
+        if self.signed:
+            stored = stored | second.to(stored.dtype) * _SIGN
+        scale = self._scale(block_scale, second, decode).masked_fill_(bad, float("nan"))
+        chunk = ScaledChunk(elements, scale, ratios, {"scales": stored})
+        chunk.second = (second, self.grids[1].element) if self.signed else None
+        return chunk
+
+    def _scale(self, block_scale: Tensor, second: Tensor, decode: Tensor) -> Tensor:
+        scale, unit = block_scale * decode, self.grids[1].unit
+        if unit == 1:
+            return scale
+        return to_single_grid(to_single_grid(scale) * single(unit)).where(second, scale)
+
+    def _error(
+        self, grid: Grid, x: Tensor, block_scale: Tensor, ratios: Tensor, context: CastContext
+    ) -> Tensor:
+        assert context.state is not None
+        rounding = "even" if context.q.rounding == "stochastic" else context.q.rounding
+        codes = grid.element.cast(ratios, context.work, rounding=rounding)
+        amax = to_single_grid(self.bound / context.state)
+        values = to_single_grid(codes * block_scale * amax)
+        if grid.unit != 1:
+            values = to_single_grid(values * single(grid.unit))
+        x = to_single_grid(x) if context.double else x
+        error = to_single_grid(to_single_grid(divided(values, self.bound)) - x).abs_()
+        error = error if self.error == "mae" else to_single_grid(error.square_())
+        return _error_sum(error, context.width or x.shape[2])
+
+    def to_codes(self, parts: ScaledChunk) -> Tensor:
+        codes = super().to_codes(parts)
+        if parts.second is None:
+            return codes
+        second, grid = parts.second[0], self.grids[1]
+        others = (grid.codes or grid.element).to_codes(parts.elements, DOUBLE).to(codes.dtype)
+        return (others & (2**self.bits - 1)).where(second, codes)
+
+    def from_codes(self, codes: Tensor, stored: dict[str, Tensor]) -> Tensor:
+        elements = super().from_codes(codes, stored)
+        if not self.signed:
+            return elements
+        grid = self.grids[1]
+        others = ElementFormat.from_codes(grid.codes or grid.element, codes, DOUBLE)
+        return others.where(stored["scales"] >= _SIGN, elements)
+
+    def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
+        assert context.state is not None
+        if not self.signed:
+            return super().unscale(stored, context)
+        second = stored["scales"] >= _SIGN
+        block_scale = self.scale_element.from_codes(stored["scales"] & (_SIGN - 1), context.work)
+        return self._scale(block_scale, second, context.state)
+
+    def define_state(self, x: Floats) -> float:
+        return self.define_quotient(x) or 1.0
+
+    def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
+        assert state is not None
+        with np.errstate(all="ignore"):
+            sides = [self._defined(grid, x, q, state, double) for grid in self.grids]
+            (first, one), (other, two) = sides
+            second = two <= one if self.second_wins else two < one
+        values = np.where(second[:, None], other, first)
+        return np.where(poisoned(x, q)[:, None], np.nan, values)
+
+    def _defined(
+        self, grid: Grid, x: Floats, q: CastOptions, state: float, double: bool
+    ) -> tuple[Floats, Singles]:
+        """Return the values on a grid and the sum of their errors, by the readable definition."""
+        fp32, decode = np.float32, decode_scale(state)
+        amax = np.abs(x).max(axis=1).astype(fp32)
+        encode = fp32(min(state, FP32_MAX))
+        scale = self.define_scale(amax / fp32(grid.largest) * encode * fp32(grid.factor))
+        ratios = self.define_ratios(x, scale, state, double)
+        if grid.unit != 1:
+            ratios = ratios * float(fp32(1 / grid.unit))
+            ratios = ratios if double else ratios.astype(fp32).astype(np.float64)
+        codes = round_by_list(ratios, grid.element, rounding=q.rounding)
+        both = scale.astype(np.float64) * float(decode)
+        if grid.unit != 1:
+            both = (scale * decode * fp32(grid.unit)).astype(np.float64)
+        of_tensor = fp32(self.bound / state)
+        shown = codes.astype(fp32) * scale[:, None] * of_tensor
+        shown = shown * fp32(grid.unit) / fp32(self.bound)
+        errors = np.abs(shown - x.astype(fp32))
+        errors = errors if self.error == "mae" else errors * errors
+        width = q.tile[1] if q.tile is not None else x.shape[1]
+        return codes * both[:, None], _defined_sum(errors, width)
+
+
+def _error_sum(errors: Tensor, width: int) -> Tensor:
+    """Add float32 numbers along each row of a block in order, then the rows half by half."""
+    rows: Tensor = errors.unflatten(2, (-1, width))
+    total = rows[:, :, :, 0]
+    for column in range(1, width):
+        total = to_single_grid(total + rows[:, :, :, column])
+    while (count := total.shape[2]) > 1:
+        half = 1 << ((count - 1).bit_length() - 1)
+        pairs = to_single_grid(total[:, :, : count - half] + total[:, :, half:])
+        total = total[:, :, :half].clone()
+        total[:, :, : count - half] = pairs
+    return total
+
+
+def _defined_sum(errors: Singles, width: int) -> Singles:
+    """Do what `_error_sum` does, by the readable definition."""
+    rows = errors.reshape(len(errors), -1, width)
+    totals = [functools.reduce(np.add, row.T) for row in rows.swapaxes(0, 1)]
+    while (count := len(totals)) > 1:
+        half = 1 << ((count - 1).bit_length() - 1)
+        pairs = itertools.zip_longest(totals[:half], totals[half:])
+        totals = [one if other is None else one + other for one, other in pairs]
+    return np.asarray(totals[0])
