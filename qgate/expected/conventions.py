@@ -28,12 +28,14 @@ from qgate.expected.group_scales import (
     rounded_to,
 )
 from qgate.formats import get
+from qgate.formats.choosing import ChoosingFormat, other_choices
 from qgate.formats.definition import (
     codes_above_zero,
     round_by_list,
     scales_and_zero_points,
 )
 from qgate.formats.definition import quantize as define
+from qgate.formats.nvfp4 import nvfp4_format
 from qgate.formats.options import SCALE_RULES, Floats, Rounding
 from qgate.formats.settings import QuantizerSettings
 
@@ -97,8 +99,10 @@ def definition_of(q: QuantizerSettings) -> Convention:
         scales = _scales(q, q.format.max, "float32")
         values = _scaled(q, q.format.max, "float32", order="float32")
         return Convention(_scale_name(q), values, scales=scales)
-    if q.format.name == "nvfp4":
+    if nvfp4_format(q.format) is not None:
         return Convention("scales in TransformerEngine's order", _nvfp4(q, 0, 0))
+    if isinstance(q.format, ChoosingFormat) and not q.format.by_rows:
+        return Convention("the definition", _choosing(q, q.format))
     name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
     return _defined(name, q)
 
@@ -125,7 +129,7 @@ def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Conventi
                 name = f"scale rule {rule}, {_WORDS.get(rounding, rounding)}"
                 yield _defined(name, with_options(q, scale_rule=rule, rounding=rounding))
         return
-    if q.format.name == "nvfp4":
+    if nvfp4_format(q.format) is not None:
         counts = (
             range(len(_NVFP4_SCALES) - (not orders)),
             range(len(_NVFP4_ELEMENTS) - (not orders)),
@@ -137,6 +141,9 @@ def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Conventi
                     _nvfp4(q, scales, elements),
                 )
         return
+    if isinstance(q.format, ChoosingFormat) and not q.format.by_rows:
+        for words, fmt in other_choices(q.format):
+            yield Convention(words, _choosing(q, fmt))
     for rounding in roundings:
         if rounding != q.rounding:
             yield _defined(_WORDS[rounding], with_options(q, rounding=rounding))
@@ -333,39 +340,49 @@ def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
     """Quantize to NVFP4 with one of several orders of float32 operations for each scale."""
 
     def values(x: Floats, nudge: float) -> Floats:
-        assert q.format.kind == "block"
-        state = q.format.define_state(x)
+        fmt = nvfp4_format(q.format)
+        assert fmt is not None
+        state, top = fmt.define_state(x), np.float32(fmt.max)
         encode, fp32 = np.float32(state), np.float32
         decode = fp32(1) / encode
         if scales == 3:
             largest = np.abs(np.nan_to_num(x, posinf=0.0, neginf=0.0)).max(initial=0.0)
-            decode = fp32(largest) / fp32(2688) if largest else decode
+            decode = fp32(largest) / fp32(fmt.bound) if largest else decode
 
         def rows(blocks: Floats) -> Floats:
             with np.errstate(all="ignore"):
                 amax = np.abs(blocks).max(axis=1).astype(fp32)
                 block_scales = (
-                    amax * (encode * (fp32(1) / fp32(6))),
-                    amax / fp32(6) * encode,
-                    amax / fp32(6) / decode,
-                    amax / fp32(6) / decode,
+                    amax * (encode * (fp32(1) / top)),
+                    amax / top * encode,
+                    amax / top / decode,
+                    amax / top / decode,
                 )[scales]
-                bounded = np.minimum(block_scales * fp32(nudge), fp32(448)).astype(np.float64)
-                scale = rounded_to("fp8_e4m3", bounded).astype(fp32)
+                scale = fmt.define_scale(block_scales * fp32(nudge))
                 if elements == 1:
                     ratios = blocks / (scale * decode).astype(np.float64)[:, None]
                 else:
                     quotient = fp32(1) / decode / scale if elements else fp32(1) / (scale * decode)
                     factor = np.minimum(quotient, np.finfo(fp32).max)
                     ratios = (blocks * factor.astype(np.float64)[:, None]).astype(fp32)
-                ratios = np.nan_to_num(ratios.astype(np.float64), posinf=6.0, neginf=-6.0)
-                codes = round_by_list(ratios * nudge, q.format.element, rounding=q.rounding)
+                ratios = np.nan_to_num(ratios.astype(np.float64), posinf=fmt.max, neginf=-fmt.max)
+                codes = round_by_list(ratios * nudge, fmt.element, rounding=q.rounding)
                 result = codes * scale.astype(np.float64)[:, None] * float(decode)
                 poisoned = blocks if q.inf == "nan" else np.where(np.isnan(blocks), np.nan, 0.0)
                 is_whole = np.isfinite(poisoned).all(axis=1, keepdims=True)
                 return np.where(is_whole, result, np.nan)
 
         return by_groups(x, q, rows)
+
+    return values
+
+
+def _choosing(q: QuantizerSettings, fmt: ChoosingFormat) -> Values:
+    """Quantize blocks to the better grid; a nudge decides between errors that nearly agree."""
+
+    def values(x: Floats, nudge: float) -> Floats:
+        state, favor = fmt.define_state(x), 1 + 2**4 * (nudge - 1)
+        return by_groups(x, q, lambda rows: fmt.define(rows, q, state, False, favor))
 
     return values
 

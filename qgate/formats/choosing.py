@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -153,38 +154,65 @@ class ChoosingFormat(Nvfp4Format):
     def define_state(self, x: Floats) -> float:
         return self.define_quotient(x) or 1.0
 
-    def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
+    def define(
+        self, x: Floats, q: CastOptions, state: float | None, double: bool, favor: float = 1.0
+    ) -> Floats:
+        """Quantize rows by the readable definition; `favor` multiplies the errors of the first."""
         assert state is not None
-        with np.errstate(all="ignore"):
-            sides = [self._defined(grid, x, q, state, double) for grid in self.grids]
-            (first, one), (other, two) = sides
-            second = two <= one if self.second_wins else two < one
-        values = np.where(second[:, None], other, first)
-        return np.where(poisoned(x, q)[:, None], np.nan, values)
+        codes, scales = self._chosen(x, q, state, double, favor)
+        return np.where(poisoned(x, q)[:, None], np.nan, codes * scales[:, None])
 
-    def _defined(
+    def define_scales(self, x: Floats, q: CastOptions, state: float) -> Floats:
+        scales = self._chosen(np.nan_to_num(x), q, state, False, 1.0)[1]
+        return np.where(scales > 0, scales, 1.0 / state)
+
+    def _chosen(
+        self, x: Floats, q: CastOptions, state: float, double: bool, favor: float
+    ) -> tuple[Floats, Floats]:
+        """Return the elements of each row on the grid it takes, and its scale."""
+        with np.errstate(all="ignore"):
+            tried = [self._on_grid(grid, x, q, state, double) for grid in self.grids]
+        (codes, scales, one), (others, other_scales, two) = tried
+        limit = one if favor == 1 else one * favor
+        second = two <= limit if self.second_wins else two < limit
+        return np.where(second[:, None], others, codes), np.where(second, other_scales, scales)
+
+    def _on_grid(
         self, grid: Grid, x: Floats, q: CastOptions, state: float, double: bool
-    ) -> tuple[Floats, Singles]:
-        """Return the values on a grid and the sum of their errors, by the readable definition."""
+    ) -> tuple[Floats, Floats, Singles]:
+        """Return elements and scales of rows on one grid, and the sums of their errors."""
         fp32, decode = np.float32, decode_scale(state)
         amax = np.abs(x).max(axis=1).astype(fp32)
         encode = fp32(min(state, FP32_MAX))
-        scale = self.define_scale(amax / fp32(grid.largest) * encode * fp32(grid.factor))
-        ratios = self.define_ratios(x, scale, state, double)
+        stored = self.define_scale(amax / fp32(grid.largest) * encode * fp32(grid.factor))
+        ratios = self.define_ratios(x, stored, state, double)
+        scales = stored.astype(np.float64) * float(decode)
         if grid.unit != 1:
             ratios = ratios * float(fp32(1 / grid.unit))
             ratios = ratios if double else ratios.astype(fp32).astype(np.float64)
+            scales = (stored * decode * fp32(grid.unit)).astype(np.float64)
         codes = round_by_list(ratios, grid.element, rounding=q.rounding)
-        both = scale.astype(np.float64) * float(decode)
-        if grid.unit != 1:
-            both = (scale * decode * fp32(grid.unit)).astype(np.float64)
-        of_tensor = fp32(self.bound / state)
-        shown = codes.astype(fp32) * scale[:, None] * of_tensor
-        shown = shown * fp32(grid.unit) / fp32(self.bound)
-        errors = np.abs(shown - x.astype(fp32))
+        shown = codes.astype(fp32) * stored[:, None] * fp32(self.bound / state)
+        errors = np.abs(shown * fp32(grid.unit) / fp32(self.bound) - x.astype(fp32))
         errors = errors if self.error == "mae" else errors * errors
         width = q.tile[1] if q.tile is not None else x.shape[1]
-        return codes * both[:, None], _defined_sum(errors, width)
+        return codes, scales, _defined_sum(errors, width)
+
+
+def other_choices(fmt: ChoosingFormat) -> Iterator[tuple[str, ChoosingFormat]]:
+    """List the ways in which implementations of a format choose, in words, but for its own."""
+    sums = {"mae": "sums of absolute errors", "mse": "sums of squared errors"}
+    largest = (448.0, 256.0) if not fmt.signed else (fmt.at_most,)
+    for error, at_most in itertools.product(sums, largest):
+        if (error, at_most) != (fmt.error, fmt.at_most):
+            words = f"blocks chosen by {sums[error]}"
+            words += f", largest scale {at_most:g}" if len(largest) > 1 else ""
+            yield words, replace(fmt, error=error, at_most=at_most)  # type: ignore[arg-type]
+
+
+def is_signed_choice(fmt: object) -> bool:
+    """Tell whether the sign bit of scales says which grid a block of this format is on."""
+    return isinstance(fmt, ChoosingFormat) and fmt.signed
 
 
 def _error_sum(errors: Tensor, width: int) -> Tensor:

@@ -138,6 +138,15 @@ class Nvfp4Format(BlockFormat):
             values = codes * scale.astype(np.float64)[:, None] * float(decode_scale(state))
         return np.where(poisoned(x, q)[:, None], np.nan, values)
 
+    def define_scales(self, x: Floats, q: CastOptions, state: float) -> Floats:
+        """Return the scale of each row's elements, 1 / s_enc where that of its block is zero."""
+        del q
+        amax = np.abs(np.nan_to_num(x)).max(axis=1, initial=0.0)
+        scale = round_by_list(
+            np.minimum(amax * (state / self.max), self.scale_element.max), self.scale_element
+        )
+        return np.where(scale > 0, scale, 1.0) / state
+
     def define_scale(self, unrounded: Singles) -> Singles:
         """Round the scales of blocks."""
         bounded = np.minimum(unrounded, np.float32(self.scale_element.max)).astype(np.float64)
@@ -158,3 +167,8 @@ def decode_scale(state: float) -> np.float32:
     """Do what `tensor_scale` does, by the readable definition."""
     with np.errstate(over="ignore"):
         return np.float32(1) / np.minimum(np.float32(state), np.float32(FP32_MAX))
+
+
+def nvfp4_format(fmt: object) -> Nvfp4Format | None:
+    """Return a format with scales of blocks and the tensor, and one grid; None for others."""
+    return fmt if type(fmt) is Nvfp4Format and not fmt.by_rows else None

@@ -13,7 +13,7 @@ from qgate.formats._scratch import BoundedCache, buffer, whole
 from qgate.formats._work import SINGLE, CastContext, single
 from qgate.formats.engine.dtypes import FP32_MAX, narrow
 from qgate.formats.floats import FloatFormat
-from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.formats.nvfp4 import Nvfp4Format, nvfp4_format
 from qgate.formats.options import Rounding
 
 _ORDINARY = 2.0**80
@@ -44,7 +44,7 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, context: CastContext) -> 
     """Write the quantized chunk to `out`, or return False."""
     q, state = context.q, context.state
     assert state is not None
-    plain = type(fmt) is Nvfp4Format and not fmt.by_rows and isinstance(fmt.element, FloatFormat)
+    plain = nvfp4_format(fmt) is not None and isinstance(fmt.element, FloatFormat)
     if context.double or q.rounding == "stochastic" or not plain:
         return False
     encode_scale = float(state.item())
