@@ -221,7 +221,12 @@ def describe_values(
     any_scale: bool = False,
 ) -> str:
     """Say whether values are on a grid of the format at all, and if so, whether by its scales."""
-    has_grid = q.format.name != "hif4" and not is_signed_choice(q.format) and q.zero_point is None and q.rotation is None
+    has_grid = (
+        q.format.name != "hif4"
+        and not is_signed_choice(q.format)
+        and q.zero_point is None
+        and q.rotation is None
+    )
     if values.ndim == 0 or not values.size or not has_grid:
         return ""
     ideal = _group_rows(define(x, q) if ideal is None else ideal, q)[:SAMPLED_GROUPS]

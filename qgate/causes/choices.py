@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+
 from qgate.causes.faults import WrongCast
 from qgate.expected.conventions import with_options
 from qgate.formats import get
@@ -32,7 +33,9 @@ def scale_type_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
         other = get(name).element
         if other == fmt.scale_element or is_signed_choice(fmt):
             continue
-        own, read = (scale.name.removeprefix("fp8_").upper() for scale in (fmt.scale_element, other))
+        own, read = (
+            scale.name.removeprefix("fp8_").upper() for scale in (fmt.scale_element, other)
+        )
         changed = with_options(q, format=replace(fmt, scale_element=other))
         yield WrongCast(
             f"has block scales stored as {own} and read as {read}",
@@ -53,7 +56,9 @@ def choice_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
     names = [re.sub("fp[46]_", "", grid.element.name).upper() for grid in fmt.grids]
     for grid, name in zip(fmt.grids, names, strict=True):
         only = with_options(q, format=replace(fmt, grids=(grid, grid), signed=False))
-        side = f"on {name}" if fmt.signed else f"with their largest at {grid.largest / grid.factor:g}"
+        side = (
+            f"on {name}" if fmt.signed else f"with their largest at {grid.largest / grid.factor:g}"
+        )
         yield WrongCast(
             f"has all blocks {side}: none chooses",
             lambda x, only=only: define(x, only),  # type: ignore[misc]
@@ -90,9 +95,7 @@ def _worse(x: Floats, q: QuantizerSettings, fmt: ChoosingFormat) -> Floats:
     return np.where(define(x, q) == first, second, first)
 
 
-def _decoded(
-    x: Floats, q: QuantizerSettings, read: QuantizerSettings, keep: int = 255
-) -> Floats:
+def _decoded(x: Floats, q: QuantizerSettings, read: QuantizerSettings, keep: int = 255) -> Floats:
     """Encode in one way, and decode in another one, with some bits of each scale."""
     encoded = encode_tensor(torch.from_numpy(x).float(), q, "error")
     assert encoded.scales is not None

@@ -69,11 +69,11 @@ def _on_grids(weight: QuantizedWeight, name: str) -> QuantizedWeight:
     """Read each block whose scale is negative on the second grid of a format."""
     fmt = get(name)
     assert isinstance(fmt, ChoosingFormat)
-    grid = fmt.grids[1]
-    second = (grid.codes or grid.element).code_values() * grid.unit
     tiles = weight.in_tiles(weight.float_elements())
     codes = fmt.element.sorted_values.searchsorted(tiles.numpy())
-    others = torch.tensor(second, dtype=torch.float32)[fmt.element.sorted_codes[codes]]
+    on_second = torch.tensor(fmt.second_values(), dtype=torch.float32)[
+        fmt.element.sorted_codes[codes]
+    ]
     is_second = (weight.scales < 0)[:, None, :, None]
-    elements = weight.from_tiles(others.where(is_second, tiles))
+    elements = weight.from_tiles(on_second.where(is_second, tiles))
     return replace(weight, elements=elements, scales=weight.scales.abs(), unit=1.0)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from qgate.expected.choices import choosing, other_choices
 from qgate.expected.group_scales import (
     HALVES,
     STORED,
@@ -28,7 +29,7 @@ from qgate.expected.group_scales import (
     rounded_to,
 )
 from qgate.formats import get
-from qgate.formats.choosing import ChoosingFormat, other_choices
+from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.definition import (
     codes_above_zero,
     round_by_list,
@@ -102,7 +103,7 @@ def definition_of(q: QuantizerSettings) -> Convention:
     if nvfp4_format(q.format) is not None:
         return Convention("scales in TransformerEngine's order", _nvfp4(q, 0, 0))
     if isinstance(q.format, ChoosingFormat) and not q.format.by_rows:
-        return Convention("the definition", _choosing(q, q.format))
+        return Convention("the definition", choosing(q, q.format))
     name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
     return _defined(name, q)
 
@@ -143,7 +144,7 @@ def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Conventi
         return
     if isinstance(q.format, ChoosingFormat) and not q.format.by_rows:
         for words, fmt in other_choices(q.format):
-            yield Convention(words, _choosing(q, fmt))
+            yield Convention(words, choosing(q, fmt))
     for rounding in roundings:
         if rounding != q.rounding:
             yield _defined(_WORDS[rounding], with_options(q, rounding=rounding))
@@ -373,16 +374,6 @@ def _nvfp4(q: QuantizerSettings, scales: int, elements: int) -> Values:
                 return np.where(is_whole, result, np.nan)
 
         return by_groups(x, q, rows)
-
-    return values
-
-
-def _choosing(q: QuantizerSettings, fmt: ChoosingFormat) -> Values:
-    """Quantize blocks to the better grid; a nudge decides between errors that nearly agree."""
-
-    def values(x: Floats, nudge: float) -> Floats:
-        state, favor = fmt.define_state(x), 1 + 2**4 * (nudge - 1)
-        return by_groups(x, q, lambda rows: fmt.define(rows, q, state, False, favor))
 
     return values
 

@@ -6,7 +6,8 @@ import re
 from typing import Literal
 
 from qgate.formats._block import Format
-from qgate.formats.choosing import ChoosingFormat, Grid
+from qgate.formats._grids import BlockGrid
+from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
@@ -43,7 +44,7 @@ INT3, INT4, INT6 = (IntFormat(f"int{bits}", bits) for bits in (3, 4, 6))
 INT3_CODES = FloatFormat("E1M1", 1, 1, "none", bias=0)
 INT6_CODES = FloatFormat("E1M4", 1, 4, "none", bias=-3)
 
-FOUR_OVER_SIX = Grid(E2M1, 6.0), Grid(E2M1, 6.0, factor=1.5)
+FOUR_OVER_SIX = BlockGrid(E2M1, 6.0), BlockGrid(E2M1, 6.0, factor=1.5)
 
 
 def four_over_six_format(name: str) -> ChoosingFormat | None:
@@ -90,19 +91,30 @@ for _format in (
     Nvfp4Format("nvfp4_ue5m3", E2M1, scale_element=UE5M3),
     ChoosingFormat("nvfp4_4over6", E2M1, E4M3, grids=FOUR_OVER_SIX, error="mae", signed=False),
     MxFormat("nvfp4_pow2", E2M1, size=16, default_rule="rceil"),
-    ChoosingFormat("if4", E2M1, E4M3, grids=(Grid(E2M1, 6.0), Grid(INT4, 6.0, unit=6 / 7))),
     ChoosingFormat(
-        "if3", E2M0, E4M3, grids=(Grid(E2M0, 4.0), Grid(INT3, 4.0, unit=4 / 3, codes=INT3_CODES))
+        "if4", E2M1, E4M3, grids=(BlockGrid(E2M1, 6.0), BlockGrid(INT4, 6.0, unit=6 / 7))
     ),
     ChoosingFormat(
-        "if6_e2m3", E2M3, E4M3,
-        grids=(Grid(E2M3, 7.5), Grid(INT6, 7.5, unit=7.5 / 31, codes=INT6_CODES)),
+        "if3",
+        E2M0,
+        E4M3,
+        grids=(BlockGrid(E2M0, 4.0), BlockGrid(INT3, 4.0, unit=4 / 3, codes=INT3_CODES)),
     ),
     ChoosingFormat(
-        "if6_e3m2", E3M2, E4M3,
-        grids=(Grid(E3M2, 28.0), Grid(INT6, 28.0, unit=28 / 31, codes=INT6_CODES)),
+        "if6_e2m3",
+        E2M3,
+        E4M3,
+        grids=(BlockGrid(E2M3, 7.5), BlockGrid(INT6, 7.5, unit=7.5 / 31, codes=INT6_CODES)),
     ),
-    ChoosingFormat("mixfp4", E2M1, E4M3, grids=(Grid(E2M1, 6.0), Grid(E1M2, 7.0)), second_wins=True),
+    ChoosingFormat(
+        "if6_e3m2",
+        E3M2,
+        E4M3,
+        grids=(BlockGrid(E3M2, 28.0), BlockGrid(INT6, 28.0, unit=28 / 31, codes=INT6_CODES)),
+    ),
+    ChoosingFormat(
+        "mixfp4", E2M1, E4M3, grids=(BlockGrid(E2M1, 6.0), BlockGrid(E1M2, 7.0)), second_wins=True
+    ),
     Hif4Format("hif4", S1P2, scale_element=E6M2),
 ):
     FORMATS.add(_format, *(name for name, of in FORMAT_ALIASES.items() if of == _format.name))

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -13,30 +10,16 @@ import numpy as np
 from qgate.arithmetic import divided
 from qgate.formats._block import poisoned
 from qgate.formats._element import ElementFormat
+from qgate.formats._grids import BlockGrid, define_on_grid, error_sum
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, single
-from qgate.formats.definition import round_by_list
 from qgate.formats.floats import to_single_grid
-from qgate.formats.nvfp4 import FP32_MAX, Nvfp4Format, Singles, decode_scale, encode_scale
+from qgate.formats.nvfp4 import Nvfp4Format, encode_scale
 from qgate.formats.options import CastOptions, Floats
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _SIGN = 128
-
-
-@dataclass(frozen=True)
-class Grid:
-    """What a block may choose: elements times `unit`, under its largest / `largest` * `factor`.
-
-    `codes` has the codes of the elements where these are not the element's own.
-    """
-
-    element: ElementFormat
-    largest: float
-    factor: float = 1.0
-    unit: float = 1.0
-    codes: ElementFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +35,7 @@ class ChoosingFormat(Nvfp4Format):
     `second_wins` it is also taken where both errors are the same.
     """
 
-    grids: tuple[Grid, Grid] = ()  # type: ignore[assignment]
+    grids: tuple[BlockGrid, BlockGrid] = ()  # type: ignore[assignment]
     error: Literal["mae", "mse"] = "mse"
     signed: bool = True
     second_wins: bool = False
@@ -102,9 +85,9 @@ class ChoosingFormat(Nvfp4Format):
         if self.signed:
             stored = stored | second.to(stored.dtype) * _SIGN
         scale = self._scale(block_scale, second, decode).masked_fill_(bad, float("nan"))
-        chunk = ScaledChunk(elements, scale, ratios, {"scales": stored})
-        chunk.second = (second, self.grids[1].element) if self.signed else None
-        return chunk
+        limit = self.grids[1].element.saturates_from(q.rounding)
+        beside = (second, limit) if self.signed else None
+        return ScaledChunk(elements, scale, ratios, {"scales": stored}, second=beside)
 
     def _scale(self, block_scale: Tensor, second: Tensor, decode: Tensor) -> Tensor:
         scale, unit = block_scale * decode, self.grids[1].unit
@@ -113,7 +96,7 @@ class ChoosingFormat(Nvfp4Format):
         return to_single_grid(to_single_grid(scale) * single(unit)).where(second, scale)
 
     def _error(
-        self, grid: Grid, x: Tensor, block_scale: Tensor, ratios: Tensor, context: CastContext
+        self, grid: BlockGrid, x: Tensor, block_scale: Tensor, ratios: Tensor, context: CastContext
     ) -> Tensor:
         assert context.state is not None
         rounding = "even" if context.q.rounding == "stochastic" else context.q.rounding
@@ -125,23 +108,28 @@ class ChoosingFormat(Nvfp4Format):
         x = to_single_grid(x) if context.double else x
         error = to_single_grid(to_single_grid(divided(values, self.bound)) - x).abs_()
         error = error if self.error == "mae" else to_single_grid(error.square_())
-        return _error_sum(error, context.width or x.shape[2])
+        return error_sum(error, context.width or x.shape[2])
 
     def to_codes(self, parts: ScaledChunk) -> Tensor:
         codes = super().to_codes(parts)
         if parts.second is None:
             return codes
         second, grid = parts.second[0], self.grids[1]
-        others = (grid.codes or grid.element).to_codes(parts.elements, DOUBLE).to(codes.dtype)
-        return (others & (2**self.bits - 1)).where(second, codes)
+        on_second = (grid.codes or grid.element).to_codes(parts.elements, DOUBLE).to(codes.dtype)
+        return (on_second & (2**self.bits - 1)).where(second, codes)
 
     def from_codes(self, codes: Tensor, stored: dict[str, Tensor]) -> Tensor:
         elements = super().from_codes(codes, stored)
         if not self.signed:
             return elements
         grid = self.grids[1]
-        others = ElementFormat.from_codes(grid.codes or grid.element, codes, DOUBLE)
-        return others.where(stored["scales"] >= _SIGN, elements)
+        on_second = ElementFormat.from_codes(grid.codes or grid.element, codes, DOUBLE)
+        return on_second.where(stored["scales"] >= _SIGN, elements)
+
+    def second_values(self) -> Floats:
+        """Return the value of each code of the second grid, in units of the block's scale."""
+        grid = self.grids[1]
+        return np.asarray((grid.codes or grid.element).code_values() * grid.unit)
 
     def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
         assert context.state is not None
@@ -170,71 +158,20 @@ class ChoosingFormat(Nvfp4Format):
         self, x: Floats, q: CastOptions, state: float, double: bool, favor: float
     ) -> tuple[Floats, Floats]:
         """Return the elements of each row on the grid it takes, and its scale."""
+        squares = self.error == "mse"
         with np.errstate(all="ignore"):
-            tried = [self._on_grid(grid, x, q, state, double) for grid in self.grids]
-        (codes, scales, one), (others, other_scales, two) = tried
+            tried = [
+                define_on_grid(self, grid, x, q, state, double=double, squares=squares)
+                for grid in self.grids
+            ]
+        (codes, scales, one), (second_codes, second_scales, two) = tried
         limit = one if favor == 1 else one * favor
         second = two <= limit if self.second_wins else two < limit
-        return np.where(second[:, None], others, codes), np.where(second, other_scales, scales)
-
-    def _on_grid(
-        self, grid: Grid, x: Floats, q: CastOptions, state: float, double: bool
-    ) -> tuple[Floats, Floats, Singles]:
-        """Return elements and scales of rows on one grid, and the sums of their errors."""
-        fp32, decode = np.float32, decode_scale(state)
-        amax = np.abs(x).max(axis=1).astype(fp32)
-        encode = fp32(min(state, FP32_MAX))
-        stored = self.define_scale(amax / fp32(grid.largest) * encode * fp32(grid.factor))
-        ratios = self.define_ratios(x, stored, state, double)
-        scales = stored.astype(np.float64) * float(decode)
-        if grid.unit != 1:
-            ratios = ratios * float(fp32(1 / grid.unit))
-            ratios = ratios if double else ratios.astype(fp32).astype(np.float64)
-            scales = (stored * decode * fp32(grid.unit)).astype(np.float64)
-        codes = round_by_list(ratios, grid.element, rounding=q.rounding)
-        shown = codes.astype(fp32) * stored[:, None] * fp32(self.bound / state)
-        errors = np.abs(shown * fp32(grid.unit) / fp32(self.bound) - x.astype(fp32))
-        errors = errors if self.error == "mae" else errors * errors
-        width = q.tile[1] if q.tile is not None else x.shape[1]
-        return codes, scales, _defined_sum(errors, width)
-
-
-def other_choices(fmt: ChoosingFormat) -> Iterator[tuple[str, ChoosingFormat]]:
-    """List the ways in which implementations of a format choose, in words, but for its own."""
-    sums = {"mae": "sums of absolute errors", "mse": "sums of squared errors"}
-    largest = (448.0, 256.0) if not fmt.signed else (fmt.at_most,)
-    for error, at_most in itertools.product(sums, largest):
-        if (error, at_most) != (fmt.error, fmt.at_most):
-            words = f"blocks chosen by {sums[error]}"
-            words += f", largest scale {at_most:g}" if len(largest) > 1 else ""
-            yield words, replace(fmt, error=error, at_most=at_most)  # type: ignore[arg-type]
+        return np.where(second[:, None], second_codes, codes), np.where(
+            second, second_scales, scales
+        )
 
 
 def is_signed_choice(fmt: object) -> bool:
     """Tell whether the sign bit of scales says which grid a block of this format is on."""
     return isinstance(fmt, ChoosingFormat) and fmt.signed
-
-
-def _error_sum(errors: Tensor, width: int) -> Tensor:
-    """Add float32 numbers along each row of a block in order, then the rows half by half."""
-    rows: Tensor = errors.unflatten(2, (-1, width))
-    total = rows[:, :, :, 0]
-    for column in range(1, width):
-        total = to_single_grid(total + rows[:, :, :, column])
-    while (count := total.shape[2]) > 1:
-        half = 1 << ((count - 1).bit_length() - 1)
-        pairs = to_single_grid(total[:, :, : count - half] + total[:, :, half:])
-        total = total[:, :, :half].clone()
-        total[:, :, : count - half] = pairs
-    return total
-
-
-def _defined_sum(errors: Singles, width: int) -> Singles:
-    """Do what `_error_sum` does, by the readable definition."""
-    rows = errors.reshape(len(errors), -1, width)
-    totals = [functools.reduce(np.add, row.T) for row in rows.swapaxes(0, 1)]
-    while (count := len(totals)) > 1:
-        half = 1 << ((count - 1).bit_length() - 1)
-        pairs = itertools.zip_longest(totals[:half], totals[half:])
-        totals = [one if other is None else one + other for one, other in pairs]
-    return np.asarray(totals[0])

@@ -16,6 +16,7 @@ from qgate.formats._block import Format, is_format
 from qgate.formats._literals import FORMATS
 from qgate.formats._scratch import BoundedCache, buffer
 from qgate.formats._work import DOUBLE, CastContext, widen
+from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.encoded import Encoded, encode_tensor
 from qgate.formats.engine import fast_element, rotation
 from qgate.formats.engine.dtypes import INPUTS, combine
@@ -32,10 +33,12 @@ from qgate.tensor_inputs import plain_tensor, valueless
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from qgate.formats.engine import fast_choosing as fast_choosing
     from qgate.formats.engine import fast_mx as fast_mx
     from qgate.formats.engine import fast_nvfp4 as fast_nvfp4
     from qgate.formats.engine import on_device as on_device
 else:
+    fast_choosing = LateModule("qgate.formats.engine.fast_choosing")
     fast_mx = LateModule("qgate.formats.engine.fast_mx")
     fast_nvfp4 = LateModule("qgate.formats.engine.fast_nvfp4")
     on_device = LateModule("qgate.formats.engine.on_device")
@@ -222,6 +225,8 @@ def _shortcut(fmt: Format, x: Tensor, out: Tensor, context: CastContext) -> bool
         return fast_element.shortcut(fmt, x, out, context)
     if isinstance(fmt, MxFormat):
         return fast_mx.shortcut(fmt, x, out, context)
+    if isinstance(fmt, ChoosingFormat):
+        return fast_choosing.shortcut(fmt, x, out, context)
     return isinstance(fmt, Nvfp4Format) and fast_nvfp4.shortcut(fmt, x, out, context)
 
 

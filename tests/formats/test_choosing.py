@@ -16,7 +16,7 @@ import torch
 
 import qgate
 from qgate.formats import definition
-from qgate.formats._literals import E4M3, UE5M3, FORMATS
+from qgate.formats._literals import E4M3, FORMATS, UE5M3
 from qgate.formats.nvfp4 import Nvfp4Format
 from tests.formats.oracles import assert_same_bits
 from tests.formats.test_nvfp4_variants import numbers, tied

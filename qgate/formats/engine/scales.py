@@ -125,7 +125,6 @@ def saturated(parts: ScaledChunk, q: QuantizerSettings) -> Tensor:
     upper = parts.ratios >= element.saturates_from(q.rounding, high)
     lower = parts.ratios <= -element.saturates_from(q.rounding, -low)
     if parts.second is not None:
-        mask, other = parts.second
-        beyond = parts.ratios.abs() >= other.saturates_from(q.rounding)
-        return beyond.where(mask, upper | lower) & (parts.scale > 0)
+        mask, limit = parts.second
+        return (parts.ratios.abs() >= limit).where(mask, upper | lower) & (parts.scale > 0)
     return (upper | lower) & (parts.scale > 0)
