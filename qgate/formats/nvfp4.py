@@ -142,10 +142,9 @@ class Nvfp4Format(BlockFormat):
         """Return the scale of each row's elements, 1 / s_enc where that of its block is zero."""
         del q
         amax = np.abs(np.nan_to_num(x)).max(axis=1, initial=0.0)
-        scale = round_by_list(
-            np.minimum(amax * (state / self.max), self.scale_element.max), self.scale_element
-        )
-        return np.where(scale > 0, scale, 1.0) / state
+        bounded = np.minimum(amax * (state / self.max), self.scale_element.max)
+        scale = round_by_list(bounded, self.scale_element)
+        return np.asarray(np.where(scale > 0, scale, 1.0) / state)
 
     def define_scale(self, unrounded: Singles) -> Singles:
         """Round the scales of blocks."""
@@ -165,8 +164,7 @@ def encode_scale(state: Tensor) -> Tensor:
 
 def decode_scale(state: float) -> np.float32:
     """Do what `tensor_scale` does, by the readable definition."""
-    with np.errstate(over="ignore"):
-        return np.float32(1) / np.minimum(np.float32(state), np.float32(FP32_MAX))
+    return np.float32(1) / np.float32(min(state, FP32_MAX))
 
 
 def nvfp4_format(fmt: object) -> Nvfp4Format | None:

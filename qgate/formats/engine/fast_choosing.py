@@ -58,6 +58,7 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     near = np.abs(two - one) <= NEAR[fmt.error] * (one + two + 2 * amax)
     if fmt.error == "mse":
         near = np.abs(two - one) <= NEAR["mse"] * (one + two + amax * amax / 8)
+    near |= (first.scale == 0) | (second.scale == 0)  # whose ratios tell no error
     near &= amax > 0
     if near.any():
         chosen[near] = _decided(fmt, x, sides, near, float(state.item()))
