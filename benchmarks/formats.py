@@ -27,7 +27,7 @@ import qgate
 
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
-FORMATS = ("mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "hif8", "int8")
+FORMATS = ("mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "if4", "mixfp4", "nvfp4_4over6", "hif8", "int8")
 
 
 def torchao_peer(fmt: str) -> Callable[[Tensor], Tensor] | None:

@@ -15,12 +15,12 @@ from qgate.formats.settings import QuantizerSettings
 def other_choices(fmt: ChoosingFormat) -> Iterator[tuple[str, ChoosingFormat]]:
     """List the ways in which implementations of a format choose, in words, but for its own."""
     sums = {"mae": "sums of absolute errors", "mse": "sums of squared errors"}
-    largest = (448.0, 256.0) if not fmt.signed else (fmt.at_most,)
+    largest = (448.0, 256.0) if not fmt.signed else (fmt.largest_scale,)
     for error, at_most in itertools.product(sums, largest):
-        if (error, at_most) != (fmt.error, fmt.at_most):
+        if (error, at_most) != (fmt.error, fmt.largest_scale):
             words = f"blocks chosen by {sums[error]}"
             words += f", largest scale {at_most:g}" if len(largest) > 1 else ""
-            yield words, replace(fmt, error=error, at_most=at_most)  # type: ignore[arg-type]
+            yield words, replace(fmt, error=error, largest_scale=at_most)  # type: ignore[arg-type]
 
 
 def choosing(q: QuantizerSettings, fmt: ChoosingFormat) -> Callable[[Floats, float], Floats]:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qgate.arithmetic import divided
 from qgate.formats._element import ElementFormat
+from qgate.formats._work import CastContext, single
 from qgate.formats.definition import round_by_list
 from qgate.formats.floats import to_single_grid
 from qgate.formats.nvfp4 import FP32_MAX, Nvfp4Format, Singles, decode_scale
@@ -31,6 +33,29 @@ class BlockGrid:
     factor: float = 1.0
     unit: float = 1.0
     codes: ElementFormat | None = None
+
+
+def sum_errors(
+    grid: BlockGrid,
+    x: Tensor,
+    block_scale: Tensor,
+    ratios: Tensor,
+    context: CastContext,
+    bound: float,
+    squares: bool,
+) -> Tensor:
+    """Return the sum of each block's errors on one grid."""
+    assert context.state is not None
+    rounding = "even" if context.q.rounding == "stochastic" else context.q.rounding
+    codes = grid.element.cast(ratios, context.work, rounding=rounding)
+    amax = to_single_grid(bound / context.state)
+    values = to_single_grid(codes * block_scale * amax)
+    if grid.unit != 1:
+        values = to_single_grid(values * single(grid.unit))
+    x = to_single_grid(x) if context.double else x
+    error = to_single_grid(to_single_grid(divided(values, bound)) - x).abs_()
+    error = to_single_grid(error.square_()) if squares else error
+    return _error_sum(error, context.width or x.shape[2])
 
 
 def define_on_grid(
@@ -62,7 +87,7 @@ def define_on_grid(
     return codes, scales, _defined_sum(errors, width)
 
 
-def error_sum(errors: Tensor, width: int) -> Tensor:
+def _error_sum(errors: Tensor, width: int) -> Tensor:
     """Add float32 numbers along each row of a block in order, then the rows half by half."""
     rows: Tensor = errors.unflatten(2, (-1, width))
     total = rows[:, :, :, 0]
@@ -77,7 +102,7 @@ def error_sum(errors: Tensor, width: int) -> Tensor:
 
 
 def _defined_sum(errors: Singles, width: int) -> Singles:
-    """Do what `error_sum` does, by the readable definition."""
+    """Do what `_error_sum` does, by the readable definition."""
     rows = errors.reshape(len(errors), -1, width)
     totals = [functools.reduce(np.add, row.T) for row in rows.swapaxes(0, 1)]
     while (count := len(totals)) > 1:

@@ -55,7 +55,7 @@ def four_over_six_format(name: str) -> ChoosingFormat | None:
     error: Literal["mae", "mse"] = "mse" if match[1] else "mae"
     at_most = 256.0 if match[2] else 448.0
     return ChoosingFormat(
-        name, E2M1, E4M3, grids=FOUR_OVER_SIX, error=error, signed=False, at_most=at_most
+        name, E2M1, E4M3, grids=FOUR_OVER_SIX, error=error, signed=False, largest_scale=at_most
     )
 
 

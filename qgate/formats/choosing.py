@@ -10,7 +10,7 @@ import numpy as np
 from qgate.arithmetic import divided
 from qgate.formats._block import poisoned
 from qgate.formats._element import ElementFormat
-from qgate.formats._grids import BlockGrid, define_on_grid, error_sum
+from qgate.formats._grids import BlockGrid, define_on_grid, sum_errors
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, single
 from qgate.formats.floats import to_single_grid
 from qgate.formats.nvfp4 import Nvfp4Format, encode_scale
@@ -39,7 +39,7 @@ class ChoosingFormat(Nvfp4Format):
     error: Literal["mae", "mse"] = "mse"
     signed: bool = True
     second_wins: bool = False
-    at_most: float = 448.0
+    largest_scale: float = 448.0
 
     @property
     def notes(self) -> str:
@@ -47,10 +47,6 @@ class ChoosingFormat(Nvfp4Format):
         if first.element == second.element:
             return f"a block's largest is {first.largest / second.factor:g} or {first.largest:g}"
         return f"a block of {first.element.name} or {second.element.name} by {error}"
-
-    @property
-    def largest_scale(self) -> float:
-        return self.at_most
 
     def prepare(self, amax: Tensor) -> Tensor:
         """Return s_enc as float64, not rounded, so that the tensor's amax follows from it."""
@@ -62,7 +58,7 @@ class ChoosingFormat(Nvfp4Format):
         assert state is not None
         amax, bad = self.magnitudes(x, context)
         decode, encode = self.tensor_scale(state), encode_scale(state)
-        parts, errors = [], []
+        parts, errors, squares = [], [], self.error == "mse"
         for grid in self.grids:
             base = to_single_grid(to_single_grid(divided(amax, grid.largest)) * encode)
             block_scale = self.stored_scale(base * grid.factor, work)
@@ -71,7 +67,8 @@ class ChoosingFormat(Nvfp4Format):
                 ratios = ratios * single(1 / grid.unit)
                 ratios = ratios if context.double else to_single_grid(ratios)
             parts.append((block_scale, ratios))
-            errors.append(self._error(grid, x, block_scale, ratios, context))
+            of_grid = sum_errors(grid, x, block_scale, ratios, context, self.bound, squares)
+            errors.append(of_grid)
         second = errors[1] <= errors[0] if self.second_wins else errors[1] < errors[0]
         second = second & ~bad
         block_scale, ratios = (b.where(second, a) for a, b in zip(*parts, strict=True))
@@ -95,28 +92,14 @@ class ChoosingFormat(Nvfp4Format):
             return scale
         return to_single_grid(to_single_grid(scale) * single(unit)).where(second, scale)
 
-    def _error(
-        self, grid: BlockGrid, x: Tensor, block_scale: Tensor, ratios: Tensor, context: CastContext
-    ) -> Tensor:
-        assert context.state is not None
-        rounding = "even" if context.q.rounding == "stochastic" else context.q.rounding
-        codes = grid.element.cast(ratios, context.work, rounding=rounding)
-        amax = to_single_grid(self.bound / context.state)
-        values = to_single_grid(codes * block_scale * amax)
-        if grid.unit != 1:
-            values = to_single_grid(values * single(grid.unit))
-        x = to_single_grid(x) if context.double else x
-        error = to_single_grid(to_single_grid(divided(values, self.bound)) - x).abs_()
-        error = error if self.error == "mae" else to_single_grid(error.square_())
-        return error_sum(error, context.width or x.shape[2])
-
     def to_codes(self, parts: ScaledChunk) -> Tensor:
         codes = super().to_codes(parts)
         if parts.second is None:
             return codes
         second, grid = parts.second[0], self.grids[1]
         on_second = (grid.codes or grid.element).to_codes(parts.elements, DOUBLE).to(codes.dtype)
-        return (on_second & (2**self.bits - 1)).where(second, codes)
+        chosen: Tensor = (on_second & (2**self.bits - 1)).where(second, codes)
+        return chosen
 
     def from_codes(self, codes: Tensor, stored: dict[str, Tensor]) -> Tensor:
         elements = super().from_codes(codes, stored)

@@ -154,7 +154,7 @@ class Nvfp4Format(BlockFormat):
     def define_ratios(self, x: Floats, scale: Singles, state: float, double: bool) -> Floats:
         encode = np.minimum(np.float32(1) / (scale * decode_scale(state)), np.float32(FP32_MAX))
         ratios = x * encode.astype(np.float64)[:, None]
-        return ratios if double else ratios.astype(np.float32).astype(np.float64)
+        return np.asarray(ratios if double else ratios.astype(np.float32).astype(np.float64))
 
 
 def encode_scale(state: Tensor) -> Tensor:

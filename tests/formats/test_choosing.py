@@ -17,6 +17,8 @@ import torch
 import qgate
 from qgate.formats import definition
 from qgate.formats._literals import E4M3, FORMATS, UE5M3
+from qgate.formats.engine.dtypes import combine
+from qgate.formats.engine.job import Job, split
 from qgate.formats.nvfp4 import Nvfp4Format
 from tests.formats.oracles import assert_same_bits
 from tests.formats.test_nvfp4_variants import numbers, tied
@@ -253,7 +255,26 @@ def test_any_element_takes_either_scale(element: str, scale: Any) -> None:
 
 def test_small_blocks_survive_in_ue5m3_that_e4m3_flushes() -> None:
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
-    x[1:] *= 2.0 ** -torch.arange(18, 25)[:, None]
+    x[1:] *= 2.0 ** -torch.arange(20, 27)[:, None]
     lost = [int(qgate.formats.report(x, name).flushed) for name in ("nvfp4", "nvfp4_ue5m3")]
-    assert lost[0] == 7 * 64
-    assert lost[1] < 200
+    assert lost[0] >= 7 * 64
+    assert lost[1] < 250
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", [*CHOOSING, "nvfp4_4over6", "nvfp4_4over6_mse_256"])
+def test_the_fast_way_gives_the_bits_of_the_slow_one(name: str, dtype: torch.dtype) -> None:
+    """With zero scales, zero blocks, equal errors, rows across and a short last block."""
+    x = numbers(5, 96, 208)[:, :200].clone()
+    x[8:40] = tied(2)[:32, :200]
+    x[40], x[41, ::2], x[42, :40] = x[40] * 2.0**-19, -x[41, ::2].abs() * 2.0**-12, 2.0
+    for axis in (0, 1):
+        for out in (dtype, torch.float64):
+            q = qgate.Quantizer(name, axis=axis, dtype=out)
+            job = Job(x.to(dtype), q)
+            slow = job.layout.empty(out, x.device)
+            for chunk, context, _, parts in split(job):
+                values = combine(parts.elements, parts.scale, out, context)
+                chunk.data(slow).copy_(values)
+            slow = job.layout.restore(slow).double()
+            assert_same_bits(q(x.to(dtype)), slow.numpy(), f"{q} of {dtype}", x)

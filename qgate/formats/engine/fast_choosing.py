@@ -47,7 +47,8 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     if dtype != torch.float32:
         x = buffer("single", x.shape, torch.float32, x.device).copy_(x)
     amax = context.amax_bits.view(dtype).to(torch.float32).numpy()
-    decode, sides = f32(1.0 / encode_scale), []
+    decode = f32(1.0 / encode_scale)
+    sides: list[Side] = []
     for grid in fmt.grids:
         if not sides or grid.unit == 1:  # else the scales of the first grid are these, too
             scale = _block_scales(fmt, grid, amax, f32(encode_scale))
@@ -62,22 +63,19 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     near &= amax > 0
     if near.any():
         chosen[near] = _decided(fmt, x, sides, near, float(state.item()))
-    last: Tensor | float = float(decode)
-    factor = second.scale
+    last, factor = np.full_like(second.scale, decode), second.scale
     if (unit := fmt.grids[1].unit) != 1:
-        factor = factor * decode * f32(unit)
-        last = torch.from_numpy(np.where(chosen, f32(1), decode))
+        factor, last = factor * decode * f32(unit), np.where(chosen, f32(1), decode)
+    work = torch.float32
+    if out.dtype != work and not _rounds_once(fmt, float(decode), out.dtype):
+        work = torch.float64
     # One of two products is zero, so that the sum is the other one; both have the sign of x.
-    y = first.elements.mul_(torch.from_numpy(first.scale * ~chosen))
-    y.addcmul_(second.elements, torch.from_numpy(factor * chosen))
+    y = first.elements.to(work).mul_(torch.from_numpy(first.scale * ~chosen))
+    y.addcmul_(second.elements.to(work), torch.from_numpy(factor * chosen).to(work))
     if not isinstance(fmt.grids[1].element, FloatFormat):  # integers have one zero
         y.add_(torch.from_numpy(np.where(chosen, f32(0), f32(-0.0))))
-    if out.dtype == torch.float32:
-        torch.mul(y, last, out=out)
-    elif _rounds_once(fmt, float(decode), out.dtype):
-        out.copy_(y.mul_(last))
-    else:
-        out.copy_(narrow(y.to(torch.float64).mul_(last), out.dtype))
+    y.mul_(torch.from_numpy(last))
+    out.copy_(y if work == torch.float32 else narrow(y, out.dtype))
     return True
 
 
@@ -99,7 +97,7 @@ def _block_scales(
     field = base.view(np.uint32) & np.uint32(SINGLE.exponent_mask)
     np.maximum(field, np.uint32((element.min_exponent + SINGLE.bias) << 23), out=field)
     inverse = (np.uint32((2 * SINGLE.bias + element.mantissa) << 23) - field).view(f32)
-    return np.rint(base * inverse) / inverse
+    return np.asarray(np.rint(base * inverse) / inverse)
 
 
 def _on_grid(
@@ -128,7 +126,8 @@ def _on_grid(
     else:
         ones = error.new_ones(x.shape[2])
         total = torch.mv(error.view(-1, x.shape[2]), ones).numpy().reshape(scale.shape)
-    return Side(elements, scale, total * (full if fmt.error == "mae" else full * full))
+    total = np.where(scale > 0, total, 0) * (full if fmt.error == "mae" else full * full)
+    return Side(elements, scale, total)
 
 
 def _decided(
