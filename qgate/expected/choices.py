@@ -1,4 +1,4 @@
-"""How blocks choose between two grids in right implementations of one format."""
+"""Choices between two grids that right implementations of one format make."""
 
 from __future__ import annotations
 

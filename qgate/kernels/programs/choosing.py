@@ -67,8 +67,8 @@ def _quantized(
     bits, k, exists, tensor_amax, bound, largest, divisor, factor, unit, inverse_unit,
     second_largest, AXIS: tl.constexpr, BLOCK: tl.constexpr, MANTISSA: tl.constexpr,
     LOWEST: tl.constexpr, SECOND_MANTISSA: tl.constexpr, SECOND_LOWEST: tl.constexpr,
-    HAS_UNIT: tl.constexpr, ONE_ZERO: tl.constexpr, SQUARES: tl.constexpr, SECOND_WINS: tl.constexpr,
-    OUT: tl.constexpr, INF_SATURATES: tl.constexpr,
+    HAS_UNIT: tl.constexpr, ONE_ZERO: tl.constexpr, SQUARES: tl.constexpr,
+    SECOND_WINS: tl.constexpr, OUT: tl.constexpr, INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
     whole = tl.load(tensor_amax)
     encode_scale = tl.minimum(tl.div_rn(bound, number(whole)), LARGEST_FLOAT)
