@@ -21,9 +21,10 @@ from qgate.formats.nvfp4 import Singles
 
 BoolArray = npt.NDArray[np.bool_]
 f32 = np.float32
-
-NEAR = {"mae": 2.0**-16, "mse": 2.0**-16}
-"""Shares of errors and largest values below which the difference of two errors is not trusted.
+MUCH = 1.0
+"""Largest magnitudes of blocks, times s_enc, from which on no scale is zero."""
+NEAR = f32(2.0**-16)
+"""Share of errors and largest values below which the difference of two errors is not trusted.
 
 The errors here differ from the definition's by the rounding of each value, 8 * 2^-24 of the largest
 at most, and by that of the sum.
@@ -56,16 +57,18 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     first, second = sides
     one, two = first.error, second.error
     chosen = two < one
-    near = np.abs(two - one) <= NEAR[fmt.error] * (one + two + 2 * amax)
-    if fmt.error == "mse":
-        near = np.abs(two - one) <= NEAR["mse"] * (one + two + amax * amax / 8)
-    near |= (first.scale == 0) | (second.scale == 0)  # whose ratios tell no error
-    near &= amax > 0
+    of_values = 2 * amax if fmt.error == "mae" else amax * amax * f32(0.125)
+    near = np.abs(two - one) <= (one + two + of_values) * NEAR
+    if float(amax.min()) < MUCH / encode_scale:  # a scale may be 0, whose ratios tell no error
+        near |= (first.scale == 0) | (second.scale == 0)
+        near &= amax > 0
     if near.any():
         chosen[near] = _decided(fmt, x, sides, near, float(state.item()))
-    last, factor = np.full_like(second.scale, decode), second.scale
+    last: Tensor | float = float(decode)
+    factor = second.scale
     if (unit := fmt.grids[1].unit) != 1:
-        factor, last = factor * decode * f32(unit), np.where(chosen, f32(1), decode)
+        factor = factor * decode * f32(unit)
+        last = torch.from_numpy(np.where(chosen, f32(1), decode))
     work = torch.float32
     if out.dtype != work and not _rounds_once(fmt, float(decode), out.dtype):
         work = torch.float64
@@ -74,8 +77,10 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     y.addcmul_(second.elements.to(work), torch.from_numpy(factor * chosen).to(work))
     if not isinstance(fmt.grids[1].element, FloatFormat):  # integers have one zero
         y.add_(torch.from_numpy(np.where(chosen, f32(0), f32(-0.0))))
-    y.mul_(torch.from_numpy(last))
-    out.copy_(y if work == torch.float32 else narrow(y, out.dtype))
+    if out.dtype == torch.float32:
+        torch.mul(y, last, out=out)
+    else:
+        out.copy_(narrow(y.mul_(last), out.dtype) if work != torch.float32 else y.mul_(last))
     return True
 
 
@@ -93,7 +98,9 @@ def _block_scales(
     """Return the stored scales, rounded as `FloatRounding` rounds."""
     element = fmt.scale_element
     assert isinstance(element, FloatFormat)
-    base = np.minimum(amax / f32(grid.largest) * encode * f32(grid.factor), f32(element.max))
+    base = amax / f32(grid.largest) * encode
+    base = base if grid.factor == 1 else base * f32(grid.factor)
+    base = np.minimum(base, f32(element.max), out=base)
     field = base.view(np.uint32) & np.uint32(SINGLE.exponent_mask)
     np.maximum(field, np.uint32((element.min_exponent + SINGLE.bias) << 23), out=field)
     inverse = (np.uint32((2 * SINGLE.bias + element.mantissa) << 23) - field).view(f32)
