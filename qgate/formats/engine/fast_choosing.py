@@ -12,9 +12,9 @@ from torch import Tensor
 
 from qgate.formats._grids import BlockGrid
 from qgate.formats._scratch import BoundedCache, buffer
-from qgate.formats._work import SINGLE, CastContext, single
+from qgate.formats._work import SINGLE, CastContext, single, widen
 from qgate.formats.choosing import ChoosingFormat
-from qgate.formats.engine.dtypes import FP32_MAX, narrow
+from qgate.formats.engine.dtypes import FP32_MAX, combine, narrow
 from qgate.formats.engine.fast_nvfp4 import ORDINARY, FloatRounding
 from qgate.formats.floats import FloatFormat
 from qgate.formats.nvfp4 import Singles
@@ -69,9 +69,7 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     if (unit := fmt.grids[1].unit) != 1:
         factor = factor * decode * f32(unit)
         last = torch.from_numpy(np.where(chosen, f32(1), decode))
-    work = torch.float32
-    if out.dtype != work and not _rounds_once(fmt, float(decode), out.dtype):
-        work = torch.float64
+    work = torch.float64 if out.dtype == torch.float64 else torch.float32
     # One of two products is zero, so that the sum is the other one; both have the sign of x.
     y = first.elements.to(work).mul_(torch.from_numpy(first.scale * ~chosen))
     y.addcmul_(second.elements.to(work), torch.from_numpy(factor * chosen).to(work))
@@ -80,7 +78,12 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     if out.dtype == torch.float32:
         torch.mul(y, last, out=out)
     else:
-        out.copy_(narrow(y.mul_(last), out.dtype) if work != torch.float32 else y.mul_(last))
+        out.copy_(y.mul_(last))
+    if out.dtype.itemsize == 2:
+        tied = _tied_scales(fmt, float(decode), out.dtype)
+        twice = np.where(chosen, np.isin(second.scale, tied[1]), np.isin(first.scale, tied[0]))
+        if any(len(scales) for scales in tied) and twice.any():
+            _define(fmt, x, out, torch.from_numpy(twice), context)
     return True
 
 
@@ -167,16 +170,25 @@ def _round(grid: BlockGrid, ratios: Tensor, out: Tensor, scratch: Tensor, *, cla
         rounding.round(source, scratch, "even", out)
 
 
+def _define(
+    fmt: ChoosingFormat, x: Tensor, out: Tensor, blocks: Tensor, context: CastContext
+) -> None:
+    """Quantize some blocks as the definition does."""
+    mask = blocks.squeeze(2)
+    parts = fmt.split(widen(x.movedim(2, -1)[mask][None, :, :, None]), context)
+    values = combine(parts.elements, parts.scale, out.dtype, context)
+    out.movedim(2, -1)[mask] = values[0, :, :, 0]
+
+
 @lru_cache(maxsize=64)
-def _rounds_once(fmt: ChoosingFormat, decode: float, dtype: torch.dtype) -> bool:
-    """Tell whether values of this tensor have the bits of one rounding after that to float32."""
-    scales = torch.tensor(fmt.scale_element.magnitudes())
+def _tied_scales(fmt: ChoosingFormat, decode: float, dtype: torch.dtype) -> tuple[Singles, Singles]:
+    """Return the scales, for each grid, whose values float32 would round to a tie of the dtype."""
+    scales, tied = torch.tensor(fmt.scale_element.magnitudes()), []
     for grid in fmt.grids:
-        elements = torch.tensor(grid.element.magnitudes())
         full = scales * decode
         if grid.unit != 1:
             full = (full.float() * single(grid.unit)).double()
-        values = torch.outer(elements, full)
-        if not torch.equal(values.float().to(dtype), narrow(values, dtype)):
-            return False
-    return True
+        values = torch.outer(torch.tensor(grid.element.magnitudes()), full)
+        is_tied = (values.float().to(dtype) != narrow(values, dtype)).any(0)
+        tied.append(scales[is_tied].float().numpy())
+    return tied[0], tied[1]
