@@ -13,11 +13,10 @@ import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qgate.expected.choices import choosing, other_choices
 from qgate.expected.group_scales import (
     HALVES,
     STORED,
@@ -39,6 +38,12 @@ from qgate.formats.definition import quantize as define
 from qgate.formats.nvfp4 import nvfp4_format
 from qgate.formats.options import SCALE_RULES, Floats, Rounding
 from qgate.formats.settings import QuantizerSettings
+from qgate.loading import LateModule
+
+if TYPE_CHECKING:
+    from qgate.expected import choices
+else:
+    choices = LateModule("qgate.expected.choices")
 
 Values = Callable[[Floats, float], Floats]
 NUDGE = 2.0**-21
@@ -103,7 +108,7 @@ def definition_of(q: QuantizerSettings) -> Convention:
     if nvfp4_format(q.format) is not None:
         return Convention("scales in TransformerEngine's order", _nvfp4(q, 0, 0))
     if isinstance(q.format, ChoosingFormat) and not q.format.by_rows:
-        return Convention("the definition", choosing(q, q.format))
+        return Convention("the definition", choices.choosing(q, q.format))
     name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
     return _defined(name, q)
 
@@ -143,8 +148,8 @@ def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Conventi
                 )
         return
     if isinstance(q.format, ChoosingFormat) and not q.format.by_rows:
-        for words, fmt in other_choices(q.format):
-            yield Convention(words, choosing(q, fmt))
+        for words, fmt in choices.other_choices(q.format):
+            yield Convention(words, choices.choosing(q, fmt))
     for rounding in roundings:
         if rounding != q.rounding:
             yield _defined(_WORDS[rounding], with_options(q, rounding=rounding))
