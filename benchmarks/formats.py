@@ -27,7 +27,10 @@ import qgate
 
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
-FORMATS = ("mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "hif8", "int8", "nf4", "bnb_fp4", "lloyd4")
+FORMATS = (
+    "mxfp8_e4m3", "mxfp4_e2m1", "nvfp4", "if4", "mixfp4", "nvfp4_4over6", "hif8", "int8", "nf4",
+    "bnb_fp4", "lloyd4",
+)  # fmt: skip
 
 
 def torchao_peer(fmt: str) -> Callable[[Tensor], Tensor] | None:

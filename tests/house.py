@@ -125,8 +125,6 @@ DIVISIONS = {
     "qgate/modes/calibration.py: reach / 127": "the largest magnitude, a number of Python",
     "qgate/expected/mixtures.py: right / 3": "a distance, a number of Python",
     "qgate/models/training.py: done / _WARM_UP": "steps of a training, numbers of Python",
-    "qgate/causes/scales.py: state / 6.0": "an array of numpy, which divides",
-    "qgate/expected/searched_scales.py: state / 6.0": "an array of numpy, which divides",
 }
 """Divisions by numbers in them that divide no tensor, with the reason."""
 OF_LIMITS = ("gate", "results", "page")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from qgate.causes.choices import choice_faults, scale_type_faults
 from qgate.causes.faults import WrongCast
 from qgate.causes.integers import code_faults
 from qgate.causes.layouts import layout_faults, other_groups, spread_scales, tensor_state
@@ -15,7 +16,9 @@ from qgate.expected.conventions import conventions, with_options
 from qgate.expected.group_scales import by_groups
 from qgate.expected.searched_scales import scales_of
 from qgate.formats import get, names
+from qgate.formats.choosing import is_signed_choice
 from qgate.formats.definition import quantize as define
+from qgate.formats.nvfp4 import nvfp4_format
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
@@ -29,6 +32,7 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
         yield WrongCast(
             "is not rotated before it is quantized", _definition(with_options(q, rotation=None))
         )
+    yield from scale_type_faults(q)
     for exponent in (1, -1, 2, -2, 4, -4, 8, -8):
         way = "high" if exponent > 0 else "low"
         yield WrongCast(
@@ -36,6 +40,7 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
             lambda x, factor=2.0**exponent: ideal(x) * factor,  # type: ignore[misc]
         )
     yield from size_faults(q)
+    yield from choice_faults(q)
     yield WrongCast("has lost its sign", lambda x: np.abs(ideal(x)))
     yield WrongCast("has the opposite sign", lambda x: -ideal(x))
     plain = QuantizerSettings(q.format, {})
@@ -132,7 +137,7 @@ def _moved_blocks(x: Floats, q: QuantizerSettings, step: int) -> Floats:
 
 def _parts(q: QuantizerSettings) -> Iterator[WrongCast]:
     """Parts of a tensor that got a scale each, as shards and fused weights do."""
-    if q.granularity == "tensor" or q.format.name == "nvfp4":
+    if q.granularity == "tensor" or nvfp4_format(q.format) is not None:
         for axis in (0, -1):
             for count in (2, 3, 4, 8):
                 yield WrongCast(
@@ -223,7 +228,12 @@ def describe_values(
     any_scale: bool = False,
 ) -> str:
     """Say whether values are on a grid of the format at all, and if so, whether by its scales."""
-    has_grid = q.format.name != "hif4" and q.zero_point is None and q.rotation is None
+    has_grid = (
+        q.format.name != "hif4"
+        and not is_signed_choice(q.format)
+        and q.zero_point is None
+        and q.rotation is None
+    )
     if values.ndim == 0 or not values.size or not has_grid:
         return ""
     ideal = _group_rows(define(x, q) if ideal is None else ideal, q)[:SAMPLED_GROUPS]

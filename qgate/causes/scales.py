@@ -17,6 +17,7 @@ from qgate.formats import get
 from qgate.formats.definition import quantize as define
 from qgate.formats.definition import round_by_list
 from qgate.formats.mx import MxFormat, mx_format
+from qgate.formats.nvfp4 import Nvfp4Format, Singles, nvfp4_format
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
@@ -140,9 +141,16 @@ def rounding_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
             "has scales rounded to the nearest power of two: its largest values saturate",
             lambda x: _nearest(x, q, mx),
         )
-    if q.format.name == "nvfp4":
+    fmt = nvfp4_format(q.format)
+    if fmt is not None:
+        scale = fmt.scale_element.name.removeprefix("fp8_").upper()
+        uncarried = with_options(q, format=_Uncarried(fmt.name, fmt.element, fmt.scale_element))
         yield WrongCast(
-            "is quantized with block scales that are rounded to E4M3 afterwards",
+            f"has block scales rounded to {scale} without a carry: 0.97 becomes 0.9375, not 1",
+            lambda x: define(x, uncarried),
+        )
+        yield WrongCast(
+            f"is quantized with block scales that are rounded to {scale} afterwards",
             lambda x: _nvfp4(x, q, is_late=True),
         )
         yield WrongCast(
@@ -192,6 +200,16 @@ def _nearest(x: Floats, q: QuantizerSettings, mx: MxFormat) -> Floats:
     return by_groups(x, q, rows)
 
 
+class _Uncarried(Nvfp4Format):
+    """NVFP4 whose scales keep their exponent where rounding needs the next one."""
+
+    def define_scale(self, unrounded: Singles) -> Singles:
+        scale = super().define_scale(unrounded)
+        below = round_by_list(unrounded.astype(np.float64), self.scale_element, rounding="zero")
+        is_carried = (np.frexp(scale)[0] == 0.5) & (scale > self.scale_element.min_normal)
+        return np.where(is_carried, np.minimum(below, scale), scale).astype(np.float32)
+
+
 def _nvfp4(
     x: Floats,
     q: QuantizerSettings,
@@ -201,13 +219,14 @@ def _nvfp4(
     is_inverse: bool = False,
 ) -> Floats:
     """Quantize to NVFP4 with unrounded block scales, or with another tensor scale."""
-    right = tensor_state(x, q) if state is None else state
+    fmt, right = nvfp4_format(q.format), tensor_state(x, q) if state is None else state
+    assert fmt is not None
     assert right is not None
     state = 1 / right if is_inverse else right
 
     def rows(blocks: Floats) -> Floats:
-        exact = np.minimum(np.abs(blocks).max(1) * (state / 6.0), 448.0)
-        stored = round_by_list(exact, get("fp8_e4m3").element)
+        exact = np.minimum(np.abs(blocks).max(1) * (state / fmt.max), fmt.largest_scale)
+        stored = round_by_list(exact, fmt.scale_element)
         used = exact if is_late else stored
         codes = round_by_list(blocks * state / used[:, None], q.format.element, rounding=q.rounding)
         return np.asarray(codes * stored[:, None] / right)

@@ -19,12 +19,12 @@ from qgate.checkpoints.ideal import Extremes, ideal_scales, ideal_values
 from qgate.checkpoints.moved_scales import (
     moved_lines,
     moved_scales,
-    scales_of_other_format,
     scales_swapped,
     scales_transposed,
     unswizzled,
     with_moved_scales,
 )
+from qgate.checkpoints.scale_types import scales_of_other_formats
 
 EXPLAINED_DB = 0.7
 """Error over the ideal one at which an undone fault counts as the cause."""
@@ -101,8 +101,7 @@ def _own_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault
     """Yield the faults of packings with bytes or scales of their own."""
     for words, undone in block_faults(weight):
         yield ExportFault(words, lambda _, undone=undone: undone(), reformats=True)  # type: ignore[misc]
-    if weight.scale_codes is not None:
-        yield ExportFault(*scales_of_other_format(weight, parent))
+    yield from scale_type_faults(weight, parent)
     if weight.element in NESTED:
         count = min(len(weight.elements), -(-LEADING // max(1, weight.shape[1])))
         part = weight.rows(0, count)
@@ -113,6 +112,13 @@ def _own_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault
             "offset of double quantization)",
             lambda w: replace(w, scales=w.scales + offset),
         )
+
+
+def scale_type_faults(weight: QuantizedWeight, parent: Tensor) -> Iterator[ExportFault]:
+    """Yield block scales that are read in another format of one byte."""
+    if weight.scale_codes is not None:
+        for words, undo in scales_of_other_formats(weight, parent):
+            yield ExportFault(words, undo)
 
 
 def _kind(weight: QuantizedWeight, fault: str = "") -> Kind:

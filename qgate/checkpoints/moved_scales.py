@@ -1,4 +1,4 @@
-"""Undo what exporters do to scales: move them, transpose them, store them in another format."""
+"""Undo what exporters do to scales: move them, transpose them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from qgate.checkpoints.grids import QuantizedWeight, decode_e8m0
+from qgate.checkpoints.grids import QuantizedWeight
 
-LEADING = 1 << 20
-"""Elements in leading rows that tell the size of all scales."""
 Change = Callable[[QuantizedWeight], QuantizedWeight | None]
 
 
@@ -42,27 +39,6 @@ def moved_lines(weight: QuantizedWeight) -> Iterator[tuple[str, Change]]:
 def _moved_line(weight: QuantizedWeight, step: int, axis: int, has_zeros: bool) -> QuantizedWeight:
     moved = with_moved_scales(weight, lambda x: x.roll(step, axis))
     return moved if has_zeros else replace(moved, zero_points=weight.zero_points)
-
-
-def scales_of_other_format(weight: QuantizedWeight, parent: Tensor) -> tuple[str, Change]:
-    """Return scales in E8M0 that are read as E4M3, or the other way round, in words, and undone.
-
-    The scale of the whole tensor belongs to the format that is read, so the parent tells it.
-    """
-    assert weight.scale_codes is not None
-    codes = weight.scale_codes.contiguous().view(torch.uint8)
-    is_e8m0 = weight.scale_codes.dtype == torch.uint8
-    stored, meant = ("E8M0", "E4M3") if is_e8m0 else ("E4M3", "E8M0")
-    scales = codes.view(torch.float8_e4m3fn).float() if is_e8m0 else decode_e8m0(codes)
-    words = f"scales are codes of {meant}, and are read as {stored}"
-    is_equal = bool((codes == codes.reshape(-1)[:1]).all())
-    if is_equal or not bool(scales.isfinite().all()) or not bool((scales > 0).any()):
-        return words, lambda _: None
-    count = min(len(weight.elements), -(-LEADING // max(1, weight.shape[1])))
-    values = replace(weight, scales=scales).rows(0, count).values().double()
-    product = (values * parent[:count].double()).sum()
-    factor = float(product / values.square().sum().clamp(min=1e-300))
-    return words, lambda w: replace(w, scales=scales * factor)
 
 
 def with_moved_scales(weight: QuantizedWeight, move: Callable[[Tensor], Tensor]) -> QuantizedWeight:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from qgate.checkpoints.causes import find_cause
+from qgate.checkpoints.causes import find_cause, scale_type_faults
 from qgate.checkpoints.code_rules import describe_codes
 from qgate.checkpoints.compute import DecodedRows, SourceRows, measure, squared
 from qgate.checkpoints.conventions import CONVENTIONS
@@ -73,6 +73,8 @@ def judge_weight(pair: WeightPair) -> Judgement:
     except MisfitError as error:
         return result, [CheckpointFinding(weight.name, str(error))]
     own_causes = [*scale_causes(figures), *_code_causes(rows.element, figures)]
+    if source is not None and figures.scales.negative and not misplaced:
+        own_causes = _scale_types(rows, source, figures) or own_causes
     causes = own_causes
     if source is not None and layer is not None and match is not None and _is_over(figures):
         explanation = None
@@ -150,6 +152,15 @@ def _explain_blocks(
         return None
     figures = replace(figures, over_codes_db=over_codes_db(weight, parent))
     return ErrorExplanation(figures, cause=error_cause(figures, words))
+
+
+def _scale_types(rows: WeightRows, source: SourceRows, figures: WeightFigures) -> list[str]:
+    """Name the format that the codes of scales have, where they are read as another one."""
+    weight, parent = rows.sample(), source[0 : rows.sampled]
+    faults = list(scale_type_faults(weight, parent))
+    is_part = rows.sampled < rows.shape[0]
+    words = find_cause(weight, parent, faults=faults, is_part=is_part) if faults else ""
+    return [error_cause(figures, words)] if words else []
 
 
 def _from_other_parent(

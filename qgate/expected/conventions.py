@@ -30,19 +30,23 @@ from qgate.expected.group_scales import (
     rounded_to,
 )
 from qgate.formats import get
+from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.definition import (
     codes_above_zero,
     round_by_list,
     scales_and_zero_points,
 )
 from qgate.formats.definition import quantize as define
+from qgate.formats.nvfp4 import nvfp4_format
 from qgate.formats.options import SCALE_RULES, Floats, Rounding
 from qgate.formats.settings import QuantizerSettings
 from qgate.loading import LateModule
 
 if TYPE_CHECKING:
+    from qgate.expected import choices as choices
     from qgate.expected import nvfp4_orders as nvfp4_orders
 else:
+    choices = LateModule("qgate.expected.choices")
     nvfp4_orders = LateModule("qgate.expected.nvfp4_orders")
 
 Values = Callable[[Floats, float], Floats]
@@ -114,8 +118,10 @@ def definition_of(q: QuantizerSettings) -> Convention:
         values = _scaled(q, q.format.max, "float32", order="float32")
         words = overflow_words(q) if q.scale is not None else ""
         return Convention(_scale_name(q), values, scales=scales, overflow=words)
-    if q.format.name == "nvfp4":
+    if nvfp4_format(q.format) is not None:
         return Convention("scales in TransformerEngine's order", nvfp4_orders.nvfp4_values(q, 0, 0))
+    if isinstance(q.format, ChoosingFormat) and not q.format.by_rows:
+        return Convention("the definition", choices.choosing(q, q.format))
     name = f"scale rule {q.scale_rule}" if "scale_rule" in q.format.options else "the definition"
     words = overflow_words(q) if q.granularity is None else ""
     return replace(_defined(name, q), overflow=words)
@@ -143,7 +149,7 @@ def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Conventi
                 name = f"scale rule {rule}, {_WORDS.get(rounding, rounding)}"
                 yield _defined(name, with_options(q, scale_rule=rule, rounding=rounding))
         return
-    if q.format.name == "nvfp4":
+    if nvfp4_format(q.format) is not None:
         counts = (
             range(len(nvfp4_orders.SCALES) - (not orders)),
             range(len(nvfp4_orders.ELEMENTS) - (not orders)),
@@ -155,6 +161,9 @@ def _others(q: QuantizerSettings, dtype: str, orders: bool) -> Iterator[Conventi
                     nvfp4_orders.nvfp4_values(q, scales, elements),
                 )
         return
+    if isinstance(q.format, ChoosingFormat) and not q.format.by_rows:
+        for words, fmt in choices.other_choices(q.format):
+            yield Convention(words, choices.choosing(q, fmt))
     for rounding in (q.rounding, *roundings):
         changed = with_options(q, rounding=rounding)
         if rounding != q.rounding:

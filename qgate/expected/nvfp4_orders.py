@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qgate.expected.group_scales import by_groups, rounded_to
+from qgate.expected.group_scales import by_groups
 from qgate.formats.definition import round_by_list
+from qgate.formats.nvfp4 import nvfp4_format
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
@@ -30,33 +31,33 @@ def nvfp4_values(
     """Quantize to NVFP4 with one of several orders of float32 operations for each scale."""
 
     def values(x: Floats, nudge: float) -> Floats:
-        assert q.format.kind == "block"
-        state = q.format.define_state(x)
+        fmt = nvfp4_format(q.format)
+        assert fmt is not None
+        state, top = fmt.define_state(x), np.float32(fmt.max)
         encode, fp32 = np.float32(state), np.float32
         decode = fp32(1) / encode
         if scales == 3:
             largest = np.abs(np.nan_to_num(x, posinf=0.0, neginf=0.0)).max(initial=0.0)
-            decode = fp32(largest) / fp32(2688) if largest else decode
+            decode = fp32(largest) / fp32(fmt.bound) if largest else decode
 
         def rows(blocks: Floats) -> Floats:
             with np.errstate(all="ignore"):
                 amax = np.abs(blocks).max(axis=1).astype(fp32)
                 block_scales = (
-                    amax * (encode * (fp32(1) / fp32(6))),
-                    amax / fp32(6) * encode,
-                    amax / fp32(6) / decode,
-                    amax / fp32(6) / decode,
+                    amax * (encode * (fp32(1) / top)),
+                    amax / top * encode,
+                    amax / top / decode,
+                    amax / top / decode,
                 )[scales]
-                bounded = np.minimum(block_scales * fp32(nudge), fp32(448)).astype(np.float64)
-                scale = rounded_to("fp8_e4m3", bounded).astype(fp32)
+                scale = fmt.define_scale(block_scales * fp32(nudge))
                 if elements == 1:
                     ratios = blocks / (scale * decode).astype(np.float64)[:, None]
                 else:
                     quotient = fp32(1) / decode / scale if elements else fp32(1) / (scale * decode)
                     factor = np.minimum(quotient, np.finfo(fp32).max)
                     ratios = (blocks * factor.astype(np.float64)[:, None]).astype(fp32)
-                ratios = np.nan_to_num(ratios.astype(np.float64), posinf=6.0, neginf=-6.0)
-                codes = round_by_list(ratios * nudge, q.format.element, rounding=q.rounding)
+                ratios = np.nan_to_num(ratios.astype(np.float64), posinf=fmt.max, neginf=-fmt.max)
+                codes = round_by_list(ratios * nudge, fmt.element, rounding=q.rounding)
                 result = codes * scale.astype(np.float64)[:, None] * float(decode)
                 poisoned = blocks if q.inf == "nan" else np.where(np.isnan(blocks), np.nan, 0.0)
                 is_whole = np.isfinite(poisoned).all(axis=1, keepdims=True)

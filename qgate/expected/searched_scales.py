@@ -6,9 +6,10 @@ import numpy as np
 
 from qgate.expected.conventions import with_options
 from qgate.expected.distances import relative_error
-from qgate.expected.group_scales import by_groups, group_scales, rounded_to
+from qgate.expected.group_scales import by_groups, group_scales
 from qgate.formats.definition import round_by_list, scales_and_zero_points
 from qgate.formats.mx import mx_format
+from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
@@ -27,8 +28,8 @@ def scales_of(groups: Floats, q: QuantizerSettings, state: float | None = None) 
         return group_scales(groups, q, q.format.max, "float32")
     if state is None:
         return np.where(amax > 0, amax, 1.0) / q.format.element.max
-    block = rounded_to("fp8_e4m3", np.minimum(amax * (state / 6.0), 448.0))
-    return np.where(block > 0, block, 1.0) / state
+    assert isinstance(q.format, Nvfp4Format)
+    return q.format.define_scales(groups, q, state)
 
 
 def search_scales(x: Floats, q: QuantizerSettings) -> Floats:
@@ -47,8 +48,10 @@ def search_scales(x: Floats, q: QuantizerSettings) -> Floats:
         for factor in factors:
             changed = scales * factor
             if state is not None and not is_power:
-                stored = rounded_to("fp8_e4m3", np.minimum(changed * state, 448.0))
-                changed = np.where(stored > 0, stored, 2.0**-9) / state
+                assert isinstance(q.format, Nvfp4Format)
+                scale = q.format.scale_element
+                stored = round_by_list(np.minimum(changed * state, scale.max), scale)
+                changed = np.where(stored > 0, stored, scale.min_subnormal) / state
             y = changed[:, None] * round_by_list(
                 groups / changed[:, None], element, rounding=q.rounding, narrow=q.narrow
             )

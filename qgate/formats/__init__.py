@@ -12,7 +12,7 @@ from qgate.exports import lazy
 from qgate.formats import p3109
 from qgate.formats._block import BlockFormat, Format, is_format
 from qgate.formats._element import ElementFormat
-from qgate.formats._literals import FORMATS
+from qgate.formats._literals import FORMATS, FOUR_OVER_SIX_NAMES
 from qgate.formats.integers import IntFormat
 from qgate.formats.options import ROUNDINGS
 
@@ -57,8 +57,8 @@ def names() -> list[str]:
 
 
 def unlisted_names() -> list[str]:
-    """List the names of formats that are made by name only, those of IEEE P3109."""
-    return list(p3109.NAMES)
+    """List the names of formats that are made by name only: IEEE P3109's, variants of 4over6."""
+    return [*p3109.NAMES, *FOUR_OVER_SIX_NAMES]
 
 
 def aliases(name: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeGuard
 import numpy as np
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._work import CastContext, ScaledChunk, WorkType
+from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, WorkType
 from qgate.formats.options import CastOptions, Floats, Rounding
 
 if TYPE_CHECKING:
@@ -100,6 +100,15 @@ class BlockFormat(abc.ABC):
     @abc.abstractmethod
     def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
         """Return the float64 scale of `split` from its stored codes."""
+
+    def to_codes(self, parts: ScaledChunk) -> Tensor:
+        """Return the codes of elements that `split` made."""
+        return self.element.to_codes(parts.elements, DOUBLE)
+
+    def from_codes(self, codes: Tensor, stored: dict[str, Tensor]) -> Tensor:
+        """Return the float64 elements of codes, whose blocks have these stored scales."""
+        del stored
+        return self.element.from_codes(codes, DOUBLE)
 
     @abc.abstractmethod
     def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:

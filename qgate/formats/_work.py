@@ -86,7 +86,8 @@ class ScaledChunk:
     `ratios` are the elements before they were rounded: x in units of its scale, as the format
     divides. `stored` holds what `encode` keeps besides the element codes, one row per block in the
     third dimension ("scales", and "micro" for the finer levels of HiF4). `zero_point` is what codes
-    of integers have above their elements.
+    of integers have above their elements. `second` says which blocks are on another grid, and from
+    where on that one saturates.
     """
 
     elements: Tensor
@@ -94,6 +95,7 @@ class ScaledChunk:
     ratios: Tensor
     stored: dict[str, Tensor] = field(default_factory=dict)
     zero_point: Tensor | None = None
+    second: tuple[Tensor, float] | None = None
 
 
 @dataclass

@@ -55,7 +55,7 @@ class Encoded:
         if dtype not in INPUTS:
             allowed = ", ".join(map(str, INPUTS))
             raise TypeError(f"cannot decode to {dtype!r}; allowed: {allowed}.")
-        element, layout = q.format.element, layout_of(self.codes, q)
+        layout = layout_of(self.codes, q)
         data = layout.arrange(self.codes)
         out = layout.empty(dtype, data.device)
         stored = {}
@@ -73,7 +73,11 @@ class Encoded:
             rows = {name: chunk.group(value) for name, value in stored.items()}
             of_chunk = chunk.group(state) if state is not None and state.dim() else state
             context = CastContext(q, DOUBLE, self.double, of_chunk)
-            elements = element.from_codes(chunk.data(data), DOUBLE)
+            fmt, in_chunk = q.format, chunk.data(data)
+            if fmt.kind == "block":
+                elements = fmt.from_codes(in_chunk, rows)
+            else:
+                elements = fmt.from_codes(in_chunk, DOUBLE)
             if "zero_points" in rows:
                 elements = elements - rows["zero_points"]
             if rows:
@@ -123,8 +127,11 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
         stored = {name: job.rows(k, dtype_stored) for name, k in fmt.stored.items()}
     for chunk, _, _, parts in split(job):
         zero = parts.zero_point
-        above = parts.elements if zero is None else parts.elements + zero
-        chunk.data(codes).copy_(element.to_codes(above, DOUBLE))
+        if fmt.kind == "block":
+            chunk.data(codes).copy_(fmt.to_codes(parts))
+        else:
+            above = parts.elements if zero is None else parts.elements + zero
+            chunk.data(codes).copy_(element.to_codes(above, DOUBLE))
         for name, rows in stored.items():
             chunk.group(rows).copy_(parts.stored[name])
     codes = layout.restore(codes)

@@ -16,6 +16,7 @@ from qgate.formats._block import Format, is_format
 from qgate.formats._literals import FORMATS
 from qgate.formats._scratch import BoundedCache, buffer
 from qgate.formats._work import DOUBLE, CastContext, widen
+from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.codebook import CodebookFormat
 from qgate.formats.encoded import Encoded, encode_tensor
 from qgate.formats.engine import fast_element
@@ -34,6 +35,7 @@ from qgate.tensor_inputs import plain_tensor, valueless
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from qgate.formats.engine import fast_choosing as fast_choosing
     from qgate.formats.engine import fast_codebook as fast_codebook
     from qgate.formats.engine import fast_mx as fast_mx
     from qgate.formats.engine import fast_nvfp4 as fast_nvfp4
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from qgate.formats.engine import rotation as rotation
 else:
     fast_codebook = LateModule("qgate.formats.engine.fast_codebook")
+    fast_choosing = LateModule("qgate.formats.engine.fast_choosing")
     fast_mx = LateModule("qgate.formats.engine.fast_mx")
     fast_nvfp4 = LateModule("qgate.formats.engine.fast_nvfp4")
     on_device = LateModule("qgate.formats.engine.on_device")
@@ -233,6 +236,8 @@ def _shortcut(fmt: Format, x: Tensor, out: Tensor, context: CastContext) -> bool
         return fast_mx.shortcut(fmt, x, out, context)
     if isinstance(fmt, CodebookFormat):
         return fast_codebook.shortcut(fmt, x, out, context)
+    if isinstance(fmt, ChoosingFormat):
+        return fast_choosing.shortcut(fmt, x, out, context)
     return isinstance(fmt, Nvfp4Format) and fast_nvfp4.shortcut(fmt, x, out, context)
 
 

@@ -12,6 +12,7 @@ import torch
 from qgate._version import __version__
 from qgate.formats._block import BlockFormat, Format
 from qgate.formats._element import ElementFormat
+from qgate.formats.choosing import ChoosingFormat, is_signed_choice
 from qgate.formats.encoded import Encoded
 from qgate.formats.quantizer import Quantizer
 from qgate.formats.settings import QuantizerSettings
@@ -30,7 +31,8 @@ def conformance_vectors(fmt: Format) -> dict[str, Array]:
     Values are float64, inputs float32 and codes uint8 (uint16 for formats of 16 bits); scales of
     codebooks are float32. Casts stand
     under `cast_input`, and for each convention under `CONVENTION_codes`, `CONVENTION_values` and,
-    in block formats, `CONVENTION_scales`.
+    in block formats, `CONVENTION_scales`. Where the sign bit of a scale chooses the grid, codes
+    below it have `second_values`.
     """
     arrays: dict[str, Array] = {}
     conventions = dict(_conventions(fmt))
@@ -39,6 +41,8 @@ def conformance_vectors(fmt: Format) -> dict[str, Array]:
         arrays["values"] = fmt.element.code_values()
     if isinstance(fmt, BlockFormat) and fmt.stored_dtype == "uint8":
         arrays |= _scale_table(fmt, conventions)
+    if isinstance(fmt, ChoosingFormat) and fmt.signed:
+        arrays["second_values"] = fmt.second_values()
     with np.errstate(over="ignore"):  # what lies beyond float32 becomes Inf
         hard = _hard_blocks(fmt) if isinstance(fmt, BlockFormat) else _hard_values(fmt)
         arrays["cast_input"] = hard
@@ -111,12 +115,13 @@ def _scale_table(fmt: BlockFormat, conventions: dict[str, Quantizer]) -> dict[st
     """Return the value of each code of a scale, from an element that is one."""
     quantizer = next(iter(conventions.values()))
     codes = torch.arange(256, dtype=torch.uint8)[:, None]
-    values = fmt.element.code_values()
+    values, signed = fmt.element.code_values(), is_signed_choice(fmt)
     one = int(np.flatnonzero(values == 1.0)[0])
     ones = torch.full((256, fmt.block), one, dtype=fmt.element.code_dtype())
     micro = torch.zeros(256, 3, dtype=torch.uint8) if "micro" in fmt.stored else None
     state = torch.ones((), dtype=torch.float32) if fmt.needs_amax else None
-    encoded = Encoded(quantizer, ones, torch.float64, codes, state, micro)
+    stored = codes & 127 if signed else codes
+    encoded = Encoded(quantizer, ones, torch.float64, stored, state, micro)
     return {
         "scale_codes": codes.reshape(-1).numpy(),
         "scale_values": encoded.decode(torch.float64)[:, 0].numpy(),

@@ -227,6 +227,8 @@ class BlockCast(abc.ABC):
     family: ClassVar[str]
     any_block: ClassVar[bool] = True
     """True if blocks have any length; those of HiF4 have one."""
+    has_short_columns: ClassVar[bool] = True
+    """True if a program of its own takes blocks that are upright and short."""
     rounding: Rounding
     inf_saturates: bool
 
@@ -239,7 +241,7 @@ class BlockCast(abc.ABC):
         self, memory: MemoryLayout, dtype: torch.dtype, out: torch.dtype, slots: tuple[int, ...]
     ) -> Step:
         programs = importlib.import_module(f"qgate.kernels.programs.{self.family}")
-        short = memory.short
+        short = memory.short and self.has_short_columns
         cut = tiling(f"{self.family} columns" if short else self.family)
         constants: dict[str, object] = {}
         across, count = memory.across(cut.elements), memory.programs(cut.elements)
@@ -297,13 +299,53 @@ class Nvfp4Cast(BlockCast):
 
     rounding: Rounding
     inf_saturates: bool
+    bound: float = 2688.0
+    largest: float = 448.0
+    lowest: int = -6
 
     family = "nvfp4"
+
+    def numbers(self) -> tuple[float, ...]:
+        return self.bound, self.largest
+
+    def constants(self) -> dict[str, object]:
+        return {"LOWEST": self.lowest, **super().constants()}
 
     def prepare(self, memory: MemoryLayout, dtype: torch.dtype, out: torch.dtype) -> Run:
         size = memory.outer * memory.length * memory.inner
         first = _largest_rows(MemoryLayout(1, size, 1, size), dtype, finite=True)
         return _after(first, self.step(memory, dtype, out, _ALL), 1)
+
+
+@dataclass(frozen=True)
+class ChoosingCast(Nvfp4Cast):
+    """A cast whose blocks of 16 each take one of two grids.
+
+    grids      bits after the leading one and lowest exponent of both, -1 and 0 for integers
+    factors    what the numbers of a block are divided and multiplied by for the second scale; its
+               unit and 1 / unit; the largest of its elements
+    """
+
+    grids: tuple[tuple[int, int], tuple[int, int]] = ((1, 0), (1, 0))
+    factors: tuple[float, float, float, float, float] = (6.0, 1.5, 1.0, 1.0, 6.0)
+    first_largest: float = 6.0
+    one_zero: bool = False
+    squares: bool = True
+    second_wins: bool = False
+
+    family = "choosing"
+    has_short_columns = False
+
+    def numbers(self) -> tuple[float, ...]:
+        return self.bound, self.first_largest, *self.factors
+
+    def constants(self) -> dict[str, object]:
+        (mantissa, lowest), (second_mantissa, second_lowest) = self.grids
+        return {
+            "MANTISSA": mantissa, "LOWEST": lowest, "SECOND_MANTISSA": second_mantissa,
+            "SECOND_LOWEST": second_lowest, "HAS_UNIT": self.factors[2] != 1,
+            "ONE_ZERO": self.one_zero, "SQUARES": self.squares, "SECOND_WINS": self.second_wins,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

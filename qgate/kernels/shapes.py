@@ -31,6 +31,7 @@ TILINGS = {
     "columns": Tiling(4096, 4, 8),
     "mx": Tiling(2048, 4),
     "nvfp4": Tiling(1024, 2),
+    "choosing": Tiling(1024, 2),
     "hif4": Tiling(4096, 4),
     "mx columns": Tiling(8192, 4),
     "nvfp4 columns": Tiling(8192, 4),

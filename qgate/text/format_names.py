@@ -12,6 +12,8 @@ FORMAT_ALIASES = {
     "e5m2fnuz": "fp8_e5m2fnuz",
     "float8_e5m2fnuz": "fp8_e5m2fnuz",
     "float8_e4m3b11fnuz": "fp8_e4m3b11fnuz",
+    "ue5m3": "fp8_ue5m3",
+    "e5m3": "fp8_ue5m3",
     "e3m2": "fp6_e3m2",
     "e2m3": "fp6_e2m3",
     "e2m1": "fp4_e2m1",
@@ -21,5 +23,6 @@ FORMAT_ALIASES = {
     "bfloat16": "bf16",
     "mxfp8": "mxfp8_e4m3",
     "mxfp4": "mxfp4_e2m1",
+    "if6": "if6_e2m3",
     "hifloat4": "hif4",
 }

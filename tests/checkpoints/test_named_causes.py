@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import qgate
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.record import CheckpointRecord
 from qgate.errors import QgateError
@@ -210,3 +211,31 @@ def test_scales_that_are_declared_as_powers_of_two_are(
         (subject,) = causes
         assert subject == f"{UP}.weight_scale_inv"
         assert causes[subject].startswith("8 of 8 scales are no powers of two, and config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nvfp4_ue5m3", "^scales are codes of UE5M3, and are read as E4M3: "),
+        ("if4", r"^the sign bit of scales chooses a grid \(if4\), and is read as a sign: "),
+        ("mixfp4", r"^the sign bit of scales chooses a grid \(mixfp4\), and is read as a sign: "),
+        ("nvfp4_4over6", ""),
+    ],
+)
+def test_scales_in_another_format_are_named(
+    name: str, words: str, folders: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(folders / "nvfp4" / "model.safetensors")
+    encoded = qgate.encode(parent_tensors()[f"{UP}.weight"].float(), name)
+    assert encoded.scales is not None
+    assert encoded.tensor_scale is not None
+    tensors[f"{UP}.{PACKED}"] = _pairs(encoded.codes, len(encoded.codes))
+    tensors[f"{UP}.{SCALES}"] = encoded.scales.view(torch.float8_e4m3fn)
+    tensors[f"{UP}.weight_global_scale"] = (1 / encoded.tensor_scale).reshape(1)
+    configuration = json.loads((folders / "nvfp4" / "config.json").read_text())
+    record = compare(
+        str(write(tmp_path / "child", tensors, configuration)), str(folders / "parent")
+    )
+    causes = [finding.cause for finding in record.findings if finding.subject == f"{UP}.weight"]
+    assert len(causes) == bool(words), causes
+    assert all(re.search(words, cause) for cause in causes), causes

@@ -111,6 +111,7 @@ FLOATS = {
 SCALES = {
     "E8M0": Fields(8, 0, 127, "nan", signed=False),
     "E6M2": Fields(6, 2, 48, "nan", signed=False),
+    "fp8_ue5m3": Fields(5, 3, 15, "nan", signed=False),
 }
 CAN_OVERFLOW = [name for name, row in FLOATS.items() if row.top != "none"]
 # The largest integer, and the unit it is counted in; those from zero on have names in `UNSIGNED`.

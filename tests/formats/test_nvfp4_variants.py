@@ -15,16 +15,19 @@ import torch
 import qgate
 from qgate.expected.sampled import undefined
 from qgate.formats import definition
-from qgate.formats._literals import E2M1, E4M3
+from qgate.formats._literals import E2M1, E4M3, FOUR_OVER_SIX
+from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from tests.formats.oracles import assert_same_bits
 from tests.shares import share
 
 F32 = np.float32
 CUSTOM = {
-    "mse": Nvfp4Format("mse", E2M1, E4M3, four_over_six="mse"),
-    "256": Nvfp4Format("256", E2M1, E4M3, four_over_six="mae", largest_scale=256.0),
-    "row 4over6": Nvfp4Format("row 4over6", E2M1, E4M3, four_over_six="mse", by_rows=True),
+    "mse": qgate.formats.get("nvfp4_4over6_mse"),
+    "256": qgate.formats.get("nvfp4_4over6_256"),
+    "row 4over6": ChoosingFormat(
+        "row 4over6", E2M1, E4M3, by_rows=True, grids=FOUR_OVER_SIX, signed=False
+    ),
 }
 NAMED = ["nvfp4_row", "nvfp4_4over6", "nvfp4_pow2"]
 

@@ -76,7 +76,7 @@ def hard_numbers(name: str) -> Floats:
 
 def test_there_are_a_hundred_and_twenty_of_them_and_none_is_listed() -> None:
     assert len(NAMES) == 120
-    assert sorted(qgate.formats.unlisted_names()) == sorted(NAMES)
+    assert set(NAMES) < set(qgate.formats.unlisted_names())
     assert not {*NAMES} & {*qgate.formats.names()}
     assert qgate.formats.get("Binary8P3SE") is qgate.formats.get("binary8p3se")
 

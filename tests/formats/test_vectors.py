@@ -171,7 +171,13 @@ def test_codes_and_scales_alone_give_the_values(name: str) -> None:
             scales = scales * arrays[f"{convention}_tensor_scales"].reshape(-1, 1).astype(
                 np.float64
             )
-        values = arrays["values"][arrays[f"{convention}_codes"]] * scales
+        codes = arrays[f"{convention}_codes"]
+        values = arrays["values"][codes]
+        if "second_values" in arrays:
+            second = arrays[f"{convention}_scales"].reshape(len(codes), -1) >= 128
+            assert second.any()
+            values = np.where(second, arrays["second_values"][codes], values)
+        values = values * scales
         stored = arrays[f"{convention}_values"]
         finite = np.isfinite(stored)
         np.testing.assert_allclose(values[finite], stored[finite], rtol=2**-22)

@@ -13,10 +13,10 @@ from qgate.formats._scratch import BoundedCache, buffer, whole
 from qgate.formats._work import SINGLE, CastContext, single
 from qgate.formats.engine.dtypes import FP32_MAX, narrow
 from qgate.formats.floats import FloatFormat
-from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.formats.nvfp4 import Nvfp4Format, nvfp4_format
 from qgate.formats.options import Rounding
 
-_ORDINARY = 2.0**80
+ORDINARY = 2.0**80
 _constants = BoundedCache(16)
 
 
@@ -30,12 +30,14 @@ class FloatRounding:
         self.twice_bias = whole((2 * SINGLE.bias + fmt.mantissa) << 23)
         self.exponent, self.magnitude = whole(SINGLE.exponent_mask), whole(SINGLE.magnitude_mask)
 
-    def round(self, t: Tensor, scratch: Tensor | None, rounding: Rounding) -> Tensor:
-        """Round t in place; `scratch` may hold its bits."""
+    def round(
+        self, t: Tensor, scratch: Tensor | None, rounding: Rounding, out: Tensor | None = None
+    ) -> Tensor:
+        """Round t in place, or to `out`; `scratch` may hold its bits."""
         bits = torch.bitwise_and(t.view(torch.int32), self.exponent, out=scratch)
         bits.clamp_(min=self.smallest)
         inverse = torch.sub(self.twice_bias, bits, out=bits).view(torch.float32)
-        t = t.mul_(inverse)
+        t = torch.mul(t, inverse, out=t if out is None else out)
         t = t.round_() if rounding == "even" else round_to_integer(t, SINGLE, rounding)
         return t.div_(inverse)
 
@@ -44,10 +46,11 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, context: CastContext) -> 
     """Write the quantized chunk to `out`, or return False."""
     q, state = context.q, context.state
     assert state is not None
-    if context.double or q.rounding == "stochastic" or not fmt.is_plain:
+    plain = nvfp4_format(fmt) is not None and isinstance(fmt.element, FloatFormat)
+    if context.double or q.rounding == "stochastic" or not plain:
         return False
     encode_scale = float(state.item())
-    if not 1 / _ORDINARY < encode_scale < _ORDINARY:
+    if not 1 / ORDINARY < encode_scale < ORDINARY:
         return False
     pair = fmt.element, fmt.scale_element
     element, scale = _constants.get(pair, lambda: tuple(map(FloatRounding, pair)))
@@ -62,7 +65,7 @@ def shortcut(fmt: Nvfp4Format, x: Tensor, out: Tensor, context: CastContext) -> 
         if amax.amax().item() >= SINGLE.exponent_mask:
             return False
     decode_scale = single(1.0 / encode_scale)
-    factor = single(encode_scale * single(1.0 / 6.0))
+    factor = single(encode_scale * single(1.0 / fmt.max))
     decode = torch.full((), decode_scale, dtype=torch.float32, device=x.device)
     unrounded = (amax.view(torch.float32) * factor).clamp_(max=scale.largest)
     block_scale = scale.round(unrounded, None, "even")

@@ -14,6 +14,8 @@ from torch import Tensor
 from qgate.formats._element import ElementFormat
 from qgate.formats._literals import E2M1, E4M3
 from qgate.formats._scratch import tracing
+from qgate.formats._work import single
+from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.engine.checking import check
 from qgate.formats.engine.job import Job, Layout, layout_of
 from qgate.formats.engine.scales import version_of
@@ -22,10 +24,19 @@ from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
 from qgate.formats.integers import IntFormat
 from qgate.formats.mx import MxFormat
-from qgate.formats.nvfp4 import Nvfp4Format
+from qgate.formats.nvfp4 import nvfp4_format
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import cases, proving
-from qgate.kernels.casts import FITS, LONGEST, BlockCast, ElementCast, Hif4Cast, MxCast, Nvfp4Cast
+from qgate.kernels.casts import (
+    FITS,
+    LONGEST,
+    BlockCast,
+    ChoosingCast,
+    ElementCast,
+    Hif4Cast,
+    MxCast,
+    Nvfp4Cast,
+)
 from qgate.kernels.shapes import Grid, MemoryLayout, kind_of
 
 if TYPE_CHECKING:
@@ -182,13 +193,34 @@ def cast_for(x: Tensor, q: QuantizerSettings, layout: Layout) -> BlockCast | Ele
         limit = 2 ** (q.scale_bits - 1) - 1
         fits = grid.fits_single and not grid.tapered
         return MxCast(grid, fmt.carry(q.scale_rule, 23), limit, saturates) if fits else None
-    if (
-        isinstance(fmt, Nvfp4Format)
-        and fmt.is_plain
-        and (fmt.element, fmt.scale_element) == (E2M1, E4M3)
-    ):
-        return Nvfp4Cast(q.rounding, saturates)
+    if (two_level := nvfp4_format(fmt)) is not None and fmt.element == E2M1:
+        scale = two_level.scale_element
+        if not isinstance(scale, FloatFormat) or scale.mantissa != 3:
+            return None
+        return Nvfp4Cast(q.rounding, saturates, two_level.bound, scale.max, scale.min_exponent)
+    if isinstance(fmt, ChoosingFormat):
+        is_usual = not fmt.by_rows and fmt.scale_element == E4M3 and q.block == fmt.default_block
+        return _choosing_cast(fmt, saturates) if is_usual and q.rounding == "even" else None
     return Hif4Cast(q.rounding, saturates) if isinstance(fmt, Hif4Format) else None
+
+
+def _choosing_cast(fmt: ChoosingFormat, saturates: bool) -> ChoosingCast | None:
+    first, second = fmt.grids
+    grids = [
+        (grid.element.mantissa_bits, grid.element.min_exponent)
+        if isinstance(grid.element, FloatFormat) and grid.element.exponent_bits > 1
+        else (-1, 0)
+        for grid in fmt.grids
+    ]
+    if any(mantissa == 0 for mantissa, _ in grids):
+        return None  # ties of E2M0 go to even codes, not to even multiples of a step
+    return ChoosingCast(
+        "even", saturates, fmt.bound, 448.0, -6, (grids[0], grids[1]),
+        (second.largest, second.factor, single(second.unit), single(1 / second.unit),
+         second.element.max),
+        first.largest, not isinstance(second.element, FloatFormat), fmt.error == "mse",
+        fmt.second_wins,
+    )  # fmt: skip
 
 
 def _grid(fmt: ElementFormat, q: QuantizerSettings) -> Grid | None:

@@ -124,4 +124,7 @@ def saturated(parts: ScaledChunk, q: QuantizerSettings) -> Tensor:
         return ((codes > high) | (codes < low)) & (parts.scale > 0)
     upper = parts.ratios >= element.saturates_from(q.rounding, high)
     lower = parts.ratios <= -element.saturates_from(q.rounding, -low)
+    if parts.second is not None:
+        mask, limit = parts.second
+        return (parts.ratios.abs() >= limit).where(mask, upper | lower) & (parts.scale > 0)
     return (upper | lower) & (parts.scale > 0)

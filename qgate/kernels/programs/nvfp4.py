@@ -52,21 +52,21 @@ def _rounds_once(decode, OUT: tl.constexpr):
 
 
 @triton.jit
-def _scale_of_tensor(tensor_amax):
+def _scale_of_tensor(tensor_amax, bound):
     """Return 1 / scale of the tensor, and the scale."""
     largest = tl.load(tensor_amax)
-    encode_scale = tl.minimum(tl.div_rn(2688.0, number(largest)), LARGEST_FLOAT)
+    encode_scale = tl.minimum(tl.div_rn(bound, number(largest)), LARGEST_FLOAT)
     encode_scale = tl.where(largest == 0, 1.0, encode_scale)
     return encode_scale, tl.div_rn(1.0, encode_scale)
 
 
 @triton.jit
-def _scales(amax, encode_scale, decode, INF_SATURATES: tl.constexpr):
+def _scales(amax, encode_scale, decode, largest, LOWEST: tl.constexpr, INF_SATURATES: tl.constexpr):
     """Return which blocks are bad, the scales of all, and the factors of their numbers."""
     bad = amax > INFINITY if INF_SATURATES else amax >= INFINITY
     factor = encode_scale * 0.16666667163372040
-    unrounded = tl.minimum(number(tl.where(bad, 0, amax)) * factor, 448.0)
-    block_scale = on_grid(unrounded, 3, -6, EVEN)
+    unrounded = tl.minimum(number(tl.where(bad, 0, amax)) * factor, largest)
+    block_scale = on_grid(unrounded, 3, LOWEST, EVEN)
     encode = tl.minimum(tl.div_rn(1.0, block_scale * decode), LARGEST_FLOAT)
     return bad, block_scale, encode
 
@@ -106,12 +106,12 @@ def _widely(
 
 @triton.jit
 def _quantized(
-    bits, tensor_amax, AXIS: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr,
-    INF_SATURATES: tl.constexpr,
+    bits, tensor_amax, bound, largest, AXIS: tl.constexpr, LOWEST: tl.constexpr,
+    OUT: tl.constexpr, ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
-    encode_scale, decode = _scale_of_tensor(tensor_amax)
+    encode_scale, decode = _scale_of_tensor(tensor_amax, bound)
     amax = tl.max(bits & MAGNITUDE, AXIS, keep_dims=True)
-    bad, block_scale, encode = _scales(amax, encode_scale, decode, INF_SATURATES)
+    bad, block_scale, encode = _scales(amax, encode_scale, decode, largest, LOWEST, INF_SATURATES)
     if _rounds_once(decode, OUT):
         spoilt = tl.where(bad, float("nan"), block_scale)
         y = _quickly(bits, spoilt, encode, decode, OUT, ROUNDING)
@@ -122,43 +122,46 @@ def _quantized(
 
 @triton.jit
 def quantize_rows(
-    x, out, tensor_amax, length, groups, count, BLOCK: tl.constexpr, PADDED: tl.constexpr,
-    ROWS: tl.constexpr, TAIL: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr,
-    ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
+    x, out, tensor_amax, length, groups, count, bound, largest, BLOCK: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, TAIL: tl.constexpr, KIND: tl.constexpr,
+    OUT: tl.constexpr, LOWEST: tl.constexpr, ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
     """Blocks along the last axis; `tensor_amax` is the tensor's largest finite magnitude."""
     at, exists = tile(length, groups, count, BLOCK, PADDED, ROWS, TAIL)
     bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
-    y = _quantized(bits, tensor_amax, 1, OUT, ROUNDING, INF_SATURATES)
+    y = _quantized(bits, tensor_amax, bound, largest, 1, LOWEST, OUT, ROUNDING, INF_SATURATES)
     tl.store(out + at, y, mask=exists)
 
 
 @triton.jit
 def quantize_columns(
-    x, out, tensor_amax, length, groups, inner, BLOCK: tl.constexpr, PADDED: tl.constexpr,
-    COLUMNS: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr,
-    INF_SATURATES: tl.constexpr,
+    x, out, tensor_amax, length, groups, inner, bound, largest, BLOCK: tl.constexpr,
+    PADDED: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr,
+    LOWEST: tl.constexpr, ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
     """Long blocks along another axis."""
     at, exists = upright_tile(length, groups, inner, BLOCK, PADDED, COLUMNS)
     bits = widen(tl.load(x + at, mask=exists, other=0), KIND)
-    y = _quantized(bits, tensor_amax, 0, OUT, ROUNDING, INF_SATURATES)
+    y = _quantized(bits, tensor_amax, bound, largest, 0, LOWEST, OUT, ROUNDING, INF_SATURATES)
     tl.store(out + at, y, mask=exists)
 
 
 @triton.jit
 def quantize_short_columns(
-    x, out, tensor_amax, length, groups, inner, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
-    KIND: tl.constexpr, OUT: tl.constexpr, ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
+    x, out, tensor_amax, length, groups, inner, bound, largest, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr, KIND: tl.constexpr, OUT: tl.constexpr, LOWEST: tl.constexpr,
+    ROUNDING: tl.constexpr, INF_SATURATES: tl.constexpr,
 ):  # fmt: skip
     """Blocks along another axis that fit the registers of a thread."""
     start, column, high = columns_of(length, groups, inner, BLOCK, COLUMNS)
     rows = rows_of(x, start, column, high, inner, BLOCK)
-    encode_scale, decode = _scale_of_tensor(tensor_amax)
+    encode_scale, decode = _scale_of_tensor(tensor_amax, bound)
     most = tl.zeros([COLUMNS], tl.int32)
     for i in tl.static_range(BLOCK):
         most = larger(most, rows[i], KIND, False)
-    bad, block_scale, encode = _scales(as_single(most, KIND), encode_scale, decode, INF_SATURATES)
+    bad, block_scale, encode = _scales(
+        as_single(most, KIND), encode_scale, decode, largest, LOWEST, INF_SATURATES
+    )
     if _rounds_once(decode, OUT):
         spoilt = tl.where(bad, float("nan"), block_scale)
         for i in tl.static_range(BLOCK):
