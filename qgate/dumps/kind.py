@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from qgate.loading import LateModule
 from qgate.project.gate_kinds import GateKind, GateOptions, GateRun, plain_name
 from qgate.project.options import Option
-from qgate.storage.foreign import read_foreign
 
 if TYPE_CHECKING:
     from qgate.dumps import gate as gate
+    from qgate.storage import foreign as foreign
     from qgate.storage.locations import Location
 else:
+    foreign = LateModule("qgate.storage.foreign")
     gate = LateModule("qgate.dumps.gate")
 
 _NOTES = 6
@@ -78,7 +79,7 @@ def _record_name(options: GateOptions, folder: Location) -> str:
     if value is not None:
         return str(value)
     try:
-        model = json.loads(read_foreign(folder / "dump.json", "dumps"))["header"]["model"]
+        model = json.loads(foreign.read_foreign(folder / "dump.json", "dumps"))["header"]["model"]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         model = None
     return f"dump-{plain_name(model if isinstance(model, str) else folder.resolve().name)}"

@@ -18,7 +18,6 @@ from qgate.formats._scratch import BoundedCache, buffer
 from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.codebook import CodebookFormat
-from qgate.formats.encoded import Encoded, encode_tensor
 from qgate.formats.engine import fast_element
 from qgate.formats.engine.checking import check
 from qgate.formats.engine.dtypes import INPUTS, combine
@@ -35,6 +34,8 @@ from qgate.tensor_inputs import plain_tensor, valueless
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from qgate.formats import encoded as encoded
+    from qgate.formats.encoded import Encoded
     from qgate.formats.engine import fast_choosing as fast_choosing
     from qgate.formats.engine import fast_codebook as fast_codebook
     from qgate.formats.engine import fast_mx as fast_mx
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from qgate.formats.engine import on_device as on_device
     from qgate.formats.engine import rotation as rotation
 else:
+    encoded = LateModule("qgate.formats.encoded")
     fast_codebook = LateModule("qgate.formats.engine.fast_codebook")
     fast_choosing = LateModule("qgate.formats.engine.fast_choosing")
     fast_mx = LateModule("qgate.formats.engine.fast_mx")
@@ -124,7 +126,7 @@ class Quantizer(QuantizerSettings):
         x = plain_tensor(x, "encode", INPUTS)
         for observer in self._observers:
             observer(x, self)
-        return encode_tensor(x, self, nan)
+        return encoded.encode_tensor(x, self, nan)
 
 
 def quantize(x: Tensor, fmt: str | Format | Quantizer, **options: Unpack[Options]) -> Tensor:
