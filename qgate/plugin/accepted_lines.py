@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 from qgate.baselines import Store, accepted_file, unheld, unused
 from qgate.baselines.store import stored_models
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.modes.selection import is_selected
 from qgate.results import measured_sites
 from qgate.results.coverage import UNHELD, OmittedGate
-from qgate.storage.git import last_changes
 
 if TYPE_CHECKING:
     from qgate.plugin.runs import SuiteRun
     from qgate.results.schema import AcceptedAt
+    from qgate.storage import git as git
+else:
+    git = LateModule("qgate.storage.git")
 
 _REASON = "accepted errors that no gate of this run is held against"
 
@@ -92,6 +95,6 @@ def accepted_at(baselines: Path, rows: Iterable[Mapping[str, Any]]) -> list[Acce
     for model, modes in measured_sites(rows).items():
         files = {accepted_file(mode): mode for mode in sorted(modes)}
         folder = Store(baselines, model).folder
-        for file, (commit, date) in last_changes(folder, files).items():
+        for file, (commit, date) in git.last_changes(folder, files).items():
             changes.append({"model": model, "mode": files[file], "commit": commit, "date": date})
     return changes

@@ -25,14 +25,15 @@ from qgate.stats import bits as _bits
 from qgate.stats.direct_values import Values
 from qgate.stats.moments import PowerSums
 from qgate.stats.summary import Floats, Ints, SummaryOfKinds
-from qgate.storage.archives import check_archive
 from qgate.storage.files import replacing
 from qgate.storage.foreign import open_foreign
 
 if TYPE_CHECKING:
     from qgate.kernels import launching as launching
     from qgate.kernels import reductions as reductions
+    from qgate.storage import archives as archives
 else:
+    archives = LateModule("qgate.storage.archives")
     reductions = LateModule("qgate.kernels.reductions")
     launching = LateModule("qgate.kernels.launching")
 
@@ -213,7 +214,7 @@ class Counts(SummaryOfKinds):
         """Read a file that `save` wrote; refuse anything else."""
         try:
             with open_foreign(Path(path), "counts", None) as file:
-                check_archive(file, repr(str(path)))
+                archives.check_archive(file, repr(str(path)))
                 data = np.load(file, allow_pickle=False)
                 if str(data["qgate"]) != "counts 1":
                     raise KeyError("qgate")

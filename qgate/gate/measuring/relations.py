@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from qgate.expected.derived import CutAxis, DerivedInput, derive
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, Expected
 from qgate.expected.repeats import REPETITIONS, has_a_factor
-from qgate.expected.shared_scales import mixes
 from qgate.formats import Quantizer
 from qgate.gate.measured import OTHER_VALUES, Conformance
 from qgate.hooks import ModuleHooks
@@ -28,10 +27,12 @@ from qgate.models.refusals import LENGTH_REFUSALS, REFUSALS
 
 if TYPE_CHECKING:
     from qgate.causes import outputs as outputs
+    from qgate.expected import shared_scales as shared_scales
     from qgate.gate.measuring import shapes as shapes
     from qgate.gate.measuring.shapes import CallShape
 else:
     outputs = LateModule("qgate.causes.outputs")
+    shared_scales = LateModule("qgate.expected.shared_scales")
     shapes = LateModule("qgate.gate.measuring.shapes")
 
 
@@ -243,7 +244,7 @@ def _promises(related: RelatedModule, first: Tensor, shape: CallShape) -> bool:
         shape.tokens is None or shape.tokens >= first.shape[1]
     )
     for q in related.quantizers:
-        if any(mixes(q, first.dim(), dim) for dim in (0, 1)):
+        if any(shared_scales.mixes(q, first.dim(), dim) for dim in (0, 1)):
             scales_of_all = q.granularity == "tensor" or q.format.kind == "block"
             along = q.granularity == "block" and q.axis_of(first.dim()) != first.dim() - 1
             if not (is_whole and scales_of_all) or along or q.tile or q.rotation:
@@ -322,7 +323,7 @@ def _derived(
             left_out["tokens (the module may mix them)"] = ""
             continue
         tensor = next(x for x in arguments if isinstance(x, Tensor))
-        sharing = [q for q in related.quantizers if mixes(q, tensor.dim(), dim)]
+        sharing = [q for q in related.quantizers if shared_scales.mixes(q, tensor.dim(), dim)]
         if sharing or related.left_out:
             if sharing:
                 left_out[f"{name} ({sharing[0].format.name} shares a scale among them)"] = ""
