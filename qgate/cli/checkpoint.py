@@ -130,7 +130,7 @@ def _calibration(spec: str) -> Calibration:
     def reader(listed: list[Record]) -> Tensors:
         return lambda: (dump.tensor(record) for record in listed)
 
-    return {place: reader(listed) for place, listed in records.items()}
+    return {site: reader(listed) for site, listed in records.items()}
 
 
 def _compare_exports(args: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ from qgate.storage.archives import (
 )
 from qgate.storage.foreign import foreign_size, open_foreign
 from qgate.storage.tensor_reading import (
+    RangedTensors,
     open_safetensors,
     read_npy,
     read_torch,
@@ -183,9 +184,9 @@ def _read_torch(path: Location, key: str | None) -> Iterator[StoredTensor]:
 
 def _read_safetensors(path: Location, key: str | None) -> Iterator[StoredTensor]:
     with open_safetensors(path) as file:
-        entries = safetensors_head(path).entries
+        head = file.head if isinstance(file, RangedTensors) else safetensors_head(path)
         for name in _chosen(path, key, list(file.keys())):
-            check_dimensions(len(entries[name]["shape"]), f"{str(path)!r}: {name[:80]!r}")
+            check_dimensions(len(head.entries[name]["shape"]), f"{str(path)!r}: {name[:80]!r}")
             yield StoredTensor(path, name, file.get_tensor(name))
 
 

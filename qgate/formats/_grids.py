@@ -80,8 +80,8 @@ def define_on_grid(
         ratios = ratios if double else ratios.astype(fp32).astype(np.float64)
         scales = (stored * decode * fp32(grid.unit)).astype(np.float64)
     codes = round_by_list(ratios, grid.element, rounding=q.rounding)
-    shown = codes.astype(fp32) * stored[:, None] * fp32(fmt.bound / state)
-    errors = np.abs(shown * fp32(grid.unit) / fp32(fmt.bound) - x.astype(fp32))
+    decoded = codes.astype(fp32) * stored[:, None] * fp32(fmt.bound / state)
+    errors = np.abs(decoded * fp32(grid.unit) / fp32(fmt.bound) - x.astype(fp32))
     errors = errors * errors if squares else errors
     width = q.tile[1] if q.tile is not None else x.shape[1]
     return codes, scales, _defined_sum(errors, width)

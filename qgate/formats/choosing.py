@@ -46,7 +46,7 @@ class ChoosingFormat(Nvfp4Format):
         (first, second), error = self.grids, self.error
         if first.element == second.element:
             return f"a block's largest is {first.largest / second.factor:g} or {first.largest:g}"
-        return f"a block of {first.element.name} or {second.element.name} by {error}"
+        return f"{first.element.name} or {second.element.name} by {error}"
 
     def prepare(self, amax: Tensor) -> Tensor:
         """Return s_enc as float64, not rounded, so that the tensor's amax follows from it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 
+from qgate.arithmetic import divided
 from qgate.errors import QgateError
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
 from qgate.formats._element import ElementFormat, drawn
@@ -255,7 +256,7 @@ class CodebookFormat(BlockFormat):
         else:
             unit = DOUBLE.power(amax.clamp(max=_LARGEST).frexp()[1].clamp_(min=-1000))
             squares = (x / unit).square_()
-            scale = (_sum_in_halves(squares) / x.shape[2]).sqrt_() * unit
+            scale = divided(_sum_in_halves(squares), x.shape[2]).sqrt_() * unit
         return to_single_grid(scale.clamp_(_SMALLEST, _LARGEST)).masked_fill_(amax == 0, 0.0)
 
     def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:

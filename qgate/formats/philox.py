@@ -93,19 +93,19 @@ class Philox:
         """Return the word of each element as int64."""
         import torch
 
-        place = torch.arange(count, dtype=torch.int64, device=device)
-        zero, word = torch.zeros_like(place), place % 4
+        position = torch.arange(count, dtype=torch.int64, device=device)
+        zero, word = torch.zeros_like(position), position % 4
         if self.layout == "torch":
             threads = _THREADS * min(self.blocks, -(-count // _THREADS) or 1)
-            call = place // (4 * threads) + self.offset // 4
-            counter, word = [call, zero, place % threads, zero], place // threads % 4
+            call = position // (4 * threads) + self.offset // 4
+            counter, word = [call, zero, position % threads, zero], position // threads % 4
         elif self.layout == "triton":
-            counter, word = [place + self.offset, zero, zero, zero], zero
+            counter, word = [position + self.offset, zero, zero, zero], zero
         else:
-            counter = [place // 4 + self.offset, zero, zero, zero]
+            counter = [position // 4 + self.offset, zero, zero, zero]
         counter[:2] = counter[0] & _MASK, counter[0] >> 32
-        made = philox(torch.stack(counter, -1), self.seed)
-        return made.gather(-1, word.unsqueeze(-1)).squeeze(-1)
+        drawn = philox(torch.stack(counter, -1), self.seed)
+        return drawn.gather(-1, word.unsqueeze(-1)).squeeze(-1)
 
     def uniform(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         """Return a float64 number for each element of a tensor."""

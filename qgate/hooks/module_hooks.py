@@ -89,9 +89,9 @@ class ModuleHooks:
         finally:
             for table, hooks in tables:
                 own = {key for key, hook in hooks if isinstance(hook, _Uncopied) and self._modules}
-                both = {key: hook for key, hook in hooks if key in own or key in table} | table
+                merged = {key: hook for key, hook in hooks if key in own or key in table} | table
                 table.clear()
-                table.update(both)
+                table.update(merged)
 
     def remove(self) -> None:
         while self._handles:

@@ -52,7 +52,7 @@ def check_drawn(
         report.held.append("the example, draw by draw")
         report.left_out["derived inputs"] = "rounding at random is held at the example alone"
         return
-    index = tuple(int(place) for place in wrong.nonzero()[0])
+    index = tuple(int(position) for position in wrong.nonzero()[0])
     detail = (
         f"at {list(index)}: {float(values[index]):g}, neighbors {float(beside.below[index]):g} and "
         f"{float(beside.above[index]):g}, exact {float(beside.exact[index]):g}, draw "

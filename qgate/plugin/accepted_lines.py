@@ -53,7 +53,10 @@ def _unheld(
     rows = (row for node, of in run.records.items() if node not in run.skips for row in of)
     measured = measured_sites(rows)
     lines = []
-    for model in _models(run, {*models, *measured}):
+    names = _models(run, {*models, *measured})
+    # A gate that was not collected knows its model as it was asked for, such as FILE.py:build.
+    by_words = {mode for model, mode in explained if model not in names}
+    for model in names:
         store, sites = Store(run.options.baselines, model), measured.get(model, {})
         modes = [
             mode
@@ -61,7 +64,7 @@ def _unheld(
             if mode in sites or (_is_asked_for(run, mode) and run.options.shard is None)
         ]
         for mode, suites in unheld(store, {mode: sites.get(mode, set()) for mode in modes}).items():
-            if not {(model, mode), ("", "")}.intersection(explained):
+            if mode not in by_words and not {(model, mode), ("", "")}.intersection(explained):
                 lines += [
                     OmittedGate(UNHELD, _REASON, model, mode, s, counted=False) for s in suites
                 ]

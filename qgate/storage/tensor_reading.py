@@ -113,20 +113,20 @@ class RangedTensors:
     """
 
     def __init__(self, read: Callable[[int, int], bytes], head: Head) -> None:
-        self._read, self._head = read, head
+        self._read, self.head = read, head
         self._size = max((entry["data_offsets"][1] for entry in head.entries.values()), default=0)
         self._last, self._ahead = -1, (0, b"")
 
     def keys(self) -> list[str]:
-        return list(self._head.entries)
+        return list(self.head.entries)
 
     def metadata(self) -> dict[str, str]:
-        return self._head.metadata
+        return self.head.metadata
 
     def get_tensor(self, name: str) -> Tensor:
         """Read a tensor as a file of its own, whose shape, dtype and length the library checks."""
         first, last = self._offsets(name)
-        entry = {**self._head.entries[name], "data_offsets": [0, last - first]}
+        entry = {**self.head.entries[name], "data_offsets": [0, last - first]}
         return load(write_head({"x": entry}) + self._data(first, last))["x"]
 
     def first_bytes(self, name: str, size: int) -> Tensor:
@@ -135,9 +135,9 @@ class RangedTensors:
         return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _NOTHING
 
     def _offsets(self, name: str) -> tuple[int, int]:
-        if name not in self._head.entries:
+        if name not in self.head.entries:
             raise ValueError(f"it has no tensor {name!r}")
-        first, last = self._head.entries[name]["data_offsets"]
+        first, last = self.head.entries[name]["data_offsets"]
         if not 0 <= first <= last:
             raise ValueError("its head does not fit together")
         return first, last
@@ -150,7 +150,7 @@ class RangedTensors:
             stop = min(self._size, max(last, first + _AHEAD)) if follows else last
             start, cached = first, b""
             if last > first:
-                cached = self._read(self._head.start + first, self._head.start + stop)
+                cached = self._read(self.head.start + first, self.head.start + stop)
             self._ahead = (start, cached) if follows else (0, b"")
         self._last = last
         data = cached[first - start : last - start]

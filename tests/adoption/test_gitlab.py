@@ -120,7 +120,7 @@ def test_with_a_token_a_merge_request_is_opened(tmp_path: Path) -> None:
         "mkdir -p baselines qgate-out && echo 1 > baselines/new.txt && touch qgate-out/junit.xml"
     )
     for name, script in {
-        "pytest": write,
+        "qgate": write,
         "git": f'case "$1" in push) printf "%s\\n" "$@" > "{tmp_path}/pushed";; '
         '*) PATH="${PATH#*:}" exec git "$@";; esac',
     }.items():

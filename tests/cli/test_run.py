@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from qgate.cli import main
 from qgate.cli import run as command
+from qgate.project.run_words import RECEIPT
 
 Started = Callable[..., list[str]]
 
@@ -33,7 +35,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     def words(*argv: str, status: int = 0) -> list[str]:
         commands: list[list[str]] = []
 
-        def note(line: list[str]) -> int:
+        def note(line: list[str], environment: Mapping[str, str]) -> int:
+            assert environment[RECEIPT]
             commands.append(line)
             return status
 
@@ -109,7 +112,7 @@ def test_missing_suites_are_one_line(
 
 def test_the_status_is_that_of_the_program() -> None:
     def ended(code: str) -> int:
-        return command._finished([sys.executable, "-c", code])
+        return command._finished([sys.executable, "-c", code], os.environ)
 
     assert [ended(f"raise SystemExit({status})") for status in (0, 1, 5)] == [0, 1, 5]
     assert ended("import os; os.kill(os.getpid(), 9)") == 128 + 9
@@ -125,7 +128,7 @@ def test_what_ends_the_command_ends_the_program(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(subprocess.Popen, "wait", stopped)
     with pytest.raises(SystemExit):
-        command._finished([sys.executable, "-c", "import time; time.sleep(600)"])
+        command._finished([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
     assert begun[0].returncode == -signal.SIGTERM
 
 
@@ -138,7 +141,7 @@ def test_a_program_that_handles_ctrl_c_says_the_last_word(monkeypatch: pytest.Mo
         return wait(process, timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
-    assert command._finished([sys.executable, "-c", "raise SystemExit(2)"]) == 2
+    assert command._finished([sys.executable, "-c", "raise SystemExit(2)"], os.environ) == 2
 
 
 def test_pytest_itself_runs_and_its_status_comes_back(

@@ -507,7 +507,7 @@ def _gfloat(name: str, row: Fields | None) -> Entries:
             domain=gfloat.Domain.Extended if row.top == "ieee" else gfloat.Domain.Finite,
             has_nz=row.signed and row.top != "fnuz",
             num_high_nans={"ieee": 2**row.mantissa_bits - 1, "nan": 1}.get(row.top, 0),
-            has_subnormals=row.signed,
+            has_subnormals=row.signed or name == "fp8_ue5m3",
             is_twos_complement=False,
         )
     if info is None:

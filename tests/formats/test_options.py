@@ -374,7 +374,7 @@ def test_quantizing_crosses_few_files(shape: tuple[int, int]) -> None:
         qgate.quantize(x, "mxfp8")
     finally:
         sys.setprofile(None)
-    assert 0 < len(crossed) <= 5, sorted(crossed)
+    assert 0 < len(crossed) <= 6, sorted(crossed)
 
 
 @pytest.mark.parametrize("copied", [lambda e: pickle.loads(pickle.dumps(e)), copy.deepcopy])

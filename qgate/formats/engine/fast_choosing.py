@@ -148,8 +148,8 @@ def _decided(
     blocks, totals = np.moveaxis(x.numpy(), 2, -1)[mask], []
     for grid, side in zip(fmt.grids, sides, strict=True):
         elements = np.moveaxis(side.elements.numpy(), 2, -1)[mask]
-        shown = elements * side.scale[near][:, None] * f32(fmt.bound / state) * f32(grid.unit)
-        errors = np.abs(shown / f32(fmt.bound) - blocks)
+        decoded = elements * side.scale[near][:, None] * f32(fmt.bound / state) * f32(grid.unit)
+        errors = np.abs(decoded / f32(fmt.bound) - blocks)
         errors = errors if fmt.error == "mae" else errors * errors
         totals.append(np.cumsum(errors, axis=1, dtype=f32)[:, -1])
     return totals[1] <= totals[0] if fmt.second_wins else totals[1] < totals[0]
@@ -183,12 +183,12 @@ def _define(
 @lru_cache(maxsize=64)
 def _tied_scales(fmt: ChoosingFormat, decode: float, dtype: torch.dtype) -> tuple[Singles, Singles]:
     """Return the scales, for each grid, whose values float32 would round to a tie of the dtype."""
-    scales, tied = torch.tensor(fmt.scale_element.magnitudes()), []
+    scales, tied = torch.tensor(fmt.scale_element.magnitudes(), device="cpu"), []
     for grid in fmt.grids:
         full = scales * decode
         if grid.unit != 1:
             full = (full.float() * single(grid.unit)).double()
-        values = torch.outer(torch.tensor(grid.element.magnitudes()), full)
+        values = torch.outer(torch.tensor(grid.element.magnitudes(), device="cpu"), full)
         is_tied = (values.float().to(dtype) != narrow(values, dtype)).any(0)
         tied.append(scales[is_tied].float().numpy())
     return tied[0], tied[1]

@@ -250,7 +250,7 @@ class Job:
     def contexts(self) -> Iterator[tuple[Chunk, CastContext]]:
         """Cut into chunks for the second pass, each with the context of its cast."""
         scales_exist = self.scale is not None or self.q.format.kind == "element"
-        draws = self.q.draws_of(self.x)
+        draws = self.q.draws_of(self.x) if self.q.rounding == "stochastic" else None
         draws = None if draws is None else self.layout.arrange(draws)
         for chunk in self.chunks(parts_of_groups=scales_exist):
             state = self.state if self.scale is None else self.scale

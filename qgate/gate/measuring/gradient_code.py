@@ -61,7 +61,7 @@ def gradient_noise(base: Model, sample: Any, name: str, is_half: bool) -> dict[s
         }
 
     passed = Passed(run.passed.actual, near_all(run.passed.forwarded))
-    other = GradientPass(passed, near_all(run.made), run.read, run.parameters, near(run.logits))
+    other = GradientPass(passed, near_all(run.of_ends), run.read, run.parameters, near(run.logits))
     gradients = SegmentGradients(segments)
     with MovedOperators(near) if is_half else nullcontext():
         gradients.compare(sample, name, other)

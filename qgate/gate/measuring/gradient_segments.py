@@ -46,14 +46,14 @@ OF_CODE = "FP32 code makes of the gradients behind it"
 class GradientPass:
     """Tensors of one pass by site with their gradients, and the gradients of the parameters.
 
-    made         gradients of what code made at a site, before a quantizer there
+    of_ends      gradients of what code made at a site, before a quantizer there
     read         gradients of what the code behind the site reads
     parameters   gradients by name of the parameter
     logits       the gradient of the loss at the model's logits
     """
 
     passed: Passed
-    made: Mapping[str, Sequence[Tensor | None]]
+    of_ends: Mapping[str, Sequence[Tensor | None]]
     read: Mapping[str, Sequence[Tensor | None]]
     parameters: Mapping[str, Tensor | None]
     logits: Tensor | None
@@ -251,16 +251,16 @@ class SegmentGradients:
     def _hold_quantizer(self, site: str, index: int, run: GradientPass) -> None:
         """Hold what a quantizer hands on: the gradient it gets, and nothing where x saturated."""
         quantizer = self.quantizers.get(site)
-        made, read = run.made[site][index], run.read[site][index]
-        if quantizer is None or made is None or read is None or made is read:
+        of_end, read = run.of_ends[site][index], run.read[site][index]
+        if quantizer is None or of_end is None or read is None or of_end is read:
             return
         expected = _through(quantizer, run.passed.actual[site][index], read)
-        wrong = int((made != expected.to(made.dtype)).sum())
+        wrong = int((of_end != expected.to(of_end.dtype)).sum())
         if wrong:
             self.passes_on.setdefault(
                 site,
                 f"its quantizer hands on another gradient than it gets: {wrong:,} of "
-                f"{made.numel():,} values are other ones",
+                f"{of_end.numel():,} values are other ones",
             )
 
 
@@ -330,7 +330,7 @@ class _Replay:
         if index >= len(forwarded) or forwarded[index].numel() != tensor.numel():
             self.others.append(tensor)
             return None
-        gradient = self._run.made[site.name][index]
+        gradient = self._run.of_ends[site.name][index]
         if site.name in self._silent:
             self.others.append(tensor)
         elif tensor.requires_grad and gradient is not None:
@@ -350,8 +350,8 @@ class _Replay:
     def gradients(self, inputs: Sequence[Tensor]) -> dict[int, Tensor | None]:
         """Return the gradients of all inputs but those before code that the run has otherwise."""
         expected = _pulled_back(self.ends, inputs)
-        others = [(x, torch.ones_like(x)) for x in self.others if x.requires_grad]
-        reached = _pulled_back(others, inputs) if others else [None] * len(inputs)
+        own_ends = [(x, torch.ones_like(x)) for x in self.others if x.requires_grad]
+        reached = _pulled_back(own_ends, inputs) if own_ends else [None] * len(inputs)
         return {
             id(x): gradient
             for x, gradient, other in zip(inputs, expected, reached, strict=True)

@@ -56,8 +56,8 @@ def _sum_in_order(errors, k, AXIS: tl.constexpr, BLOCK: tl.constexpr):
 def _errors(e, block_scale, tensor_amax, unit, bound, a, k, exists, AXIS: tl.constexpr,
             BLOCK: tl.constexpr, SQUARES: tl.constexpr):  # fmt: skip
     """Return the sum of each block's errors; elements and numbers are magnitudes of one sign."""
-    shown = tl.div_rn(e * block_scale * tensor_amax * unit, bound)
-    errors = tl.abs(shown - a)
+    decoded = tl.div_rn(e * block_scale * tensor_amax * unit, bound)
+    errors = tl.abs(decoded - a)
     errors = errors * errors if SQUARES else errors
     return _sum_in_order(tl.where(exists, errors, 0.0), k, AXIS, BLOCK)
 

@@ -33,6 +33,7 @@ _OURS = "what this very run, or this package, wrote"
 _ENTRY = "bytes of a file; who asked for them parses them"
 _CODE = "code that the user named"
 NOT_READERS: dict[str, str] = {
+    "qgate.cli._receipts:settled_status": _OURS,
     "qgate.cli.vectors:run": _OURS,
     "qgate.kernel_checks.by_name:_digest": "bytes to make a digest of, not parsed",
     "qgate.kernel_checks.by_name:asks_for_tests": _CODE,

@@ -164,7 +164,7 @@ DOWN = "model.layers.2.mlp.down_proj"
 MUTANTS: tuple[Mutant, ...] = tuple(
     dataclasses.replace(mutant, suite="gradients")
     for mutant in (
-        llama("gradient-halved", "int8", _arriving(DOWN, lambda g: g / 2), _in(DOWN) + ":weight", first=_in(DOWN) + ":weight .* is 0.49.* times the expected"),
+        llama("gradient-halved", "int8", _arriving(DOWN, lambda g: g / 2), _in(DOWN) + ":weight", first=_in(DOWN) + ":weight .* the result is 0.5 times the expected"),
         llama("gradient-of-the-wrong-sign", "int8", _of_weight(DOWN, torch.neg), _in(DOWN) + ":weight", first=_in(DOWN) + ":weight .* has the opposite sign"),
         llama("weight-without-backward", "mxfp4", _no_kernel(DOWN), _in(DOWN) + ":weight"),
         llama("gradients-of-neighbors-swapped", "int8", _crossed("model.layers.1.mlp.up_proj", "model.layers.2.mlp.up_proj"), r"model\.layers\.2\.mlp\.up_proj:weight", says=r"model\.layers\.1\.mlp\.up_proj:weight"),
