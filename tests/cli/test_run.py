@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -36,7 +37,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         commands: list[list[str]] = []
 
         def note(line: list[str], environment: Mapping[str, str]) -> int:
-            assert environment[RECEIPT]
+            Path(environment[RECEIPT]).write_text(json.dumps({"exit": status}))
             commands.append(line)
             return status
 
