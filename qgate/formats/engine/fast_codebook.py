@@ -48,7 +48,7 @@ def _values(book: Codebook, rounding: Rounding) -> list[float]:
     """Return the level of each bin; NaN with an edge within a bin of it, or a zero with a sign."""
     low, high = book.bounds()
     width = (high - low) / (_BINS - 1)
-    starts = torch.arange(_BINS, dtype=torch.float64) * width + low
+    starts = torch.arange(_BINS, dtype=torch.float64, device="cpu") * width + low
     first, last = (
         book.cast(starts + shift * width, DOUBLE, rounding=rounding) for shift in (-1, 2)
     )
