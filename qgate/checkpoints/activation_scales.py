@@ -17,6 +17,8 @@ from qgate.checkpoints.weight_parts import StoredWeight
 ENDINGS = ("input_scale", "input_global_scale", "output_scale", "q_scale", "k_scale", "v_scale")
 DIVIDES = "input_global_scale"
 """The ending of a scale by which is divided: a large one means small activations."""
+LARGEST_CODES = {"nvfp4": 6.0 * 448, "fp8_e4m3": 448.0, "int8": 127.0}
+"""The largest value of each format of activations, in units of its static scale."""
 SAME_INPUT = 2.0
 """Ratio of scales of one input that right exporters stay under: calibration sees one tensor."""
 OUTLIER = 300.0
@@ -41,7 +43,11 @@ def activation_findings(
     """Find scales of activations that are no scales, or that the network cannot need."""
     largest: dict[str, float] = {}
     scales: dict[str, float] = {}
-    codes = {w.name.removesuffix(".weight"): _largest_code(w) for w in weights if w.packing}
+    codes = {
+        w.name.removesuffix(".weight"): LARGEST_CODES[activation_format(w)]
+        for w in weights
+        if w.packing
+    }
     for name in child.entries:
         module, _, ending = name.rpartition(".")
         if ending not in ENDINGS or not child.entries[name].dtype.startswith(("F", "BF")):
@@ -73,13 +79,13 @@ def activation_findings(
             yield CheckpointFinding(name, words)
 
 
-def _largest_code(weight: StoredWeight) -> float:
-    """Return the largest code of activations beside a weight, or a smaller one."""
+def activation_format(weight: StoredWeight) -> str:
+    """Return the format of activations beside a quantized weight, or one that reaches less far."""
     assert weight.packing is not None
     if "NVFP4" in weight.packing.name:
-        return 6.0 * 448
+        return "nvfp4"
     dtypes = {entry.dtype for entry in weight.parts.values()}
-    return 448.0 if dtypes & {"F8_E4M3"} else 127.0
+    return "fp8_e4m3" if dtypes & {"F8_E4M3"} else "int8"
 
 
 def _unlike_siblings(largest: Mapping[str, float]) -> Iterator[tuple[str, str]]:

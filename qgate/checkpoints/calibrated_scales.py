@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from qgate.checkpoints.activation_scales import DIVIDES
+from qgate.checkpoints.activation_scales import DIVIDES, LARGEST_CODES, activation_format
+from qgate.checkpoints.compute import ratio_db, squared
 from qgate.checkpoints.record import CheckpointFinding
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import StoredWeight
@@ -35,17 +35,6 @@ _BLOCK = 16
 _PORTS = {"input_scale": "input", DIVIDES: "input", "output_scale": "output"}
 
 
-@dataclass
-class _Losses:
-    """Squared errors of the tensors at one place by scale, and what saturates at the stored one."""
-
-    largest: float = 0.0
-    count: int = 0
-    saturated: int = 0
-    energy: float = 0.0
-    errors: dict[float, float] = field(default_factory=dict)
-
-
 def calibration_findings(
     child: Checkpoint, weights: Iterable[StoredWeight], calibration: Calibration
 ) -> Iterator[CheckpointFinding]:
@@ -53,13 +42,13 @@ def calibration_findings(
 
     A calibration with no tensor of any module that has such a scale is an error.
     """
-    formats = {weight.name.removesuffix(".weight"): _format_of(weight) for weight in weights}
+    formats = {w.name.removesuffix(".weight"): activation_format(w) for w in weights if w.packing}
     scales = {
         name: (module, ending)
         for name in child.entries
         for module, _, ending in [name.rpartition(".")]
         if ending in _PORTS
-        and formats.get(module)
+        and module in formats
         and f"{module}.input_zero_point" not in child.entries  # its codes are not symmetric
     }
     if not scales:
@@ -76,23 +65,15 @@ def calibration_findings(
         raise unknown("module of the calibration", next(iter(scales.values()))[0], modules)
     for name, (module, ending) in scales.items():
         tensors = places[name]
+        if tensors is None:
+            continue
         values = child.read(name).float().reshape(-1)
-        if tensors is None or len(values) != 1 or not 0 < float(values) < math.inf:
+        if len(values) != 1 or not 0 < float(values) < math.inf:
             continue
         scale = 1 / float(values) if ending == DIVIDES else float(values)
         words = judge_scale(formats[module], scale, tensors)
         if words:
             yield CheckpointFinding(name, words)
-
-
-def _format_of(weight: StoredWeight) -> str:
-    """Return the format of activations beside a weight; nothing where it has no static scale."""
-    if weight.packing is None:
-        return ""
-    if "NVFP4" in weight.packing.name:
-        return "nvfp4"
-    is_float = "F8_E4M3" in {entry.dtype for entry in weight.parts.values()}
-    return "fp8_e4m3" if is_float else "int8"
 
 
 def _place(module: str, port: str, calibration: Calibration) -> Tensors | None:
@@ -109,31 +90,29 @@ def _place(module: str, port: str, calibration: Calibration) -> Tensors | None:
 
 def judge_scale(fmt: str, scale: float, tensors: Tensors) -> str:
     """Say that a scale loses far more of some tensors than the best one; empty if it does not."""
-    losses = _Losses()
+    largest = 0.0
     for x in tensors():
         finite = x[x.isfinite()].abs()
-        losses.largest = max(losses.largest, float(finite.max()) if len(finite) else 0.0)
-    if not losses.largest:
+        largest = max(largest, float(finite.max()) if len(finite) else 0.0)
+    if not largest:
         return ""
-    top = {"nvfp4": 6.0 * 448, "fp8_e4m3": 448.0, "int8": 127.0}[fmt]
-    needed = losses.largest / top
+    top = LARGEST_CODES[fmt]
+    needed = largest / top
+    count, saturated, energy = 0, 0, 0.0
+    errors = dict.fromkeys((scale, *(needed * 2.0 ** (-step / 2) for step in _STEPS)), 0.0)
     for x in tensors():
         values = _some(x)
-        losses.count += values.numel()
-        losses.saturated += int((values.abs() > scale * top).sum())
-        losses.energy += float(values.double().square().sum())
-        for tried in (scale, *(needed * 2.0 ** (-step / 2) for step in _STEPS)):
-            error = float((_quantized(values, fmt, tried, top) - values).double().square().sum())
-            losses.errors[tried] = losses.errors.get(tried, 0.0) + error
-    best = min(losses.errors, key=lambda tried: losses.errors[tried])
-    least, own = losses.errors[best], losses.errors[scale]
-    floor = 1e-12 * losses.energy
-    over = 10 * math.log10(max(own, floor) / max(least, floor))
+        count += values.numel()
+        saturated += int((values.abs() > scale * top).sum())
+        energy += squared(values)
+        for tried in errors:
+            errors[tried] += squared(_quantized(values, fmt, tried, top) - values)
+    best = min(errors, key=lambda tried: errors[tried])
+    over = ratio_db(errors[scale], errors[best], energy)
     if over <= ALLOWED_DB:
         return ""
-    share = losses.saturated / losses.count
-    excess = f"{share:.2g} of {counted(losses.count, 'value')} saturate" if losses.saturated else (
-        f"{scale / needed:.3g} times what the largest of {counted(losses.count, 'value')} needs"
+    excess = f"{saturated / count:.2g} of {counted(count, 'value')} saturate" if saturated else (
+        f"{scale / needed:.3g} times what the largest of {counted(count, 'value')} needs"
     )  # fmt: skip
     return (
         f"at scale {scale:.3g} the calibration loses {over:.1f} dB more than at the best, "
