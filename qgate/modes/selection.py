@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from qgate.errors import QgateError, unknown
@@ -143,15 +143,22 @@ def select_fitting(
     return list(chosen.values()), unfit
 
 
-def is_selected(name: str, query: str | Sequence[str]) -> bool:
-    """Tell if a query means the mode of a name, where no model says which modes fit."""
+def is_selected(name: str, query: str | Sequence[str], beside: Collection[str] = ()) -> bool:
+    """Tell if a query means the mode of a name, where no model says which modes fit.
+
+    beside   other modes of the same model, which tell what is essential for it
+    """
     registered = {mode.name: mode for registry in _FITTING.values() for mode in registry}
     by_name = name in registered and registered[name].by_name
     groups = {
         "all": not by_name,
         "quant_only": not by_name and name not in ("fp16", "bf16"),
         "fp_only": name == "fp16",
-        "essential": any(name in listed for listed in _ESSENTIAL.values()),
+        "essential": any(
+            name in listed
+            for family, listed in _ESSENTIAL.items()
+            if family == "mamba" or not set(_ESSENTIAL["mamba"]).intersection(beside)
+        ),
     }
     return any(
         groups[part] if part in groups else fnmatch.fnmatchcase(name.lower(), part)

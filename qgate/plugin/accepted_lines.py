@@ -58,17 +58,39 @@ def _unheld(
     by_words = {mode for model, mode in explained if model not in names}
     for model in names:
         store, sites = Store(run.options.baselines, model), measured.get(model, {})
+        accepted, query = store.modes(), run.options.values["mode"]
+        asked = {mode for mode in {*accepted, *sites} if is_selected(mode, query, accepted)}
         modes = [
             mode
-            for mode in store.modes()
-            if mode in sites or (_is_asked_for(run, mode) and run.options.shard is None)
+            for mode in accepted
+            if mode in sites or (mode in asked and run.options.shard is None)
         ]
-        for mode, suites in unheld(store, {mode: sites.get(mode, set()) for mode in modes}).items():
+        missing = unheld(store, {mode: sites.get(mode, set()) for mode in modes})
+        of_modes = _suites_of_modes(asked, missing, sites)
+        for mode, suites in missing.items():
             if mode not in by_words and not {(model, mode), ("", "")}.intersection(explained):
                 lines += [
-                    OmittedGate(UNHELD, _REASON, model, mode, s, counted=False) for s in suites
+                    OmittedGate(UNHELD, _REASON, model, mode, suite, counted=False)
+                    for suite in suites
+                    if suite not in of_modes or mode in asked
                 ]
     return lines
+
+
+def _suites_of_modes(
+    asked: Collection[str],
+    missing: Mapping[str, Collection[str]],
+    sites: Mapping[str, Collection[tuple[str, str, str]]],
+) -> set[str]:
+    """Return the suites that hold modes alone, of which formats have none to hold.
+
+    A format of a sweep may have the name of a mode that was accepted and not asked for.
+    """
+    of_modes = {suite for mode in asked for suite in missing.get(mode, ())}
+    of_formats = set[str]()
+    for mode, keys in sites.items():
+        (of_modes if mode in asked else of_formats).update(suite for suite, _, _ in keys)
+    return of_modes - of_formats
 
 
 def _models(run: SuiteRun, loaded: set[str]) -> list[str]:
@@ -76,10 +98,6 @@ def _models(run: SuiteRun, loaded: set[str]) -> list[str]:
     if not loaded and not set(run.options.models) <= {*stored}:
         return stored  # a model of a file is named by that file alone
     return [model for model in stored if model in loaded or model in run.options.models]
-
-
-def _is_asked_for(run: SuiteRun, mode: str) -> bool:
-    return is_selected(mode, run.options.values["mode"])
 
 
 def unused_lines(run: SuiteRun, rows: Sequence[Mapping[str, Any]]) -> list[str]:

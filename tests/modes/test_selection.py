@@ -11,7 +11,7 @@ import pytest
 
 from qgate.cli import main
 from qgate.errors import QgateError
-from qgate.modes.selection import GROUPS, find_mode, names, own_mode, select
+from qgate.modes.selection import GROUPS, find_mode, is_selected, names, own_mode, select
 from tests.shares import proof
 
 FAMILIES = ("mamba", "other")
@@ -53,6 +53,14 @@ def test_groups(family: str) -> None:
     assert chosen("fp_only", family) == ["fp32", "fp16"]
     essential = {"mamba": ["0", "2-1", "2-2", "2-4"], "other": ["mxfp8", "mxfp4", "int8"]}
     assert chosen("essential", family) == essential[family]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("query", [*GROUPS, "mx*", "mxfp8,INT8"])
+def test_a_query_means_what_it_selects_without_a_model(query: str, family: str) -> None:
+    every = names(family)
+    meant = {name for name in every if name != "fp32" and is_selected(name, query, every)}
+    assert meant == set(chosen(query, family)) - {"fp32"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

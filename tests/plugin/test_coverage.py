@@ -300,3 +300,24 @@ def test_what_fails_as_expected_is_not_compared(nets: Path, suites: Run) -> None
     (of,) = coverage(nets)
     assert of["layers"] == {"held": 0, "of": 2}
     assert {part["cause"] for part in of["uncovered"]} == {"xfailed"}
+
+
+def test_formats_that_were_accepted_as_modes_too(
+    nets: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formats of sweeps are not asked for the layers and outputs of modes with their names."""
+    add(nets, "test_overflow.py", "test_scaling.py")
+    formats, options = ("fp8_e4m3", "hif8"), ("--model", "dense", "--no-report", "--mode")
+    result = suites(*options, ",".join(("linears", *formats)), "--update-baselines")
+    assert result.ret == pytest.ExitCode.OK
+    monkeypatch.setenv("CI", "true")
+    assert suites(*options, "linears").ret == pytest.ExitCode.OK
+    (nets / "suites" / "test_overflow.py").rename(nets / "suites" / "overflows.py")
+    result = suites(*options, "linears")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["partial run, not all *: overflow (fp8_e4m3, hif8, *). *"])
+    (nets / "suites" / "overflows.py").rename(nets / "suites" / "test_overflow.py")
+    (nets / "suites" / "test_outputs.py").unlink()
+    result = suites(*options, "linears")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["partial run, not all *: outputs (linears); *"])
