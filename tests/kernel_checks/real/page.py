@@ -140,7 +140,7 @@ def _missed(words: str, verdicts: Sequence[Verdict], right_verdict: str) -> str:
 
 
 def _unnamed(faults: Sequence[Verdict]) -> str:
-    names = [v.fault for v in faults if v.has_words and not v.named]
+    names = [v.fault for v in faults if v.verdict == "red" and v.has_words and not v.named]
     return f"Faults that are red with another cause: {'; '.join(names)}."
 
 
