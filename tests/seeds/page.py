@@ -17,8 +17,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "seeds.md"
 PROMISES = Path(__file__).resolve().with_name("promises.md")
 _CODE = re.compile(r"``\s?(.+?)\s?``|`([^`]+)`")
 _FILE = re.compile(r"[\w.*/=+-]+(/|\.(png|txt|log|csv|jsonl?|html|npy|pt|safetensors|ya?ml|toml))")
-MOST_FILES = 2
-"""How many files of a command a table names."""
+MOST_FILES, MOST_FEATURES = 1, 3
+"""How many files and features of a command a table names."""
 _HEAD = """# What the replaced tools did
 
 The tables list what the documents of five tools promise, with the command of qgate that gives it and some of the files that it leaves.
@@ -96,7 +96,9 @@ def _by_command(rows: list[Row]) -> Iterator[str]:
         files = [name for row in its for name in row.promised()[0]]
         shown = "; ".join(f"`{command}`" for command in commands).replace("|", r"\|")
         names = ", ".join(f"`{name}`" for name in [*_by_folder(files)][:MOST_FILES])
-        yield f"| {shown} | {'; '.join(row.feature for row in its)} | {names} |"
+        gives = [row.feature for row in its]
+        more = "; …" if len(gives) > MOST_FEATURES else ""
+        yield f"| {shown} | {'; '.join(gives[:MOST_FEATURES])}{more} | {names} |"
 
 
 def _by_folder(files: list[str]) -> Iterator[str]:

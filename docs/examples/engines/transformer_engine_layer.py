@@ -37,7 +37,7 @@ def te_mxfp8(model):
     return module
 
 
-def build(samples=2, seqlen=32, seed=0):
+def build(samples=2, seqlen=32):
     llama = models.load("tiny-llama", sampling=models.Sampling(samples=samples, seqlen=seqlen))
     kernel = Kernel(te_mxfp8, stands_for="mxfp8")
     return qgate.Model(llama.module, llama.inputs, name="te-llama", modes={"te_mxfp8": kernel})
