@@ -142,23 +142,19 @@ def summarize(outcomes: Sequence[Outcome]) -> str:
 
 
 def make_section(kind: str, outcomes: Sequence[Outcome]) -> str:
-    """Return one kind of defect as a heading, a picture and a table."""
-    table = [
-        [
-            f"{outcome.exhibit.defect} [{outcome.exhibit.source}]({outcome.exhibit.url})",
-            name_passed(outcome),
-            f"`{shorten(outcome.first_line)}`",
-        ]
+    """Return one kind of defect as a heading, a picture and a list."""
+    lines = [
+        f"* {outcome.exhibit.defect} [{outcome.exhibit.source}]({outcome.exhibit.url}) "
+        f"({name_passed(outcome)}): `{shorten(outcome.first_line)}`"
         for outcome in outcomes
     ]
-    headings = ["what was wrong", "passes", "qgate says"]
     return "\n".join(
         [
             f"## {KINDS[kind]}",
             "",
             f"![{KINDS[kind]}: errors of right and faulty code](museum/{kind}.svg)",
             "",
-            markdown_table(headings, table),
+            *lines,
         ]
     )
 
@@ -185,10 +181,10 @@ def make_page(outcomes: Sequence[Outcome]) -> str:
     """Return the part of the page that is made from a run."""
     unseen = sum(outcome.damage == UNSEEN for outcome in outcomes)
     legend = (
-        f"**passes** counts the limits that let the defect pass; {unseen} defects are *unseen* at "
-        "ordinary inputs: `check_kernel` derives rows of zeros, NaN and other lengths. **qgate "
-        "says** is how its failure begins. A picture shows the errors of one right and one faulty "
-        "result, element by element, relative to the RMS."
+        f"In brackets is how many limits the defect passes; {unseen} defects are *unseen* at ordinary "
+        "inputs: `check_kernel` derives rows of zeros, NaN and other lengths. Then comes how its "
+        "failure begins. A picture shows the errors of one right and one faulty result, element by "
+        "element, relative to the RMS."
     )
     sections = [make_section(kind, shown) for kind, shown in by_kind(outcomes).items()]
     return "\n\n".join([summarize(outcomes), legend, *sections])
