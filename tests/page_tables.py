@@ -14,10 +14,16 @@ from pathlib import Path
 from qgate import formats
 from qgate.cli._formats import number
 from qgate.gate.limits import NUMBERS, Limits
+from qgate.modes.experts import EXPERT_MODES
+from qgate.modes.formats import FORMAT_MODES, FP32
+from qgate.modes.mamba import MAMBA_MODES
+from qgate.modes.served import SERVED_MODES
+from qgate.modes.served_weights import SERVED_WEIGHT_MODES
 from qgate.results.scopes import SCOPES
 from tests.markdown import markdown_table
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+EVERY_MODE = (*FORMAT_MODES, *MAMBA_MODES, *SERVED_MODES, *SERVED_WEIGHT_MODES, *EXPERT_MODES)
 MARK, END = "<!-- made by python -m tests.page_tables --write -->\n", "<!-- made until here -->"
 SETTINGS = {
     "budget_db": "dB from the error of an ideal quantizer",
@@ -65,7 +71,17 @@ def formats_table() -> str:
     return markdown_table(heads, lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"limits.md": limits_table, "formats.md": formats_table}
+def modes_table() -> str:
+    """Return every mode, with what it quantizes."""
+    lines = [[f"`{mode.name}`", mode.about] for mode in EVERY_MODE if mode is not FP32]
+    return markdown_table(["mode", "what it does"], lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "limits.md": limits_table,
+    "formats.md": formats_table,
+    "modes.md": modes_table,
+}
 
 
 def replaced(page: str, table: str) -> str:

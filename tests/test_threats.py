@@ -1,4 +1,4 @@
-"""docs/threats.md names a test for each promise, and each of them exists."""
+"""Each promise of docs/threats.md has a module and tests in promises.md, and each of them exists."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "threats.md"
+PAGE = ROOT / "tests" / "promises.md"
 _TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 _MODULE = re.compile(r"`(qgate/[\w/]+\.py)`")
 

@@ -245,7 +245,7 @@ class RunOptions:
         subjects = subject_kinds()
         names = {"mode", "model", "format", "baselines", "reference", "layers"}
         names |= {kind.subject for kind in subjects}
-        if not (names & self.given or self.source or self.baselines.is_dir()):
+        if not (names & self.given or self.source or (self.home / "baselines").is_dir()):
             return None
         values = self.values
         parts = [f"mode {','.join(values['mode'])}", f"model {', '.join(self.models)}"]

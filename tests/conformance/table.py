@@ -1,4 +1,4 @@
-"""The table of docs/formats.md that says where each format was checked.
+"""The table of CHECKED.md that says where each format was checked.
 
 `python -m tests.conformance.table` writes it again.
 """
@@ -18,7 +18,7 @@ from tests.conformance import (
     test_torchao,
 )
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "formats.md"
+DOCUMENT = Path(__file__).with_name("CHECKED.md")
 HEADING = "## Checked against"
 SUITES: dict[str, Mapping[str, int]] = {
     "ONNX": test_onnx_nodes.CHECKED,

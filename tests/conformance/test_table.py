@@ -1,4 +1,4 @@
-"""docs/formats.md says where each format was checked, and how many cases there are."""
+"""CHECKED.md says where each format was checked, and how many cases there are."""
 
 from __future__ import annotations
 

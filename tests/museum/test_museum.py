@@ -85,6 +85,21 @@ def test_page_and_pictures_are_what_a_run_makes() -> None:
     assert all(outcome.first_line for outcome in loosest)
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md"])
+def test_other_pages_count_what_the_page_counts(name: str) -> None:
+    root = PAGE.parents[1]
+    (counted,) = re.findall(
+        r"^\| cos > 0.95 \| (\d+) of (\d+) ", PAGE.read_text(encoding="utf-8"), re.M
+    )
+    text = (root / name).read_text(encoding="utf-8")
+    both = r"\[(?P<of>\d+) published bugs\]\(docs/museum.md\), (?P<pass>\d+) of which pass a cosine of 0.95"
+    said = re.search(both, text) or re.search(
+        r"\[(?P<pass>\d+) of (?P<of>\d+) published bugs\]\(museum.md\) pass a cosine of 0.95", text
+    )
+    assert said
+    assert (said["pass"], said["of"]) == counted
+
+
 def _without_figures(text: str) -> str:
     """Leave out what differs between processors: the size of an error, how many values have it."""
     text = re.sub(r" {2,}|-{3,}", " ", re.sub(r"[\d.]+(e-\d+)? (dB|of the RMS)", r"# \2", text))

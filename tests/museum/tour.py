@@ -27,6 +27,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, PICTURES = DOCS / "museum.md", DOCS / "museum"
 BEGIN, END = "<!-- made by python -m tests.museum.tour --write -->", "<!-- made until here -->"
 SEEDS = 20
+MOST_WORDS = 7
+"""How much of a first line a table shows."""
 UNSEEN = "none at ordinary inputs"
 """Damage of a fault that zero rows, NaN or another length show, and drawn values do not."""
 FLOAT_NOISE = 1e-5
@@ -140,27 +142,19 @@ def summarize(outcomes: Sequence[Outcome]) -> str:
 
 
 def make_section(kind: str, outcomes: Sequence[Outcome]) -> str:
-    """Return one kind of defect as a heading, a picture and a table."""
-    drawn = choose_drawn(outcomes).exhibit
-    table = [
-        [
-            f"{outcome.exhibit.defect} [{outcome.exhibit.source}]({outcome.exhibit.url})",
-            name_passed(outcome),
-            f"`{shorten(outcome.first_line)}`",
-        ]
+    """Return one kind of defect as a heading, a picture and a list."""
+    lines = [
+        f"* {outcome.exhibit.defect} [{outcome.exhibit.source}]({outcome.exhibit.url}) "
+        f"({name_passed(outcome)}): `{shorten(outcome.first_line)}`"
         for outcome in outcomes
     ]
-    headings = ["what was wrong", "passes", "qgate says"]
     return "\n".join(
         [
             f"## {KINDS[kind]}",
             "",
-            f"![{KINDS[kind]}: errors of a right and of a faulty implementation]"
-            f"(museum/{kind}.svg)",
+            f"![{KINDS[kind]}: errors of right and faulty code](museum/{kind}.svg)",
             "",
-            f"*In the picture: {drawn.source}.*",
-            "",
-            markdown_table(headings, table),
+            *lines,
         ]
     )
 
@@ -173,25 +167,24 @@ def choose_drawn(outcomes: Sequence[Outcome]) -> Outcome:
 
 def name_passed(outcome: Outcome) -> str:
     """Count the limits that a faulty implementation passes."""
-    passed = f"{sum(outcome.passed.values())} of {len(outcome.passed)}"
+    passed = f"{sum(outcome.passed.values())}/{len(outcome.passed)}"
     return f"{passed}, unseen" if outcome.damage == UNSEEN else passed
 
 
 def shorten(first_line: str) -> str:
-    """Leave out the name of the function; it is the exhibit's own."""
-    return re.sub(r"^\S+ is wrong(: | )", "", first_line).replace("|", "\\|")
+    """Show the beginning of a first line without the function, whose name is the exhibit's own."""
+    words = re.sub(r"^\S+ is wrong(: | )", "", first_line).replace("|", "\\|").split()
+    return " ".join(words[:MOST_WORDS]) + (" …" if len(words) > MOST_WORDS else "")
 
 
 def make_page(outcomes: Sequence[Outcome]) -> str:
     """Return the part of the page that is made from a run."""
     unseen = sum(outcome.damage == UNSEEN for outcome in outcomes)
     legend = (
-        f"**passes** counts the limits that let the defect pass; {unseen} defects are *unseen* at "
-        "ordinary inputs: they need rows of zeros, NaN or another length, which `check_kernel` "
-        "derives from the example. **qgate says** is the first line of `check_kernel`'s failure, "
-        "without the name of the kernel. A picture shows elements of one result, shaded by their "
-        "error relative to its RMS: of the right implementation, of the faulty one, and between "
-        "the two."
+        f"In brackets is how many limits the defect passes; {unseen} defects are *unseen* at ordinary "
+        "inputs: `check_kernel` derives rows of zeros, NaN and other lengths. Then comes how its "
+        "failure begins. A picture shows the errors of one right and one faulty result, element by "
+        "element, relative to the RMS."
     )
     sections = [make_section(kind, shown) for kind, shown in by_kind(outcomes).items()]
     return "\n\n".join([summarize(outcomes), legend, *sections])

@@ -17,12 +17,12 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "seeds.md"
 PROMISES = Path(__file__).resolve().with_name("promises.md")
 _CODE = re.compile(r"``\s?(.+?)\s?``|`([^`]+)`")
 _FILE = re.compile(r"[\w.*/=+-]+(/|\.(png|txt|log|csv|jsonl?|html|npy|pt|safetensors|ya?ml|toml))")
+MOST_FILES, MOST_FEATURES = 1, 3
+"""How many files and features of a command a table names."""
 _HEAD = """# What the replaced tools did
 
-qgate takes in five tools: a scaling test of MXFP formats, two versions of a tensor saver with its plots, a comparison of layer
-outputs, and statistics of activations. The tables list what their documents promise, with the command of qgate that gives it and
-the files that it leaves. `tests/seeds` runs each command and looks for these files and for the texts in
-`tests/seeds/promises.md`.
+The tables list what the documents of five tools promise, with the command of qgate that gives it and some of the files that it leaves.
+`tests/seeds` runs each command and looks for all of its files and texts, which are in `tests/seeds/promises.md`.
 """
 
 
@@ -95,8 +95,10 @@ def _by_command(rows: list[Row]) -> Iterator[str]:
     for commands, its in groups.items():
         files = [name for row in its for name in row.promised()[0]]
         shown = "; ".join(f"`{command}`" for command in commands).replace("|", r"\|")
-        names = ", ".join(f"`{name}`" for name in _by_folder(files))
-        yield f"| {shown} | {'; '.join(map(_feature, its))} | {names} |"
+        names = ", ".join(f"`{name}`" for name in [*_by_folder(files)][:MOST_FILES])
+        gives = [row.feature for row in its]
+        more = "; …" if len(gives) > MOST_FEATURES else ""
+        yield f"| {shown} | {'; '.join(gives[:MOST_FEATURES])}{more} | {names} |"
 
 
 def _by_folder(files: list[str]) -> Iterator[str]:
@@ -109,17 +111,6 @@ def _by_folder(files: list[str]) -> Iterator[str]:
     for (folder, ending), stems in groups.items():
         joined = stems[0] if len(stems) == 1 else f"{{{','.join(stems)}}}"
         yield f"{folder}{joined}{ending}"
-
-
-def _feature(row: Row) -> str:
-    """Return a feature with the sentences that follow its files and texts."""
-    _, *sentences = row.promise.split(". ")
-    if not sentences:
-        return row.feature
-    explained = ". ".join(sentences).rstrip(".")
-    if not explained[1].isupper():
-        explained = explained[0].lower() + explained[1:]
-    return f"{row.feature} ({explained})"
 
 
 def main() -> None:

@@ -127,9 +127,7 @@ def test_a_page_has_a_row_for_each_command() -> None:
         "| a | `qgate x` | `d/1.png`: `text`. It is small |\n| b | `qgate x` | `d/2.png` |\n"
         "| c | none | It is not needed. |\n"
     )
-    assert (
-        "| `qgate x` | a (it is small); b | `d/{1,2}.png` |\n\n* **c**: It is not needed.\n" in page
-    )
+    assert "| `qgate x` | a; b | `d/{1,2}.png` |\n\n* **c**: It is not needed.\n" in page
 
 
 # Planted rows --------------------------------------------------------------------------------------

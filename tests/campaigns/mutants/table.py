@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.campaigns.mutants.bed import (
@@ -31,17 +31,18 @@ _SPELLINGS = {
     "int16": "INT16", "int8": "INT8", "kl": "KL", "mxfp4": "MXFP4", "mxfp8": "MXFP8", "nan": "NaN",
     "rope": "RoPE", "silu": "SiLU",
 }  # fmt: skip
+_SHOWN = 9
 _HEAD = """# Faults that the gates catch
 
 qgate's tests plant {caught} faults, one at a time. Each turns a gate of its [suite](gates.md#the-suites) red, and for {placed} of
-them the first line names the place where the error enters; without a fault the same gates are green, also with other numbers of
-threads and in another order. "Since day one" means that the fault was there when the baseline was recorded.
+them the first line names the place where the error enters; without a fault the same gates are green. "Since day one" means that the
+fault was there when the baseline was recorded.
 
-`python -m pytest tests/campaigns/mutants --every-case` plants all of them, and each run of qgate's tests plants some. Faults of
-accepted files, of plans and of partial runs have tests in `tests/baselines` and `tests/plugin`.
+`python -m pytest tests/campaigns/mutants --every-case` plants all of them, and each run of qgate's tests plants some;
+`tests/campaigns/mutants` has each by the name that a row shows.
 
-| suite | in | faults |
-|---|---|---|
+| suite | in | faults | such as |
+|---|---|---|---|
 """
 _SURVIVORS = """
 ## Faults that no gate catches
@@ -58,22 +59,22 @@ def page(mutants: tuple[Mutant, ...]) -> str:
     text = (
         _HEAD.format(caught=len(caught), placed=sum(bool(m.source) for m in caught)) + rows + "\n"
     )
-    lost = [f"| {_words(m)} | {_subject(m.model, [m.mode])} | {m.survives} |"
+    lost = [f"| {_words(m)} | {_subject(m.model, m.mode)} | {m.survives} |"
             for m in mutants if m.survives]  # fmt: skip
     return text + _SURVIVORS + "\n".join(lost) + "\n" if lost else text
 
 
 def _rows(mutants: Iterable[Mutant]) -> Iterator[str]:
-    """Write a row for the faults of a suite in the same model and modes."""
-    modes: dict[tuple[str, str, str], list[str]] = {}
+    """Write a row for the faults of a suite: where they are planted, and some of all models."""
+    suites: dict[str, list[Mutant]] = {}
     for mutant in mutants:
-        modes.setdefault((mutant.suite, mutant.model, _words(mutant)), []).append(mutant.mode)
-    faults: dict[tuple[str, str], list[str]] = {}
-    for (suite, model, words), names in modes.items():
-        subject = _subject(model, list(dict.fromkeys(names)))
-        faults.setdefault((suite, subject), []).append(words)
-    for (suite, subject), words_of_faults in faults.items():
-        yield f"| test_{suite} | {subject} | {'; '.join(words_of_faults)} |"
+        suites.setdefault(mutant.suite, []).append(mutant)
+    for suite, planted in suites.items():
+        subjects = dict.fromkeys(_SUBJECTS.get(mutant.model, mutant.model) for mutant in planted)
+        words = list(dict.fromkeys(_words(mutant) for mutant in planted))
+        shown = words[:: -(-len(words) // _SHOWN)]
+        more = "; …" if len(shown) < len(words) else ""
+        yield f"| test_{suite} | {', '.join(subjects)} | {len(planted)} | {'; '.join(shown)}{more} |"
 
 
 def _words(mutant: Mutant) -> str:
@@ -87,9 +88,9 @@ def _words(mutant: Mutant) -> str:
     return f"{spelled[:1].upper()}{spelled[1:]}"
 
 
-def _subject(model: str, modes: Sequence[str]) -> str:
+def _subject(model: str, mode: str) -> str:
     subject = _SUBJECTS.get(model, model)
-    return f"{subject}, {', '.join(modes)}" if any(modes) else subject
+    return f"{subject}, {mode}" if mode else subject
 
 
 def main() -> None:

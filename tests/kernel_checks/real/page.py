@@ -17,23 +17,18 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "real-kernels.md"
 VERDICTS = Path(__file__).resolve().with_name("verdicts.jsonl")
 INTRO = """# Real kernels
 
-Is `check_kernel` green on right code that others wrote, and red where it is wrong? It was asked about {right} kernels of
-{packages} packages and {faults} faults planted in them. `like` is what a user of the package would write: plain operators on
-plain tensors; no check declares a coarser arithmetic. `python -m tests.kernel_checks.real` asks again, on a CPU;
-`tests/kernel_checks/real/verdicts.jsonl` has each verdict, and each run of the tests repeats some.
-
-{summary}"""
-BUGS = """## Bugs found in published code
-
-Each is the package's own code as published."""
-RIGHT_KERNELS = """## Right kernels
-
-*Named* is what the report says of a kernel beside green: conventions of quantized arguments, and the arithmetic or the
-rounding between operators that explains the result."""
+`check_kernel` was run on {right} right kernels of {packages} packages and on {faults} faults planted in them, against plain operators
+on plain tensors. {summary} `python -m tests.kernel_checks.real` repeats it on a CPU;
+`tests/kernel_checks/real/verdicts.jsonl` has each verdict in full."""
+BUGS = "## Bugs found in published code"
+RIGHT_KERNELS = "## Right kernels"
 FAULTS = """## Planted faults
 
-*Named* counts first lines with the cause, or with the place and the size of the error. `…` is for several numbers; the
-first line is that of one case."""
+*Named* counts first lines with the cause, or with the place and the size of the error. Faults with one first line but for its
+numbers share a row, which shows at most three of them; {single} more have a first line that no other fault has."""
+MOST_WORDS = 10
+"""How much of a first line a table shows."""
+MOST_FAULTS = 3
 
 
 def make_page(verdicts: Sequence[Verdict]) -> str:
@@ -55,14 +50,15 @@ def make_page(verdicts: Sequence[Verdict]) -> str:
             [[_package(v), v.kernel, v.fault, _code(v.first_line)] for v in bugs],
         ),
         RIGHT_KERNELS,
-        markdown_table(["package", "kernels", "named"], list(_right_rows(right))),
-        FAULTS,
-        markdown_table(["fault", "cases", "named", "first line"], list(_fault_rows(faults))),
+        markdown_table(["package", "kernels", "which"], list(_right_rows(right))),
+        FAULTS.format(single=sum(len(cases) == 1 for cases in _by_first_line(faults))),
+        markdown_table(["first line", "faults", "cases", "named"], list(_fault_rows(faults))),
         "## What is missed",
         "\n\n".join(
             [
                 _missed("Right kernels that are red", right, "green"),
                 _missed("Faults that are not red", faults, "red"),
+                _unnamed(faults),
                 "\n".join(f"- {remark}" for remark in REMARKS),
             ]
         ),
@@ -93,42 +89,59 @@ def _summary(right: Sequence[Verdict], faults: Sequence[Verdict]) -> str:
     red = sum(v.verdict == "red" for v in faults)
     named, known = sum(v.named for v in faults), sum(v.has_words for v in faults)
     return (
-        f"**{green} of {len(right)} right kernels are green, {red} of {len(faults)} planted faults are red.** The first line names "
+        f"**{green} of {len(right)} right kernels are green, {red} of {len(faults)} planted faults are red**; the first line names "
         f"the cause of {named} of the {known} faults that have a good name."
     )
 
 
 def _right_rows(right: Sequence[Verdict]) -> Iterable[list[str]]:
-    """Yield a row for all kernels of a package of which the report says the same."""
+    """Yield a row for all green kernels of a package, without their dtypes."""
     groups = defaultdict(list)
     for verdict in right:
         if verdict.verdict == "green":
-            groups[_package(verdict), _escape(verdict.first_line)].append(verdict.kernel)
-    for (package, first_line), kernels in groups.items():
-        yield [package, "; ".join(kernels), first_line]
+            groups[_package(verdict)].append(verdict.kernel)
+    for package, kernels in groups.items():
+        names = dict.fromkeys(re.sub(r",? (bf16|fp16|fp32)$", "", kernel) for kernel in kernels)
+        yield [package, str(len(kernels)), "; ".join(names)]
 
 
 def _fault_rows(faults: Sequence[Verdict]) -> Iterable[list[str]]:
-    """Yield a row for all faults whose names differ in numbers alone."""
+    """Yield a row for all faults whose first lines differ in numbers alone, the most first."""
+    for cases in _by_first_line(faults):
+        if len(cases) == 1:
+            continue
+        names = list(dict.fromkeys(_without_numbers(case.fault) for case in cases))
+        more = "; …" if len(names) > MOST_FAULTS else ""
+        yield [
+            _code(cases[0].first_line),
+            "; ".join(names[:MOST_FAULTS]) + more,
+            str(len(cases)),
+            str(sum(case.named for case in cases)),
+        ]
+
+
+def _by_first_line(faults: Sequence[Verdict]) -> list[list[Verdict]]:
+    """Group red faults whose first lines differ in numbers alone, the most first."""
     groups = defaultdict(list)
     for verdict in faults:
         if verdict.verdict == "red":
-            groups[re.sub(r"[-+]?\b\d[\d.e-]*", "…", verdict.fault)].append(verdict)
-    for name, cases in groups.items():
-        is_one = len({case.fault for case in cases}) == 1
-        best = max(cases, key=lambda case: case.named)
-        yield [
-            cases[0].fault if is_one else name,
-            str(len(cases)),
-            str(sum(case.named for case in cases)),
-            _code(best.first_line),
-        ]
+            groups[_without_numbers(_code(verdict.first_line))].append(verdict)
+    return sorted(groups.values(), key=len, reverse=True)
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"[-+]?\b\d[\d.,e-]*", "…", text)
 
 
 def _missed(words: str, verdicts: Sequence[Verdict], right_verdict: str) -> str:
     wrong = [v for v in verdicts if v.verdict != right_verdict]
     lines = [f"- {v.title}: {_code(v.first_line) or 'green'}" for v in wrong]
     return "\n".join([f"{words}: {len(wrong)}.", "", *lines]).strip()
+
+
+def _unnamed(faults: Sequence[Verdict]) -> str:
+    names = [v.fault for v in faults if v.verdict == "red" and v.has_words and not v.named]
+    return f"Faults that are red with another cause: {'; '.join(names)}."
 
 
 def _package(verdict: Verdict) -> str:
@@ -138,8 +151,9 @@ def _package(verdict: Verdict) -> str:
 
 
 def _code(first_line: str) -> str:
-    """Show a first line without the name of the kernel, which is the collection's own."""
-    line = re.sub(r"^kernel is wrong(: | )", "", first_line)
+    """Show the beginning of a first line without the name of the kernel."""
+    words = re.sub(r"^kernel is wrong(: | )", "", first_line).split()
+    line = " ".join(words[:MOST_WORDS]) + (" …" if len(words) > MOST_WORDS else "")
     return f"`{_escape(line)}`" if line else ""
 
 

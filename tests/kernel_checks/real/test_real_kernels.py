@@ -91,14 +91,15 @@ def test_a_page_shows_what_is_not_as_wanted() -> None:
     red = replace(GREEN, kernel="conv", verdict="red", first_line="kernel is wrong: a|b")
     missed = replace(GREEN, fault="bias left out", has_words=True)
     named = replace(red, fault="row 3 lost", named=True, has_words=True)
-    other = replace(red, fault="row 7 lost", first_line="kernel is wrong: c", has_words=True)
+    other = replace(red, fault="row 7 lost", has_words=True)
     died = replace(GREEN, kernel="mlp", verdict="none", first_line="the process ended")
     bug = replace(red, kernel="cast", fault="cuts off", is_bug=True)
     page = make_page([GREEN, red, missed, other, named, died, bug])
-    assert "**1 of 3 right kernels are green, 2 of 3 planted faults are red.**" in page
+    assert "**1 of 3 right kernels are green, 2 of 3 planted faults are red**;" in page
     assert "Right kernels that are red: 2.\n\n- torch: conv: `a\\|b`\n" in page
     assert "- torch: mlp: `the process ended`" in page
     assert "Faults that are not red: 1.\n\n- torch: linear: bias left out: green" in page
-    assert "| torch 2.13.0 | linear |  |" in page
-    assert "| row … lost | 2 | 1 | `a\\|b` |" in page
+    assert "| torch 2.13.0 | 1 | linear |" in page
+    assert "| `a\\|b` | row … lost | 2 | 1 |" in page
+    assert "Faults that are red with another cause: row 7 lost." in page
     assert "| torch 2.13.0 | cast | cuts off | `a\\|b` |" in page
