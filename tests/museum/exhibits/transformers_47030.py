@@ -2,7 +2,8 @@
 
 An FP8 product for a new GPU takes powers of two. The scales of a checkpoint and those that had just
 been made for the inputs were rounded up on the way to it, so that every group of 128 inputs and
-every row of weights was inflated by a factor of its own.
+every 128 x 128 tile of weights was inflated by a factor of its own. Here each row of weights has
+scales of its own.
 """
 
 from __future__ import annotations
