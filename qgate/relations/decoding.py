@@ -156,13 +156,16 @@ class DecodingRelations(ModelRelations):
             elif not self._decodes and _FEW < length < rows.tokens:
                 yield prefix(rows, length)
 
+    @torch.no_grad()  # with gradients each weight would be quantized anew to be looked at
     def _sites_that_fit(self) -> list[Site]:
         """Return the sites whose tensors are kept: those of some layers, where all are too many."""
         layers, network = self.model.layers, self.model.module
         features: dict[str, int] = {}
         for site in self.sites:
+            if site.port != "output":
+                continue
             weight = getattr(network.get_submodule(site.module), "weight", None)
-            if site.port == "output" and isinstance(weight, Tensor) and weight.dim() == 2:
+            if isinstance(weight, Tensor) and weight.dim() == 2:
                 layer = self.model.layer_of(site.module)
                 features[layer] = features.get(layer, 0) + sum(weight.shape)
         most = 4 * self.rows.tokens * 2 * max(features.values(), default=1)

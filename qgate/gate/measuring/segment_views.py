@@ -172,7 +172,9 @@ def _rules(quantized: Quantized, base: Model, meant: Quantized) -> SegmentView:
     )
 
 
+@torch.no_grad()
 def _weight(module: nn.Module, name: str) -> Tensor:
+    """Return a weight as it is read; without gradients it is quantized once for all passes."""
     weight = module.get_submodule(name).weight
     assert isinstance(weight, Tensor)
     return weight.detach()

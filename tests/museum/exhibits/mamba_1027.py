@@ -1,7 +1,8 @@
 """Prefill kept the outputs of a convolution as its state, where decoding needs the inputs.
 
-The state of a causal convolution is its last inputs. After a prompt it held what the convolution
-had made of them, so the first tokens that were decoded read a wrong history.
+An attention layer convolves its queries, keys and values along time; the state of a causal
+convolution is its last inputs. After a prompt it held what the convolution had made of them, so the
+next decoding step read a wrong history.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ EXHIBIT = Exhibit(
     "state-spaces/mamba#1027",
     "caches",
     "Prefill stored outputs of a convolution as its state, where decoding reads inputs.",
-    "the first decoded tokens see the wrong history",
+    "the next decoding step sees the wrong causal history",
     "the result depends on rows 6 to 11 of argument 0, the reference.s on rows 9 to 11",
     arguments, keeping_inputs, keeping_outputs, convolved,
     options={"relations": ["permuted"]},

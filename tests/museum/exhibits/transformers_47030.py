@@ -1,8 +1,8 @@
 """Scales of weights and inputs were rounded up to powers of two; their codes kept the exact ones.
 
 An FP8 product for a new GPU takes powers of two. The scales of a checkpoint and those that had just
-been made for the inputs were rounded up on the way to it, so that every group of 128 inputs and
-every row of weights was inflated by a factor of its own.
+been made for the inputs were rounded up on the way to it, so that groups of 128 inputs and tiles of
+weights (128 x 128; here 128 columns of each row) were inflated, each by a factor of its own.
 """
 
 from __future__ import annotations
