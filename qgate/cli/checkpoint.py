@@ -9,10 +9,10 @@
   qgate checkpoint CHILD --calibration DUMP  hold static scales beside collected activations
   qgate checkpoint A B --same                compare two exports of one recipe
 
-CHILD and PARENT are folders with .safetensors, .gguf or .onnx files, or single files (any part of a
-GGUF split), at paths or URLs. The recipe is what the child's config.json, GGUF head or ONNX graph
-declares. No code of a checkpoint is run. GGUF and ONNX need the extra
-`checkpoints`: pip install 'pytest-qgate[checkpoints]'.
+CHILD and PARENT are folders with .safetensors, .gguf, .onnx or .pt files, or single files (any part
+of a GGUF split), at paths or URLs. The recipe is what the child's config.json, GGUF head or ONNX
+graph declares. No code of a checkpoint is run. GGUF and ONNX need the extra `checkpoints`:
+pip install 'pytest-qgate[checkpoints]'.
 A rule of limits in qgate.toml that allows findings, and says why, holds here as in the gates.
 Exit status: 0 if all is as declared, 1 if something is not, 2 if files cannot be read or are not a
 pair.
