@@ -19,7 +19,7 @@ from qgate.checkpoints.wrong_files import (
     reading,
 )
 from qgate.errors import QgateError, first_line
-from qgate.storage.archives import load_torch
+from qgate.storage.archives import flatten, load_torch
 from qgate.storage.described_classes import DescribedTensor
 from qgate.storage.folders import Folder
 from qgate.storage.tensor_reading import torch_source
@@ -88,11 +88,29 @@ def _state(loaded: object, path: str) -> Mapping[str, object]:
     if isinstance(loaded, Mapping):
         holders = [loaded[key] for key in HOLDERS if isinstance(loaded.get(key), Mapping)]
         inner = holders[0] if holders else loaded
-    if not isinstance(inner, Mapping) or not any(isinstance(x, Tensor) for x in inner.values()):
+    named = dict(inner) if isinstance(inner, Mapping) else {}
+    if not any(isinstance(x, Tensor) for x in named.values()):
+        modules = {name: held for name, held in named.items() if isinstance(held, Mapping)}
+        named = {
+            f"{module}.{name}": tensor
+            for module, held in modules.items()
+            for name, tensor in _of_module(held, path)
+        }
+    if not any(isinstance(x, Tensor) for x in named.values()):
         raise QgateError(
             f"{path!r} holds no tensors by name: save the model's state_dict() by torch.save."
         )
-    return {str(name): value for name, value in inner.items()}
+    return {str(name): value for name, value in named.items()}
+
+
+def _of_module(held: Mapping[str, object], path: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of one module, as HQQ keeps them; its numbers become tensors, too."""
+    for name, value in flatten(held, repr(path)):
+        numbers = list(value) if isinstance(value, tuple) else [value]
+        if isinstance(value, Tensor):
+            yield name.removeprefix("meta."), value
+        elif numbers and all(type(number) is int for number in numbers):
+            yield name.removeprefix("meta."), torch.tensor(numbers)
 
 
 def _entry(name: str, file: str, tensor: Tensor, path: str) -> StoredEntry:
