@@ -58,7 +58,7 @@ def _source_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate
         words = f"keys are quantized {'after' if is_before else 'before'} RoPE, {meant}"
         yield words, expected.exact_keys if is_before else expected.keys
         for shift, name in ((1, "after"), (-1, "before")):
-            turned = definition.rotary(expected.keys, expected.of.rope_base, shift)
+            turned = expected.of.turned(expected.keys, shift)
             yield f"keys are turned by the position {name} their own", turned
 
 
