@@ -20,7 +20,7 @@ from qgate.modes.attention.core import AttentionCore
 from qgate.modes.attention.planning import CachedAttention
 from qgate.modes.attention.sources import source_of
 from tests.gate.test_cache_faults import findings
-from tests.shares import share
+from tests.shares import proof, share
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
@@ -214,8 +214,9 @@ def test_a_window_that_is_off_by_one_is_named(
         quantized.model(model.inputs[0])
 
 
+@proof
 def test_positions_that_are_not_scaled_and_another_factor_of_scores_are_red(tmp_path: Path) -> None:
-    for kind, words in (("Llama-llama3", "keys"), ("Gemma3", "context")):
+    for kind, words in (("Llama-llama3", "keys"), ("Gemma3", "the factor of their width")):
         model = decoder(tmp_path / kind, kind)
         quantized = modes.apply(modes.find_mode("kv-int8", "other"), model)
         for name, attention in attentions_of(quantized).items():

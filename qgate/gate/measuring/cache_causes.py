@@ -254,3 +254,7 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
         yield "keys and values are those of another request", expected.context_of(*sides, exact)
     words = "scores are not divided by the root of the width"
     yield words, expected.context_of(keys, values, exact, scaling=1.0)
+    if expected.of.scaling is not None:
+        words = "scores have the factor of their width, and not that of the layer"
+        usual = keys.shape[-1] ** -0.5
+        yield words, expected.context_of(keys, values, exact, scaling=usual)
