@@ -47,7 +47,7 @@ OPTIONS = {
         Path,
     ),
     "calibration": Option(
-        "collected activations, beside which static scales of the checkpoint are held",
+        "collected activations, beside which static scales are held",
         None,
         "subject",
         "DUMP",
