@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
     gate = LateModule("qgate.checkpoints.gate")
 
-FILES = ("checkpoint", "parent", "recipe", "layout", "calibration")
+FILES = ("checkpoint", "parent", "recipe", "layout", "checkpoint-calibration")
 """Options that are paths or URLs: the checkpoint, and what it is held beside."""
 OPTIONS = {
     "checkpoint": Option(
@@ -46,7 +46,7 @@ OPTIONS = {
         "FILE",
         Path,
     ),
-    "calibration": Option(
+    "checkpoint-calibration": Option(
         "collected activations, beside which static scales are held",
         None,
         "subject",

@@ -83,18 +83,18 @@ def _loaded(folder: Folder, file: str, path: str) -> object:
 
 
 def _state(loaded: object, path: str) -> Mapping[str, object]:
-    """Return the tensors by name, which may be held beside the state of a trainer."""
+    """Return the tensors by name, which may stand beside the state of a trainer."""
     inner = loaded
     if isinstance(loaded, Mapping):
         holders = [loaded[key] for key in HOLDERS if isinstance(loaded.get(key), Mapping)]
         inner = holders[0] if holders else loaded
     named = dict(inner) if isinstance(inner, Mapping) else {}
     if not any(isinstance(x, Tensor) for x in named.values()):
-        modules = {name: held for name, held in named.items() if isinstance(held, Mapping)}
+        modules = {name: parts for name, parts in named.items() if isinstance(parts, Mapping)}
         named = {
             f"{module}.{name}": tensor
-            for module, held in modules.items()
-            for name, tensor in _of_module(held, path)
+            for module, parts in modules.items()
+            for name, tensor in _of_module(parts, path)
         }
     if not any(isinstance(x, Tensor) for x in named.values()):
         raise QgateError(
@@ -103,9 +103,9 @@ def _state(loaded: object, path: str) -> Mapping[str, object]:
     return {str(name): value for name, value in named.items()}
 
 
-def _of_module(held: Mapping[str, object], path: str) -> Iterator[tuple[str, Tensor]]:
+def _of_module(parts: Mapping[str, object], path: str) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of one module, as HQQ keeps them; its numbers become tensors, too."""
-    for name, value in flatten(held, repr(path)):
+    for name, value in flatten(parts, repr(path)):
         numbers = list(value) if isinstance(value, tuple) else [value]
         if isinstance(value, Tensor):
             yield name.removeprefix("meta."), value

@@ -65,8 +65,8 @@ def written(path: Path, fields: Fields) -> Path:
 
 def findings(path: Path, parent: Path) -> list[str]:
     shipped = ShippedFiles(open_checkpoint(str(parent)))
-    found = vocabulary_findings(open_checkpoint(str(path)), shipped)
-    return [f"{finding.subject}: {finding.cause}" for finding in found]
+    listed = vocabulary_findings(open_checkpoint(str(path)), shipped)
+    return [f"{finding.subject}: {finding.cause}" for finding in listed]
 
 
 def test_what_gguf_writes_of_the_parent_has_no_finding(parent: Path, tmp_path: Path) -> None:

@@ -73,13 +73,13 @@ def configuration(bits: int) -> dict[str, Any]:
 
 def modules(bits: int, plant: Plant | None = None) -> dict[str, Tensors]:
     """Return the tensors of each module, with a fault in one."""
-    held: dict[str, Tensors] = {}
+    by_module: dict[str, Tensors] = {}
     for name, weight in parent_tensors().items():
         module = name.removesuffix(".weight")
-        held[module] = exported(weight, bits) if "_proj" in name else {"weight": weight}
+        by_module[module] = exported(weight, bits) if "_proj" in name else {"weight": weight}
     if plant is not None:
-        plant(held[UP])
-    return held
+        plant(by_module[UP])
+    return by_module
 
 
 def export(folder: Path, bits: int, plant: Plant | None = None) -> str:
@@ -135,8 +135,8 @@ def test_the_file_that_the_library_saves_is_read(parent: str, tmp_path: Path) ->
 
     child = tmp_path / "child"
     child.mkdir()
-    held = {m: plain(x) if "W_q" in x else x for m, x in modules(4).items()}
-    torch.save(held, child / "qmodel.pt")
+    state = {m: plain(x) if "W_q" in x else x for m, x in modules(4).items()}
+    torch.save(state, child / "qmodel.pt")
     (child / "config.json").write_text(json.dumps(configuration(4)), encoding="utf-8")
     record = compare(str(child), parent)
     assert record.findings == []

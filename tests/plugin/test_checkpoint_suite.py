@@ -96,11 +96,14 @@ def test_a_recipe_file_says_what_was_meant(house: Path, gates: Gates) -> None:
 
 def test_a_calibration_is_of_static_scales_and_of_a_checkpoint(house: Path, gates: Gates) -> None:
     dump = str(dump_of(house / "dump", prefix="model."))
-    result = gates(*PAIR, "--calibration", dump)
+    result = gates(*PAIR, "--checkpoint-calibration", dump)
     assert "child has no static scale of activations" in result.stderr.str()
-    result = gates("--calibration", dump)
+    result = gates("--checkpoint-calibration", dump)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert f"--calibration '{dump}' is of a checkpoint: give --checkpoint" in result.stderr.str()
+    assert (
+        f"--checkpoint-calibration '{dump}' is of a checkpoint: give --checkpoint"
+        in result.stderr.str()
+    )
 
 
 def test_a_file_is_called_after_itself(house: Path, gates: Gates) -> None:
