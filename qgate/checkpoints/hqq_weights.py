@@ -68,8 +68,8 @@ def _codes(words: Tensor, bits: int) -> Tensor:
     """Return the codes of words, the first part of the rows in the highest bits."""
     count = WORDS[words.dtype] // bits
     mask = (1 << bits) - 1
-    places = (bits * place for place in reversed(range(count)))
-    return torch.cat([(words >> place & mask).to(torch.uint8) for place in places])
+    shifts = (bits * number for number in reversed(range(count)))
+    return torch.cat([(words >> shift & mask).to(torch.uint8) for shift in shifts])
 
 
 HQQ = Packing(

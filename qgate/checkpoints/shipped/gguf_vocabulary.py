@@ -72,8 +72,8 @@ def _token_findings(
     ]
     if unlike:
         number, token = min(unlike)
-        here = tokens[number] if 0 <= number < len(tokens) else None
-        one, other = value_texts(here, token)
+        own = tokens[number] if 0 <= number < len(tokens) else None
+        one, other = value_texts(own, token)
         yield CheckpointFinding(
             TOKENS,
             f"{len(unlike):,} of {len(ids):,} tokens are not the parent's, first id {number}: it "
@@ -110,23 +110,23 @@ def _special_findings(
 ) -> Iterator[CheckpointFinding]:
     """Compare the ids of special tokens with any that the parent's files state."""
     for name, key in SPECIAL.items():
-        allowed = {ids.get(str(special_token(parent, key)))}
+        stated = [ids.get(str(special_token(parent, key)))]
         for file in STATED:
             value = parent.settings(file).get(f"{key}_id")
-            allowed |= set(value) if isinstance(value, list) else {value}
-        allowed -= {None}
+            stated += value if isinstance(value, list) else [value]
+        allowed = {number for number in stated if isinstance(number, int)}
         field = f"tokenizer.ggml.{name}_token_id"
-        here = fields.get(field)
-        if allowed and here not in allowed and (here is not None or name in NEEDED):
+        number = fields.get(field)
+        if allowed and number not in allowed and (number is not None or name in NEEDED):
             listed = " or ".join(map(str, sorted(allowed, key=str)))
             yield CheckpointFinding(
-                field, f"it is {value_text(here)} here and {listed} in the parent: {AGAIN}"
+                field, f"it is {value_text(number)} here and {listed} in the parent: {AGAIN}"
             )
     for key in FLAGS:
         field, other = f"tokenizer.ggml.{key}", parent.settings(CONFIG).get(key)
-        here = fields.get(field)
-        if isinstance(here, bool) and isinstance(other, bool) and here != other:
-            words = f"it is {here} here and {other} in the parent's {CONFIG}: {AGAIN}"
+        flag = fields.get(field)
+        if isinstance(flag, bool) and isinstance(other, bool) and flag != other:
+            words = f"it is {flag} here and {other} in the parent's {CONFIG}: {AGAIN}"
             yield CheckpointFinding(field, words)
 
 
@@ -134,10 +134,10 @@ def _template_findings(
     fields: Mapping[object, object], parent: ShippedFiles
 ) -> Iterator[CheckpointFinding]:
     file, templates = templates_of(parent)
-    template, here = templates.get(""), fields.get("tokenizer.chat_template")
-    if template is None or (isinstance(here, str) and here.strip() == template.strip()):
+    template, own = templates.get(""), fields.get("tokenizer.chat_template")
+    if template is None or (isinstance(own, str) and own.strip() == template.strip()):
         return
-    one, other = value_texts(here, template) if isinstance(here, str) else (NONE, file)
+    one, other = value_texts(own, template) if isinstance(own, str) else (NONE, file)
     yield CheckpointFinding(
         "tokenizer.chat_template", f"it is {one} here and {other} in the parent: {AGAIN}"
     )
