@@ -261,7 +261,7 @@ TARGETS = (
         "checkpoint .pt",
         _saved,
         _read,
-        (*READERS[:2], "qgate.storage.described_classes:described"),
+        ("qgate.storage.archives:load_torch",),
         share=30,
     ),
     Target(
