@@ -17,6 +17,7 @@ from qgate.checkpoints.compute import ratio_db, squared
 from qgate.checkpoints.record import CheckpointFinding
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.weight_parts import StoredWeight
+from qgate.dumps import Dump, Record
 from qgate.errors import QgateError, unknown
 from qgate.formats import Quantizer
 from qgate.text import counted
@@ -33,6 +34,25 @@ _MOST = 1 << 20
 """Values of one tensor that are looked at, about."""
 _BLOCK = 16
 _PORTS = {"input_scale": "input", DIVIDES: "input", "output_scale": "output"}
+
+
+def open_calibration(spec: str) -> Calibration:
+    """Return the inputs and outputs of modules in a dump, read when they are asked for."""
+    dump = Dump.open(spec)
+    records: dict[tuple[str, str], list[Record]] = {}
+    for record in dump.records(operation="forward", name=("input", "output")):
+        if record.module and record.tensor is not None:
+            records.setdefault((record.module, record.name), []).append(record)
+    if not records:
+        raise QgateError(
+            f"{spec} has no inputs or outputs of modules with their values: collect them with "
+            "`qgate collect --sites linear -- COMMAND`."
+        )
+
+    def reader(listed: list[Record]) -> Tensors:
+        return lambda: (dump.tensor(record) for record in listed)
+
+    return {site: reader(listed) for site, listed in records.items()}
 
 
 def calibration_findings(

@@ -145,6 +145,9 @@ def _faults(weight: QuantizedWeight) -> Iterator[ExportFault]:
     words = "neighboring codes are swapped (the order of nibbles)"
     yield ExportFault(words, _pairs_swapped)
     yield ExportFault(words, _pairs_of_rows_swapped)
+    for axis, lines in enumerate(("rows", "columns")):
+        halves = f"codes of each half of the {lines} are in the other half (the order of nibbles)"
+        yield ExportFault(halves, partial(_halves_swapped, axis=axis))
     yield ExportFault("the codes of each word are in reversed order", _words_reversed)
     for power in (1, -1, 2, -2):
         yield ExportFault(
@@ -259,6 +262,15 @@ def _zeros_less(weight: QuantizedWeight, step: int) -> QuantizedWeight | None:
 def _pairs_swapped(weight: QuantizedWeight) -> QuantizedWeight | None:
     rows, columns = weight.shape
     return None if columns % 2 else _flipped(weight, (rows, -1, 2), 2)
+
+
+def _halves_swapped(weight: QuantizedWeight, axis: int) -> QuantizedWeight | None:
+    """Swap codes that lie in one byte where its halves are a half of the weight apart."""
+    length = weight.shape[axis]
+    if length % 2:
+        return None
+    codes = _as_bytes(weight.elements).roll(length // 2, axis)
+    return replace(weight, elements=codes.view(weight.elements.dtype))
 
 
 def _flipped(weight: QuantizedWeight, shape: tuple[int, int, int], axis: int) -> QuantizedWeight:

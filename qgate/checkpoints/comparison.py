@@ -104,8 +104,11 @@ class CheckpointPair:
         self.name_sources(record)
         return weight, record.findings
 
-    def account(self, record: CheckpointRecord) -> None:
-        """Add to a record what is missing, unexpected, left out, or cannot be fused."""
+    def account(self, record: CheckpointRecord, calibration: Calibration | None = None) -> None:
+        """Add to a record what is missing, unexpected, left out, or cannot be fused.
+
+        calibration  tensors of activations, beside which static scales are held
+        """
         if self.parent is not None:
             record.notes += layout_notes(self.child, self.parent)
         account(record, self.recipe, self.parent, self.matches, self.weights)
@@ -118,6 +121,8 @@ class CheckpointPair:
         record.findings += shipped_findings(
             self.child, self.parent, self.weights, self.matches, self.recipe
         )
+        if calibration is not None:
+            record.findings += calibration_findings(self.child, self.weights, calibration)
 
 
 def open_pair(
@@ -173,9 +178,7 @@ def compare(
     check_alike(record, layout_file)
     pair.name_sources(record)
     settle_methods(record)
-    pair.account(record)
-    if calibration is not None:
-        record.findings += calibration_findings(pair.child, pair.weights, calibration)
+    pair.account(record, calibration)
     record.written_recipe = write_out(record, pair.recipe, pair.weights)
     worst = [pair.worst_block(weight.name) for weight, _ in worst_first(record.weights)[:blocks]]
     record.blocks = [block for block in worst if block is not None]

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from qgate.baselines import Origin
+from qgate.checkpoints.calibrated_scales import open_calibration
 from qgate.checkpoints.comparison import CheckpointPair, check_alike, open_pair
 from qgate.checkpoints.methods.explanations import settle_methods
 from qgate.checkpoints.recipe_texts import bits_per_weight, fold_numbers, plan_texts, recipe_text
@@ -52,8 +53,9 @@ class CheckpointSubject(Subject):
         options: Sequence[tuple[str, ...]] = (),
         recipe: str | None = None,
         layout: str | None = None,
+        calibration: str | None = None,
     ) -> None:
-        self.layout = layout
+        self.layout, self.calibration_dump = layout, calibration
         self.child, self.parent, self.name, self.recipe = child, parent, name, recipe
         default = [("checkpoint", child), *([("parent", parent)] if parent is not None else [])]
         self.options = list(options) or default
@@ -107,9 +109,10 @@ class CheckpointSubject(Subject):
 
     @cached_property
     def accounting(self) -> list[CheckpointFinding]:
-        """Find what is missing, unexpected, left out, or cannot be fused; no values are read."""
+        """Find what is missing, unexpected, left out, cannot be fused, or loses activations."""
         record = CheckpointRecord(self.child, self.parent, self.pair.recipe.method)
-        self.pair.account(record)
+        dump = self.calibration_dump
+        self.pair.account(record, None if dump is None else open_calibration(dump))
         return fold_findings(record.findings)
 
     @cached_property

@@ -14,7 +14,7 @@ from qgate.checkpoints.weight_parts import Packing, StoredWeight
 
 TELLING = (
     "weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_global_scale",
-    "weight_scale_2", "weight_shape", "weight_zero_point", "qweight", "qzeros", "SCB",
+    "weight_scale_2", "weight_shape", "weight_zero_point", "qweight", "qzeros", "SCB", "W_q",
 )  # fmt: skip
 """Endings of tensors that quantized weights alone have; `weight` in dtypes of codes."""
 
@@ -67,6 +67,12 @@ def _incomplete_weights(
         if not fitting:
             continue
         packing = min(fitting, key=lambda p: (len(_missing(p, parts)), -usual[p.name]))
+        beside = {ending: checkpoint.entries.get(f"{module}.{ending}") for ending in packing.parts}
+        parts |= {
+            ending: entry
+            for ending, entry in beside.items()
+            if entry is not None and entry.dtype in packing.parts[ending]
+        }
         grouped |= {entry.name for entry in parts.values()}
         missing = _missing(packing, parts)
         incomplete.append(StoredWeight(f"{module}.weight", packing, parts, missing))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 else:
     gate = LateModule("qgate.checkpoints.gate")
 
+FILES = ("checkpoint", "parent", "recipe", "layout", "checkpoint-calibration")
+"""Options that are paths or URLs: the checkpoint, and what it is held beside."""
 OPTIONS = {
     "checkpoint": Option(
         "a quantized checkpoint; the suite on checkpoints needs it",
@@ -44,6 +46,13 @@ OPTIONS = {
         "FILE",
         Path,
     ),
+    "checkpoint-calibration": Option(
+        "collected activations, beside which static scales are held",
+        None,
+        "subject",
+        "DUMP",
+        Path,
+    ),
     "checkpoint-name": Option(
         "name of the checkpoint in baselines (default: that of its folder)",
         None,
@@ -67,13 +76,13 @@ class CheckpointKind(GateKind):
     options = OPTIONS
 
     def check(self, options: GateOptions) -> None:
-        for name in ("parent", "recipe", "layout"):
+        for name in FILES[1:]:
             if name in options.typed and options.values["checkpoint"] is None:
                 raise QgateError(
                     f"{options.spelled(name)} {options.typed[name]!r} is of a checkpoint: "
                     f"give {options.spelled('checkpoint')} CHILD, too."
                 )
-        for name in options.typed.keys() & {"checkpoint", "parent", "recipe", "layout"}:
+        for name in options.typed.keys() & set(FILES):
             options.readable(name)
 
     def record_name(self, options: GateOptions) -> str:
@@ -85,10 +94,10 @@ class CheckpointKind(GateKind):
         child = options.readable("checkpoint")
         if child is None:
             return None
-        parent, recipe, layout = map(options.readable, ("parent", "recipe", "layout"))
+        parent, recipe, layout, calibration = map(options.readable, FILES[1:])
         name = self.record_name(options)
-        typed = run.typed_again("checkpoint", "parent", "recipe", "layout", "checkpoint-name")
-        subject = gate.CheckpointSubject(child, parent, name, typed, recipe, layout)
+        typed = run.typed_again(*FILES, "checkpoint-name")
+        subject = gate.CheckpointSubject(child, parent, name, typed, recipe, layout, calibration)
         session: gate.CheckpointGates = run.session(gate.CheckpointGates, subject, name)
         session.check_policy()
         session.check_parent()

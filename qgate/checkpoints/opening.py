@@ -9,6 +9,7 @@ from qgate.checkpoints.gguf.files import open_gguf
 from qgate.checkpoints.onnx.files import open_onnx
 from qgate.checkpoints.safetensors_shards import open_shards
 from qgate.checkpoints.stored import REMOTE_AHEAD, Checkpoint, Stamps
+from qgate.checkpoints.torch_files import open_torch
 from qgate.errors import QgateError, first_line
 from qgate.storage.access import folder_of
 from qgate.storage.folders import Folder, files_in
@@ -19,9 +20,10 @@ OPENERS: Mapping[str, Opener] = {
     ".safetensors": open_shards,
     ".gguf": open_gguf,
     ".onnx": open_onnx,
+    **dict.fromkeys((".pt", ".pth", ".bin"), open_torch),
 }
 """Who opens the files of a folder by their ending; of several kinds in a folder, the first."""
-NO_CHECKPOINTS = (".pt", ".pth", ".bin", ".npz")
+NO_CHECKPOINTS = (".npz", ".npy")
 """Endings of files that may hold weights, and are not opened as checkpoints."""
 INNER = 3
 """Folders inside each other that are looked into for a checkpoint, as caches of hubs have them."""
@@ -116,7 +118,7 @@ def _files(spec: str, folder: Folder) -> tuple[str, list[str]]:
 def _converting(*names: str) -> str:
     """Return what to do where weights are in files of another kind."""
     has_others = any(name.endswith(NO_CHECKPOINTS) for name in names)
-    return " Write the weights of torch or numpy as .safetensors first." if has_others else ""
+    return " Write the weights of numpy as .safetensors first." if has_others else ""
 
 
 def _inner_folder(folder: Folder, depth: int) -> str:

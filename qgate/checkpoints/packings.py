@@ -21,6 +21,7 @@ from qgate.checkpoints.grids import (
     from_nibbles,
     from_words,
 )
+from qgate.checkpoints.hqq_weights import HQQ
 from qgate.checkpoints.recipes import Recipe, gptq_zero_offset
 from qgate.checkpoints.stored import Checkpoint
 from qgate.checkpoints.tiles import Tile, counts, declared_tile, likely_tiles
@@ -247,6 +248,7 @@ PACKINGS = (
         by_rows=("scales", "blocks"),
     ),
     *PACKINGS_OF_4_BITS,
+    HQQ,
 )
 
 

@@ -238,6 +238,23 @@ def _torchao(settings: Settings) -> Recipe:
     return Recipe("torchao", (RecipeGroup(("Linear",), DeclaredFormat(element, tile)),), skipped)
 
 
+def _hqq(settings: Settings) -> Recipe:
+    """Return the format of all layers, or of each of the named ones that have their own."""
+    stated = _settings(settings, "quant_config")
+    by_target = {"Linear": stated} if "weight_quant_params" in stated else stated
+    groups = []
+    for target, config in by_target.items():
+        if not isinstance(config, Mapping):
+            raise ValueError(f"quant_config has {target!r}: {config!r}")
+        params = _settings(config, "weight_quant_params")
+        size = params.get("group_size")
+        tile = (1, size if isinstance(size, int) else None)
+        declared = DeclaredFormat(f"uint{_number(params, 'nbits')}", tile, has_zero_points=True)
+        groups.append(RecipeGroup((target,), declared))
+    skipped = _texts(settings, "skip_modules") or ("lm_head",)
+    return Recipe("hqq", tuple(groups), skipped)
+
+
 def data_of(settings: Settings, name: str) -> str:
     """Return a dtype as torchao writes one; empty where there is none."""
     value = settings.get(name)
@@ -268,6 +285,7 @@ METHODS: dict[str, Callable[[Settings], Recipe]] = {
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
     "torchao": _torchao,
+    "hqq": _hqq,
 }
 
 

@@ -12,6 +12,8 @@ from qgate.errors import QgateError
 from qgate.storage.folders import Folder
 
 POINTER = b"version https://git-lfs"
+NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+"""Files of trainers with an ending of files of weights."""
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<ending>\.\w+)")
 
 

@@ -9,10 +9,10 @@
   qgate checkpoint CHILD --calibration DUMP  hold static scales beside collected activations
   qgate checkpoint A B --same                compare two exports of one recipe
 
-CHILD and PARENT are folders with .safetensors, .gguf or .onnx files, or single files (any part of a
-GGUF split), at paths or URLs. The recipe is what the child's config.json, GGUF head or ONNX graph
-declares. No code of a checkpoint is run. GGUF and ONNX need the extra
-`checkpoints`: pip install 'pytest-qgate[checkpoints]'.
+CHILD and PARENT are folders with .safetensors, .gguf, .onnx or .pt files, or single files (any part
+of a GGUF split), at paths or URLs. The recipe is what the child's config.json, GGUF head or ONNX
+graph declares. No code of a checkpoint is run. GGUF and ONNX need the extra `checkpoints`:
+pip install 'pytest-qgate[checkpoints]'.
 A rule of limits in qgate.toml that allows findings, and says why, holds here as in the gates.
 Exit status: 0 if all is as declared, 1 if something is not, 2 if files cannot be read or are not a
 pair.
@@ -23,16 +23,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING
 
 from qgate.cli._progress import progress
 from qgate.cli._workers import add_limit, add_workers, workers_from
 from qgate.records.plain_data import json_text
 from qgate.storage.locations import local_folder, location_of
 from qgate.text.printing import print_json, print_line, print_text
-
-if TYPE_CHECKING:
-    from qgate.checkpoints.calibrated_scales import Calibration, Tensors
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +60,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from qgate.checkpoints import compare, files, texts
+    from qgate.checkpoints import calibrated_scales, compare, files, texts
     from qgate.checkpoints.gate import allow_findings
     from qgate.cli._project import project_here
     from qgate.errors import QgateError
@@ -86,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         check_folder(folder)
     workers, blocks = workers_from(args), files.DRAWN if folder else 0
     unfinished = None if folder is None else local_folder(folder)
-    calibration = None if args.calibration is None else _calibration(args.calibration)
+    calibration = args.calibration and calibrated_scales.open_calibration(args.calibration)
     with progress("weights") as report:
         record = compare(
             args.child,
@@ -109,28 +105,6 @@ def run(args: argparse.Namespace) -> int:
         page = files.write_files(folder, record)
         print_line(f"page: {page}", file=sys.stderr if args.json else sys.stdout)
     return int(bool(record.findings))
-
-
-def _calibration(spec: str) -> Calibration:
-    """Return the inputs and outputs of modules in a dump, read when they are asked for."""
-    from qgate.dumps import Dump, Record
-    from qgate.errors import QgateError
-
-    dump = Dump.open(spec)
-    records: dict[tuple[str, str], list[Record]] = {}
-    for record in dump.records(operation="forward", name=("input", "output")):
-        if record.module and record.tensor is not None:
-            records.setdefault((record.module, record.name), []).append(record)
-    if not records:
-        raise QgateError(
-            f"{spec} has no inputs or outputs of modules with their values: collect them with "
-            "`qgate collect --sites linear -- COMMAND`."
-        )
-
-    def reader(listed: list[Record]) -> Tensors:
-        return lambda: (dump.tensor(record) for record in listed)
-
-    return {site: reader(listed) for site, listed in records.items()}
 
 
 def _compare_exports(args: argparse.Namespace) -> int:

@@ -37,10 +37,16 @@ class LlamaNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-def rotary(positions: int, width: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines (positions, width), halves repeated."""
+def rotary(
+    positions: int, width: int, base: float, device: torch.device, speeds: Sequence[float] = ()
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines (positions, width), halves repeated.
+
+    speeds  radians per position of each pair, where the base does not tell them
+    """
     even = torch.arange(0, width, 2, device=device, dtype=torch.float32)
-    angles = torch.outer(torch.arange(positions, device=device).float(), base ** (-even / width))
+    turns = torch.tensor(speeds, device=device) if speeds else base ** (-even / width)
+    angles = torch.outer(torch.arange(positions, device=device).float(), turns)
     angles = torch.cat([angles, angles], -1)
     return angles.cos(), angles.sin()
 

@@ -6,6 +6,7 @@ than its size in the file is refused, as is a tensor with strides beyond its mem
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import warnings
@@ -15,10 +16,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from qgate.errors import QgateError
+from qgate.loading import LateModule
 from qgate.storage.foreign import open_foreign
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from qgate.storage import described_classes
+else:
+    described_classes = LateModule("qgate.storage.described_classes")
 
 MOST_BYTES = 32 << 20
 MOST_TIMES = 100
@@ -52,10 +58,13 @@ def check_archive(file: IO[bytes], label: str) -> None:
     file.seek(0)
 
 
-def load_torch(source: Path | bytes, label: str = "", *, dense: bool = False) -> Any:
+def load_torch(
+    source: Path | bytes, label: str = "", *, dense: bool = False, library: str = ""
+) -> Any:
     """Load a torch file or the bytes of one, weights-only; a file is mapped where possible.
 
-    With `dense`, sparse, meta and quantized tensors are refused.
+    With `dense`, sparse, meta and quantized tensors are refused. Tensors of the classes of a
+    `library` are returned as `DescribedTensor`, with what they are made of.
     """
     import torch
 
@@ -71,8 +80,11 @@ def load_torch(source: Path | bytes, label: str = "", *, dense: bool = False) ->
         check_archive(file, label)
         _check_pickle(file, label)
     load = functools.partial(torch.load, map_location="cpu", weights_only=True)
-    with warnings.catch_warnings():
+    with contextlib.ExitStack() as entered:
+        entered.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", UserWarning)
+        if library:
+            entered.enter_context(described_classes.described(source, library, label))
         if isinstance(source, bytes):
             loaded = load(io.BytesIO(source))
         else:
@@ -138,12 +150,13 @@ def _check_tensors(loaded: Any, size: int, label: str, dense: bool) -> None:
     from torch import Tensor
 
     for name, value in flatten(loaded, label):
-        if isinstance(value, Tensor):
-            subject = f"{label}: the tensor {name[:80]!r}"
-            if is_dense(value):
-                _check_tensor(value, size, subject)
-            elif dense:
-                raise not_dense(value, subject)
+        subject = f"{label}: the tensor {name[:80]!r}"
+        parts = getattr(value, "parts", None) if isinstance(value, Tensor) else None
+        for tensor in [value] if parts is None else [part for _, part in parts()]:
+            if isinstance(tensor, Tensor) and is_dense(tensor):
+                _check_tensor(tensor, size, subject)
+            elif isinstance(tensor, Tensor) and dense:
+                raise not_dense(tensor, subject)
 
 
 def is_dense(tensor: Tensor) -> bool:

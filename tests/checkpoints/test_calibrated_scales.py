@@ -15,7 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from qgate.checkpoints.calibrated_scales import judge_scale
+from qgate.checkpoints.gate import CheckpointGates, CheckpointSubject
+from qgate.cli import main
 from qgate.dumps import DumpWriter, Record
+from qgate.errors import QgateError
+from qgate.gate import Policy
 from tests.checkpoints.exports import write
 from tests.checkpoints.test_served_values import LARGEST, pair
 
@@ -102,6 +106,30 @@ def test_the_command_holds_scales_beside_a_dump(pair: tuple[Path, Path], tmp_pat
     assert status == 1
     assert "model.layers.2.mlp.down_proj.input_scale" in told
     assert "saturate" in told
+
+
+def test_gates_hold_the_same_scales_beside_a_dump(
+    pair: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump = dump_of(tmp_path / "dump", prefix="model.")
+    tensors = load_file(pair[0] / "model.safetensors")
+    tensors["model.layers.2.mlp.down_proj.input_scale"] /= 8
+    wrong = write(tmp_path / "wrong", tensors, json.loads((pair[0] / "config.json").read_text()))
+
+    def accounting(child: Path, calibration: Path | None) -> str:
+        named = None if calibration is None else str(calibration)
+        subject = CheckpointSubject(str(child), str(pair[1]), "mine", calibration=named)
+        gates = CheckpointGates(subject, tmp_path / "baselines", Policy.from_table({}))
+        gates.check_policy()
+        return gates.accounting("checkpoint").text
+
+    assert accounting(pair[0], dump) == accounting(wrong, None) == ""
+    first = accounting(wrong, dump).partition("\n")[0]
+    assert main(["checkpoint", str(wrong), "--calibration", str(dump), "--json"]) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert first == f"{finding['subject']} (checkpoint accounting) {finding['cause']}"
+    with pytest.raises(QgateError, match="unknown module of the calibration"):
+        accounting(pair[0], dump_of(tmp_path / "other", prefix="decoder.block."))
 
 
 @pytest.mark.parametrize(

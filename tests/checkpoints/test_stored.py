@@ -105,7 +105,12 @@ def _is_not_quantized(folder: Path) -> None:
     _shards(folder, 1)
 
 
-def _has_torch_files(folder: Path) -> None:
+def _has_arrays(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "model.npz").write_bytes(b"")
+
+
+def _has_a_damaged_torch_file(folder: Path) -> None:
     folder.mkdir()
     (folder / "pytorch_model.bin").write_bytes(b"")
 
@@ -131,8 +136,9 @@ def _is_empty(folder: Path) -> None:
         (_is_outside, "Its folder 'snapshots/abc' has: give that one"),
         (_is_not_quantized, "holds no quantized weight and declares none"),
         (_is_empty, r"has no \.safetensors, .* file"),
-        (Path.exists, "is not there; give a folder with .safetensors, .gguf, .onnx files"),
-        (_has_torch_files, r"has no \.safetensors, .* file. Write the weights of torch or numpy as \.safetens"),
+        (Path.exists, "is not there; give a folder with .safetensors, .gguf, .onnx, .pt, .pth, .bin files"),
+        (_has_arrays, r"has no \.safetensors, .* file. Write the weights of numpy as \.safetens"),
+        (_has_a_damaged_torch_file, r"cannot be read as tensors by name: .* Save the model's state_dict"),
         (lambda folder: folder.write_text("x"), "is a file that is not .safetensors"),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.opening import open_checkpoint
+from qgate.errors import QgateError
 from tests.checkpoints import torchao_exports
+from tests.checkpoints.exports import parent_tensors
 from tests.checkpoints.torchao_exports import SCHEMES, configuration, export, flattened, write
 from tests.checkpoints.work import decoded
 
@@ -119,3 +122,96 @@ def test_a_head_without_json_is_damaged(tmp_path: Path) -> None:
     write(tmp_path / "child", tensors, metadata, configuration("int8"))
     with pytest.raises(Exception, match=rf"its head describes '{UP}\.weight' in no JSON"):
         open_checkpoint(str(tmp_path / "child"))
+
+
+# Files of torch.save -----------------------------------------------------------------------------
+
+
+def saved(folder: Path, scheme: str, plant: Callable[[Any], object] | None = None) -> Path:
+    """Write a state_dict of torchao's tensors by torch.save, with a fault in one of them."""
+    quantize = SCHEMES[scheme][0]
+    state = {n: quantize(x) if "_proj" in n else x for n, x in parent_tensors().items()}
+    if plant is not None:
+        plant(state[f"{UP}.weight"])
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(configuration(scheme)), encoding="utf-8")
+    torch.save({"state_dict": state, "epoch": 3}, folder / "model.pt")
+    return folder
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_saved_tensor_is_decoded_as_by_the_library_and_runs_nothing(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.randn(48, 128, generator=torch.Generator().manual_seed(0)).bfloat16()
+    quantized = SCHEMES[scheme][0](weight)
+    torch.save({"up.weight": quantized}, tmp_path / "model.pt")
+    expected = quantized.dequantize().float()
+
+    def run(*_: object, **__: object) -> None:
+        raise AssertionError("code of the library ran")
+
+    for name in ("__new__", "__init__", "__setstate__", "__torch_dispatch__"):
+        monkeypatch.setattr(type(quantized), name, run, raising=False)
+    allowed = set(torch.serialization.get_safe_globals())
+    assert torch.allclose(decoded(tmp_path), expected, rtol=2**-7, atol=1e-9)
+    assert set(torch.serialization.get_safe_globals()) == allowed
+
+
+@pytest.mark.parametrize("scheme", ["int4-asymmetric", "fp8", "nvfp4"])
+def test_a_right_saved_export_is_as_declared(scheme: str, parent: str, tmp_path: Path) -> None:
+    record = compare(str(saved(tmp_path / "child", scheme)), parent)
+    outcomes = [weight.outcome for weight in record.weights]
+    assert record.findings == []
+    assert (outcomes.count("quantized"), outcomes.count("equal")) == (14, 7)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "words", "plant"),
+    [
+        ("int8", "all scales are 2 times too high", lambda w: w.scale.mul_(2)),
+        ("int4-asymmetric", "zero points are 1 too high", lambda w: w.zero_point.add_(1)),
+        ("nvfp4", "the order of nibbles", lambda w: w.qdata.copy_(w.qdata >> 4 | w.qdata << 4)),
+    ],
+)
+def test_a_fault_of_a_saved_tensor_is_named(
+    scheme: str, words: str, plant: Callable[[Any], object], parent: str, tmp_path: Path
+) -> None:
+    findings = compare(str(saved(tmp_path / "child", scheme, plant)), parent).findings
+    assert [f.subject for f in findings] == [f"{UP}.weight"]
+    assert words in findings[0].cause
+
+
+class Runs:
+    """An object whose file would run a command when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch ran",)
+
+
+@pytest.mark.parametrize(
+    ("saved_object", "words"),
+    [
+        ({"up.weight": Runs()}, "would have to run posix.system to be read, which is refused"),
+        (torch.ones(2), "holds no tensors by name: save the model's state_dict"),
+        ({"epoch": 3}, "holds no tensors by name"),
+        ({"up.weight": torch.ones(2, 2).to_sparse()}, "is torch.sparse_coo; save it dense"),
+        ({"up.weight": torch.ones(2, dtype=torch.complex64)}, "is torch.complex64, and F64, F32"),
+    ],
+)
+def test_a_file_of_something_else_is_refused(
+    saved_object: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save(saved_object, tmp_path / "model.pt")
+    with pytest.raises(QgateError, match=re.escape(words)):
+        open_checkpoint(str(tmp_path / "model.pt"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_torch_file_is_a_parent(tmp_path: Path) -> None:
+    plain = tmp_path / "parent"
+    plain.mkdir()
+    torch.save(parent_tensors(), plain / "pytorch_model.bin")
+    (plain / "training_args.bin").write_bytes(b"no weights")
+    assert compare(str(export(tmp_path / "child", "int8")), str(plain)).findings == []

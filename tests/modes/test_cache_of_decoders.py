@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +13,44 @@ from torch import Tensor
 
 from qgate import QgateError, models, modes
 from qgate.gate.measuring.cache_rows import cache_rows
-from qgate.gate.measuring.cache_traces import RunTraces
+from qgate.gate.measuring.cache_traces import RunTraces, attentions_of
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.models import Model
 from qgate.modes.attention.core import AttentionCore
 from qgate.modes.attention.planning import CachedAttention
+from qgate.modes.attention.sources import source_of
 from tests.gate.test_cache_faults import findings
-from tests.shares import share
+from tests.shares import proof, share
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
-WINDOWED = ("Mistral", "Mixtral", "Qwen2-windowed")
-DECODERS = ("Llama", "Qwen2", "Qwen3", "Qwen3Moe", *WINDOWED)
+WINDOWED = ("Mistral", "Mixtral", "Qwen2-windowed", "Gemma3")
+DECODERS = (
+    "Llama",
+    "Qwen2",
+    "Qwen3",
+    "Qwen3Moe",
+    "Gemma",
+    "Jamba",
+    "Llama-linear",
+    "Llama-llama3",
+    *WINDOWED,
+)
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+}  # fmt: skip
+LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
 MODES = ("kv-fp8", "kv-fp8-prerope", "kv-int8", "kv-mxfp4", "attn-fp8-head")
 
 
 def folder(path: Path, kind: str, **more: Any) -> Path:
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SIZES | more)
+    named = f"{kind}TextConfig" if kind == "Gemma3" else f"{kind}Config"
+    config = getattr(transformers, named)(**SIZES | more)
     network = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -51,12 +69,30 @@ def load(path: Path) -> Model:
 
 
 def decoder(path: Path, kind: str) -> Model:
-    """Return a decoder; those with windows see 40 tokens, Qwen2 in one layer of two."""
-    kind, _, is_windowed = kind.partition("-")
+    """Return a decoder; those with windows see 40 tokens, Qwen2 and Gemma 3 in one layer of two."""
+    kind, _, special = kind.partition("-")
     more: dict[str, Any] = {"sliding_window": 40} if kind in WINDOWED else {}
-    if is_windowed:
+    if special in ("linear", "llama3"):
+        more |= {"rope_parameters": LINEAR if special == "linear" else LLAMA3}
+    if special == "windowed":
         more |= {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}
-    if kind.startswith("Qwen3"):
+    if kind == "Gemma3":
+        kinds = ["sliding_attention", "full_attention"]
+        positions = dict(
+            zip(kinds, ({"rope_type": "default", "rope_theta": 10000.0}, LINEAR), strict=True)
+        )
+        more |= {"layer_types": kinds, "rope_parameters": positions, "query_pre_attn_scalar": 40}
+    if kind == "Jamba":
+        more |= {
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 9,
+            "expert_layer_offset": 8,
+            "num_experts": 1,
+            "mamba_d_state": 4,
+            "use_mamba_kernels": False,
+        }
+    if kind.startswith(("Qwen3", "Gemma")):
         more |= {"head_dim": 16}
     if kind == "Qwen3Moe":
         more |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -83,7 +119,8 @@ def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
         assert 1e-9 < error < 0.05, name
         rows = cache_rows(quantized, model, run, ModelSites({}, lambda _site: ""))
         assert findings(rows) == {}, name
-        assert len({row.site for row in rows if ":decode" in row.site}) == 2
+        layers = 1 if kind == "Jamba" else 2
+        assert len({row.site for row in rows if ":decode" in row.site}) == layers
 
 
 def reference(model: Model, ids: Tensor) -> Tensor:
@@ -93,7 +130,8 @@ def reference(model: Model, ids: Tensor) -> Tensor:
     """
 
     def rounded(x: Tensor) -> Tensor:
-        scales = x.abs().amax((1, 3), keepdim=True) / 127
+        # Keys of the padding token are zeros in some families.
+        scales = x.abs().amax((1, 3), keepdim=True).clamp_min(1e-30) / 127
         return (x / scales).round() * scales
 
     def rounding(update: Any) -> Any:
@@ -101,7 +139,7 @@ def reference(model: Model, ids: Tensor) -> Tensor:
 
     network: Any = model.module
     cache = transformers.DynamicCache(config=network.config)
-    for layer in cache.layers:
+    for layer in filter(lambda layer: hasattr(layer, "update"), cache.layers):
         layer.update = rounding(layer.update)
     with torch.no_grad():
         tokens = [network(ids[:, t : t + 1], past_key_values=cache) for t in range(ids.shape[1])]
@@ -176,6 +214,24 @@ def test_a_window_that_is_off_by_one_is_named(
         quantized.model(model.inputs[0])
 
 
+@proof
+def test_positions_that_are_not_scaled_and_another_factor_of_scores_are_red(tmp_path: Path) -> None:
+    for kind, words in (("Llama-llama3", "keys"), ("Gemma3", "the factor of their width")):
+        model = decoder(tmp_path / kind, kind)
+        quantized = modes.apply(modes.find_mode("kv-int8", "other"), model)
+        for name, attention in attentions_of(quantized).items():
+            source = source_of(model.module.get_submodule(name))
+            assert source is not None
+            if kind == "Gemma3":
+                attention.core.attend.scaling = None
+            else:
+                attention.core.rope = replace(source, speeds=()).rope
+        red = findings(
+            cache_rows(quantized, model, RunTraces(quantized), ModelSites({}, lambda _site: ""))
+        )
+        assert any(words in text for text in (*red.values(), *red)), red
+
+
 @pytest.mark.parametrize("leaf", ["q_norm", "k_norm"])
 def test_a_norm_that_is_left_out_is_red(
     leaf: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -197,18 +253,18 @@ def test_a_norm_that_is_left_out_is_red(
 
 def test_a_model_whose_caches_are_reached_in_part_is_refused(tmp_path: Path) -> None:
     model = decoder(tmp_path, "Llama")
-    config = transformers.GemmaConfig(**SIZES, head_dim=16)
-    kind = type(transformers.GemmaForCausalLM(config).model.layers[0].self_attn)
+    config = transformers.Gemma2Config(**SIZES, head_dim=16)
+    kind = type(transformers.Gemma2ForCausalLM(config).model.layers[0].self_attn)
     model.module.model.layers[1].self_attn = kind(config, 1)  # type: ignore[union-attr, operator, index]
-    with pytest.raises(QgateError, match="but caches of GemmaAttention: these modes are for"):
+    with pytest.raises(QgateError, match="but caches of Gemma2Attention: these modes are for"):
         modes.apply(modes.find_mode("kv-int8", "other"), model)
 
 
 def test_what_is_not_plain_attention_is_refused(tmp_path: Path) -> None:
-    scaled = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     cases = (
-        (folder(tmp_path / "b", "Llama", rope_parameters=scaled), "kv-int8", "of type 'linear'"),
-        (folder(tmp_path / "c", "Gemma"), "kv-int8", "can be quantized, but caches of GemmaAtt"),
+        (folder(tmp_path / "b", "Llama", rope_parameters=scaled), "kv-int8", "of type 'dynamic'"),
+        (folder(tmp_path / "c", "Gemma2"), "kv-int8", "can be quantized, but caches of Gemma2Att"),
         (folder(tmp_path / "a", "Mistral", sliding_window=16), "attn-int8", "a sliding window"),
         (tmp_path / "a", "kv-mxfp4", "the last 32 tokens stay as they are.* see 16 at most"),
     )

@@ -11,6 +11,7 @@ import pytest
 from qgate.cli import main
 from tests.checkpoints.faults import UP
 from tests.checkpoints.gated import double_scales, planted, write_pair
+from tests.checkpoints.test_calibrated_scales import dump_of
 from tests.plugin.projects import add, files, records
 from tests.plugin.subjects import SUBJECTS, Gates, Subject
 from tests.shares import proof
@@ -91,6 +92,18 @@ def test_a_recipe_file_says_what_was_meant(house: Path, gates: Gates) -> None:
     (house / "R.yaml").write_text("targets: {Linear: {format: int8, granularity: tensor}}")
     result = gates(*PAIR, "--recipe", "R.yaml")
     result.stdout.fnmatch_lines(["*it is int8 per row, and the recipe declares int8 per tensor*"])
+
+
+def test_a_calibration_is_of_static_scales_and_of_a_checkpoint(house: Path, gates: Gates) -> None:
+    dump = str(dump_of(house / "dump", prefix="model."))
+    result = gates(*PAIR, "--checkpoint-calibration", dump)
+    assert "child has no static scale of activations" in result.stderr.str()
+    result = gates("--checkpoint-calibration", dump)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert (
+        f"--checkpoint-calibration '{dump}' is of a checkpoint: give --checkpoint"
+        in result.stderr.str()
+    )
 
 
 def test_a_file_is_called_after_itself(house: Path, gates: Gates) -> None:

@@ -1,7 +1,7 @@
 """Heads of GGUF files: what is said of the model, and where each tensor lies.
 
 Everything is checked against the length of the file before it is believed, so that no number in a
-head can make memory or time grow. Contents of arrays, such as the vocabulary, are passed over.
+head can make memory or time grow. Contents of arrays are passed over, but for the vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ SCALARS: Mapping[int, str] = {
 LEAST_FIELD, LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8
 """Bytes that an entry has at least."""
 MOST_FIELDS, MOST_TENSORS, LONGEST_TEXT = 1 << 16, 1 << 18, 1 << 16
-"""Far more than models have; longer values, such as templates of chats, are passed over."""
+"""Far more than models have; longer values are passed over."""
+VOCABULARY = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.chat_template")
+MOST_TOKENS, LONGEST_TEMPLATE = 1 << 20, 1 << 20
+"""Limits of the vocabulary; more is passed over."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHead:
-    """The single values that a head states, its tensors, and the byte at which data begins."""
+    """The values that a head states, its tensors, and the byte at which data begins."""
 
     fields: dict[str, object]
     tensors: list[GgufTensor]
@@ -151,16 +154,16 @@ def _fields(data: _HeadBytes, count: int) -> Iterator[tuple[str, object]]:
     names: set[str] = set()
     for _ in range(count):
         name = data.new_name(names, "states")
-        value = _value(data, data.number("<I"), 0)
+        value = _value(data, data.number("<I"), 0, is_kept=name in VOCABULARY)
         if value is not None:
             yield name, value
 
 
-def _value(data: _HeadBytes, kind: int, depth: int) -> object:
-    """Read a single value; pass over a long text or an array, and return None."""
+def _value(data: _HeadBytes, kind: int, depth: int, *, is_kept: bool = False) -> object:
+    """Read a single value, or texts to keep; pass over others, and return None."""
     if kind == TEXT:
         length = data.number("<Q")
-        if length > LONGEST_TEXT:
+        if length > (LONGEST_TEMPLATE if is_kept else LONGEST_TEXT):
             data.skip(length)
             return None
         return data.take(length).decode(errors="replace")
@@ -175,7 +178,10 @@ def _value(data: _HeadBytes, kind: int, depth: int) -> object:
         width = struct.calcsize(SCALARS[inner])
         data.skip(data.count(width, "numbers") * width)
         return None
-    for _ in range(data.count(8 if inner == TEXT else 12, "values of an array")):
+    count = data.count(8 if inner == TEXT else 12, "values of an array")
+    if is_kept and inner == TEXT and count <= MOST_TOKENS:
+        return [data.take(data.number("<Q")).decode(errors="replace") for _ in range(count)]
+    for _ in range(count):
         if inner == TEXT:
             data.skip(data.number("<Q"))
         else:

@@ -12,6 +12,7 @@ from qgate.checkpoints.rows import WeightRows
 from qgate.checkpoints.shipped.cards import card_findings
 from qgate.checkpoints.shipped.files import ShippedFiles
 from qgate.checkpoints.shipped.generation import generation_findings
+from qgate.checkpoints.shipped.gguf_vocabulary import vocabulary_findings
 from qgate.checkpoints.shipped.high_precision import (
     padded_sizes,
     precision_findings,
@@ -45,6 +46,8 @@ def shipped_findings(
     yield from untied_heads(child, parent)
     yield from precision_findings(child, parent, matches, weights, recipe)
     yield from padded_sizes(weights, parent, matches, recipe)
+    if child.is_gguf:
+        yield from vocabulary_findings(child, parents)
     if child.folder is None or parent.folder is None or child.has_graph or child.is_gguf:
         return  # A graph and GGUF have their own manner of files.
     yield from tokenizer_findings(own, parents)

@@ -9,13 +9,12 @@ from pathlib import PurePosixPath
 from qgate.checkpoints.record import CheckpointFinding
 from qgate.checkpoints.shipped.files import ShippedFiles, is_missing
 from qgate.checkpoints.stored import Checkpoint
+from qgate.checkpoints.wrong_files import NO_WEIGHTS
 from qgate.text import one_line
 from qgate.text.numbers import megabytes
 
 INDEX = "model.safetensors.index.json"
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".npz", ".ckpt", ".h5")
-NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
-"""Files of trainers with such an ending."""
 PROCESSORS = (
     "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
 )  # fmt: skip

@@ -80,15 +80,15 @@ def _fast_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Checkp
     own, parents = child.settings(FAST), parent.settings(FAST)
     if not own or not parents:
         return  # A broken file is a finding of its own.
-    own_model, parent_model = (_part(side, "model") for side in (own, parents))
-    yield from _id_findings(_ids(own_model), _ids(parent_model))
-    own_merges, parent_merges = _merges(own_model), _merges(parent_model)
+    own_model, parent_model = (section_of(side, "model") for side in (own, parents))
+    yield from _id_findings(token_ids(own_model), token_ids(parent_model))
+    own_merges, parent_merges = merge_texts(own_model), merge_texts(parent_model)
     if own_merges != parent_merges:
         key, one, other = first_difference(own_merges, parent_merges, "model.merges")
         if isinstance(one, list) and isinstance(other, list):
             one, other = counted(len(one), "merge"), counted(len(other), "merge")
         yield differs(FAST, key, one, other)
-    yield from _added_findings(_added(own), _added(parents))
+    yield from _added_findings(added_tokens(own), added_tokens(parents))
     yield from _rule_findings(child, parent, own, parents)
 
 
@@ -154,12 +154,12 @@ def first_unlike(own: str, parents: str) -> str | None:
     return ""
 
 
-def _part(settings: Mapping[str, object], key: str) -> Mapping[str, object]:
+def section_of(settings: Mapping[str, object], key: str) -> Mapping[str, object]:
     part = settings.get(key)
     return part if isinstance(part, Mapping) else {}
 
 
-def _ids(model: Mapping[str, object]) -> dict[str, object]:
+def token_ids(model: Mapping[str, object]) -> dict[str, object]:
     """Return the tokens of a model with their ids, or for lists their ids and scores."""
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, Mapping):
@@ -193,7 +193,7 @@ def _id_findings(
         yield CheckpointFinding(f"{FAST} model.vocab", cause)
 
 
-def _merges(model: Mapping[str, object]) -> list[str]:
+def merge_texts(model: Mapping[str, object]) -> list[str]:
     """Return merges as texts; some versions write pairs."""
     merges = model.get("merges")
     listed = merges if isinstance(merges, list) else []
@@ -202,7 +202,7 @@ def _merges(model: Mapping[str, object]) -> list[str]:
     ]
 
 
-def _added(settings: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
+def added_tokens(settings: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
     tokens = settings.get("added_tokens")
     listed = tokens if isinstance(tokens, list) else []
     return {str(t.get("content")): t for t in listed if isinstance(t, Mapping)}
@@ -234,7 +234,7 @@ def _setting_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Che
         if not same_value(one, other):
             yield differs(CONFIG, key, one, other)
     for key in TOKENS:
-        one, other = _token(child, key), _token(parent, key)
+        one, other = special_token(child, key), special_token(parent, key)
         # Classes and calibration add tokens that a model without them does not need.
         if one != other and not (other is None and key not in ADDED_MATTER):
             yield differs(CONFIG, key, one, other)
@@ -248,7 +248,7 @@ def _same_class(one: str, other: str) -> bool:
     return len(names) == 1 or bool(names & set(ANY_CLASS))
 
 
-def _token(files: ShippedFiles, key: str) -> str | None:
+def special_token(files: ShippedFiles, key: str) -> str | None:
     """Return a special token, which is a text, or a record with one, in one of two files."""
     for name in (CONFIG, SPECIAL):
         value = files.settings(name).get(key)
@@ -261,7 +261,7 @@ def _token(files: ShippedFiles, key: str) -> str | None:
 def _extra_tokens(files: ShippedFiles) -> set[str]:
     """Return the special tokens without a role, and those that `tokenizer.json` has."""
     tokens = {
-        token for token, rules in _added(files.settings(FAST)).items() if rules.get("special")
+        token for token, rules in added_tokens(files.settings(FAST)).items() if rules.get("special")
     }
     for name in (CONFIG, SPECIAL):
         for key in ("additional_special_tokens", "extra_special_tokens"):
@@ -273,7 +273,7 @@ def _extra_tokens(files: ShippedFiles) -> set[str]:
 
 
 def _template_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[CheckpointFinding]:
-    (_, own), (file, parents) = _templates(child), _templates(parent)
+    (_, own), (file, parents) = templates_of(child), templates_of(parent)
     for name, template in parents.items():
         key = f"chat_template {name}".rstrip()
         if name not in own:
@@ -289,7 +289,7 @@ def _template_findings(child: ShippedFiles, parent: ShippedFiles) -> Iterator[Ch
             yield differs(file, f"{key} line {number + 1}", padded[0][number], padded[1][number])
 
 
-def _templates(files: ShippedFiles) -> tuple[str, dict[str, str]]:
+def templates_of(files: ShippedFiles) -> tuple[str, dict[str, str]]:
     """Return the chat templates by name, and the file of the first that there is."""
     for name in TEMPLATES:
         value: object = None

@@ -31,7 +31,11 @@ def score_words(expected: ExpectedTrace) -> str:
         if expected.score_errors(other).max() <= _MARGIN * expected.score_limit:
             return words
     exact = definition.scores(
-        expected.turned, expected.exact_keys, expected.exact_keys, expected.exact
+        expected.turned,
+        expected.exact_keys,
+        expected.exact_keys,
+        expected.exact,
+        expected.of.scaling,
     )
     if expected.score_errors(exact).max() <= _MARGIN * expected.score_limit:
         return "scores are those of queries and keys that are not quantized"

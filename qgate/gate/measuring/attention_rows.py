@@ -33,7 +33,9 @@ def stage_rows(
     served = traces[0]
     choices = served.of.choices
     exact_scores = served._seen(
-        definition.scores(served.turned, served.exact_keys, served.exact_keys, served.exact)
+        definition.scores(
+            served.turned, served.exact_keys, served.exact_keys, served.exact, served.of.scaling
+        )
     )
     asks = [choices.chosen[side].words() for side in ("queries", "keys") if side in choices.chosen]
     if asks:

@@ -58,7 +58,7 @@ def _source_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate
         words = f"keys are quantized {'after' if is_before else 'before'} RoPE, {meant}"
         yield words, expected.exact_keys if is_before else expected.keys
         for shift, name in ((1, "after"), (-1, "before")):
-            turned = definition.rotary(expected.keys, expected.of.rope_base, shift)
+            turned = expected.of.turned(expected.keys, shift)
             yield f"keys are turned by the position {name} their own", turned
 
 
@@ -254,3 +254,7 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
         yield "keys and values are those of another request", expected.context_of(*sides, exact)
     words = "scores are not divided by the root of the width"
     yield words, expected.context_of(keys, values, exact, scaling=1.0)
+    if expected.of.scaling is not None:
+        words = "scores have the factor of their width, and not that of the layer"
+        usual = keys.shape[-1] ** -0.5
+        yield words, expected.context_of(keys, values, exact, scaling=usual)

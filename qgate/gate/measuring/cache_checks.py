@@ -31,6 +31,8 @@ class CacheDefinition:
     rope_base: float
     calibrated: Mapping[str, float]
     window: int = 0
+    speeds: tuple[float, ...] = ()
+    scaling: float | None = None
 
     def ranges(self, side: str, heads: int) -> list[float]:
         """Return the calibrated ranges of keys or values: one, or one per head."""
@@ -49,8 +51,9 @@ class CacheDefinition:
         values = definition.stored(source, choice, reaches, rotated=is_rotated)
         return values.astype(np.float32).astype(np.float64)
 
-    def turned(self, x: Floats) -> Floats:
-        return definition.rotary(x, self.rope_base)
+    def turned(self, x: Floats, start: int = 0) -> Floats:
+        """Return tokens turned by their positions, the first of which is `start`."""
+        return definition.rotary(x, self.rope_base, start, self.speeds)
 
 
 class ExpectedTrace:
@@ -130,6 +133,7 @@ class ExpectedTrace:
         """Return the scores over other keys, exact tokens and window."""
         exact = self.exact if exact is None else exact
         window = self.of.window if window is None else window
+        scaling = self.of.scaling if scaling is None else scaling
         queries = self.read("queries")
         return definition.scores(queries, keys, self.exact_keys, exact, scaling, last, window)
 

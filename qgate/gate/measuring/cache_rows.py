@@ -37,7 +37,9 @@ def cache_rows(
     for trace in (*served_traces(quantized, base), *run.traces.values()):
         source = source_of(base.module.get_submodule(trace.at))
         assert source is not None
-        of = CacheDefinition(trace.at, choices, source.base, ranges, source.window)
+        of = CacheDefinition(
+            trace.at, choices, source.base, ranges, source.window, source.speeds, source.scaling
+        )
         by_layer.setdefault(trace.at, []).append(ExpectedTrace(trace, of))
     rows = []
     for at, traces in by_layer.items():

@@ -71,12 +71,15 @@ def exact_mask(choices: AttentionChoices, tokens: int) -> np.ndarray:
     return exact
 
 
-def rotary(x: Floats, base: float, start: int = 0) -> Floats:
-    """Turn (…, tokens, width) by position: pairs of a channel and the one half a head later."""
+def rotary(x: Floats, base: float, start: int = 0, speeds: Sequence[float] = ()) -> Floats:
+    """Turn (…, tokens, width) by position: pairs of a channel and the one half a head later.
+
+    speeds  radians per token of each pair, where the base does not tell them
+    """
     tokens, width = x.shape[-2:]
     half = width // 2
-    speeds = base ** (-np.arange(half) / half)
-    angles = (start + np.arange(tokens))[:, None] * speeds[None, :]
+    turns = np.array(speeds) if speeds else base ** (-np.arange(half) / half)
+    angles = (start + np.arange(tokens))[:, None] * turns[None, :]
     cos, sin = np.cos(angles), np.sin(angles)
     low, high = x[..., :half], x[..., half:]
     return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)

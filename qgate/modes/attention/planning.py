@@ -36,7 +36,7 @@ class CachedAttention(nn.Module):
         self.v_proj, self.o_proj = module.v_proj, module.o_proj
         for leaf in filter(lambda leaf: hasattr(module, leaf), ("q_norm", "k_norm")):
             setattr(self, leaf, getattr(module, leaf))
-        self.per_head, self.core = source.per_head, core
+        self.per_head, self.norms_heads, self.core = source.per_head, source.norms_heads, core
         self.leaves = {side: source.leaf(side) for side in "qkv"}
         self.width = source.width
 
@@ -59,7 +59,8 @@ class CachedAttention(nn.Module):
         """Return q, k or v of all heads, without positions."""
         x = self.get_submodule(f"{side}_proj")(hidden)
         if self.leaves[side].endswith("_norm"):
-            x = self.get_submodule(self.leaves[side])(x.unflatten(-1, (-1, self.width)))
+            heads = self.per_head(x) if self.norms_heads else x.unflatten(-1, (-1, self.width))
+            x = self.get_submodule(self.leaves[side])(heads)
         return self.per_head(x)
 
 
@@ -227,7 +228,7 @@ def cache_attentions(
             sides[side] = StoredSide(choice, _quantizer(at, side, source, choices, ranges))
         shared = source_of(network.get_submodule(at))
         assert shared is not None
-        core = AttentionCore(choices, sides, shared.rope, window=shared.window)
+        core = AttentionCore(choices, sides, shared.rope, shared.scaling, shared.window)
         block, _, leaf = at.rpartition(".")
         is_own = isinstance(shared.module, Attention)
         replacement = (CachedAttention if is_own else CachedDecoderAttention)(shared, core)

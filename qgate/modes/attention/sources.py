@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.models.llama import Attention, rotary, rotate
+from qgate.modes.attention.positions import NONE, speeds_of
 from qgate.text import listed
 
 if TYPE_CHECKING:
@@ -17,16 +20,22 @@ if TYPE_CHECKING:
 
 FAMILY = (
     "LlamaAttention", "MistralAttention", "MixtralAttention", "Qwen2Attention", "Qwen3Attention",
-    "Qwen3MoeAttention",
+    "Qwen3MoeAttention", "GemmaAttention", "Gemma3Attention", "JambaAttention",
 )  # fmt: skip
-"""Classes of transformers that rotate all channels; those of Qwen3 norm queries and keys before."""
+"""Classes of transformers that rotate all channels or, of Jamba, none.
+
+Those of Qwen3 and Gemma 3 norm queries and keys before.
+"""
+_WITHOUT_POSITIONS, _NORMS_HEADS = ("JambaAttention",), ("Gemma3Attention",)
 
 
 @dataclass(frozen=True)
 class AttentionSource:
     """An attention with four projections, rotary positions, and queries that share keys.
 
-    window  the number of tokens that a query sees, its own among them; 0 for all
+    window   the number of tokens that a query sees, its own among them; 0 for all
+    speeds   radians per token of each pair of channels; those of the base where there are none
+    scaling  of scores; None for 1 over the root of the width
     """
 
     module: Any
@@ -35,11 +44,19 @@ class AttentionSource:
     width: int
     base: float
     window: int = 0
+    speeds: tuple[float, ...] = ()
+    scaling: float | None = None
+
+    @property
+    def norms_heads(self) -> bool:
+        """Return True where norms of queries and keys see (batch, heads, tokens, width)."""
+        return type(self.module).__name__ in _NORMS_HEADS
 
     def per_head(self, x: Tensor) -> Tensor:
-        """View (batch, tokens, features), or heads of tokens, as (batch, heads, tokens, width)."""
-        heads = x if x.dim() == 4 else x.unflatten(-1, (-1, self.width))
-        return heads.transpose(1, 2)
+        """View features of tokens, or what a norm gave, as (batch, heads, tokens, width)."""
+        if x.dim() == 4:
+            return x if self.norms_heads else x.transpose(1, 2)
+        return x.unflatten(-1, (-1, self.width)).transpose(1, 2)  # type: ignore[no-any-return]
 
     def leaf(self, side: str) -> str:
         """Return the name of the module that gives q, k or v: a projection, or the norm behind."""
@@ -48,7 +65,7 @@ class AttentionSource:
 
     def rope(self, x: Tensor, start: int) -> Tensor:
         """Rotate tokens by position, the first of which is at `start`."""
-        cos, sin = rotary(start + x.shape[2], self.width, self.base, x.device)
+        cos, sin = rotary(start + x.shape[2], self.width, self.base, x.device, self.speeds)
         return rotate(x, cos[start:], sin[start:])
 
 
@@ -61,26 +78,31 @@ def source_of(module: nn.Module) -> AttentionSource | None:
     if type(module).__name__ not in FAMILY:
         return None
     config: Any = module.config
-    positions = getattr(config, "rope_parameters", None) or {}
     width = int(module.head_dim)  # type: ignore[arg-type]
-    problems = {
-        f"rotary positions of type {positions.get('rope_type')!r}": (
-            positions.get("rope_type", "default") != "default"
-        ),
-        "rotary positions of a part of the channels": (
-            (positions.get("partial_rotary_factor") or 1.0) != 1.0
-        ),
-    }
-    for problem, is_so in problems.items():
-        if is_so:
-            raise QgateError(
-                f"the attention of this model has {problem}, which modes of the cache do not "
-                "compute: choose another mode."
-            )
+    positions = _positions(module)
+    speeds = speeds_of(positions, width)
     base = float(positions.get("rope_theta", 10000.0))
     heads = int(config.num_attention_heads)
     kv_heads = int(config.num_key_value_heads)
-    return AttentionSource(module, heads, kv_heads, width, base, _window(module) or 0)
+    if getattr(module, "attn_logit_softcapping", None) or not getattr(module, "is_causal", True):
+        raise QgateError(
+            "the attention of this model caps its scores or sees later tokens, which modes of the "
+            "cache do not compute: choose another mode."
+        )
+    factor = float(getattr(module, "scaling", width**-0.5))
+    scaling = None if math.isclose(factor, width**-0.5) else factor
+    window = _window(module) or 0
+    return AttentionSource(module, heads, kv_heads, width, base, window, speeds, scaling)
+
+
+def _positions(module: nn.Module) -> Mapping[str, Any]:
+    """Return the rotary positions of a layer; some models have others for each kind of layer."""
+    if type(module).__name__ in _WITHOUT_POSITIONS:
+        return {"rope_type": NONE}
+    config: Any = module.config
+    positions: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
+    of_layer = positions.get(getattr(module, "layer_type", None) or "")
+    return of_layer if isinstance(of_layer, Mapping) else positions
 
 
 def _window(module: nn.Module) -> int | None:

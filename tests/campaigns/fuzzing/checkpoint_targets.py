@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -14,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qgate.storage.described_classes import DescribedTensor
 from tests.campaigns.fuzzing.target import Target
 from tests.checkpoints.shipped_exports import child_shipment, parent_shipment
 
@@ -165,6 +169,21 @@ def _subclasses(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
 
 
+def _saved(folder: Path) -> None:
+    """Write a weight of torchao's as torch.save does, without the library."""
+    described = type("Int8Tensor", (DescribedTensor,), {"__module__": "torchao"})
+    weight = torch.Tensor._make_wrapper_subclass(described, (ROWS, COLUMNS))
+    vars(weight).update(
+        qdata=torch.ones(ROWS, COLUMNS, dtype=torch.int8),
+        scale=torch.rand(ROWS, 1),
+        block_size=[1, COLUMNS],
+    )
+    module = types.ModuleType(described.__module__)
+    module.Int8Tensor = described
+    with mock.patch.dict(sys.modules, {module.__name__: module}):
+        torch.save({"up.weight": weight, "norm.weight": torch.ones(8)}, folder / "model.pt")
+
+
 def _state(scale: Tensor) -> dict[str, Tensor]:
     codes = torch.arange(ROWS * COLUMNS).remainder(200).sub(100).to(torch.int8).reshape(ROWS, -1)
     return {"up.weight": codes, "up.weight_scale": scale, "norm.weight": torch.ones(8)}
@@ -237,6 +256,13 @@ TARGETS = (
         _subclasses,
         _read,
         (*READERS, "qgate.checkpoints.torchao_weights:torchao_entries"),
+    ),
+    Target(
+        "checkpoint .pt",
+        _saved,
+        _read,
+        ("qgate.storage.archives:load_torch",),
+        share=30,
     ),
     Target(
         "files shipped with a checkpoint",
