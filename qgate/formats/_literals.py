@@ -6,13 +6,15 @@ import re
 from typing import Literal
 
 from qgate.formats._block import Format
+from qgate.formats._codebook import Codebook
 from qgate.formats._grids import BlockGrid
 from qgate.formats.choosing import ChoosingFormat
-from qgate.formats.codebook import BNB_FP4, LLOYD, NF4, Codebook, CodebookFormat
+from qgate.formats.codebook import CodebookFormat
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
 from qgate.formats.integers import IntFormat
+from qgate.formats.levels import BNB_FP4, LLOYD, NF4
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.p3109 import p3109_format

@@ -10,7 +10,7 @@ import numpy as np
 from qgate.arithmetic import divided
 from qgate.formats._block import poisoned
 from qgate.formats._element import ElementFormat
-from qgate.formats._grids import BlockGrid, define_on_grid, sum_errors
+from qgate.formats._grids import BlockGrid, define_choice, define_on_grid, sum_errors
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, single
 from qgate.formats.floats import to_single_grid
 from qgate.formats.nvfp4 import Nvfp4Format, encode_scale
@@ -141,18 +141,12 @@ class ChoosingFormat(Nvfp4Format):
         self, x: Floats, q: CastOptions, state: float, double: bool, favor: float
     ) -> tuple[Floats, Floats]:
         """Return the elements of each row on the grid it takes, and its scale."""
-        squares = self.error == "mse"
+        options = {"double": double, "squares": self.error == "mse"}
         with np.errstate(all="ignore"):
-            tried = [
-                define_on_grid(self, grid, x, q, state, double=double, squares=squares)
-                for grid in self.grids
-            ]
-        (codes, scales, one), (second_codes, second_scales, two) = tried
-        limit = one if favor == 1 else one * favor
-        second = two <= limit if self.second_wins else two < limit
-        return np.where(second[:, None], second_codes, codes), np.where(
-            second, second_scales, scales
-        )
+            first, second = (
+                define_on_grid(self, grid, x, q, state, **options) for grid in self.grids
+            )
+        return define_choice(first, second, self.second_wins, favor)
 
 
 def is_signed_choice(fmt: object) -> bool:

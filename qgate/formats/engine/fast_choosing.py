@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from qgate.formats._grids import BlockGrid
 from qgate.formats._scratch import BoundedCache, buffer
-from qgate.formats._work import SINGLE, CastContext, single, widen
+from qgate.formats._work import SINGLE, CastContext, single
 from qgate.formats.choosing import ChoosingFormat
-from qgate.formats.engine.dtypes import FP32_MAX, combine, narrow
+from qgate.formats.engine.dtypes import FP32_MAX, narrow
 from qgate.formats.engine.fast_nvfp4 import ORDINARY, FloatRounding
 from qgate.formats.floats import FloatFormat
 from qgate.formats.nvfp4 import Singles
@@ -23,6 +24,8 @@ BoolArray = npt.NDArray[np.bool_]
 f32 = np.float32
 MUCH = 1.0
 """Largest magnitudes of blocks, times s_enc, from which on no scale is zero."""
+PART = 2**16
+"""Most elements of a chunk at once."""
 NEAR = f32(2.0**-16)
 """Share of errors and largest values below which the difference of two errors is not trusted.
 
@@ -45,45 +48,53 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     encode_scale = single(float(state.item()))
     if not 1 / ORDINARY < encode_scale < ORDINARY:
         return False
+    if x.numel() > PART and x.shape[0] * x.shape[1] > 1:  # five buffers have to fit the cache
+        axis = 0 if x.shape[0] > 1 else 1
+        halves = (t.tensor_split(2, axis) for t in (x, out, context.amax_bits))
+        for x_part, out_part, amax_bits in zip(*halves, strict=True):
+            shortcut(fmt, x_part, out_part, dataclasses.replace(context, amax_bits=amax_bits))
+        return True
     if dtype != torch.float32:
         x = buffer("single", x.shape, torch.float32, x.device).copy_(x)
     amax = context.amax_bits.view(dtype).to(torch.float32).numpy()
-    decode = f32(1.0 / encode_scale)
+    decode, smallest = f32(1.0 / encode_scale), float(amax.min())
     sides: list[Side] = []
     for grid in fmt.grids:
         if not sides or grid.unit == 1:  # else the scales of the first grid are these, too
             scale = _block_scales(fmt, grid, amax, f32(encode_scale))
-        sides.append(_on_grid(fmt, grid, x, scale, decode, len(sides)))
+        sides.append(_on_grid(fmt, grid, x, scale, decode, smallest * encode_scale, len(sides)))
     first, second = sides
     one, two = first.error, second.error
     chosen = two < one
     of_values = 2 * amax if fmt.error == "mae" else amax * amax * f32(0.125)
     near = np.abs(two - one) <= (one + two + of_values) * NEAR
-    if float(amax.min()) < MUCH / encode_scale:  # a scale may be 0, whose ratios tell no error
+    if smallest * encode_scale < MUCH:  # a scale may be 0, whose ratios tell no error
         near |= (first.scale == 0) | (second.scale == 0)
         near &= amax > 0
     if near.any():
         chosen[near] = _decided(fmt, x, sides, near, float(state.item()))
-    last: Tensor | float = float(decode)
-    factor = second.scale
+    last, second_scale = decode, second.scale
     if (unit := fmt.grids[1].unit) != 1:
-        factor = factor * decode * f32(unit)
-        last = torch.from_numpy(np.where(chosen, f32(1), decode))
+        last = np.where(chosen, second.scale * decode * f32(unit), decode)
+        second_scale = np.ones_like(second.scale)
+    factor: Tensor | float = torch.from_numpy(last) if last.ndim else float(last)
     work = torch.float64 if out.dtype == torch.float64 else torch.float32
     # One of two products is zero, so that the sum is the other one; both have the sign of x.
     y = first.elements.to(work).mul_(torch.from_numpy(first.scale * ~chosen))
-    y.addcmul_(second.elements.to(work), torch.from_numpy(factor * chosen).to(work))
+    y.addcmul_(second.elements.to(work), torch.from_numpy(second_scale * chosen).to(work))
     if not isinstance(fmt.grids[1].element, FloatFormat):  # integers have one zero
         y.add_(torch.from_numpy(np.where(chosen, f32(0), f32(-0.0))))
     if out.dtype == torch.float32:
-        torch.mul(y, last, out=out)
-    else:
-        out.copy_(y.mul_(last))
-    if out.dtype.itemsize == 2:
-        tied = _tied_scales(fmt, float(decode), out.dtype)
-        twice = np.where(chosen, np.isin(second.scale, tied[1]), np.isin(first.scale, tied[0]))
-        if any(len(scales) for scales in tied) and twice.any():
-            _define(fmt, x, out, torch.from_numpy(twice), context)
+        torch.mul(y, factor, out=out)
+        return True
+    tied = _tied_blocks(fmt, sides, chosen, float(decode), out.dtype)
+    if tied is None:
+        out.copy_(y.mul_(factor))
+        return True
+    scale = torch.from_numpy(np.broadcast_to(last, tied.shape)[tied].astype(np.float64))
+    exact = narrow(_blocks(y, tied).double().mul_(scale[:, None]), out.dtype)
+    out.copy_(y.mul_(factor))
+    out.movedim(2, -1)[torch.from_numpy(tied).squeeze(2)] = exact
     return True
 
 
@@ -111,8 +122,15 @@ def _block_scales(
 
 
 def _on_grid(
-    fmt: ChoosingFormat, grid: BlockGrid, x: Tensor, scale: Singles, decode: np.float32, number: int
+    fmt: ChoosingFormat,
+    grid: BlockGrid,
+    x: Tensor,
+    scale: Singles,
+    decode: np.float32,
+    smallest: float,
+    number: int,
 ) -> Side:
+    """Round all blocks to a grid; `smallest` is the least of their amax, times s_enc."""
     elements = buffer(("elements", "others")[number], x.shape, torch.float32, x.device)
     ratios = buffer("ratios", x.shape, torch.float32, x.device)
     full = scale * decode
@@ -125,34 +143,44 @@ def _on_grid(
         full = full * f32(grid.unit)
     scratch = buffer("bits", x.shape, torch.int32, x.device)
     at_most = grid.largest / grid.factor / grid.unit * (1 + 2.0**-4)
-    is_normal = float(scale.min()) >= fmt.scale_element.min_normal
+    is_normal = smallest / grid.largest * grid.factor >= fmt.scale_element.min_normal
     clamps = not is_normal or at_most >= grid.element.saturates_from()
     _round(grid, ratios, elements, scratch, clamps=clamps)
     error = scratch.view(torch.float32)
-    torch.sub(elements, ratios, out=error)
-    error = error.abs_() if fmt.error == "mae" else torch.mul(error, error, out=error)
+    if fmt.error == "mae":
+        torch.sub(elements, ratios, out=error).abs_()
+    else:
+        torch.ops.aten.mse_loss.out(elements, ratios, 0, out=error)  # squares, in one pass
+        full = full * full
     if x.shape[3] > 1:
         total = error.sum(2, keepdim=True).numpy()
     else:
-        ones = error.new_ones(x.shape[2])
+        ones = SINGLE.table(("ones", x.shape[2]), lambda: [1.0] * x.shape[2], x.device)
         total = torch.mv(error.view(-1, x.shape[2]), ones).numpy().reshape(scale.shape)
-    total = np.where(scale > 0, total, 0) * (full if fmt.error == "mae" else full * full)
-    return Side(elements, scale, total)
+    if smallest < MUCH:
+        total = np.where(scale > 0, total, f32(0))
+    return Side(elements, scale, total * full)
 
 
 def _decided(
     fmt: ChoosingFormat, x: Tensor, sides: list[Side], near: BoolArray, state: float
 ) -> BoolArray:
     """Choose as the definition does, in float32 step by step, for a few blocks."""
-    mask = near.squeeze(2)
-    blocks, totals = np.moveaxis(x.numpy(), 2, -1)[mask], []
+    blocks, totals = _blocks(x, near).numpy(), []
     for grid, side in zip(fmt.grids, sides, strict=True):
-        elements = np.moveaxis(side.elements.numpy(), 2, -1)[mask]
+        elements = _blocks(side.elements, near).numpy()
         decoded = elements * side.scale[near][:, None] * f32(fmt.bound / state) * f32(grid.unit)
         errors = np.abs(decoded / f32(fmt.bound) - blocks)
         errors = errors if fmt.error == "mae" else errors * errors
         totals.append(np.cumsum(errors, axis=1, dtype=f32)[:, -1])
     return totals[1] <= totals[0] if fmt.second_wins else totals[1] < totals[0]
+
+
+def _blocks(t: Tensor, mask: BoolArray) -> Tensor:
+    """Return the blocks of a mask as rows."""
+    if t.is_contiguous() and t.shape[3] == 1:
+        return t.view(-1, t.shape[2]).index_select(0, torch.from_numpy(mask.ravel().nonzero()[0]))
+    return t.movedim(2, -1)[torch.from_numpy(mask.squeeze(2))]
 
 
 def _round(grid: BlockGrid, ratios: Tensor, out: Tensor, scratch: Tensor, *, clamps: bool) -> None:
@@ -162,22 +190,25 @@ def _round(grid: BlockGrid, ratios: Tensor, out: Tensor, scratch: Tensor, *, cla
     if not isinstance(fmt, FloatFormat) or fmt.exponent_bits == 1:  # integers
         torch.round(source, out=out)
     elif fmt.mantissa_bits == 0:  # 0, 1, 2, 4: the tie of 3 goes to 2, whose code is even
-        torch.abs(ratios, out=out)
-        beyond = out > 3
-        out.clamp_(max=2).round_().add_(beyond, alpha=2).copysign_(ratios)
+        beyond = torch.mul(ratios, single(1 / 6), out=scratch.view(torch.float32))
+        torch.clamp(ratios, -2, 2, out=out).round_().add_(beyond.clamp_(-1, 1).round_(), alpha=2)
     else:
         rounding = _roundings.get(fmt, lambda: FloatRounding(fmt))
         rounding.round(source, scratch, "even", out)
 
 
-def _define(
-    fmt: ChoosingFormat, x: Tensor, out: Tensor, blocks: Tensor, context: CastContext
-) -> None:
-    """Quantize some blocks as the definition does."""
-    mask = blocks.squeeze(2)
-    parts = fmt.split(widen(x.movedim(2, -1)[mask][None, :, :, None]), context)
-    values = combine(parts.elements, parts.scale, out.dtype, context)
-    out.movedim(2, -1)[mask] = values[0, :, :, 0]
+def _tied_blocks(
+    fmt: ChoosingFormat, sides: list[Side], chosen: BoolArray, decode: float, dtype: torch.dtype
+) -> BoolArray | None:
+    """Find blocks whose values float32 would round to a tie of a 16-bit dtype."""
+    if dtype.itemsize != 2:
+        return None
+    scales = _tied_scales(fmt, decode, dtype)
+    if not any(len(tied) for tied in scales):
+        return None
+    first, second = (np.isin(side.scale, tied) for side, tied in zip(sides, scales, strict=True))
+    tied = np.where(chosen, second, first)
+    return tied if tied.any() else None
 
 
 @lru_cache(maxsize=64)
