@@ -18,6 +18,8 @@ from qgate.formats.options import CastOptions, Floats
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["Codebook", "CodebookFormat"]
+
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), 2.0**-149
 
 

@@ -16,9 +16,8 @@ from gguf import quants
 
 import qgate
 from qgate.formats import definition, levels
-from qgate.formats._codebook import Codebook
 from qgate.formats._work import DOUBLE
-from qgate.formats.codebook import CodebookFormat
+from qgate.formats.codebook import Codebook, CodebookFormat
 from qgate.formats.vector_books import code_book
 from tests.formats.oracles import assert_same_bits, to_float64
 

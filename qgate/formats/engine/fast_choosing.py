@@ -73,11 +73,11 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
         near &= amax > 0
     if near.any():
         chosen[near] = _decided(fmt, x, sides, near, float(state.item()))
-    last, second_scale = decode, second.scale
+    last, second_scale = np.full_like(second.scale, decode), second.scale
+    factor: Tensor | float = float(decode)
     if (unit := fmt.grids[1].unit) != 1:
-        last = np.where(chosen, second.scale * decode * f32(unit), decode)
-        second_scale = np.ones_like(second.scale)
-    factor: Tensor | float = torch.from_numpy(last) if last.ndim else float(last)
+        np.copyto(last, second.scale * decode * f32(unit), where=chosen)
+        factor, second_scale = torch.from_numpy(last), np.ones_like(last)
     work = torch.float64 if out.dtype == torch.float64 else torch.float32
     # One of two products is zero, so that the sum is the other one; both have the sign of x.
     y = first.elements.to(work).mul_(torch.from_numpy(first.scale * ~chosen))
@@ -91,8 +91,8 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     if tied is None:
         out.copy_(y.mul_(factor))
         return True
-    scale = torch.from_numpy(np.broadcast_to(last, tied.shape)[tied].astype(np.float64))
-    exact = narrow(_blocks(y, tied).double().mul_(scale[:, None]), out.dtype)
+    exact_scale = torch.from_numpy(last[tied].astype(np.float64))[:, None]
+    exact = narrow(_blocks(y, tied).double().mul_(exact_scale), out.dtype)
     out.copy_(y.mul_(factor))
     out.movedim(2, -1)[torch.from_numpy(tied).squeeze(2)] = exact
     return True
