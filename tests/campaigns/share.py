@@ -19,7 +19,7 @@ _SHARE: tuple[tuple[str, Campaign, tuple[str, ...], int], ...] = (
     ("clocks", clocks.campaign, ("sweep", "report"), 7),
     ("slow", slow.campaign, ("sweep",), 3),
     ("pipes", pipes.campaign, ("report",), 3),
-    ("links", links.campaign, ("report",), 3),
+    ("links", links.campaign, ("merge results",), 3),
 )
 
 
