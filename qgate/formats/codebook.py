@@ -18,9 +18,23 @@ from qgate.formats.options import CastOptions, Floats
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Codebook", "CodebookFormat"]
+__all__ = ["BNB_FP4", "NF4", "Codebook", "CodebookFormat"]
 
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), 2.0**-149
+
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
+    0.7229568362236023, 1.0,
+)  # fmt: skip
+"""NormalFloat of QLoRA (arXiv 2305.14314), as bitsandbytes has it."""
+BNB_FP4 = (
+    0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5,
+    0.1666666716337204, 0.25, -0.0, -0.0052083334885537624, -0.6666666865348816, -1.0,
+    -0.3333333432674408, -0.5, -0.1666666716337204, -0.25,
+)  # fmt: skip
+"""FP4 of bitsandbytes, which is not E2M1: twelfths of 1/16, 2, 3, 4, 6, 8 and 12."""
 
 
 @dataclass(frozen=True)
