@@ -18,7 +18,6 @@ from qgate.formats.options import CastOptions, Floats
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 _SIGN = 128
 
 

@@ -12,7 +12,7 @@ Campaign = Callable[[Benches, list[str], int, Progress], list[Tally]]
 
 # Of a hundred cases: which campaign, on what, how many.
 _SHARE: tuple[tuple[str, Campaign, tuple[str, ...], int], ...] = (
-    ("kills", kills.campaign, ("update", "sweep", "report"), 44),
+    ("kills", kills.campaign, ("update", "sweep", "report"), 50),
     ("disk", disk.campaign, ("sweep", "report"), 24),
     ("closed", closed.campaign, ("sweep", "report"), 8),
     ("pairs", pairs.campaign, ("report",), 8),
