@@ -100,7 +100,7 @@ class Side(NamedTuple):
     error: Singles
 
 
-class Plan(NamedTuple):
+class GridPlan(NamedTuple):
     """What rounding to one grid needs to know, and the row of its scales."""
 
     grid: BlockGrid
@@ -113,14 +113,14 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _plans(fmt: ChoosingFormat) -> tuple[Plan, ...]:
+def _plans(fmt: ChoosingFormat) -> tuple[GridPlan, ...]:
     plans = []
     for number, grid in enumerate(fmt.grids):
         at_most = grid.largest / grid.factor / grid.unit * (1 + 2.0**-4)
         reaches = at_most >= grid.element.saturates_from()
         normal_from = fmt.scale_element.min_normal * grid.largest / grid.factor
         row = number if grid.unit == 1 else 0  # its scales are those of the first grid
-        plans.append(Plan(grid, number, row, reaches, normal_from))
+        plans.append(GridPlan(grid, number, row, reaches, normal_from))
     return tuple(plans)
 
 
@@ -149,7 +149,7 @@ def _block_scales(fmt: ChoosingFormat, amax: Singles, encode: np.float32) -> Sin
 
 def _on_grid(
     fmt: ChoosingFormat,
-    plan: Plan,
+    plan: GridPlan,
     x: Tensor,
     scale: Singles,
     full: Singles,
