@@ -101,7 +101,7 @@ class Side(NamedTuple):
 
 
 class GridPlan(NamedTuple):
-    """What rounding to one grid needs to know, and the row of its scales."""
+    """A grid with the row of its scales, and the bounds from which its ratios are clamped."""
 
     grid: BlockGrid
     number: int
