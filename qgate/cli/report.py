@@ -30,7 +30,7 @@ from qgate.cli import _merging
 from qgate.cli._console import add_json, has_colors, print_json
 from qgate.cli._project import project_folder
 from qgate.errors import QgateError
-from qgate.loading import LateModule
+from qgate.loading import LateModule, without_collector
 from qgate.project.options import PLOTS
 from qgate.storage.access import write_text
 from qgate.storage.files import naming, replacing
@@ -73,8 +73,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.merge is not None:
-        return _merge(args)
+    with without_collector():
+        return _report(args) if args.merge is None else _merge(args)
+
+
+def _report(args: argparse.Namespace) -> int:
     if args.partial or args.allow_partial:
         option = "--partial" if args.partial else "--allow-partial"
         raise QgateError(f"{option} goes with --merge DIR, which merges results of several jobs.")

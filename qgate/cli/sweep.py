@@ -105,9 +105,9 @@ def run(args: argparse.Namespace) -> int:
                 "page": outcome.page and str(outcome.page),
             }
         )
-    for name, reason in outcome.results if is_quiet() else ():
-        if reason:
-            print_line(f"FAILED {name}: {reason}", file=sys.stderr)
+    failures = [f"FAILED {name}: {reason}" for name, reason in outcome.results if reason]
+    for line in filter(None, [*failures, outcome.trouble] if is_quiet() else ()):
+        print_line(line, file=sys.stderr)
     return 0 if outcome.passed else 1
 
 

@@ -20,12 +20,17 @@ from typing import Any, Protocol
 from qgate.engine.workers import Failure, Workers
 from qgate.storage.files import scratch_folder
 from qgate.storage.removing import remove_own_folder
+from qgate.text.printing import print_line
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SHARED = "shared"
 _ENDS = {signal.SIGINT, signal.SIGTERM}
 _HAS_MASKS = hasattr(signal, "pthread_sigmask")
 _ENDED = "its process ended twice: killed, or out of memory"
+_REPEATED = (
+    "a process of --jobs ended: killed, or out of memory. What it computed was computed again, and "
+    "nothing is missing; use fewer jobs if memory is short."
+)
 # The value that every process gets once, the same for all items.
 _shared: list[Any] = []
 
@@ -161,6 +166,7 @@ class _Processes(_LocalFold):
                     handle.value = pool.submit(_work, self._function, handle.item).result()
             except BrokenProcessPool:
                 return Failure(_ENDED)
+            print_line(_REPEATED, file=sys.stderr)
         handle.future = None
         return None
 

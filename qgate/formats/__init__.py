@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from qgate.formats.engine.effects import Effects, report
     from qgate.formats.philox import Philox, RandomWords
     from qgate.formats.quantizer import Quantizer, encode, observe, quantize
+    from qgate.formats.tile_draws import TransformerEnginePhilox
 
 __all__ = [
     "FORMATS",
@@ -34,6 +35,7 @@ __all__ = [
     "Philox",
     "Quantizer",
     "RandomWords",
+    "TransformerEnginePhilox",
     "aliases",
     "encode",
     "get",
@@ -73,5 +75,6 @@ __getattr__ = lazy(
         "encoded": "Encoded",
         "philox": "Philox RandomWords",
         "quantizer": "Quantizer encode observe quantize",
+        "tile_draws": "TransformerEnginePhilox",
     },
 )

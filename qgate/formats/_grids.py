@@ -87,6 +87,18 @@ def define_on_grid(
     return codes, scales, _defined_sum(errors, width)
 
 
+def define_choice(
+    first: tuple[Floats, Floats, Singles],
+    second: tuple[Floats, Floats, Singles],
+    second_wins: bool,
+    favor: float,
+) -> tuple[Floats, Floats]:
+    """Return the elements and scales of the better grid; `favor` multiplies the first's errors."""
+    limit = first[2] if favor == 1 else first[2] * favor
+    better = second[2] <= limit if second_wins else second[2] < limit
+    return np.where(better[:, None], second[0], first[0]), np.where(better, second[1], first[1])
+
+
 def _error_sum(errors: Tensor, width: int) -> Tensor:
     """Add float32 numbers along each row of a block in order, then the rows half by half."""
     rows: Tensor = errors.unflatten(2, (-1, width))

@@ -10,7 +10,7 @@ import numpy as np
 from qgate.arithmetic import divided
 from qgate.formats._block import poisoned
 from qgate.formats._element import ElementFormat
-from qgate.formats._grids import BlockGrid, define_on_grid, sum_errors
+from qgate.formats._grids import BlockGrid, define_choice, define_on_grid, sum_errors
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, single
 from qgate.formats.floats import to_single_grid
 from qgate.formats.nvfp4 import Nvfp4Format, encode_scale
@@ -18,7 +18,6 @@ from qgate.formats.options import CastOptions, Floats
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 _SIGN = 128
 
 
@@ -67,8 +66,7 @@ class ChoosingFormat(Nvfp4Format):
                 ratios = ratios * single(1 / grid.unit)
                 ratios = ratios if context.double else to_single_grid(ratios)
             parts.append((block_scale, ratios))
-            of_grid = sum_errors(grid, x, block_scale, ratios, context, self.bound, squares)
-            errors.append(of_grid)
+            errors.append(sum_errors(grid, x, block_scale, ratios, context, self.bound, squares))
         second = errors[1] <= errors[0] if self.second_wins else errors[1] < errors[0]
         second = second & ~bad
         block_scale, ratios = (b.where(second, a) for a, b in zip(*parts, strict=True))
@@ -82,8 +80,7 @@ class ChoosingFormat(Nvfp4Format):
         if self.signed:
             stored = stored | second.to(stored.dtype) * _SIGN
         scale = self._scale(block_scale, second, decode).masked_fill_(bad, float("nan"))
-        limit = self.grids[1].element.saturates_from(q.rounding)
-        beside = (second, limit) if self.signed else None
+        beside = (second, self.grids[1].element.saturates_from(q.rounding)) if self.signed else None
         return ScaledChunk(elements, scale, ratios, {"scales": stored}, second=beside)
 
     def _scale(self, block_scale: Tensor, second: Tensor, decode: Tensor) -> Tensor:
@@ -141,18 +138,11 @@ class ChoosingFormat(Nvfp4Format):
         self, x: Floats, q: CastOptions, state: float, double: bool, favor: float
     ) -> tuple[Floats, Floats]:
         """Return the elements of each row on the grid it takes, and its scale."""
-        squares = self.error == "mse"
+        tried, options = [], {"double": double, "squares": self.error == "mse"}
         with np.errstate(all="ignore"):
-            tried = [
-                define_on_grid(self, grid, x, q, state, double=double, squares=squares)
-                for grid in self.grids
-            ]
-        (codes, scales, one), (second_codes, second_scales, two) = tried
-        limit = one if favor == 1 else one * favor
-        second = two <= limit if self.second_wins else two < limit
-        return np.where(second[:, None], second_codes, codes), np.where(
-            second, second_scales, scales
-        )
+            for grid in self.grids:
+                tried.append(define_on_grid(self, grid, x, q, state, **options))
+        return define_choice(tried[0], tried[1], self.second_wins, favor)
 
 
 def is_signed_choice(fmt: object) -> bool:

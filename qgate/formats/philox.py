@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Layout = Literal["words", "triton", "torch"]
+LARGEST_SEED = 2**64 - 1
 _MASK = 0xFFFFFFFF
 _FACTORS = 0xD2511F53, 0xCD9E8D57
 _STEPS = 0x9E3779B9, 0xBB67AE85
@@ -73,7 +74,7 @@ class Philox:
     def __post_init__(self) -> None:
         if self.layout not in get_args(Layout):
             raise unknown("layout of Philox", self.layout, get_args(Layout))
-        for name, low, high in (("seed", 0, 2**64 - 1), ("offset", 0, 2**62), ("bits", 1, 32)):
+        for name, low, high in (("seed", 0, LARGEST_SEED), ("offset", 0, 2**62), ("bits", 1, 32)):
             number = getattr(self, name)
             if not isinstance(number, int) or not low <= number <= high:
                 raise QgateError(f"{name}={number!r} is not allowed; it is from {low} to {high}.")

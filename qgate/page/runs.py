@@ -7,7 +7,7 @@ and the worst failures, so that memory depends on the number of gates and not on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -191,11 +191,20 @@ class _GateRecords:
     """Its layer, or EVERYWHERE."""
 
 
-def read_run(path: Path | str) -> Run:
-    """Read a results file; the run has its name."""
-    header, records = read(path)
-    run = run_of_records(header, records, Path(path).stem)
+def read_run(
+    path: Path | str, *, each: Callable[[Record], object] | None = None, trusted: bool = False
+) -> Run:
+    """Read a results file; the run has its name. `each` gets every record as it is read."""
+    header, records = read(path, trusted=trusted)
+    seen = records if each is None else _shown(records, each)
+    run = run_of_records(header, seen, Path(path).stem)
     return replace(run, header=effective_header(header, records), torn=records.torn)
+
+
+def _shown(records: Iterable[Record], each: Callable[[Record], object]) -> Iterator[Record]:
+    for record in records:
+        each(record)
+        yield record
 
 
 def run_of_records(header: Record, records: Iterable[Record], name: str = "") -> Run:

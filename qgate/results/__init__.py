@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from qgate.results.reading import read
     from qgate.results.schema import check_storable, new_header
     from qgate.results.summary import Tally
-    from qgate.results.table import to_csv
+    from qgate.results.table import csv_table, to_csv
     from qgate.results.writing import Writer, write_results
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Writer",
     "binding",
     "check_storable",
+    "csv_table",
     "github_annotations",
     "github_error",
     "junit_properties",
@@ -49,7 +50,7 @@ __getattr__ = lazy(
         "reading": "read",
         "schema": "check_storable new_header",
         "summary": "Tally",
-        "table": "to_csv",
+        "table": "csv_table to_csv",
         "writing": "Writer write_results",
     },
 )

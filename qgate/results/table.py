@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +24,36 @@ _DIGITS, _SECONDS_DIGITS = 9, 3
 
 
 def to_csv(records: Iterable[Mapping[str, Any]], path: Path | str) -> int:
-    """Write the table and return its number of rows.
+    """Write the table and return its number of rows."""
+    with csv_table(path) as add:
+        return sum(map(add, records))
+
+
+@contextlib.contextmanager
+def csv_table(path: Path | str) -> Iterator[Callable[[Mapping[str, Any]], int]]:
+    """Write a table whose rows a function adds, record by record; it returns how many.
 
     A metric with several limits shows the binding one; a number that is not finite is shown by its
     name, a missing one is empty. Names that a spreadsheet would take for a formula get an
     apostrophe. The node and the seconds of a test are in its first row only.
     """
-    count, last_test = 0, None
+    last_test = None
+
+    def add(record: Mapping[str, Any]) -> int:
+        nonlocal last_test
+        test = record["node"], record.get("attempt", 0)
+        rows = list(_rows(record, is_first=test != last_test))
+        writer.writerows(rows)
+        last_test = test
+        return len(rows)
+
     with (
         replacing(Path(path)) as fresh,
         fresh.open("w", encoding="utf-8", newline="") as file,
     ):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        for record in records:
-            test = record["node"], record.get("attempt", 0)
-            for row in _rows(record, is_first=test != last_test):
-                writer.writerow(row)
-                count += 1
-            last_test = test
-    return count
+        yield add
 
 
 def _rows(record: Mapping[str, Any], *, is_first: bool) -> Iterator[list[object]]:
@@ -75,4 +87,10 @@ def _cell(value: object, digits: int = _DIGITS) -> object:
     """Return the value of a cell, with names for numbers that are not finite."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}")  # which the writer calls nan, inf or -inf
-    return value if isinstance(value, str) and value in _NAMES else for_csv(value)
+    return _text_cell(value) if isinstance(value, str) else for_csv(value)
+
+
+@functools.lru_cache(maxsize=2**14)
+def _text_cell(text: str) -> object:
+    """Return the cell of a text; most stand in many rows."""
+    return text if text in _NAMES else for_csv(text)

@@ -51,6 +51,8 @@ class SweepOutcome:
     results: list[tuple[str, str | None]]
     entries: list[SweptFormat]
     page: Location | None
+    trouble: str = ""
+    """Why there is no page."""
 
 
 class SweepRun:
@@ -101,7 +103,7 @@ class SweepRun:
         else:
             self.say(*answer_lines(entries, results, self.width, trouble or str(page)))
         bad = any(reason for _, reason in results)
-        return SweepOutcome(not bad and page is not None, results, entries, page)
+        return SweepOutcome(not bad and page is not None, results, entries, page, trouble)
 
     def _summarize(
         self, results: Sequence[tuple[str, str | None]], answers: Sequence[str], end: str

@@ -26,7 +26,7 @@ os.environ["QGATE_ALLOW_CI_UPDATE"] = "1"  # baselines of a folder that is throw
 sys.dont_write_bytecode = True
 CAMPAIGNS = (
     "bytes", "each", "kills", "starts", "disk", "closed", "pairs", "clocks", "slow", "workers", "long",
-    "share",
+    "pipes", "links", "share",
 )  # fmt: skip
 _ON_A_DISK = ("disk", "closed", "share")
 

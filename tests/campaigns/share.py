@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tests.campaigns import clocks, closed, disk, kills, pairs, slow
+from tests.campaigns import clocks, closed, disk, kills, links, pairs, pipes, slow
 from tests.campaigns.cases import Benches, Progress, Tally
 
 Campaign = Callable[[Benches, list[str], int, Progress], list[Tally]]
@@ -18,6 +18,8 @@ _SHARE: tuple[tuple[str, Campaign, tuple[str, ...], int], ...] = (
     ("pairs", pairs.campaign, ("report",), 8),
     ("clocks", clocks.campaign, ("sweep", "report"), 7),
     ("slow", slow.campaign, ("sweep",), 3),
+    ("pipes", pipes.campaign, ("report",), 3),
+    ("links", links.campaign, ("merge results",), 3),
 )
 
 

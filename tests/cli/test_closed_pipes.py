@@ -15,25 +15,12 @@ import torch
 from qgate.cli import main
 from qgate.storage.streams import prepare_streams
 from tests.baselines.building import recorded
-from tests.campaigns.forked import Fault, ran
+from tests.campaigns.forked import ran
+from tests.campaigns.pipes import without_reader
 from tests.cli.test_shared_options import JSON
 from tests.cli.test_shared_options import place as place
 from tests.cli.test_shared_options import prepared as prepared
 from tests.shares import share
-
-
-def without_reader(*numbers: int) -> Fault:
-    """Give a child pipes that nobody reads in the place of its streams."""
-
-    def close() -> None:
-        for number in numbers:
-            reading, writing = os.pipe()
-            os.close(reading)
-            os.dup2(writing, number)
-            os.close(writing)
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-    return close
 
 
 def status_of(line: str, folder: Path, *numbers: int) -> tuple[int, str]:

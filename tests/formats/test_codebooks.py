@@ -15,8 +15,8 @@ from bitsandbytes import functional
 from gguf import quants
 
 import qgate
-from qgate.formats import codebook as levels
-from qgate.formats import definition
+from qgate.formats import definition, vector_books
+from qgate.formats._literals import LLOYD
 from qgate.formats._work import DOUBLE
 from qgate.formats.codebook import Codebook, CodebookFormat
 from qgate.formats.vector_books import code_book
@@ -86,22 +86,22 @@ def test_random_blocks_are_those_of_bitsandbytes(name: str, dtype: torch.dtype) 
 
 
 def test_levels_are_those_of_gguf() -> None:
-    assert tuple(map(float, quants.IQ4_NL.kvalues)) == levels.IQ4
+    assert tuple(map(float, quants.IQ4_NL.kvalues)) == vector_books.IQ4
     for name, magnitudes in {
-        "IQ2_XXS": levels.IQ2, "IQ2_XS": levels.IQ2, "IQ2_S": levels.IQ2, "IQ3_XXS": levels.IQ3,
-        "IQ3_S": levels.IQ3_ODD, "IQ1_S": levels.TERNARY,
+        "IQ2_XXS": vector_books.IQ2, "IQ2_XS": vector_books.IQ2, "IQ2_S": vector_books.IQ2, "IQ3_XXS": vector_books.IQ3,
+        "IQ3_S": vector_books.IQ3_ODD, "IQ1_S": vector_books.TERNARY,
     }.items():  # fmt: skip
         assert tuple(code_book(name).unique().tolist()) == magnitudes
 
 
 @pytest.mark.parametrize("bits", MAX)
 def test_lloyd_levels_are_those_of_the_paper_and_a_fixed_point(bits: int) -> None:
-    positive = levels.LLOYD[bits][2 ** (bits - 1) :]
+    positive = LLOYD[bits][2 ** (bits - 1) :]
     assert positive == pytest.approx(MAX[bits], abs=6e-4)
     normal = statistics.NormalDist()
-    edges = [-math.inf, *((a + b) / 2 for a, b in itertools.pairwise(levels.LLOYD[bits]))]
+    edges = [-math.inf, *((a + b) / 2 for a, b in itertools.pairwise(LLOYD[bits]))]
     error = 1.0
-    for low, high, level in zip(edges, [*edges[1:], math.inf], levels.LLOYD[bits], strict=True):
+    for low, high, level in zip(edges, [*edges[1:], math.inf], LLOYD[bits], strict=True):
         inside = normal.cdf(high) - normal.cdf(low)
         mean = (normal.pdf(low) - normal.pdf(high)) / inside
         assert level == pytest.approx(mean, abs=1e-6)
@@ -203,7 +203,7 @@ def test_a_codebook_is_trained_on_numbers() -> None:
     samples = np.random.default_rng(1).laplace(size=20_000)
     trained, given = (
         Codebook.trained("laplace", samples, 3),
-        Codebook("normal", levels.LLOYD[3]),
+        Codebook("normal", LLOYD[3]),
     )
     errors = [
         np.square(definition.round_by_list(samples, book) - samples).mean()

@@ -13,7 +13,7 @@ from bitsandbytes.functional import get_4bit_type
 from torch import Tensor
 
 from qgate import Mode, QgateError, models, modes
-from qgate.formats.codebook import LLOYD
+from qgate.formats._literals import LLOYD
 from qgate.models import Model
 from qgate.models.llama import Attention
 from qgate.modes.attention.choices import AttentionChoices, TensorChoice

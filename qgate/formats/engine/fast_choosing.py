@@ -12,9 +12,9 @@ from torch import Tensor
 
 from qgate.formats._grids import BlockGrid
 from qgate.formats._scratch import BoundedCache, buffer
-from qgate.formats._work import SINGLE, CastContext, single, widen
+from qgate.formats._work import SINGLE, CastContext, single
 from qgate.formats.choosing import ChoosingFormat
-from qgate.formats.engine.dtypes import FP32_MAX, combine, narrow
+from qgate.formats.engine.dtypes import FP32_MAX, narrow
 from qgate.formats.engine.fast_nvfp4 import ORDINARY, FloatRounding
 from qgate.formats.floats import FloatFormat
 from qgate.formats.nvfp4 import Singles
@@ -48,42 +48,47 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     if dtype != torch.float32:
         x = buffer("single", x.shape, torch.float32, x.device).copy_(x)
     amax = context.amax_bits.view(dtype).to(torch.float32).numpy()
-    decode = f32(1.0 / encode_scale)
-    sides: list[Side] = []
-    for grid in fmt.grids:
-        if not sides or grid.unit == 1:  # else the scales of the first grid are these, too
-            scale = _block_scales(fmt, grid, amax, f32(encode_scale))
-        sides.append(_on_grid(fmt, grid, x, scale, decode, len(sides)))
+    decode, smallest = f32(1.0 / encode_scale), float(amax.min()) * encode_scale
+    scales = _block_scales(fmt, amax, f32(encode_scale))
+    full = scales * decode
+    with np.errstate(divide="ignore", over="ignore"):
+        encode = np.minimum(f32(1) / full, f32(FP32_MAX))
+    sides = [
+        _on_grid(fmt, plan, x, scales[plan.row], full[plan.row], encode[plan.row], smallest)
+        for plan in _plans(fmt)
+    ]
     first, second = sides
     one, two = first.error, second.error
     chosen = two < one
     of_values = 2 * amax if fmt.error == "mae" else amax * amax * f32(0.125)
     near = np.abs(two - one) <= (one + two + of_values) * NEAR
-    if float(amax.min()) < MUCH / encode_scale:  # a scale may be 0, whose ratios tell no error
+    if smallest < MUCH:  # a scale may be 0, whose ratios tell no error
         near |= (first.scale == 0) | (second.scale == 0)
         near &= amax > 0
     if near.any():
         chosen[near] = _decided(fmt, x, sides, near, float(state.item()))
-    last: Tensor | float = float(decode)
-    factor = second.scale
+    last, second_scale = np.full_like(second.scale, decode), second.scale
+    factor: Tensor | float = float(decode)
     if (unit := fmt.grids[1].unit) != 1:
-        factor = factor * decode * f32(unit)
-        last = torch.from_numpy(np.where(chosen, f32(1), decode))
+        np.copyto(last, second.scale * decode * f32(unit), where=chosen)
+        factor, second_scale = torch.from_numpy(last), np.ones_like(last)
     work = torch.float64 if out.dtype == torch.float64 else torch.float32
     # One of two products is zero, so that the sum is the other one; both have the sign of x.
     y = first.elements.to(work).mul_(torch.from_numpy(first.scale * ~chosen))
-    y.addcmul_(second.elements.to(work), torch.from_numpy(factor * chosen).to(work))
+    y.addcmul_(second.elements.to(work), torch.from_numpy(second_scale * chosen).to(work))
     if not isinstance(fmt.grids[1].element, FloatFormat):  # integers have one zero
         y.add_(torch.from_numpy(np.where(chosen, f32(0), f32(-0.0))))
     if out.dtype == torch.float32:
-        torch.mul(y, last, out=out)
-    else:
-        out.copy_(y.mul_(last))
-    if out.dtype.itemsize == 2:
-        tied = _tied_scales(fmt, float(decode), out.dtype)
-        twice = np.where(chosen, np.isin(second.scale, tied[1]), np.isin(first.scale, tied[0]))
-        if any(len(scales) for scales in tied) and twice.any():
-            _define(fmt, x, out, torch.from_numpy(twice), context)
+        torch.mul(y, factor, out=out)
+        return True
+    tied = _tied_blocks(fmt, sides, chosen, float(decode), out.dtype)
+    if tied is None:
+        out.copy_(y.mul_(factor))
+        return True
+    exact_scale = torch.from_numpy(last[tied].astype(np.float64))[:, None]
+    exact = narrow(_blocks(y, tied).double().mul_(exact_scale), out.dtype)
+    out.copy_(y.mul_(factor))
+    out.movedim(2, -1)[torch.from_numpy(tied).squeeze(2)] = exact
     return True
 
 
@@ -95,64 +100,110 @@ class Side(NamedTuple):
     error: Singles
 
 
-def _block_scales(
-    fmt: ChoosingFormat, grid: BlockGrid, amax: Singles, encode: np.float32
-) -> Singles:
-    """Return the stored scales, rounded as `FloatRounding` rounds."""
+class GridPlan(NamedTuple):
+    """A grid with the row of its scales, and the bounds from which its ratios are clamped."""
+
+    grid: BlockGrid
+    number: int
+    row: int
+    reaches: bool
+    """True if ratios may be beyond the largest element."""
+    normal_from: float
+    """The magnitude, times s_enc, from which scales have all their bits."""
+
+
+@lru_cache(maxsize=16)
+def _plans(fmt: ChoosingFormat) -> tuple[GridPlan, ...]:
+    plans = []
+    for number, grid in enumerate(fmt.grids):
+        at_most = grid.largest / grid.factor / grid.unit * (1 + 2.0**-4)
+        reaches = at_most >= grid.element.saturates_from()
+        normal_from = fmt.scale_element.min_normal * grid.largest / grid.factor
+        row = number if grid.unit == 1 else 0  # its scales are those of the first grid
+        plans.append(GridPlan(grid, number, row, reaches, normal_from))
+    return tuple(plans)
+
+
+def _block_scales(fmt: ChoosingFormat, amax: Singles, encode: np.float32) -> Singles:
+    """Return the stored scales of each row of scales, rounded as `FloatRounding` rounds."""
     element = fmt.scale_element
     assert isinstance(element, FloatFormat)
-    base = amax / f32(grid.largest) * encode
-    base = base if grid.factor == 1 else base * f32(grid.factor)
-    base = np.minimum(base, f32(element.max), out=base)
+    grids = [plan.grid for plan in _plans(fmt) if plan.row == plan.number]
+    base: Singles = np.empty((len(grids), *amax.shape), f32)
+    for row, grid in zip(base, grids, strict=True):
+        np.divide(amax, f32(grid.largest), out=row)
+    base *= encode
+    for row, grid in zip(base, grids, strict=True):
+        if grid.factor != 1:
+            row *= f32(grid.factor)
+    np.minimum(base, f32(element.max), out=base)
     field = base.view(np.uint32) & np.uint32(SINGLE.exponent_mask)
     np.maximum(field, np.uint32((element.min_exponent + SINGLE.bias) << 23), out=field)
-    inverse = (np.uint32((2 * SINGLE.bias + element.mantissa) << 23) - field).view(f32)
-    return np.asarray(np.rint(base * inverse) / inverse)
+    np.subtract(np.uint32((2 * SINGLE.bias + element.mantissa) << 23), field, out=field)
+    inverse = field.view(f32)
+    base *= inverse
+    np.rint(base, out=base)
+    base /= inverse
+    return base
 
 
 def _on_grid(
-    fmt: ChoosingFormat, grid: BlockGrid, x: Tensor, scale: Singles, decode: np.float32, number: int
+    fmt: ChoosingFormat,
+    plan: GridPlan,
+    x: Tensor,
+    scale: Singles,
+    full: Singles,
+    encode: Singles,
+    smallest: float,
 ) -> Side:
-    elements = buffer(("elements", "others")[number], x.shape, torch.float32, x.device)
+    """Round all blocks to a grid; `smallest` is the least of their amax, times s_enc."""
+    grid = plan.grid
+    elements = buffer(("elements", "others")[plan.number], x.shape, torch.float32, x.device)
     ratios = buffer("ratios", x.shape, torch.float32, x.device)
-    full = scale * decode
     if grid.unit == 1:
-        with np.errstate(divide="ignore", over="ignore"):
-            encode = np.minimum(f32(1) / full, f32(FP32_MAX))
         torch.mul(x, torch.from_numpy(encode), out=ratios)
     else:
         ratios.mul_(single(1 / grid.unit))
         full = full * f32(grid.unit)
     scratch = buffer("bits", x.shape, torch.int32, x.device)
-    at_most = grid.largest / grid.factor / grid.unit * (1 + 2.0**-4)
-    is_normal = float(scale.min()) >= fmt.scale_element.min_normal
-    clamps = not is_normal or at_most >= grid.element.saturates_from()
+    clamps = plan.reaches or smallest < plan.normal_from
     _round(grid, ratios, elements, scratch, clamps=clamps)
     error = scratch.view(torch.float32)
     torch.sub(elements, ratios, out=error)
-    error = error.abs_() if fmt.error == "mae" else torch.mul(error, error, out=error)
+    if fmt.error == "mae":
+        error.abs_()
+    else:
+        error.mul_(error)
+        full = full * full
     if x.shape[3] > 1:
         total = error.sum(2, keepdim=True).numpy()
-    else:
-        ones = error.new_ones(x.shape[2])
-        total = torch.mv(error.view(-1, x.shape[2]), ones).numpy().reshape(scale.shape)
-    total = np.where(scale > 0, total, 0) * (full if fmt.error == "mae" else full * full)
-    return Side(elements, scale, total)
+    else:  # a product takes half the time of torch's sums along short rows
+        ones = np.ones(x.shape[2], f32)
+        total = (error.view(-1, x.shape[2]).numpy() @ ones).reshape(scale.shape)
+    if smallest < MUCH:
+        total = np.where(scale > 0, total, f32(0))
+    return Side(elements, scale, total * full)
 
 
 def _decided(
     fmt: ChoosingFormat, x: Tensor, sides: list[Side], near: BoolArray, state: float
 ) -> BoolArray:
     """Choose as the definition does, in float32 step by step, for a few blocks."""
-    mask = near.squeeze(2)
-    blocks, totals = np.moveaxis(x.numpy(), 2, -1)[mask], []
+    blocks, totals = _blocks(x, near).numpy(), []
     for grid, side in zip(fmt.grids, sides, strict=True):
-        elements = np.moveaxis(side.elements.numpy(), 2, -1)[mask]
+        elements = _blocks(side.elements, near).numpy()
         decoded = elements * side.scale[near][:, None] * f32(fmt.bound / state) * f32(grid.unit)
         errors = np.abs(decoded / f32(fmt.bound) - blocks)
         errors = errors if fmt.error == "mae" else errors * errors
         totals.append(np.cumsum(errors, axis=1, dtype=f32)[:, -1])
     return totals[1] <= totals[0] if fmt.second_wins else totals[1] < totals[0]
+
+
+def _blocks(t: Tensor, mask: BoolArray) -> Tensor:
+    """Return the blocks of a mask as rows."""
+    if t.is_contiguous() and t.shape[3] == 1:
+        return t.view(-1, t.shape[2]).index_select(0, torch.from_numpy(mask.ravel().nonzero()[0]))
+    return t.movedim(2, -1)[torch.from_numpy(mask.squeeze(2))]
 
 
 def _round(grid: BlockGrid, ratios: Tensor, out: Tensor, scratch: Tensor, *, clamps: bool) -> None:
@@ -162,22 +213,25 @@ def _round(grid: BlockGrid, ratios: Tensor, out: Tensor, scratch: Tensor, *, cla
     if not isinstance(fmt, FloatFormat) or fmt.exponent_bits == 1:  # integers
         torch.round(source, out=out)
     elif fmt.mantissa_bits == 0:  # 0, 1, 2, 4: the tie of 3 goes to 2, whose code is even
-        torch.abs(ratios, out=out)
-        beyond = out > 3
-        out.clamp_(max=2).round_().add_(beyond, alpha=2).copysign_(ratios)
+        beyond = torch.mul(ratios, single(1 / 6), out=scratch.view(torch.float32))
+        torch.clamp(ratios, -2, 2, out=out).round_().add_(beyond.clamp_(-1, 1).round_(), alpha=2)
     else:
         rounding = _roundings.get(fmt, lambda: FloatRounding(fmt))
         rounding.round(source, scratch, "even", out)
 
 
-def _define(
-    fmt: ChoosingFormat, x: Tensor, out: Tensor, blocks: Tensor, context: CastContext
-) -> None:
-    """Quantize some blocks as the definition does."""
-    mask = blocks.squeeze(2)
-    parts = fmt.split(widen(x.movedim(2, -1)[mask][None, :, :, None]), context)
-    values = combine(parts.elements, parts.scale, out.dtype, context)
-    out.movedim(2, -1)[mask] = values[0, :, :, 0]
+def _tied_blocks(
+    fmt: ChoosingFormat, sides: list[Side], chosen: BoolArray, decode: float, dtype: torch.dtype
+) -> BoolArray | None:
+    """Find blocks whose values float32 would round to a tie of a 16-bit dtype."""
+    if dtype.itemsize != 2:
+        return None
+    scales = _tied_scales(fmt, decode, dtype)
+    if not any(len(tied) for tied in scales):
+        return None
+    first, second = (np.isin(side.scale, tied) for side, tied in zip(sides, scales, strict=True))
+    tied = np.where(chosen, second, first)
+    return tied if tied.any() else None
 
 
 @lru_cache(maxsize=64)

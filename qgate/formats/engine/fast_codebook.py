@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qgate.formats._codebook import Codebook
 from qgate.formats._work import DOUBLE, SINGLE, CastContext, widen
-from qgate.formats.codebook import Codebook, CodebookFormat
+from qgate.formats.codebook import CodebookFormat
 from qgate.formats.options import Rounding
 
 _BINS = 2**12
