@@ -10,6 +10,7 @@ from qgate.causes.choices import choice_faults, scale_type_faults
 from qgate.causes.faults import WrongCast
 from qgate.causes.integers import code_faults
 from qgate.causes.layouts import layout_faults, other_groups, spread_scales, tensor_state
+from qgate.causes.scale_sources import source_faults
 from qgate.causes.scales import rounding_faults, size_faults
 from qgate.errors import QgateError
 from qgate.expected.conventions import conventions, with_options
@@ -63,6 +64,7 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
     yield from layout_faults(q, ideal)
     yield WrongCast("flushes subnormal values to zero", _without_subnormals(q))
     yield from rounding_faults(q)
+    yield from source_faults(q)
     yield from _other_formats(q)
 
 
