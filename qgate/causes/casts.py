@@ -102,6 +102,12 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
                     f"has blocks that begin one element {word}",
                     lambda x, step=step: _moved_blocks(x, q, step),  # type: ignore[misc]
                 )
+    if q.granularity == "channel" and q.format.kind == "element":
+        for block in (16, 32, 64, 128):
+            yield _defined(
+                f"has blocks of {block}, not {granularity_words(q)}",
+                with_options(q, granularity="block", block=block, axis=-1),
+            )
     if q.granularity in ("block", "channel"):
         for number in (0, -1, -2):
             yield WrongCast(

@@ -12,6 +12,10 @@ from qgate.expected.noise import Expected
 
 FEWEST = 3
 """Values beyond a bound from which on it is one."""
+STEEPEST = 1.2
+"""The largest slope of an activation, by which float noise may grow."""
+LEFT = 0.1
+"""Share of the energy of a difference that an explanation may leave."""
 APPLIED: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "gelu": functional.gelu,
@@ -30,7 +34,9 @@ def activated(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     for name, activation in APPLIED.items():
         values = activation(expected.values)
         room = half_width(expected) + values.abs() * resolution(actual)
-        if bool(((actual - values).abs() <= 1.2 * room).all()):
+        if bool(((actual - values).abs() <= STEEPEST * room).all()) and _explains(
+            actual, expected, values
+        ):
             return f"{name} is applied to the result, and should not be"
     return ""
 
@@ -42,14 +48,16 @@ def clamped(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     low, high = float(actual.min()), float(actual.max())
     values = expected.values.clamp(low, high)
     room = half_width(expected) + values.abs() * resolution(actual)
-    if not bool(((actual - values).abs() <= room).all()):
+    if not bool(((actual - values).abs() <= room).all()) or not _explains(
+        actual, expected, values
+    ):
         return ""
-    sides = [
-        (f"above {high:.4g}", int((actual == high).sum()) >= FEWEST and bool(wrong[actual == high].any())),
-        (f"below {low:.4g}", int((actual == low).sum()) >= FEWEST and bool(wrong[actual == low].any())),
-    ]  # fmt: skip
-    words = " and ".join(side for side, is_bound in sides if is_bound)
-    return f"the result saturates: no value is {words.replace(' and ', ' or ')}" if words else ""
+    bounds = [
+        f"{way} {bound:.4g}"
+        for way, bound in (("above", high), ("below", low))
+        if int((actual == bound).sum()) >= FEWEST and bool(wrong[actual == bound].any())
+    ]
+    return f"the result saturates: no value is {' or '.join(bounds)}" if bounds else ""
 
 
 def shifted(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
@@ -64,6 +72,12 @@ def shifted(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     if bool((room > abs(number) / 2).any()):
         return ""
     return f"{number:.4g} is added to every value of the result"
+
+
+def _explains(actual: Tensor, expected: Expected, values: Tensor) -> bool:
+    """Tell if values leave little of what the expected ones differ by."""
+    left = float((actual - values).square().sum())
+    return left < LEFT * float((actual - expected.values).square().sum())
 
 
 def resolution(actual: Tensor) -> float:

@@ -68,8 +68,8 @@ def _of_operands(call: Call) -> Iterator[CallFault]:
             )
     if call.name != "mul":
         return
-    for place, other in ((0, second), (1, first)):
-        maker = call.made(place)
+    for position, other in ((0, second), (1, first)):
+        maker = call.made(position)
         if maker is None or maker.name not in _BEFORE or not maker.args:
             continue
         if not isinstance(other, Tensor):

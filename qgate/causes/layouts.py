@@ -117,7 +117,7 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
         _flat(lambda s: np.broadcast_to(s[:1], s.shape)),
     )
     yield "scales swizzled in tiles of 4x4", _flat(_swizzled)
-    for words, move in repeated_moves("group", 0):
+    for words, move in repeated_moves("groups", 0):
         yield words, _flat(move)
     if q.granularity not in ("block", "groups"):
         return
@@ -136,7 +136,8 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
         f"the scale of the group before it, the last group of each {own}",
         lambda s: np.concatenate([s[:, :-1], s[:, -2:-1]], 1),
     )
-    yield from repeated_moves("row", 0)
+    yield from repeated_moves("rows", 0)
+    yield from repeated_moves("groups of a row", 1)
     yield "every scale moved to the next row", lambda s: np.roll(s, 1, 0)
     yield "every scale moved to the previous row", lambda s: np.roll(s, -1, 0)
     yield (
@@ -173,15 +174,15 @@ def _read_as(x: Floats, q: QuantizerSettings, ideal: Cast, groups: Groups) -> Fl
     return ideal(x) * looked_up / spread_scales(x, q)
 
 
-def repeated_moves(what: str, axis: int) -> Iterator[tuple[str, Move]]:
+def repeated_moves(groups: str, axis: int) -> Iterator[tuple[str, Move]]:
     """List scales of which some are taken for several groups, or that begin anew."""
     for count in GROUPS_IN_A_ROW:
         yield (
-            f"the scale of the first of each {count} {what}s",
+            f"the scale of the first of each {count} {groups}",
             lambda s, n=count: np.take(s, _numbers(s, axis, n) // n * n, axis),  # type: ignore[misc]
         )
         yield (
-            f"the scales of the first {count} {what}s again for all others",
+            f"the scales of the first {count} {groups} again for all others",
             lambda s, n=count: np.take(s, _numbers(s, axis, n) % n, axis),  # type: ignore[misc]
         )
 

@@ -24,10 +24,12 @@ def source_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
     if q.granularity is None or q.zero_point is not None or q.rotation is not None:
         return
     if q.granularity in ("block", "channel"):
-        for words, change in _of_other_groups():
+        for words, change in _of_other_groups(q.granularity == "block"):
             yield WrongCast(
                 f"is quantized with {words}",
-                lambda x, change=change: quantize_with_scales(x, q, change),  # type: ignore[misc]
+                lambda x, change=change: quantize_with_scales(  # type: ignore[misc]
+                    x, q, lambda s: change(s.reshape(_lines(x, q), -1)).reshape(-1)
+                ),
             )
     yield WrongCast(
         "is quantized without its mean", lambda x: define(x - x.mean(-1, keepdims=True), q)
@@ -83,20 +85,34 @@ def _leading(rows: Floats, count: int) -> Floats:
     return rows[:, :count]
 
 
-def _of_other_groups() -> Iterator[tuple[str, Change]]:
-    """List which groups' scales all groups get."""
-    yield "the scale of the previous group", lambda s: np.roll(s, 1)
-    yield "the scale of the next group", lambda s: np.roll(s, -1)
-    yield from repeated_moves("group", 0)
-    for count in GROUPS_IN_A_ROW:
-        yield f"the largest scale of each {count} groups", lambda s, n=count: _largest(s, n)  # type: ignore[misc]
+def _lines(x: Floats, q: QuantizerSettings) -> int:
+    """Return the rows of blocks that scales are of; one for channels, whose scales are in a row."""
+    is_row = q.granularity == "channel" or q.tile is not None
+    return 1 if is_row else x.size // x.shape[q.axis_of(x.ndim)]
 
 
-def _largest(scales: Floats, count: int) -> Floats:
-    if count >= len(scales):
+def _of_other_groups(has_rows: bool) -> Iterator[tuple[str, Change]]:
+    """List which groups' scales all groups get; scales are [row, group]."""
+    for axis, what in ((1, "group"), (0, "row")) if has_rows else ((1, "group"),):
+        for step, way in ((1, "previous"), (-1, "next")):
+            yield (
+                f"the scale of the {way} {what}",
+                lambda s, step=step, axis=axis: np.roll(s, step, axis),  # type: ignore[misc]
+            )
+        yield from repeated_moves(f"{what}s", axis)
+        for count in GROUPS_IN_A_ROW:
+            yield (
+                f"the largest scale of each {count} {what}s",
+                lambda s, n=count, axis=axis: _largest(s, axis, n),  # type: ignore[misc]
+            )
+
+
+def _largest(scales: Floats, axis: int, count: int) -> Floats:
+    length = scales.shape[axis]
+    if count >= length:
         raise QgateError("there are no other groups")
-    starts = np.arange(0, len(scales), count)
-    return np.repeat(np.maximum.reduceat(scales, starts), count)[: len(scales)]
+    largest = np.maximum.reduceat(scales, np.arange(0, length, count), axis)
+    return np.repeat(largest, count, axis).take(np.arange(length), axis)
 
 
 def _amounts() -> Iterator[tuple[str, Change]]:

@@ -21,26 +21,26 @@ PARTS = [
 
 # All, with their lines: python -m tests.kernel_checks.unseen_faults
 @share(60)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("checked_by", PLACES)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_an_unseen_fault_is_red_and_named(fault: UnseenFault, place: str, tmp_path: Path) -> None:
-    line = first_line(fault, place, tmp_path)
+def test_an_unseen_fault_is_red_and_named(fault: UnseenFault, checked_by: str, tmp_path: Path) -> None:
+    line = first_line(fault, checked_by, tmp_path)
     assert line, "green"
     assert "sums in" not in line, line
-    if (fault.name, place) not in UNNAMED:
+    if (fault.name, checked_by) not in UNNAMED:
         assert re.search(fault.words, line), line
 
 
 @share(8)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("checked_by", PLACES)
 @pytest.mark.parametrize("part", PARTS, ids=lambda fault: f"{fault.part} {fault.fmt}")
-def test_right_code_in_its_place_is_green(part: UnseenFault, place: str, tmp_path: Path) -> None:
+def test_right_code_in_its_place_is_green(part: UnseenFault, checked_by: str, tmp_path: Path) -> None:
     code = product_of(part.fmt) if part.part == "product" else RIGHT[part.part]
-    assert first_line(part, place, tmp_path, code) == ""
+    assert first_line(part, checked_by, tmp_path, code) == ""
 
 
 def test_few_unseen_faults_have_no_name() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 90
     assert {name for name, _ in UNNAMED} <= {fault.name for fault in FAULTS}
-    for place in PLACES:
-        assert sum(where == place for _, where in UNNAMED) <= 0.05 * len(FAULTS)
+    for checked_by in PLACES:
+        assert sum(where == checked_by for _, where in UNNAMED) <= 0.05 * len(FAULTS)

@@ -102,8 +102,8 @@ def _plant(module: nn.Module, part: str, code: Any) -> None:
 def _attention(of: Attention, x: Tensor, part: str, code: Any) -> Tensor:
     batch, tokens, _ = x.shape
     q, k, v = (
-        each(x).view(batch, tokens, -1, WIDTH // HEADS).transpose(1, 2)
-        for each in (of.q_proj, of.k_proj, of.v_proj)
+        projection(x).view(batch, tokens, -1, WIDTH // HEADS).transpose(1, 2)
+        for projection in (of.q_proj, of.k_proj, of.v_proj)
     )
     turn_by, attend = (code, RIGHT["attention"]) if part == "turn" else (turn, code)
     k, v = (side.repeat_interleave(HEADS // GROUPS, 1) for side in (turn(k), v))
@@ -112,9 +112,9 @@ def _attention(of: Attention, x: Tensor, part: str, code: Any) -> Tensor:
     return y
 
 
-def first_line(fault: UnseenFault, place: str, folder: Path, code: Any = None) -> str:
-    """Return the cause that a place names first; empty where all is green."""
-    if place == "gate":
+def first_line(fault: UnseenFault, checked_by: str, folder: Path, code: Any = None) -> str:
+    """Return the cause that a check names first; empty where all is green."""
+    if checked_by == "gate":
         from tests.gate.test_own_kernel_faults import causes, gates_of
 
         return next(iter(causes(gates_of(model_with(fault, code), folder), layers=1)), "")
@@ -128,21 +128,21 @@ def first_line(fault: UnseenFault, place: str, folder: Path, code: Any = None) -
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default="", help="a pattern of the name")
-    parser.add_argument("--place", choices=PLACES, help="one place alone")
+    parser.add_argument("--by", choices=PLACES, help="one of them alone")
     args = parser.parse_args()
     torch.set_num_threads(1)
     began, red, named, total = time.perf_counter(), 0, 0, 0
-    places = [args.place] if args.place else PLACES
+    places = [args.by] if args.by else PLACES
     for fault in FAULTS:
         if not re.search(args.only, fault.name):
             continue
-        for place in places:
+        for checked_by in places:
             with tempfile.TemporaryDirectory() as folder:
-                line = first_line(fault, place, Path(folder))
+                line = first_line(fault, checked_by, Path(folder))
             is_named = bool(line) and re.search(fault.words, line) is not None
             total, red, named = total + 1, red + bool(line), named + is_named
             mark = "named" if is_named else "RED" if line else "GREEN"
-            print(f"{mark:6} {place:12} {fault.name}: {line[:300]}", flush=True)
+            print(f"{mark:6} {checked_by:12} {fault.name}: {line[:300]}", flush=True)
     seconds = time.perf_counter() - began
     print(f"{red} of {total} are red, {named} named in the first line, in {seconds:.0f} s")
     return int(red < total)

@@ -184,10 +184,6 @@ def _mean_less(x: Tensor) -> Tensor:
     return int8_rows(x - x.mean(-1, keepdim=True))
 
 
-def _first(codes: Tensor, scale: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    return codes, scale[..., : 1 if size == 0 else size, :].repeat_interleave(1, -1)
-
-
 def _group_one(codes: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     scale = scale.clone()
     scale[..., -1, :] = 1.0
@@ -242,7 +238,7 @@ PRODUCTS = (
     UnseenFault("scales to powers of two", "(weight|argument 1) .*(scale|power)", "int8", _int8(None, _scaled(lambda x: torch.exp2((_amax(x) / 127).log2().round())))),
     UnseenFault("scale as E4M3", "(input|argument 0) .*scale", "int8", _int8(_scaled(lambda x: (_amax(x) / 127).to(torch.float8_e4m3fn).float()))),
     UnseenFault("columns in pairs exchanged", "columns? .*(hold others|swapped|order)", "int8", _after(_lanes((1, 0)))),
-    UnseenFault("e4m2", "(input|argument 0) .*(truncat|bits|mantissa|decode|toward zero|down)", "fp8", _fp8(_to_e4m2)),
+    UnseenFault("e4m2", "(input|argument 0) .*(truncat|bits?|mantissa|decode|toward zero|down)", "fp8", _fp8(_to_e4m2)),
     UnseenFault("codes with another bias", "0.5 times|power of two|half", "fp8", _fp8(lambda x: FORMATS["fp8"].cast(x) / 2)),
     UnseenFault("saturates at 256", "(input|argument 0) .*saturates at 2", "fp8", _fp8(lambda x: (x / (_amax(x) / 448)).clamp(-256, 256).to(torch.float8_e4m3fn).float() * (_amax(x) / 448))),
     UnseenFault("blocks of 16 for rows", "(input|argument 0) .*(blocks? of 16|16)", "fp8", _fp8(lambda x: FORMATS["fp8"].cast(x.unflatten(-1, (-1, 16))).flatten(-2))),
@@ -250,12 +246,12 @@ PRODUCTS = (
     UnseenFault("fp8 scales squared", "scale", "fp8", _fp8(lambda x: FORMATS["fp8"].cast(x) * _amax(x) / 448)),
     UnseenFault("weight scale inverted", "scale", "fp8", _fp8(None, lambda w: FORMATS["fp8"].cast(w) / (_amax(w) / 448) ** 2)),
     UnseenFault("NaN for the largest", "NaN", "fp8", _fp8(lambda x: (x / (_amax(x) / 470)).to(torch.float8_e4m3fn).float() * (_amax(x) / 470))),
-    UnseenFault("mx scale of the mean", "(input|argument 0) .*(scale|saturat)", "mxfp8", _mx(_mx_of(lambda e, b: b.abs().mean(-1, keepdim=True).clamp_min(1e-30).log2().floor() - 8))),
-    UnseenFault("mx scale no smaller than 2^-8", "(weight|argument 1) .*(scales? no smaller|scale)", "mxfp8", _mx(None, _mx_of(lambda e, b: e.clamp_min(-8)))),
-    UnseenFault("mx scale of the first 16", "(input|argument 0) .*first 16", "mxfp8", _mx(_mx_of(lambda e, b: b[..., :16].abs().amax(-1, keepdim=True).clamp_min(1e-30).log2().floor() - 8))),
-    UnseenFault("mx scale of the even block", "(weight|argument 1) .*scale", "mxfp8", _mx(None, lambda w: _mx_of(lambda e, b: e[..., torch.arange(e.shape[-2]) // 2 * 2, :])(w))),
-    UnseenFault("mx scales of the row before", "(weight|argument 1) .*scale.*(row|moved|previous|next)", "mxfp8", _mx(None, _mx_of(lambda e, b: e.roll(1, -3)))),
-    UnseenFault("mx first block of scale 1", "(input|argument 0|terms|columns).*", "mxfp8", _mx(_mx_of(lambda e, b: torch.where(torch.arange(e.shape[-2])[:, None] == 0, 0.0, e)))),
+    UnseenFault("mx scale of the mean", "(input|argument 0) .*(scale|saturat)", "mxfp8", _mx(_mx_of(lambda _e, b: b.abs().mean(-1, keepdim=True).clamp_min(1e-30).log2().floor() - 8))),
+    UnseenFault("mx scale no smaller than 2^-8", "(weight|argument 1) .*(scales? no smaller|scale)", "mxfp8", _mx(None, _mx_of(lambda e, _b: e.clamp_min(-8)))),
+    UnseenFault("mx scale of the first 16", "(input|argument 0) .*first 16", "mxfp8", _mx(_mx_of(lambda _e, b: b[..., :16].abs().amax(-1, keepdim=True).clamp_min(1e-30).log2().floor() - 8))),
+    UnseenFault("mx scale of the even block", "(weight|argument 1) .*scale", "mxfp8", _mx(None, lambda w: _mx_of(lambda e, _b: e[..., torch.arange(e.shape[-2]) // 2 * 2, :])(w))),
+    UnseenFault("mx scales of the row before", "(weight|argument 1) .*scale.*(row|moved|previous|next)", "mxfp8", _mx(None, _mx_of(lambda e, _b: e.roll(1, -3)))),
+    UnseenFault("mx first block of scale 1", "(input|argument 0|terms|columns).*", "mxfp8", _mx(_mx_of(lambda e, _b: torch.where(torch.arange(e.shape[-2])[:, None] == 0, 0.0, e)))),
     UnseenFault("mx blocks along rows", "(weight|argument 1) .*(axis|dimension|columns)", "mxfp8", _mx(None, lambda w: FORMATS["mxfp8"].cast(w.mT.contiguous()).mT)),
     UnseenFault("w4 word of 8 reversed", "(weight|argument 1) .*(order|revers|swapped)", "w4", _w4(lambda q, s: (_lanes((7, 6, 5, 4, 3, 2, 1, 0))(q), s))),
     UnseenFault("w4 last group of scale 1", "(weight|argument 1|terms).*(group|terms|scale)", "w4", _w4(_group_one)),
