@@ -8,7 +8,7 @@ import numpy as np
 
 from qgate.causes.choices import choice_faults, scale_type_faults
 from qgate.causes.faults import WrongCast
-from qgate.causes.integers import code_faults
+from qgate.causes.integers import code_faults, grid_faults
 from qgate.causes.layouts import layout_faults, other_groups, spread_scales, tensor_state
 from qgate.causes.scale_sources import source_faults
 from qgate.causes.scales import rounding_faults, size_faults
@@ -59,6 +59,7 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
         )
     yield WrongCast("is rounded up at every step", _rounded_up(q))
     yield from code_faults(q)
+    yield from grid_faults(q)
     yield from _groups(q)
     yield from _parts(q)
     yield from layout_faults(q, ideal)

@@ -1,4 +1,4 @@
-"""What a kernel does to a right result before it stores it: activations, bounds, numbers added."""
+"""Changes of a right result before it is stored: activations, bounds, numbers that are added."""
 
 from __future__ import annotations
 

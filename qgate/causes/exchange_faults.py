@@ -94,8 +94,11 @@ def _shaped(value: Tensor, own: Tensor) -> Tensor:
 
 
 def _of_positions(positions: Tensor) -> Iterator[CallFault]:
-    yield CallFault("positions are in reverse order", result=lambda _, own: own.flip(0))
-    if bool((positions.diff() != 1).any()):
+    steps = positions.diff()
+    is_count = bool((steps == 1).all())
+    which = "positions are" if is_count else f"numbers in steps of {float(steps[0]):g} are"
+    yield CallFault(f"{which} in reverse order", result=lambda _, own: own.flip(0))
+    if not is_count:
         return
     for words, unit in UNITS.items():
         yield CallFault(

@@ -387,5 +387,5 @@ _MOVED: tuple[Pattern, ...] = (
     _transposed, _magnitude, _logarithm, activated, clamped, shifted, _misplaced,
 )  # fmt: skip
 _RUINS: tuple[Pattern, ...] = (_non_finite, _constant)
-_WHOLE: tuple[Pattern, ...] = (_factor, _offset, *_MOVED)
+_WHOLE: tuple[Pattern, ...] = (_factor, shifted, _offset, *_MOVED)
 _PARTS: tuple[Pattern, ...] = (_part_factors, _tile_factors, _tiles, _part_offsets)

@@ -1,4 +1,4 @@
-"""What is wrong with one tensor whose exact values are known, whatever it was made by."""
+"""Faults of one tensor whose exact values are known, whatever made it."""
 
 from __future__ import annotations
 
