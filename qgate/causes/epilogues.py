@@ -48,9 +48,7 @@ def clamped(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     low, high = float(actual.min()), float(actual.max())
     values = expected.values.clamp(low, high)
     room = half_width(expected) + values.abs() * resolution(actual)
-    if not bool(((actual - values).abs() <= room).all()) or not _explains(
-        actual, expected, values
-    ):
+    if not bool(((actual - values).abs() <= room).all()) or not _explains(actual, expected, values):
         return ""
     bounds = [
         f"{way} {bound:.4g}"

@@ -47,7 +47,7 @@ def exchange_faults(call: Call) -> Iterator[CallFault]:
             result=lambda _, own, value=float(name == "cos"): torch.full_like(own, value),  # type: ignore[misc]
         )
     elif name in ("mean", "sum") and call.is_float and isinstance(args[0], Tensor):
-        yield from _of_rows(name, args, call.result)
+        yield from _of_rows(name, args)
     elif name in ("rsqrt", "sqrt") and call.is_float and args[0].dim() > 1:
         yield from _of_neighbors(args[0])
     elif name == "_softmax" and call.is_float:
@@ -117,7 +117,7 @@ def _of_positions(positions: Tensor) -> Iterator[CallFault]:
         )
 
 
-def _of_rows(name: str, args: Sequence[Any], own: Tensor) -> Iterator[CallFault]:
+def _of_rows(name: str, args: Sequence[Any]) -> Iterator[CallFault]:
     """List sums and means of other entries: of all rows, of half of each, of every second entry."""
     x = args[0]
     dims = args[1] if len(args) > 1 and args[1] is not None else []
@@ -135,9 +135,10 @@ def _of_rows(name: str, args: Sequence[Any], own: Tensor) -> Iterator[CallFault]
         return
     half = count // 2
     for words, index in (
-        (f"entries 0 to {half - 1}", slice(0, half)), (f"entries {half} to {count - 1}", slice(half, None)),
+        (f"entries 0 to {half - 1}", slice(0, half)),
+        (f"entries {half} to {count - 1}", slice(half, None)),
         ("every second entry", slice(0, None, 2)),
-    ):  # fmt: skip
+    ):
         yield CallFault(
             f"{does} over {count} is that of {words} alone",
             result=lambda a, own, index=index: _of_some(a[0], name, dim, index).reshape(own.shape),  # type: ignore[misc]

@@ -80,7 +80,10 @@ def code_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
     for words, change in (
         ("has negative codes cut to zero", lambda codes: np.maximum(codes, 0)),
         ("has negative codes one too high (ones' complement)", lambda codes: codes + (codes < 0)),
-        (f"has every code decoded {half:g} too high (read as unsigned)", lambda codes: codes + half),
+        (
+            f"has every code decoded {half:g} too high (read as unsigned)",
+            lambda codes: codes + half,
+        ),
         ("has negative codes one too low", lambda codes: codes - (codes < 0)),
         ("has codes read as sign and magnitude", _sign_and_magnitude(half)),
         *((f"has codes up to {n} flushed to zero", _flushed(n)) for n in (1, 2, 3, 4)),

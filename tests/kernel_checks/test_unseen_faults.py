@@ -23,7 +23,9 @@ PARTS = [
 @share(60)
 @pytest.mark.parametrize("checked_by", PLACES)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_an_unseen_fault_is_red_and_named(fault: UnseenFault, checked_by: str, tmp_path: Path) -> None:
+def test_an_unseen_fault_is_red_and_named(
+    fault: UnseenFault, checked_by: str, tmp_path: Path
+) -> None:
     line = first_line(fault, checked_by, tmp_path)
     assert line, "green"
     assert "sums in" not in line, line
@@ -34,7 +36,9 @@ def test_an_unseen_fault_is_red_and_named(fault: UnseenFault, checked_by: str, t
 @share(8)
 @pytest.mark.parametrize("checked_by", PLACES)
 @pytest.mark.parametrize("part", PARTS, ids=lambda fault: f"{fault.part} {fault.fmt}")
-def test_right_code_in_its_place_is_green(part: UnseenFault, checked_by: str, tmp_path: Path) -> None:
+def test_right_code_in_its_place_is_green(
+    part: UnseenFault, checked_by: str, tmp_path: Path
+) -> None:
     code = product_of(part.fmt) if part.part == "product" else RIGHT[part.part]
     assert first_line(part, checked_by, tmp_path, code) == ""
 
