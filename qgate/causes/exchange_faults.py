@@ -14,7 +14,7 @@ from qgate.causes.operator_calls import Call, CallFault
 
 WRAPS = (8, 16, 32, 64, 128, 256, 512, 1024)
 """Positions after which a kernel may count anew."""
-UNITS = {"half": 0.5, "twice": 2.0, "a quarter of": 0.25, "pi / 180 times": math.pi / 180}
+UNITS = {"half": 0.5, "twice": 2.0, "a quarter of": 0.25, "pi / 180 times": math.radians(1)}
 """Sizes of the steps in which positions may be counted, where one is right."""
 FINITE = (-1.0, -10.0, -100.0, -1e3, -1e4)
 """What scores may be masked with, where minus infinity is right."""

@@ -52,7 +52,14 @@ ARGUMENTS = {
     "gate": (normal(24, 64), normal(24, 64)),
 }
 PLACES = ("check_kernel", "gate")
-UNNAMED: frozenset[tuple[str, str]] = frozenset()
+UNNAMED = frozenset(
+    (name, checked_by)
+    for name in (
+        "alibi where none is", "mx first block of scale 1", "w4 last group of scale 1",
+        "w4 sign of the highest nibble lost",
+    )
+    for checked_by in PLACES
+) | {("mx scales of the row before", "gate")}  # fmt: skip
 """Faults, and places, whose first line says where they are, but not what they are."""
 
 
