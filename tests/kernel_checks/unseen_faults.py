@@ -90,7 +90,16 @@ def model_with(fault: UnseenFault, code: Any = None) -> qgate.Model:
 
     samples = [torch.randint(0, WORDS, (1, TOKENS)) for _ in range(2)]
     kernel = Kernel(build, stands_for=FORMATS[fault.fmt].stands_for)
-    return qgate.Model(Net(), samples, "net", head=("head",), modes={"mine": kernel})
+    return qgate.Model(_uneven(Net()), samples, "net", head=("head",), modes={"mine": kernel})
+
+
+@torch.no_grad()
+def _uneven(net: Net) -> Net:
+    """Give rows of weights sizes of their own, without which the scales of others are the same."""
+    for module in net.modules():
+        if isinstance(module, nn.Linear):
+            module.weight *= 0.2 + 1.6 * torch.rand(len(module.weight), 1)
+    return net
 
 
 def _plant(module: nn.Module, part: str, code: Any) -> None:
