@@ -59,7 +59,7 @@ UNNAMED = frozenset(
         "w4 sign of the highest nibble lost",
     )
     for checked_by in PLACES
-) | {("mx scales of the row before", "gate")}  # fmt: skip
+)  # fmt: skip
 """Faults, and places, whose first line says where they are, but not what they are."""
 
 
