@@ -8,8 +8,9 @@ import numpy as np
 
 from qgate.causes.choices import choice_faults, scale_type_faults
 from qgate.causes.faults import WrongCast
-from qgate.causes.integers import code_faults
+from qgate.causes.integers import code_faults, grid_faults
 from qgate.causes.layouts import layout_faults, other_groups, spread_scales, tensor_state
+from qgate.causes.scale_sources import source_faults
 from qgate.causes.scales import rounding_faults, size_faults
 from qgate.errors import QgateError
 from qgate.expected.conventions import conventions, with_options
@@ -58,11 +59,13 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
         )
     yield WrongCast("is rounded up at every step", _rounded_up(q))
     yield from code_faults(q)
+    yield from grid_faults(q)
     yield from _groups(q)
     yield from _parts(q)
     yield from layout_faults(q, ideal)
     yield WrongCast("flushes subnormal values to zero", _without_subnormals(q))
     yield from rounding_faults(q)
+    yield from source_faults(q)
     yield from _other_formats(q)
 
 
@@ -100,6 +103,12 @@ def _groups(q: QuantizerSettings) -> Iterator[WrongCast]:
                     f"has blocks that begin one element {word}",
                     lambda x, step=step: _moved_blocks(x, q, step),  # type: ignore[misc]
                 )
+    if q.granularity == "channel" and q.format.kind == "element":
+        for block in (16, 32, 64, 128):
+            yield _defined(
+                f"has blocks of {block}, not {granularity_words(q)}",
+                with_options(q, granularity="block", block=block, axis=-1),
+            )
     if q.granularity in ("block", "channel"):
         for number in (0, -1, -2):
             yield WrongCast(

@@ -22,11 +22,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": functional.silu,
     "relu": torch.relu,
+    "squared relu": lambda x: torch.relu(x).square(),
+    "hard swish": functional.hardswish,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softplus": functional.softplus,
+    "mish": functional.mish,
     "the identity": torch.clone,
 }
 BASES = (1e4, 5e5, 1e6)
 """Bases of rotary positions that published models have."""
 COARSE = (torch.float8_e4m3fn, torch.float8_e5m2, *HALVES)
+STEPS_OF_ONE = (127, 128, 255, 256)
+"""Steps from 0 to 1 that probabilities are rounded to in 8 bits."""
 _ROUNDED = frozenset({
     "mul", "silu", "gelu", "relu", "sigmoid", "tanh", "exp", "_softmax", "mm", "bmm", "rsqrt",
 })  # fmt: skip
@@ -85,7 +93,7 @@ def element_faults(call: Call) -> Iterator[CallFault]:
 
 def _of_powers(base: float) -> Iterator[CallFault]:
     """List other bases of powers, such as the frequencies of a rotation are made of."""
-    bases = (base * 0.5, base * 2, base * 0.1, base * 10, *BASES)
+    bases = (base * 0.5, base * 2, base * 0.1, base * 10, base**0.5, base**2, *BASES)
     for other in dict.fromkeys(bases):
         if other != base:
             yield CallFault(
@@ -305,6 +313,11 @@ def rounded_faults(call: Call) -> Iterator[CallFault]:
         yield CallFault(
             f"{named} rounded to {short_name(dtype)}",
             result=lambda _, value, dtype=dtype: rounded(value, dtype),  # type: ignore[misc]
+        )
+    for steps in STEPS_OF_ONE if name in ("_softmax", "sigmoid") else ():
+        yield CallFault(
+            f"{named} rounded to steps of 1/{steps}",
+            result=lambda _, value, steps=steps: (value * steps).round() / steps,  # type: ignore[misc]
         )
     yield CallFault(f"{named} rounded to int8 by row", result=lambda _, value: _int8(value))
 

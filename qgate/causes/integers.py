@@ -77,6 +77,23 @@ def code_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
         "has negative codes read without their sign",
         lambda x: _coded(x, q, lambda r: clipped(np.rint(r)) % (2 * half)),
     )
+    for words, change in (
+        ("has negative codes cut to zero", lambda codes: np.maximum(codes, 0)),
+        ("has negative codes one too high (ones' complement)", lambda codes: codes + (codes < 0)),
+        (
+            f"has every code decoded {half:g} too high (read as unsigned)",
+            lambda codes: codes + half,
+        ),
+        ("has negative codes one too low", lambda codes: codes - (codes < 0)),
+        ("has codes read as sign and magnitude", _sign_and_magnitude(half)),
+        *((f"has codes up to {n} flushed to zero", _flushed(n)) for n in (1, 2, 3, 4)),
+    ):
+        yield WrongCast(
+            words,
+            lambda x, change=change: _coded(
+                x, q, lambda r: change(np.asarray(clipped(np.rint(r))))
+            ),  # type: ignore[misc]
+        )
     for bound in (half / 2 - 1, half / 2, *(BOUNDS if bits == 8 else ())):
         yield WrongCast(
             f"saturates early: no code is beyond {bound:g}",
@@ -93,10 +110,18 @@ def grid_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
     yield WrongCast(ROUNDED_DOWN, lambda x: _directed(x, q, up=False))
     yield WrongCast(ROUNDED_UP, lambda x: _directed(x, q, up=True))
     largest = float(q.format.element.magnitudes().max())
-    for share in (0.5, 0.75, 0.9):
+    magnitudes = q.format.element.magnitudes()
+    for bound in dict.fromkeys(
+        [0.5 * largest, 0.75 * largest, 0.9 * largest, *magnitudes[-2:-18:-1]]
+    ):
         yield WrongCast(
-            f"saturates at {share * largest:.4g}, not at {largest:g}",
-            lambda x, share=share: _saturated(x, q, share * largest),  # type: ignore[misc]
+            f"saturates at {bound:.4g}, not at {largest:g}",
+            lambda x, bound=bound: _saturated(x, q, bound),  # type: ignore[misc]
+        )
+    for dropped in (1, 2):
+        yield WrongCast(
+            f"has the lowest {'bit' if dropped == 1 else f'{dropped} bits'} of its codes cut off",
+            lambda x, step=2**dropped: _with_coarse_codes(x, q, step),  # type: ignore[misc]
         )
 
 
@@ -109,6 +134,22 @@ def _directed(x: Floats, q: QuantizerSettings, *, up: bool) -> Floats:
     index = np.searchsorted(numbers, ratios, "left" if up else "right") - (not up)
     result: Floats = numbers[index.clip(0, len(numbers) - 1)] * scales
     return np.where(np.isfinite(x), result, x)
+
+
+def _flushed(largest: int) -> Code:
+    return lambda codes: np.where(np.abs(codes) <= largest, 0.0, codes)
+
+
+def _sign_and_magnitude(half: float) -> Code:
+    return lambda codes: np.where(codes < 0, -(codes + half), codes)
+
+
+def _with_coarse_codes(x: Floats, q: QuantizerSettings, step: int) -> Floats:
+    """Take numbers of a format whose place in the list of all is a multiple of a step."""
+    numbers, scales = q.format.element.magnitudes(), spread_scales(x, q)
+    ratios = define(x, q) / scales
+    places = np.searchsorted(numbers, np.abs(ratios) * (1 + 1e-9), "right") - 1
+    return np.copysign(numbers[places // step * step], ratios) * scales
 
 
 def _saturated(x: Floats, q: QuantizerSettings, largest: float) -> Floats:

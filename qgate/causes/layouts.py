@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 
 EIGHTS = np.array([0, 2, 4, 6, 1, 3, 5, 7])
 """The order in which eight codes of 4 bits are packed, so that pairs are 16 bits apart."""
+LANES = (
+    ("in reverse order within each four", np.array([3, 2, 1, 0])),
+    ("in reverse order within each eight", np.arange(8)[::-1]),
+    ("in the order 0, 2, 1, 3 of each four", np.array([0, 2, 1, 3])),
+    ("in halves of each four that are swapped", np.array([2, 3, 0, 1])),
+    ("in halves of each eight that are swapped", np.array([4, 5, 6, 7, 0, 1, 2, 3])),
+)
+"""Orders of the codes of one word."""
+GROUPS_IN_A_ROW = (2, 4, 8, 16, 32, 64)
+"""Groups in a row that a kernel may give one scale, or count anew after."""
 AnyArray = TypeVar("AnyArray", Floats, "Tensor")
 Move = Callable[[Floats], Floats]
 """The scales of one tensor, a row of them for each line of elements, in another order."""
@@ -66,6 +76,7 @@ def layout_faults(q: QuantizerSettings, ideal: Cast) -> Iterator[WrongCast]:
             "is decoded without scales: its codes are taken as values",
             lambda x: ideal(x) / spread_scales(x, q),
         )
+    yield from _lane_faults(ideal)
     if q.groups is not None:
         for words, groups in other_groups(q.groups):
             yield WrongCast(
@@ -106,6 +117,8 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
         _flat(lambda s: np.broadcast_to(s[:1], s.shape)),
     )
     yield "scales swizzled in tiles of 4x4", _flat(_swizzled)
+    for words, move in repeated_moves("groups", 0):
+        yield words, _flat(move)
     if q.granularity not in ("block", "groups"):
         return
     own = "row" if q.groups is None else "matrix"
@@ -123,6 +136,8 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
         f"the scale of the group before it, the last group of each {own}",
         lambda s: np.concatenate([s[:, :-1], s[:, -2:-1]], 1),
     )
+    yield from repeated_moves("rows", 0)
+    yield from repeated_moves("groups of a row", 1)
     yield "every scale moved to the next row", lambda s: np.roll(s, 1, 0)
     yield "every scale moved to the previous row", lambda s: np.roll(s, -1, 0)
     yield (
@@ -157,6 +172,25 @@ def _read_as(x: Floats, q: QuantizerSettings, ideal: Cast, groups: Groups) -> Fl
         raise QgateError("the other groups have more scales")
     looked_up = np.moveaxis(scales[..., numbers], (-2, -1), q.groups.axes)
     return ideal(x) * looked_up / spread_scales(x, q)
+
+
+def repeated_moves(groups: str, axis: int) -> Iterator[tuple[str, Move]]:
+    """List scales of which some are taken for several groups, or that begin anew."""
+    for count in GROUPS_IN_A_ROW:
+        yield (
+            f"the scale of the first of each {count} {groups}",
+            lambda s, n=count: np.take(s, _numbers(s, axis, n) // n * n, axis),  # type: ignore[misc]
+        )
+        yield (
+            f"the scales of the first {count} {groups} again for all others",
+            lambda s, n=count: np.take(s, _numbers(s, axis, n) % n, axis),  # type: ignore[misc]
+        )
+
+
+def _numbers(scales: Floats, axis: int, count: int) -> Any:
+    if count >= scales.shape[axis]:
+        raise QgateError("there are no others")
+    return np.arange(scales.shape[axis])
 
 
 def _flat(move: Move) -> Move:
@@ -210,9 +244,18 @@ def _square(values: Floats) -> Floats:
     return values
 
 
+def _lane_faults(ideal: Cast) -> Iterator[WrongCast]:
+    """List codes in another order within words, as vector loads and byte orders make them."""
+    for words, order in LANES:
+        yield WrongCast(
+            f"has its codes {words}",
+            lambda x, order=order: _in_eights(ideal(x), order),  # type: ignore[misc]
+        )
+
+
 def _in_eights(values: Floats, order: Any) -> Floats:
     if values.shape[-1] % len(order):
-        raise QgateError("no whole eights")
+        raise QgateError(f"no whole groups of {len(order)}")
     return values.reshape(*values.shape[:-1], -1, len(order))[..., order].reshape(values.shape)
 
 

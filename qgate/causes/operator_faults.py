@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from qgate.causes.element_faults import element_faults, general_faults, rounded_faults
+from qgate.causes.exchange_faults import exchange_faults
 from qgate.causes.faults import Function
 from qgate.causes.operator_calls import Call, CallFault, Makers, words_of
 from qgate.causes.softmax_faults import mask_faults, softmax_faults, window_faults
@@ -156,6 +157,7 @@ def late_faults(call: Call) -> Iterator[CallFault]:
     """List faults that are tried after wrong readings of arguments, which may be the same."""
     yield from window_faults(call)
     yield from general_faults(call)
+    yield from exchange_faults(call)
     yield from product_faults(call)
 
 

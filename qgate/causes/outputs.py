@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from qgate.causes.epilogues import activated, clamped, half_width, resolution, shifted
 from qgate.causes.layouts import tiles_transposed
 from qgate.causes.places import TILES, axis_word, factor_words, place_words, range_words
 from qgate.expected.noise import Expected
@@ -119,8 +120,8 @@ def _factor(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     error = math.sqrt(float((remainder * values.square()).sum())) / float(energy)
     if not math.isfinite(factor) or abs(factor - 1) <= max(1e-9, SIGNIFICANT * error):
         return ""
-    width = _half_width(expected) * max(1.0, abs(factor))
-    rounding = expected.values.abs() * (abs(factor) * _resolution(actual))
+    width = half_width(expected) * max(1.0, abs(factor))
+    rounding = expected.values.abs() * (abs(factor) * resolution(actual))
     if not bool(((actual - factor * expected.values).abs() <= width + rounding).all()):
         return ""
     power = round(math.log2(abs(factor))) if factor else 0
@@ -153,22 +154,10 @@ def _logarithm(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         return ""
     offsets = actual - values.log()
     spread = (offsets - offsets.mean(-1, keepdim=True)).abs()
-    width = (expected.high - expected.low) / values + _resolution(actual) * actual.abs()
+    width = (expected.high - expected.low) / values + resolution(actual) * actual.abs()
     if not bool((spread <= width).all()):
         return ""
     return "the result is the logarithm of the expected one up to a number per row: no softmax"
-
-
-def _resolution(actual: Tensor) -> float:
-    """Return the relative rounding error of the narrowest dtype that holds all values."""
-    for dtype in (torch.bfloat16, torch.float16):
-        if bool((actual.to(dtype).double() == actual).all()):
-            return torch.finfo(dtype).eps
-    return 2.0**-18
-
-
-def _half_width(expected: Expected) -> Tensor:
-    return (expected.high - expected.low) / 2
 
 
 def _along(dim: int, *tensors: Tensor) -> list[Tensor]:
@@ -181,12 +170,12 @@ def _misplaced(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     if wrong.dim() < 2 or not bool(wrong.any()):
         return ""
     for dim in reversed(range(wrong.dim())):
-        a, e, half, hit = _along(dim, actual, expected.values, _half_width(expected), wrong)
+        a, e, half, hit = _along(dim, actual, expected.values, half_width(expected), wrong)
         bad = hit.any(1).nonzero().reshape(-1).tolist()
         if a.shape[1] < 2 or not 1 < len(a) <= MOST_PARTS:
             continue
         sources = torch.cdist(a[bad], e).argmin(1)
-        room = half[sources] + e[sources].abs() * _resolution(actual)
+        room = half[sources] + e[sources].abs() * resolution(actual)
         if not bool(((a[bad] - e[sources]).abs() <= room).all()):
             continue
         # A part that should hold the same is no other one.
@@ -232,7 +221,7 @@ def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     if wrong.dim() < 2 or not bool(wrong.any()):
         return ""
     for dim in reversed(range(wrong.dim())):
-        a, e, half, hit = _along(dim, actual, expected.values, _half_width(expected), wrong)
+        a, e, half, hit = _along(dim, actual, expected.values, half_width(expected), wrong)
         if a.shape[1] < 2:
             continue
         bad = hit.any(1).nonzero().reshape(-1).tolist()
@@ -240,7 +229,7 @@ def _part_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         are = "are" if len(bad) > 1 else "is"
         a, e, half = a[bad], e[bad], half[bad]
         factors = (a * e).sum(1, keepdim=True) / e.square().sum(1, keepdim=True).clamp_min(TINY)
-        room = half * factors.abs().clamp_min(1.0) + (factors * e).abs() * _resolution(actual)
+        room = half * factors.abs().clamp_min(1.0) + (factors * e).abs() * resolution(actual)
         low, high = float(factors.min()), float(factors.max())
         if low * high > 0 and bool(((a - factors * e).abs() <= room).all()):
             if high - low <= 1e-4 * abs(high):
@@ -265,7 +254,7 @@ def _tile_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Name a size of tiles each of which is off by a factor of its own."""
     if wrong.dim() != 2 or not bool(wrong.any()):
         return ""
-    half = _half_width(expected)
+    half = half_width(expected)
     for size in TILES:
         if any(length % size or length == size for length in wrong.shape):
             continue
@@ -276,7 +265,7 @@ def _tile_factors(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         )
         energy = e.square().sum(2, keepdim=True).clamp_min(TINY)
         factors = (a * e).sum(2, keepdim=True) / energy
-        room = room * factors.abs().clamp_min(1.0) + (factors * e).abs() * _resolution(actual)
+        room = room * factors.abs().clamp_min(1.0) + (factors * e).abs() * resolution(actual)
         if bool(((a - factors * e).abs() <= room).all()) and bool((factors != 0).all()):
             off = factors[(factors - 1).abs() > 1e-6]
             return (
@@ -311,7 +300,7 @@ def _transposed(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
     """Say that the result, or all or some of its tiles, are transposed."""
     if actual.dim() < 2 or not bool(wrong.any()):
         return ""
-    half, shape, values = _half_width(expected), actual.shape[-2:], expected.values
+    half, shape, values = half_width(expected), actual.shape[-2:], expected.values
     if shape[0] == shape[1]:
         far, near = (float((side - values).square().sum()) for side in (actual, actual.mT))
         if near < 1e-6 * far:
@@ -320,7 +309,7 @@ def _transposed(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
         if any(length % size for length in shape) or max(shape) == size:
             continue
         right = tiles_transposed(values, size)
-        room = tiles_transposed(half, size) + right.abs() * _resolution(actual)
+        room = tiles_transposed(half, size) + right.abs() * resolution(actual)
         if bool(((actual - right).abs() <= room)[wrong].all()):
             some = "" if 2 * int(wrong.sum()) > wrong.numel() else "some "
             return f"{some}tiles of {size}x{size} are transposed"
@@ -394,7 +383,9 @@ def _tiles(_actual: Tensor, _expected: Expected, wrong: Tensor) -> str:
     )
 
 
-_MOVED: tuple[Pattern, ...] = (_transposed, _magnitude, _logarithm, _misplaced)
+_MOVED: tuple[Pattern, ...] = (
+    _transposed, _magnitude, _logarithm, activated, clamped, shifted, _misplaced,
+)  # fmt: skip
 _RUINS: tuple[Pattern, ...] = (_non_finite, _constant)
-_WHOLE: tuple[Pattern, ...] = (_factor, _offset, *_MOVED)
+_WHOLE: tuple[Pattern, ...] = (_factor, shifted, _offset, *_MOVED)
 _PARTS: tuple[Pattern, ...] = (_part_factors, _tile_factors, _tiles, _part_offsets)

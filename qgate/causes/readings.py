@@ -135,6 +135,8 @@ def _floats(x: Tensor, is_declared: bool) -> Iterator[tuple[str, Tensor]]:
     yield "not used: read as ones", torch.ones_like(x)
     if bool((x != 0).all()):
         yield "taken as its reciprocal", 1 / x
+    if x.dim() == 1:
+        yield "taken with the opposite sign", -x
     yield "not used: read as minus infinity", torch.full_like(x, -torch.inf)
     yield "taken twice: as its square", x * x
     yield "read without the one that is added to it", x - 1

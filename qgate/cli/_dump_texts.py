@@ -95,14 +95,19 @@ def note_lines(notes: Sequence[str]) -> list[str]:
     return [*lines, f"note: and {len(notes) - most} more"] if len(notes) > most else lines
 
 
-def comparison_lines(comparison: DumpComparison, names: tuple[str, str], most: int) -> list[str]:
-    """Write the first difference, then the worst ones, then records without a counterpart."""
+def comparison_lines(
+    comparison: DumpComparison, names: tuple[str, str], most: int, fault: str = ""
+) -> list[str]:
+    """Write the first difference, then the worst ones, then records without a counterpart.
+
+    fault  what is wrong with the first one that differs, in words
+    """
     kinds = [("equal", "equal"), ("differs", "differ"), ("unfit", "cannot be compared")]
     counts = [f"{len(comparison.of_kind(kind))} {words}" for kind, words in kinds]  # type: ignore[arg-type]
     summaries = len(comparison.of_kind("summary"))
     counts += [f"{summaries} without values"] if summaries else []
     lines = [f"{len(comparison.pairs)} pairs: {', '.join(counts)}"]
-    lines += _first_lines(comparison)
+    lines += _first_lines(comparison, fault)
     worst = comparison.worst_first()
     if worst:
         rows = [_pair_row(pair) for pair in worst[:most]]
@@ -118,11 +123,12 @@ def comparison_lines(comparison: DumpComparison, names: tuple[str, str], most: i
     return [*lines, *note_lines(comparison.notes)]
 
 
-def _first_lines(comparison: DumpComparison) -> list[str]:
+def _first_lines(comparison: DumpComparison, fault: str) -> list[str]:
     first = comparison.first
     if first is None:
         return []
     lines = [f"first difference: {_difference(first)}"]
+    lines += [f"  it {one_line(fault)}"] if fault else []
     earliest = comparison.different[0]
     if first.origin == "local" != earliest.origin:
         lines.append(f"  (before it in the order of execution: {_difference(earliest)})")

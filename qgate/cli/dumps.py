@@ -180,6 +180,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
+    from qgate.comparing.dump_causes import fault_of_pair
     from qgate.comparing.dump_comparison import compare_dumps
     from qgate.comparing.pairing import rule_of
     from qgate.dumps import Dump
@@ -195,12 +196,14 @@ def _compare(args: argparse.Namespace) -> int:
         **selected_fields(args),
     )
     reasons = comparison.reasons(args.relative_mse, unpaired=args.allow_unpaired)
+    first = comparison.first
+    fault = fault_of_pair(*dumps, first) if first is not None and first.kind == "differs" else ""
     if args.json:
         print_json(
             {
                 "passed": not reasons,
                 "reasons": reasons,
-                "first": comparison.first and comparison.first.to_dict(),
+                "first": first and {**first.to_dict(), "fault": fault},
                 "pairs": (pair.to_dict() for pair in comparison.pairs),
                 "only_actual": (record.to_dict() for record in comparison.only_actual),
                 "only_reference": (record.to_dict() for record in comparison.only_reference),
@@ -213,7 +216,7 @@ def _compare(args: argparse.Namespace) -> int:
     elif args.relative_mse is not None:
         print_line(f"passed: every relative_mse is at most {args.relative_mse:g}")
     names = str(args.actual), str(args.reference)
-    print_text("\n".join(comparison_lines(comparison, names, args.limit)))
+    print_text("\n".join(comparison_lines(comparison, names, args.limit, fault)))
     return 1 if reasons else 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,8 @@ from qgate.expected.products import Product, find_product
 from qgate.kernel_checks.runs import Failing
 
 LOW, HIGH = -(2.0**15), 2.0**15 - 1
+BITS = (*range(8, 16), *range(17, 25))
+"""Bits of other sums than those of int16 that may be too few, or that are cut off."""
 STEPS = (1, 2, 4, 8, 16, 32, 64)
 """Terms that are added before the sum saturates."""
 MOST = 2**24
@@ -62,6 +64,8 @@ def describe_integer_sums(case: Failing) -> str:
             return "sums of codes wrap at 16 bits (int16)"
         if explains(whole.clamp(LOW, HIGH)):
             return "sums of codes saturate at 16 bits (int16)"
+    if words := _of_bits(whole, explains):
+        return words
     for step in STEPS:
         if whole.numel() * sums.product.axis.length // step > MOST:
             continue
@@ -73,6 +77,23 @@ def describe_integer_sums(case: Failing) -> str:
         if largest > HIGH and explains(total):
             terms = "each term" if step == 1 else f"{step} terms each"
             return f"sums of codes saturate at 16 bits (int16), after {terms}"
+    return ""
+
+
+def _of_bits(whole: Tensor, explains: Callable[[Tensor], bool]) -> str:
+    """Say that sums have too few bits, or that their lowest ones are cut off."""
+    for bits in BITS:
+        half = 2.0 ** (bits - 1)
+        if float(whole.abs().max()) > half:
+            if explains(whole.clamp(-half, half - 1)):
+                return f"sums of codes saturate at {bits} bits"
+            if explains((whole + half).remainder(2 * half) - half):
+                return f"sums of codes wrap at {bits} bits"
+    for bits in range(1, 17):
+        for change in (torch.floor, torch.trunc, torch.round):
+            if explains(change(whole / 2.0**bits) * 2.0**bits):
+                does = "rounded off" if change is torch.round else "cut off"
+                return f"the lowest {bits} bits of sums of codes are {does}"
     return ""
 
 

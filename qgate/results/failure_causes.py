@@ -271,7 +271,8 @@ def joined_causes(by_mode: Iterable[Sequence[FailureCause]]) -> list[FailureCaus
             one.places += [pair for pair in cause.places if pair not in one.places]
             one.same = max(one.same, cause.same)
             one.gates |= cause.gates
-    # Of modes the one that most gates fail in comes first, of its causes the earliest.
+    # Of modes the one that most gates fail in comes first, of its causes the one that explains
+    # most sites, then the earliest.
     in_mode: dict[tuple[str, str], set[str]] = {}
     for cause in joined.values():
         for place in cause.places:
@@ -295,7 +296,8 @@ def _likeliest_first(
 ) -> tuple[Any, ...]:
     is_reference = cause.suspect.mode == REFERENCE
     failed = max(len(in_mode[place]) for place in cause.places)
-    return not is_reference, cause.plan is None, cause.suspect.tier, -failed, cause.suspect
+    of_cause = cause.suspect.tier, -failed, -cause.same, cause.suspect
+    return not is_reference, cause.plan is None, *of_cause
 
 
 class EarlierCause(NamedTuple):

@@ -167,6 +167,7 @@ def test_compare_says_what_differs_first_and_the_worst_first(capsys: Capsys) -> 
         "first difference: L0 p forward output, rank 0, iteration 0, order 1: "
     )
     assert lines[1].endswith("local: what went in is equal")
+    assert lines[2] == "  it is wrong: 0.5 is added to every value of the result"
     rows = [line.split()[-6:] for line in lines if line.startswith("L0")]
     assert [row[-1] for row in rows] == ["carried", "local"]
     text = dumps(capsys, "compare", "c", "d", "--limit", "1", "--relative-mse", "0.001", status=1)
@@ -175,6 +176,7 @@ def test_compare_says_what_differs_first_and_the_worst_first(capsys: Capsys) -> 
     told = json.loads(dumps(capsys, "compare", "c", "d", "--json", "--relative-mse", "1"))
     assert told["passed"] is True
     assert told["first"]["origin"] == "local"
+    assert told["first"]["fault"].endswith("0.5 is added to every value of the result")
     assert [each["kind"] for each in told["pairs"]] == ["equal", "differs", "differs"]
 
 

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from qgate.causes.rows import describe_factor
+from qgate.causes.tensors import tensor_fault
 from qgate.formats import Quantizer, quantizer
 from qgate.gate.measuring import diagnosing
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.diagnosing import cast_fault, tensor_fault
+from qgate.gate.measuring.diagnosing import cast_fault
 from qgate.gate.measuring.model_gates import ModelGates
 from qgate.models import Sampling, llama
 from qgate.results import Tally

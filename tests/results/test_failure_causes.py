@@ -68,6 +68,13 @@ def test_one_fault_in_shared_code_is_one_cause() -> None:
     assert same >= 23
 
 
+def test_the_fault_of_most_sites_comes_first() -> None:
+    one = failing("layers.0.q:output", order=1, fault="its bias is not used")
+    words = "its weight is quantized with 2.02 times the right scales"
+    faults = [failing(f"layers.{n}.up:output", order=10 * n + 5, fault=words) for n in range(1, 5)]
+    assert causes(one, *faults) == [("layers.1.up:output", 3, 3), ("layers.0.q:output", 0, 0)]
+
+
 def test_two_faults_are_two_causes() -> None:
     other = failing("lm_head:weight", order=900, fault="is transposed", quantizer="fp8_e4m3")
     found = causes(FAULT, *FOLLOWING, other)

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from qgate.capture import Capture
-from qgate.causes.outputs import describe, describe_ruin, scattered
 from qgate.causes.rows import describe_block, describe_factor, describe_rows
+from qgate.causes.tensors import predicate, tensor_fault
 from qgate.errors import QgateError
 from qgate.expected.conventions import with_options
 from qgate.expected.distances import relative_error
 from qgate.expected.modules import exact_product
-from qgate.expected.noise import Expected
 from qgate.expected.searched_scales import scales_of
 from qgate.formats import Quantizer
 from qgate.gate.checks import Check
@@ -49,8 +48,6 @@ MOST_SITES, MOST_OF_GATE = 8, 2
 MOST_SEARCHES = 16
 """Sites of a run at which all faults of code are tried, which takes seconds each."""
 MASK = "depends on later tokens: its mask, or what pads it, is wrong"
-_NOISE = 1e-4
-"""Share of the RMS of a product that sums in float32 may be off."""
 _STALE = 1.5
 """Times the scale that values need from which a static one is called stale."""
 _LARGEST_CODE = 127
@@ -208,7 +205,7 @@ class SiteDiagnoses:
             with torch.no_grad():
                 result = own(x)
             self._keep(of_kernel(site.name, quantized.mode.name, result, factors, quantizers))
-        return _predicate(words)
+        return predicate(words)
 
     def _mixer_site(self, quantized: Quantized, base: Model, site: Site) -> str:
         """Say if the calibrated scale of a tensor in a mixer is not what the reference's needs."""
@@ -272,7 +269,7 @@ def cast_fault(actual: Tensor, source: Tensor, quantizer: Quantizer) -> str:
     try:
         check_cast(actual, source, quantizer, options={})
     except CheckFailure as failure:
-        return _predicate(failure.cause.removeprefix(f"the {quantizer.format.name} tensor "))
+        return predicate(failure.cause.removeprefix(f"the {quantizer.format.name} tensor "))
     return _stale_scale(source, quantizer)
 
 
@@ -290,31 +287,6 @@ def _scale_fault(factor: float) -> str:
         return ""
     effect = "large values saturate" if factor < 1 else "steps are too wide"
     return f"has {factor:.3g} times the scale that its values need, {effect}: a stale calibration"
-
-
-def tensor_fault(actual: Tensor, expected: Tensor, unquantized: Tensor | None = None) -> str:
-    """Say what is wrong with a tensor whose exact values are known; empty within float noise."""
-    values = expected.detach().double()
-    width = float(values.square().mean().sqrt()) * _NOISE
-    wrong = ~((actual.double() - values).abs() <= width)
-    if not bool(wrong.any()):
-        return ""
-    noisy = Expected.around(values, width)
-    words = describe_ruin(actual, noisy, wrong)
-    if not words and unquantized is not None:
-        near = (actual.double() - unquantized.double()).abs() <= width
-        words = "is not quantized: it is the product of FP32 tensors" if bool(near.all()) else ""
-    words = words or describe(actual, noisy, wrong)
-    words = words or describe_rows([actual], [expected]) or scattered(wrong)
-    return _predicate(re.sub(r"\brow", "token", re.sub(r"\bcolumn", "channel", words)))
-
-
-def _predicate(words: str) -> str:
-    """Return words that go on after the name of a site."""
-    if not words:
-        return ""
-    match = re.match(r"(?:the result )?((?:is|has|rounds|flushes|adds) .*)", words, re.DOTALL)
-    return match[1] if match else f"is wrong: {words}"
 
 
 def _factors(

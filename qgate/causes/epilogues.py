@@ -1,0 +1,91 @@
+"""Changes of a right result before it is stored: activations, bounds, numbers that are added."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from qgate.expected.noise import Expected
+
+FEWEST = 3
+"""Values beyond a bound from which on it is one."""
+STEEPEST = 1.2
+"""The largest slope of an activation, by which float noise may grow."""
+LEFT = 0.1
+"""Share of the energy of a difference that an explanation may leave."""
+APPLIED: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "gelu by tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softmax": lambda x: x.softmax(-1),
+}
+
+
+def activated(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name an activation of the expected values that gives the actual ones."""
+    if not actual.dim() or not bool(wrong.any()):
+        return ""
+    for name, activation in APPLIED.items():
+        values = activation(expected.values)
+        room = half_width(expected) + values.abs() * resolution(actual)
+        if bool(((actual - values).abs() <= STEEPEST * room).all()) and _explains(
+            actual, expected, values
+        ):
+            return f"{name} is applied to the result, and should not be"
+    return ""
+
+
+def clamped(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name bounds that no value of a result is beyond, where expected ones are."""
+    if actual.numel() < FEWEST or not bool(wrong.any()):
+        return ""
+    low, high = float(actual.min()), float(actual.max())
+    values = expected.values.clamp(low, high)
+    room = half_width(expected) + values.abs() * resolution(actual)
+    if not bool(((actual - values).abs() <= room).all()) or not _explains(actual, expected, values):
+        return ""
+    bounds = [
+        f"{way} {bound:.4g}"
+        for way, bound in (("above", high), ("below", low))
+        if int((actual == bound).sum()) >= FEWEST and bool(wrong[actual == bound].any())
+    ]
+    return f"the result saturates: no value is {' or '.join(bounds)}" if bounds else ""
+
+
+def shifted(actual: Tensor, expected: Expected, wrong: Tensor) -> str:
+    """Name a number that is added to all values of a result."""
+    if actual.numel() < FEWEST or not bool(wrong.any()):
+        return ""
+    difference = actual - expected.values
+    number = float(difference.mean())
+    room = half_width(expected) + actual.abs() * resolution(actual)
+    if number == 0 or not bool(((difference - number).abs() <= room).all()):
+        return ""
+    if bool((room > abs(number) / 2).any()):
+        return ""
+    return f"{number:.4g} is added to every value of the result"
+
+
+def _explains(actual: Tensor, expected: Expected, values: Tensor) -> bool:
+    """Tell if values leave little of what the expected ones differ by."""
+    left = float((actual - values).square().sum())
+    return left < LEFT * float((actual - expected.values).square().sum())
+
+
+def resolution(actual: Tensor) -> float:
+    """Return the relative rounding error of the narrowest dtype that holds all values."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if bool((actual.to(dtype).double() == actual).all()):
+            return torch.finfo(dtype).eps
+    return 2.0**-18
+
+
+def half_width(expected: Expected) -> Tensor:
+    """Return how far values may be from the expected ones."""
+    return (expected.high - expected.low) / 2
