@@ -110,21 +110,24 @@ def _stored_fault(segments: Segments, module: str) -> str:
     """Name a stored weight around a site that is not the reference's, where none is quantized."""
     block = segments.base.layer_of(module) or module
     run, base = segments.model.module, segments.base.module
-    if not block:
-        return ""
     kernels = {site.rpartition(":")[0] for site in segments.view.silent}
-    planned = {f"{name}.{key}" for name, values in segments.view.weights.items() for key in values}
-    skipped = {
-        name.removeprefix(f"{block}.")
-        for name in planned
-        if run.get_parameter(name).dtype == torch.float32
-    }
-    skipped |= {
-        f"{name}.{key}".removeprefix(f"{block}.")
-        for name in kernels
-        for key, _ in base.get_submodule(name).named_parameters()
-    }
-    return holding.other_weights(base.get_submodule(block), run.get_submodule(block), skipped)
+    try:
+        skipped = {
+            f"{name}.{key}"
+            for name, values in segments.view.weights.items()
+            for key in values
+            if getattr(run.get_submodule(name), key).dtype == torch.float32
+        }
+        skipped |= {
+            f"{name}.{key}"
+            for name in kernels
+            for key, _ in base.get_submodule(name).named_parameters()
+        }
+        inside = {name.removeprefix(f"{block}.") for name in skipped}
+        pair = base.get_submodule(block), run.get_submodule(block)
+    except AttributeError:  # of a module that the run has fused
+        return ""
+    return holding.other_weights(*pair, inside) if block else ""
 
 
 def weight_of(segments: Segments, site: str) -> Tensor | None:

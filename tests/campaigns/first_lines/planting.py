@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import qgate
 from qgate.capture import Capture
+from qgate.errors import QgateError
 from qgate.gate import Policy
 from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.model_gates import ModelGates
@@ -52,6 +53,14 @@ def first_line(fault: Fault, mode: str, folder: Path) -> str:
 
 
 def first_line_of(model: qgate.Model, mode: str, plant: Plant, suite: str, folder: Path) -> str:
+    """Run gates of a model in a mode that a fault is planted in; a refusal is a first line, too."""
+    try:
+        return _first_line_of(model, mode, plant, suite, folder)
+    except QgateError as error:
+        return str(error)
+
+
+def _first_line_of(model: qgate.Model, mode: str, plant: Plant, suite: str, folder: Path) -> str:
     captures = _CAPTURES.setdefault(model.name, {})
     bench = Bench(ModelSetup(model.name), _model=model, _captures=captures)
     chosen = bench.mode(mode)
