@@ -99,9 +99,9 @@ def _fault(result: tuple[Tensor, ...], chosen: tuple[Tensor, ...]) -> str:
     wrong = [(c - r).abs().amax(-1) > room * r.abs().amax() for r, c in floats]
     if bool(wrong[0].any()):
         return f"gives other logits to {int(wrong[0].sum()):,} of {count:,} tokens"
-    others = int((numbers.sort(-1)[0] != run_numbers.sort(-1)[0]).any(-1).sum())
-    if others:
-        return f"chooses other experts for {others:,} of {count:,} tokens"
+    changed = int((numbers.sort(-1)[0] != run_numbers.sort(-1)[0]).any(-1).sum())
+    if changed:
+        return f"chooses other experts for {changed:,} of {count:,} tokens"
     for (right, actual), rows in zip(floats[1:], wrong[1:], strict=True):
         if bool(rows.any()):
             factor = float((actual * right).sum() / right.square().sum())

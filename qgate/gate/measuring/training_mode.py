@@ -73,10 +73,10 @@ def training_fault(
     is not looked at.
     """
     for site, tensors in right.items():
-        others = trained.get(site, ())
-        if [other.shape for other in others] != [tensor.shape for tensor in tensors]:
+        trained_tensors = trained.get(site, ())
+        if [other.shape for other in trained_tensors] != [tensor.shape for tensor in tensors]:
             return site, f"{_OTHERWISE}: it is called otherwise"
-        for actual, expected in zip(others, tensors, strict=True):
+        for actual, expected in zip(trained_tensors, tensors, strict=True):
             if torch.equal(actual, expected):
                 continue
             if not expected.is_floating_point() or not expected.dim():

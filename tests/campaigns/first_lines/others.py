@@ -139,10 +139,6 @@ def unmasked(network: nn.Module) -> None:
     module.forward = lambda x, *_args, **_kwargs: right(x)  # type: ignore[method-assign]
 
 
-def one_late(ids: Tensor) -> Tensor:
-    return ids.roll(1, -1)
-
-
 ENCODER = (
     Fault("encoder", "padding is attended to", unmasked, MIXED, "number [012]|padding|mask|token", bits=(4,)),
 )  # fmt: skip
