@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Dialog, Page, sync_playwright
+from playwright.sync_api import Browser, Dialog, Page, expect, sync_playwright
 
+# On a busy machine a page may take minutes: what it waits for fails by a page that is wrong.
+PATIENCE_MS = 300_000
+expect.set_options(timeout=PATIENCE_MS)
 INSTALL = "there is no browser to open pages in: apt-get install chromium"
 
 
@@ -24,7 +27,9 @@ def chromium() -> Iterator[Browser]:
     if path is None:
         pytest.fail(INSTALL, pytrace=False)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MS
+        )
         try:
             yield browser
         finally:
@@ -73,6 +78,7 @@ def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Opened]:
     options.setdefault("viewport", {"width": 1280, "height": 900})
     key = (browser, repr(sorted(options.items())))
     page = _pages.pop(key, None) or browser.new_context(offline=True, **options).new_page()
+    page.set_default_timeout(PATIENCE_MS)
     try:
         opened_file = Opened(page, path)
         yield opened_file

@@ -51,7 +51,7 @@ def test_rows_follow_in_order_and_are_all_there_without_scripts(
     assert len(every_row) >= COUNT
     with opened(browser, path) as it:
         rows = it.page.locator(f"{table} tbody tr")
-        expect(rows).to_have_count(len(every_row), timeout=60_000)
+        expect(rows).to_have_count(len(every_row))
         assert sites(it.page, table) == every_row
         assert it.complaints == []
 

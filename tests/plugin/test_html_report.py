@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from qgate.plugin.html_columns import _key
+from tests.browser import PATIENCE_MS
 from tests.plugin.conftest import Run, run_alone
 from tests.shares import proof
 
@@ -215,6 +216,7 @@ def test_hidden_keys_sort_as_the_numbers_do() -> None:
 def test_in_a_browser_it_sorts_and_shows_its_plots(page: Page, browser: Any, whole: bool) -> None:
     file = page(whole=whole)
     tab = browser.new_page()
+    tab.set_default_timeout(PATIENCE_MS)
     said: list[str] = []
     tab.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
     tab.on("pageerror", lambda error: said.append(str(error)))
