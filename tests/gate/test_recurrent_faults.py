@@ -115,7 +115,7 @@ def gates_in_another_order(rnn: nn.RNNBase) -> None:
 
 
 FAULTS: dict[str, tuple[Change, str]] = {
-    "rows": (rows_larger, r"2 of \d+ rows of its weight_hh_l0 \(3 and 4\) are 1\.0\d+ times"),
+    "rows": (rows_larger, r"2 of \d+ rows of its weight_hh_l0 \(3, 4\) are 1\.0\d+ times"),
     "bias": (without_bias, "its bias_hh_l0 is left out"),
     "anew": (begins_anew, "its state begins anew at token 64"),
     "gates": (
@@ -126,9 +126,12 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 
 @share(8)
-@pytest.mark.parametrize("half", ["", "bf16"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "half"),
+    # Own code in 16 bits gets no long text, and may store its weights otherwise.
+    [*((fault, "") for fault in FAULTS), ("bias", "bf16"), ("gates", "bf16")],
+)
 def test_a_fault_inside_of_a_recurrent_layer_is_named(
     fault: str, kind: type[nn.RNNBase], half: str, tmp_path: Path
 ) -> None:
