@@ -19,13 +19,22 @@ _TRANSPOSED: dict[int, Callable[..., Tensor]] = {
 
 
 def exact_product(
-    module: nn.Module, x: Tensor, weight: Tensor, *, biased: bool = True
+    module: nn.Module,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    biased: bool = True,
+    bias_dtype: torch.dtype = torch.float64,
 ) -> Tensor | None:
-    """Return what a module makes of an input and a weight; None where it has a way of its own."""
+    """Return what a module makes of an input and a weight; None where it has a way of its own.
+
+    The bias is rounded to `bias_dtype` first, as a model in 16 bits stores it.
+    """
     bias = getattr(module, "bias", None)
     # A step projection leaves its bias to the scan.
     biased = biased and isinstance(bias, Tensor) and type(module).__name__ != "StepProjection"
-    bias = bias.detach().double().to(x.device) if biased and isinstance(bias, Tensor) else None
+    stored = bias.detach().to(bias_dtype) if biased and isinstance(bias, Tensor) else None
+    bias = None if stored is None else stored.double().to(x.device)
     x, weight = x.detach().double(), weight.detach().double()
     if not isinstance(module, nn.modules.conv._ConvNd):
         turned = is_transposed_linear(module)

@@ -60,6 +60,10 @@ class Site:
     def name(self) -> str:
         return f"{self.module}:{self.port}"
 
+    def channel_axis(self, tensor: Tensor) -> int:
+        """Return the axis of the channels of a tensor there; an activation also takes vectors."""
+        return self.channels if tensor.dim() >= -self.channels else -1
+
     def __str__(self) -> str:
         return self.name
 

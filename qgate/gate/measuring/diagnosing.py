@@ -106,6 +106,8 @@ class SiteDiagnoses:
         """Diagnose a failure; an isolated error inside a block has words of its own."""
         if check.about.is_gradient:
             return self._gradient(mode, check.site)
+        if check.about.against_noise and self._is_recurrent(check.site):
+            return ""  # its reason says what is wrong inside
         if check.about.against_noise and (words := self._code_fault(mode, check)):
             return words
         words = self._diagnose(mode, check.site)
@@ -113,6 +115,11 @@ class SiteDiagnoses:
         if check.about.against_noise and not is_block:
             return self._mask_fault(mode, check.layer)
         return words
+
+    def _is_recurrent(self, site: str) -> bool:
+        name = site.rpartition(":")[0]
+        root = self._bench.model.module
+        return bool(name) and isinstance(root.get_submodule(name), nn.RNNBase)
 
     def _code_fault(self, mode: Mode, check: Check) -> str:
         """Name what the code before a site does wrong, where its fault has no name yet."""

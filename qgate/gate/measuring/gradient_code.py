@@ -23,10 +23,16 @@ from qgate.gate.measuring.gradient_segments import (
     take_gradients,
 )
 from qgate.gate.measuring.segment_noise import limit_of
-from qgate.gate.measuring.segment_probes import probes, several
+from qgate.gate.measuring.segment_probes import TRAINING, probes, several
 from qgate.gate.measuring.segment_rows import pattern
 from qgate.gate.measuring.segment_views import Passed, plain_view, view_around_mixers, view_of
 from qgate.gate.measuring.segments import Segments, SiteError
+from qgate.gate.measuring.training_mode import (
+    evaluated,
+    training_fault,
+    training_mode,
+    trains_as_it_runs,
+)
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.modes import Quantized
@@ -83,7 +89,9 @@ def gradient_faults(
             yield site, words
         elif not errors.worst.error <= limit:
             words = _pattern(errors, limit, site in gradients.parameters)
-            yield site, f"is not what {OF_CODE}: {words}"
+            beyond = [kind for kind, w in errors.passes.items() if not w.error <= limit]
+            mode = f" in {TRAINING}" * (beyond == [TRAINING])
+            yield site, f"is not what {OF_CODE}{mode}: {words}"
     yield from gradients.passes_on.items()
 
 
@@ -112,6 +120,7 @@ class GradientCode:
     model: Model
     layer_of: Callable[[str], str]
     _noise: dict[tuple[str, bool], dict[str, float]] = field(default_factory=dict)
+    _trains: dict[str, bool] = field(default_factory=dict)
 
     def attach(
         self, rows: Sequence[Measured], quantized: Quantized, meant: Quantized
@@ -130,22 +139,34 @@ class GradientCode:
         sample, name = self.model.inputs[0], "sample 0"
         gradients.compare(sample, name, take_gradients(segments, sample))
         probe, probe_name = next(probes(several(self.model.inputs)))
+        fault: tuple[str, str] | None = None
         with suppress(*LENGTH_REFUSALS):  # of a model that takes samples of one length alone
-            run = take_gradients(segments, probe)
+            if base.basis not in self._trains:
+                self._trains[base.basis] = trains_as_it_runs(base, probe)
+            if self._trains[base.basis]:
+                right = evaluated(segments, probe)
+                with training_mode(quantized.model.module):
+                    run = take_gradients(segments, probe)
+                probe_name = TRAINING
+                fault = training_fault(right, run.passed.actual)
+            else:
+                run = take_gradients(segments, probe)
             sample, name = probe, probe_name
-        if sample is probe:
+        if sample is probe and fault is None:
             gradients.compare(sample, name, run)
         is_half = any(errors.unit for errors in gradients.errors.values())
         key = (base.basis, is_half)
         if key not in self._noise:
             self._noise[key] = gradient_noise(base, sample, name, is_half)
-        faults = dict(gradient_faults(gradients, self._noise[key]))
+        faults = dict([fault] if fault else gradient_faults(gradients, self._noise[key]))
         figures: dict[str, list[Conformance]] = defaultdict(list)
         counts: dict[str, int] = defaultdict(int)
         for site, values in gradients.values.items():
             row = self._row_of(site, rows)
             if site in faults:
-                words = faults[site] if site == row else f"the gradient at {site} {faults[site]}"
+                words = faults[site]
+                if site != row:
+                    words = f"{'' if fault else 'the gradient at '}{site} {words}"
                 figures[row].append(Conformance(METRIC, values, values, words))
             else:
                 counts[row] += values

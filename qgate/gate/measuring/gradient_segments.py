@@ -22,6 +22,7 @@ from qgate.capture.running import next_token_loss
 from qgate.devices import exact_math
 from qgate.expected.intermediates import HALVES
 from qgate.formats.quantizer import Quantizer, inside_range
+from qgate.gate.measuring.segment_probes import TRAINING
 from qgate.gate.measuring.segment_views import Passed
 from qgate.gate.measuring.segments import Segments, SiteError, swapped
 from qgate.hooks.tapping import tap_sites
@@ -35,6 +36,8 @@ _OTHER: Any = object()
 """In place of a gradient: code that the run has otherwise depends on the tensor."""
 _LEAST_FACTOR = 1e-3
 """Distance of a factor in 16 bits from 1 from which it is a fault: rounded weights make less."""
+_ROUNDINGS = 1.5
+"""Roundings of its dtype that it is away, too: one may be in all rows, as in a decay they share."""
 _MOST = 0.5
 """The largest distance that is called a factor: beyond, something else is wrong."""
 _SIGMAS, _LEAST_ROWS = 6.0, 32
@@ -133,11 +136,13 @@ class _Factor:
     energy: float = 0.0
     squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
     rows: int = 0
+    least: float = _LEAST_FACTOR
 
     def add(self, actual: Tensor, expected: Tensor) -> None:
         """Add the rows of a gradient; of a vector each element is one."""
         width = expected.shape[-1] if expected.dim() > 1 else 1
         right = expected.double().reshape(-1, width)
+        self.least = max(self.least, _ROUNDINGS * torch.finfo(actual.dtype).eps * 0.5)
         excess = ((actual.double().reshape(-1, width) - right) * right).sum(-1).nan_to_num_(0.0)
         energy = right.square().sum(-1)
         self.excess += float(excess.sum())
@@ -153,7 +158,7 @@ class _Factor:
         own, mixed, squared = self.squares
         noise = math.sqrt(max(own - 2 * size * mixed + size * size * squared, 0.0))
         is_clear = abs(self.excess) > _SIGMAS * noise
-        if self.rows < _LEAST_ROWS or not _LEAST_FACTOR < abs(size) < _MOST or not is_clear:
+        if self.rows < _LEAST_ROWS or not self.least < abs(size) < _MOST or not is_clear:
             return ""
         return f"is {1 + size:.4g} times what {OF_CODE}"
 
@@ -178,7 +183,7 @@ class SegmentGradients:
     def __post_init__(self) -> None:
         self.base, self.view = self.segments.base, self.segments.view
         self._sums = Segments(self.base, self.base, self.view)
-        self._factors: dict[str, _Factor] = defaultdict(_Factor)
+        self._factors: dict[tuple[str, bool], _Factor] = defaultdict(_Factor)
 
     @property
     def errors(self) -> dict[str, SiteError]:
@@ -234,7 +239,10 @@ class SegmentGradients:
 
     def factor(self, site: str) -> str:
         """Name a factor in a gradient that is computed in 16 bits."""
-        return self._factors[site].words() if site in self._factors else ""
+        passes = [self._factors[site, t] for t in (False, True) if (site, t) in self._factors]
+        named = [words for factor in passes if (words := factor.words())]
+        is_of_training = len(passes) == 2 and not passes[0].words()
+        return named[0] + f" in {TRAINING}" * is_of_training if named else ""
 
     def _add(
         self, site: Site, name: str, sides: tuple[Tensor, Tensor], of_pass: str,
@@ -244,7 +252,7 @@ class SegmentGradients:
         self.values[name] = self.values.get(name, 0) + expected.numel()
         self._sums.compare(site, (actual, expected, None), of_pass, real, name)
         if actual.dtype in HALVES:
-            self._factors[name].add(actual, expected)
+            self._factors[name, of_pass == TRAINING].add(actual, expected)
         if name in self.errors:
             self.errors[name].longest = max(self.errors[name].longest, terms)
 

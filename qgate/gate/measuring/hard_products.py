@@ -62,7 +62,8 @@ class HardProducts:
             bounds = Expected.around(*product)
             wrong = bounds.outside(actual.double())
             if bool(wrong.any()):
-                about = f"is wrong for inputs {words}: {_describe(actual, bounds, wrong)}"
+                axis = sites["output"].channel_axis(actual)
+                about = f"is wrong for inputs {words}: {_describe(actual, bounds, wrong, axis)}"
                 return Conformance(METRIC, actual.numel(), int(wrong.sum()), about)
             count += 1
         return replace(agreement, about=f"{agreement.about}, right for {count} hard inputs")
@@ -126,7 +127,10 @@ def _product(module: nn.Module, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
     return exact.to(dtype).double(), room.nan_to_num(0.0, 0.0, 0.0)
 
 
-def _describe(actual: Tensor, bounds: Expected, wrong: Tensor) -> str:
+def _describe(actual: Tensor, bounds: Expected, wrong: Tensor, axis: int) -> str:
+    actual, wrong = actual.movedim(axis, -1), wrong.movedim(axis, -1)
+    sides = (side.movedim(axis, -1) for side in (bounds.values, bounds.low, bounds.high))
+    bounds = Expected(*sides)
     count = f"{int(wrong.sum()):,} of {wrong.numel():,}"
     words = (
         (f"{count} results are zero" if not bool(actual[wrong].any()) else "")
@@ -134,6 +138,7 @@ def _describe(actual: Tensor, bounds: Expected, wrong: Tensor) -> str:
         or outputs.describe(actual, bounds, wrong)
         or outputs.scattered(wrong)
     )
+    words = words if axis == -1 else words.replace("column", "channel")
     first = tuple(int(index) for index in wrong.nonzero()[0])
     value, right = float(actual[first]), float(bounds.values[first])
     return f"{words}; first {value:.9g} where {right:.9g} is right"

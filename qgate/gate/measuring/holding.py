@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
 from qgate.expected.derived import SPECIAL, derive
 from qgate.formats import Quantizer
 from qgate.gate.measured import Conformance, Measured
+from qgate.gate.measuring.conformance import METRIC as OF_WEIGHTS
 from qgate.gate.measuring.conformance import QuantizerRun, other_lengths
 from qgate.gate.measuring.related import mixers_of, related_modules
 from qgate.gate.measuring.relations import METRIC as RELATIONS_METRIC
@@ -22,6 +25,7 @@ from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import row_count
 from qgate.modes import Quantized
+from qgate.text import listed
 
 if TYPE_CHECKING:
     from qgate.gate.measuring import embedding_rows as embeddings
@@ -37,6 +41,9 @@ else:
 
 
 _CASTS = {"float16": "fp16", "bfloat16": "bf16"}
+_FEW = 4
+_NEAR = 1e-2
+"""Share of a factor's distance from 1 that single weights may be off it."""
 
 
 class Holding:
@@ -79,11 +86,25 @@ class Holding:
             self._agreements[related.site] = agreement
         if not self.quantized.mode.own:
             self._run_special(calls)
+        if not self.quantized.mode.own and self.quantized.mode.choices is None:
+            self._hold_weights()
         if self._declared is not None:
             for site, agreement in embeddings.embedding_agreements(
                 self.quantized, self._base, self._declared
             ):
                 self._agreements.setdefault(site, agreement)
+
+    def _hold_weights(self) -> None:
+        """Hold the weights that no quantizer reads: they are the reference's, to the last bit."""
+        planned = {entry.site.partition(":")[0] for entry in self.quantized.plan.entries}
+        planned = set() if self.quantized.mode.dtype is not None else planned
+        faults = weight_faults(self._base.module, self.quantized.model.module)
+        for name, words, values, differing in faults:
+            owner, _, key = name.rpartition(".")
+            site = f"{owner}:{key}"
+            if owner not in planned and site not in self._run.sites:
+                about = f"is not what the reference stores: {words.format(key)}"
+                self._agreements[site] = Conformance(OF_WEIGHTS, values, differing, about)
 
     def _run_other_lengths(self) -> dict[str, tuple[RelatedCall, int]]:
         """Run samples as they are seldom run, and return the calls of modules in the first."""
@@ -137,11 +158,11 @@ class Holding:
             for row in rows
         ]
         last = 0
-        for site, listed in figures.items():
+        for site, conformance in figures.items():
             # Parameters that are no site of the model stand after the site before them.
             last = places.order.get(site, last)
             if site not in local:
-                attached.append(places.row(site, "local", last, conformance=listed))
+                attached.append(places.row(site, "local", last, conformance=conformance))
         return sorted(attached, key=lambda row: (row.order, row.scope))
 
 
@@ -161,3 +182,45 @@ def _quantizers(quantized: Quantized, base: Model) -> dict[str, Quantizer]:
         for site in base.sites()
         if site.port == "weight" and network.get_submodule(site.module).weight.dtype == dtype
     }
+
+
+def other_weights(reference: nn.Module, own: nn.Module, skipped: Collection[str] = ()) -> str:
+    """Name the first parameter of a run that is another one, and its rows; empty if none is."""
+    faults = weight_faults(reference, own, skipped)
+    return next((words.format(f"its {name}") for name, words, _, _ in faults), "")
+
+
+def weight_faults(
+    reference: nn.Module, own: nn.Module, skipped: Collection[str] = ()
+) -> Iterator[tuple[str, str, int, int]]:
+    """Yield parameters of a run that are others: name, words, values, and how many of them differ.
+
+    Weights in 16 bits are the reference's, rounded once.
+    """
+    for name, parameter in reference.named_parameters():
+        try:
+            mine = attrgetter(name)(own)
+        except AttributeError:
+            continue
+        right = parameter.detach()
+        if name in skipped or not isinstance(mine, Tensor) or mine.shape != right.shape:
+            continue
+        if mine.data_ptr() == right.data_ptr() or not right.dim():
+            continue
+        rounded = right.to(mine.device, mine.dtype)
+        if torch.equal(mine, rounded):
+            continue
+        differ = ~((mine == rounded) | (mine.isnan() & rounded.isnan())).reshape(len(right), -1)
+        wrong = differ.any(1).nonzero().flatten()
+        if not len(wrong):
+            continue
+        numbers = listed([str(int(row)) for row in wrong], _FEW)
+        is_mixture = right.dim() == 3 and "expert" in f"{name} {type(own).__name__}".lower()
+        kind = "experts" if is_mixture else "rows"
+        a, r = mine.detach()[wrong].double(), rounded[wrong].double()
+        factor = float((a * r).sum() / r.square().sum().clamp_min(1e-300))
+        room = _NEAR * abs(factor - 1) * r.abs().max()
+        is_factor = bool(((a - factor * r).abs() <= room).all())
+        size = f"{factor:.4g} times the reference's" if is_factor else "other ones"
+        words = f"{len(wrong):,} of {len(right):,} {kind} of {{}} ({numbers}) are {size}"
+        yield name, words, right.numel(), int(differ.sum())

@@ -76,18 +76,21 @@ def ideal_tensors(
     """Return what an ideal quantizer makes of the reference's tensor, by site."""
     if mode.choices is not None and calibration is not None:
         return _mamba(mode.name, reference, flowing, calibration)
-    quantizers = plan.quantizers()
+    quantizers, dtype = plan.quantizers(), torch.float64
     if mode.dtype is not None:
-        cast = Quantizer(*mode.formats)
+        cast, dtype = Quantizer(*mode.formats), getattr(torch, mode.dtype)
         head = set(reference.head or ())
         quantizers = {
             s.name: cast for s in reference.sites() if s.is_product and s.module not in head
         }
-    return _linears(reference, quantizers, flowing)
+    return _linears(reference, quantizers, flowing, dtype)
 
 
 def _linears(
-    reference: Model, quantizers: Mapping[str, Quantizer], flowing: Mapping[str, Tensor]
+    reference: Model,
+    quantizers: Mapping[str, Quantizer],
+    flowing: Mapping[str, Tensor],
+    bias_dtype: torch.dtype,
 ) -> dict[str, Array]:
     by_site: dict[str, Array] = {}
     by_content: dict[tuple[str, int], Array] = {}
@@ -105,7 +108,7 @@ def _linears(
             by_site[site.name] = by_content[key]
     for site in reference.sites():
         if site.is_product and site.port == "output":
-            product = _product(reference, site, by_site, flowing)
+            product = _product(reference, site, by_site, flowing, bias_dtype=bias_dtype)
             if product is not None:
                 own = quantizers.get(site.name)
                 by_site[site.name] = product if own is None else _cast(product, own)
@@ -271,6 +274,7 @@ def _product(
     flowing: Mapping[str, Tensor],
     *,
     biased: bool = True,
+    bias_dtype: torch.dtype = torch.float64,
 ) -> Array | None:
     """Multiply a module's ideal input and weight; None where neither is quantized, or no product.
 
@@ -283,7 +287,8 @@ def _product(
         torch.from_numpy(ideal[n]) if n in ideal else flowing[n].detach().double().cpu()
         for n in names
     )
-    product = exact_product(reference.module.get_submodule(site.module), x, w, biased=biased)
+    module = reference.module.get_submodule(site.module)
+    product = exact_product(module, x, w, biased=biased, bias_dtype=bias_dtype)
     return None if product is None else product.numpy()
 
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from qgate.hooks import ModuleHooks
 
+_ROOM = 1e-4
+"""Share of the largest logit or score by which those of a right router may differ in float32."""
 _MARGIN = 4.0
 """Roundings of the largest score that two scores of a near tie may lie apart."""
 
@@ -26,6 +28,8 @@ class Routers:
         self._names = names
         self._run, self._reference = run, reference
         self._chosen: dict[str, list[tuple[Tensor, ...]]] = {}
+        self.faults: dict[str, str] = {}
+        """By name, what a router of the run does otherwise: words for errors behind it."""
         self.replaced: list[Tensor] = []
         """What the reference's routers gave where it followed the run: no gradient goes there."""
 
@@ -54,6 +58,8 @@ class Routers:
             if call >= len(listed) or not _is_choice(result):
                 return None
             followed = _followed(result, listed[call])
+            if words := _fault(result if followed is None else followed, listed[call]):
+                self.faults.setdefault(name, words)
             self.replaced += [part for part in result if followed and part.requires_grad]
             return followed
 
@@ -79,6 +85,34 @@ def _is_choice(result: Any) -> bool:
         return False
     numbers = [part for part in result if not part.is_floating_point()]
     return len(numbers) == 1 and result[0].is_floating_point() and result[0].dim() == 2
+
+
+def _fault(result: tuple[Tensor, ...], chosen: tuple[Tensor, ...]) -> str:
+    """Say what a router gave otherwise than `result`, its logits first; empty for rounding."""
+    if len(result) != len(chosen) or any(map(_differ_in_shape, result, chosen)):
+        return ""
+    pairs = list(zip(result, chosen, strict=True))
+    floats = [(r.double(), c.double()) for r, c in pairs if r.is_floating_point()]
+    ((numbers, run_numbers),) = [(r, c) for r, c in pairs if not r.is_floating_point()]
+    count = len(numbers)
+    room = max(_ROOM, _MARGIN * torch.finfo(chosen[0].dtype).eps)
+    wrong = [(c - r).abs().amax(-1) > room * r.abs().amax() for r, c in floats]
+    if bool(wrong[0].any()):
+        return f"gives other logits to {int(wrong[0].sum()):,} of {count:,} tokens"
+    changed = int((numbers.sort(-1)[0] != run_numbers.sort(-1)[0]).any(-1).sum())
+    if changed:
+        return f"chooses other experts for {changed:,} of {count:,} tokens"
+    for (right, actual), rows in zip(floats[1:], wrong[1:], strict=True):
+        if bool(rows.any()):
+            factor = float((actual * right).sum() / right.square().sum())
+            is_one = bool(((actual - factor * right).abs() <= room * right.abs().amax()).all())
+            size = f"weighs experts {factor:.4g} times" if is_one else "weighs experts otherwise"
+            return f"{size} for {int(rows.sum()):,} of {count:,} tokens"
+    return ""
+
+
+def _differ_in_shape(one: Tensor, other: Tensor) -> bool:
+    return one.shape != other.shape
 
 
 def _followed(result: tuple[Tensor, ...], chosen: tuple[Tensor, ...]) -> Any:

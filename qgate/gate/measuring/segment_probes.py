@@ -17,6 +17,7 @@ PROBES = (
     f"a batch of {PROBE_TOKENS} tokens each", "one token alone", "the first sample",
     "one row alone", "a text longer than the samples", "massive values before the first layer",
 )  # fmt: skip
+TRAINING = "training mode"
 _MASSIVE, _EVERY, _CHANNEL = 2.0**12, 4, 5
 """Massive values: times the root mean square or 1, in one channel of every fourth token."""
 

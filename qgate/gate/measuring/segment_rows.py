@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor, nn
 
 from qgate.expected.derived import CutAxis
+from qgate.expected.modules import exact_product
 from qgate.expected.noise import Expected
 from qgate.expected.products import Product
 from qgate.gate.measured import Measured
@@ -22,16 +24,20 @@ from qgate.loading import LateModule
 if TYPE_CHECKING:
     from qgate.causes import outputs as outputs
     from qgate.causes import terms as terms
+    from qgate.gate.measuring import holding as holding
+    from qgate.gate.measuring import recurrent_faults as recurrent_faults
 else:
     outputs = LateModule("qgate.causes.outputs")
     terms = LateModule("qgate.causes.terms")
+    holding = LateModule("qgate.gate.measuring.holding")
+    recurrent_faults = LateModule("qgate.gate.measuring.recurrent_faults")
 
 
 _UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
 _ENOUGH = 1e-5
 """The share of it that is noise, so that no more terms are looked for."""
-_ROWS = 96
+_ROWS, _CHANNELS = 96, 512
 _LEAST_SHARE = 0.02
 _TINY = 1e-300
 _PEAK = 6.0
@@ -73,8 +79,14 @@ def explain_segment(segments: Segments, site: str, limit: float) -> str:
     words = _lost_terms(worst, weight)
     if not words and errors.unit:
         words = _lost_in_noise(worst, weight)
-    words = words or pattern(worst, limit)
+    words = words or _lost_channel(segments, site, worst)
     module = site.rpartition(":")[0]
+    layer = segments.base.module.get_submodule(module) if ":" in site else None
+    if isinstance(layer, nn.RNNBase) and site.endswith(":output"):
+        own = segments.model.module.get_submodule(module)
+        words = recurrent_faults.recurrent_fault(layer, own, worst)
+    words = words or _router_fault(segments, module) or _stored_fault(segments, module)
+    words = words or pattern(worst, limit)
     source = "what FP32 code makes of the tensors before it"
     if weight is not None and worst.inputs is not None:
         source = "the product of its quantized input and weight"
@@ -83,6 +95,39 @@ def explain_segment(segments: Segments, site: str, limit: float) -> str:
     agreeing = errors.agreeing(limit)
     others = f"; {' and '.join(agreeing)} agree{'s' * (len(agreeing) == 1)}" if agreeing else ""
     return f"is not {source}: {words} ({worst.place()}{others})"
+
+
+def _router_fault(segments: Segments, module: str) -> str:
+    """Say what a router does otherwise whose experts, or whose block, a module is."""
+    for name, words in segments.routers.faults.items():
+        mixture = name.rpartition(".")[0]
+        if f"{module}.".startswith(f"{mixture}.") or module == segments.base.layer_of(name):
+            return f"its router {name} {words}"
+    return ""
+
+
+def _stored_fault(segments: Segments, module: str) -> str:
+    """Name a stored weight around a site that is not the reference's, where none is quantized."""
+    block = segments.base.layer_of(module) or module
+    run, base = segments.model.module, segments.base.module
+    kernels = {site.rpartition(":")[0] for site in segments.view.silent}
+    try:
+        skipped = {
+            f"{name}.{key}"
+            for name, values in segments.view.weights.items()
+            for key in values
+            if getattr(run.get_submodule(name), key).dtype == torch.float32
+        }
+        skipped |= {
+            f"{name}.{key}"
+            for name in kernels
+            for key, _ in base.get_submodule(name).named_parameters()
+        }
+        inside = {name.removeprefix(f"{block}.") for name in skipped}
+        pair = base.get_submodule(block), run.get_submodule(block)
+    except AttributeError:  # of a module that the run has fused
+        return ""
+    return holding.other_weights(*pair, inside) if block else ""
 
 
 def weight_of(segments: Segments, site: str) -> Tensor | None:
@@ -107,6 +152,34 @@ def _lost_terms(worst: Worst, weight: Tensor | None) -> str:
         _product(inputs), residual, (inputs, weight), _UNEXPLAINED * energy, _ENOUGH
     )
     return fault.words("input channel", "input channels") if fault else ""
+
+
+def _lost_channel(segments: Segments, site: str, worst: Worst) -> str:
+    """Name the input channel that a convolution lacks, or weighs otherwise."""
+    name, _, port = site.rpartition(":")
+    module = segments.base.module.get_submodule(name) if name else None
+    if port != "output" or not isinstance(module, nn.modules.conv._ConvNd) or module.groups > 1:
+        return ""
+    assert worst.actual is not None
+    assert worst.expected is not None
+    inputs = worst.inputs
+    if inputs is None or inputs.dim() != worst.actual.dim() or inputs.shape[1] > _CHANNELS:
+        return ""
+    weight = segments.view.weights.get(name, {}).get("weight", module.weight)
+    residual = (worst.actual - worst.expected).double().movedim(-1, 1)
+    energy, x = float(residual.square().sum()), inputs.double()
+    for channel in range(x.shape[1]):
+        alone = torch.zeros_like(x)
+        alone[:, channel] = x[:, channel]
+        part = exact_product(module, alone, weight, biased=False)
+        if part is None or part.shape != residual.shape:
+            return ""
+        size = float(part.square().sum())
+        share = float((residual * part).sum()) / size if size else 0.0
+        if float((residual - share * part).square().sum()) <= _UNEXPLAINED * energy:
+            times = f"counts {1 + share:.4g} times"
+            return f"input channel {channel} {'is missing' if share < -0.98 else times}"
+    return ""
 
 
 def _lost_in_noise(worst: Worst, weight: Tensor | None) -> str:

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from qgate.device_errors import DeviceMemoryError
-from qgate.gate.measuring.segment_probes import PROBES, probes, with_massive
+from qgate.gate.measuring.segment_probes import PROBES, TRAINING, probes, with_massive
 from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
 from qgate.hooks.tapping import tap_sites
 from qgate.loading import LateModule
@@ -95,6 +96,7 @@ class NoRouters:
     """The routers of a model that has none."""
 
     replaced: Sequence[Tensor] = ()
+    faults: Mapping[str, str] = MappingProxyType({})
 
     def record(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -237,7 +239,7 @@ class Segments:
             assert isinstance(weight, Tensor)
             return weight.numel() // weight.shape[1 if site.transposed else 0]
         if inputs is not None and site.kind in ("linear", "norm"):
-            return inputs.shape[site.channels]
+            return inputs.shape[site.channel_axis(inputs)]
         return max(expected.shape)
 
     def _reject(self, site: Site, reason: str) -> None:
@@ -261,7 +263,7 @@ class Segments:
         if not expected.dim():
             actual, expected = actual.reshape(1), expected.reshape(1)
         errors = self.errors.setdefault(output or site.name, SiteError())
-        kind_of_pass = name if name in PROBES else WHOLE
+        kind_of_pass = name if name in PROBES or name == TRAINING else WHOLE
         worst = errors.passes.setdefault(kind_of_pass, Worst())
         errors.unit = max(errors.unit, _unit(actual))
         if name not in PROBES[4:]:
@@ -270,7 +272,7 @@ class Segments:
         actual = actual.reshape(expected.shape)
         if site.channels != -1 or real is not None:
             actual, expected = (
-                without_padding(side, real).movedim(site.channels, -1)
+                without_padding(side, real).movedim(site.channel_axis(side), -1)
                 for side in (actual, expected)
             )
             inputs = None if inputs is None else without_padding(inputs, real)

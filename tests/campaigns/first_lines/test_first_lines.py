@@ -1,0 +1,52 @@
+"""Faults of a user's models: each is red, and the first line of the run names it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.first_lines import decoders, others
+from tests.campaigns.first_lines.known import GREEN, UNNAMED
+from tests.campaigns.first_lines.planting import MODES, Bits, Fault, first_line
+from tests.shares import share
+
+FAULTS = (*decoders.FAULTS, *others.FAULTS)
+CASES = [
+    pytest.param(fault, bits, id=f"{fault.model}-{fault.name}-{bits}")
+    for fault in FAULTS
+    for bits in fault.bits
+]
+
+
+def is_named(fault: Fault, line: str) -> bool:
+    """Tell if a first line begins with the fault's place and says what it is."""
+    place = line.partition(" ")[0]
+    begins = re.match if fault.suite == "gradients" else re.fullmatch
+    return bool(begins(fault.site, place) and re.search(fault.words, line))
+
+
+@share(40, by=["fault.model"])
+@pytest.mark.parametrize(("fault", "bits"), CASES)
+def test_a_fault_is_red_and_named(fault: Fault, bits: Bits, tmp_path: Path) -> None:
+    key = fault.model, fault.name, bits
+    line = first_line(fault, MODES[bits], tmp_path)
+    assert line or key in GREEN
+    assert is_named(fault, line) or key in {*GREEN, *UNNAMED}, line
+
+
+@share(5)
+@pytest.mark.parametrize("bits", MODES)
+@pytest.mark.parametrize("model", ["decoder", "mamba", "mixture", "unet", "encoder"])
+def test_a_model_without_a_fault_is_green(model: str, bits: Bits, tmp_path: Path) -> None:
+    for suite in ("forward", "gradients"):
+        right = Fault(model, "none", lambda _: None, "", "", suite=suite)
+        assert first_line(right, MODES[bits], tmp_path) == ""
+
+
+def test_known_lines_are_of_faults_in_the_table() -> None:
+    keys = {(fault.model, fault.name, bits) for fault in FAULTS for bits in fault.bits}
+    assert keys >= {*GREEN, *UNNAMED}
+    assert not {*GREEN} & {*UNNAMED}
+    assert len({(fault.model, fault.name) for fault in FAULTS}) == len(FAULTS)
