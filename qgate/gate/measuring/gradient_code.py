@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ from qgate.gate.measuring.training_mode import (
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.modes import Quantized
+from qgate.modes.applying import apply
+from qgate.modes.formats import FORMAT_MODES
 from qgate.text import listed
 
 _STEP = 2.0**-18
@@ -78,14 +81,20 @@ def gradient_noise(base: Model, sample: Any, name: str, is_half: bool) -> dict[s
 
 
 def gradient_faults(
-    gradients: SegmentGradients, sensitivities: Mapping[str, float]
+    gradients: SegmentGradients,
+    sensitivities: Mapping[str, float],
+    right: Callable[[], SegmentGradients | None],
 ) -> Iterator[tuple[str, str]]:
-    """Yield the sites whose gradient is not what FP32 code makes, with what is wrong."""
+    """Yield the sites whose gradient is not what FP32 code makes, with what is wrong.
+
+    right   gradients of right code in that dtype, where one in 16 bits has a factor
+    """
     for site, errors in gradients.errors.items():
         limit = limit_of(errors, sensitivities.get(site, 1.0))
         is_added_in_half = errors.unit > 0 and site in gradients.vectors
         limit = max(limit, _ADDED_IN_HALF) if is_added_in_half else limit
-        if not is_added_in_half and (words := gradients.factor(site)):
+        is_a_factor = not is_added_in_half and gradients.factor(site)
+        if is_a_factor and (words := gradients.factor(site, right())):
             yield site, words
         elif not errors.worst.error <= limit:
             words = _pattern(errors, limit, site in gradients.parameters)
@@ -158,7 +167,15 @@ class GradientCode:
         key = (base.basis, is_half)
         if key not in self._noise:
             self._noise[key] = gradient_noise(base, sample, name, is_half)
-        faults = dict([fault] if fault else gradient_faults(gradients, self._noise[key]))
+        runs = [(self.model.inputs[0], "sample 0"), (sample, name)][: 1 + (sample is probe)]
+
+        @functools.cache
+        def of_right_code() -> SegmentGradients | None:
+            return self._in_half(base, gradients.half, runs)
+
+        faults = dict(
+            [fault] if fault else gradient_faults(gradients, self._noise[key], of_right_code)
+        )
         figures: dict[str, list[Conformance]] = defaultdict(list)
         counts: dict[str, int] = defaultdict(int)
         for site, values in gradients.values.items():
@@ -176,6 +193,24 @@ class GradientCode:
         return [
             replace(row, conformance=(*row.conformance, *figures.get(row.site, ()))) for row in rows
         ]
+
+    def _in_half(
+        self, base: Model, dtype: torch.dtype | None, runs: Sequence[tuple[Any, str]]
+    ) -> SegmentGradients | None:
+        """Return gradients of the reference's own code in 16 bits, given samples with names."""
+        modes = [
+            mode
+            for mode in FORMAT_MODES
+            if dtype is not None and f"torch.{mode.dtype}" == str(dtype)
+        ]
+        if not modes or base is not self.model.in_basis(modes[0].basis):
+            return None
+        quantized = apply(modes[0], self.model)
+        segments = Segments(quantized.model, base, view_of(quantized, base, quantized))
+        gradients = SegmentGradients(segments)
+        for sample, name in runs:
+            gradients.compare(sample, name, take_gradients(segments, sample))
+        return gradients
 
     def _row_of(self, site: str, rows: Sequence[Measured]) -> str:
         """Return the row that a site is told with: its own, that of its layer, or the last one."""

@@ -36,8 +36,8 @@ _OTHER: Any = object()
 """In place of a gradient: code that the run has otherwise depends on the tensor."""
 _LEAST_FACTOR = 1e-3
 """Distance of a factor in 16 bits from 1 from which it is a fault: rounded weights make less."""
-_ROUNDINGS = 1.5
-"""Roundings of its dtype that it is away, too: one may be in all rows, as in a decay they share."""
+_RIGHT_ROUNDINGS = 4.0
+"""Roundings that a factor in right code has at most: attention of tiny-llama has 2.2 in bf16."""
 _MOST = 0.5
 """The largest distance that is called a factor: beyond, something else is wrong."""
 _SIGMAS, _LEAST_ROWS = 6.0, 32
@@ -136,13 +136,14 @@ class _Factor:
     energy: float = 0.0
     squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
     rows: int = 0
-    least: float = _LEAST_FACTOR
+    most_right: float = 0.0
 
     def add(self, actual: Tensor, expected: Tensor) -> None:
         """Add the rows of a gradient; of a vector each element is one."""
         width = expected.shape[-1] if expected.dim() > 1 else 1
         right = expected.double().reshape(-1, width)
-        self.least = max(self.least, _ROUNDINGS * torch.finfo(actual.dtype).eps * 0.5)
+        rounding = torch.finfo(actual.dtype).eps * 0.5
+        self.most_right = _RIGHT_ROUNDINGS * rounding
         excess = ((actual.double().reshape(-1, width) - right) * right).sum(-1).nan_to_num_(0.0)
         energy = right.square().sum(-1)
         self.excess += float(excess.sum())
@@ -152,13 +153,21 @@ class _Factor:
         self.squares = tuple(map(sum, zip(self.squares, sums, strict=True)))  # type: ignore[assignment]
         self.rows += int((energy > 0).sum())
 
-    def words(self) -> str:
-        """Name the factor, if there is one: it explains what is no noise between the rows."""
-        size = self.excess / self.energy if self.energy else 0.0
+    @property
+    def size(self) -> float:
+        return self.excess / self.energy if self.energy else 0.0
+
+    def words(self, right: float = 0.0) -> str:
+        """Name the factor, if there is one: it explains what is no noise between the rows.
+
+        right   how far from 1 it is in right code of that dtype
+        """
+        size = self.size
         own, mixed, squared = self.squares
         noise = math.sqrt(max(own - 2 * size * mixed + size * size * squared, 0.0))
-        is_clear = abs(self.excess) > _SIGMAS * noise
-        if self.rows < _LEAST_ROWS or not self.least < abs(size) < _MOST or not is_clear:
+        right = max(min(right, self.most_right), -self.most_right)
+        is_clear = abs(self.excess - right * self.energy) > _SIGMAS * noise
+        if self.rows < _LEAST_ROWS or not _LEAST_FACTOR < abs(size - right) < _MOST or not is_clear:
             return ""
         return f"is {1 + size:.4g} times what {OF_CODE}"
 
@@ -171,6 +180,7 @@ class SegmentGradients:
     values       how many values were compared of each gradient
     parameters   the gradients among them that are of parameters
     vectors      those among these with one dimension
+    half         the dtype of 16 bits that some of them have
     """
 
     segments: Segments
@@ -179,6 +189,7 @@ class SegmentGradients:
     values: dict[str, int] = field(default_factory=dict)
     parameters: set[str] = field(default_factory=set)
     vectors: set[str] = field(default_factory=set)
+    half: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         self.base, self.view = self.segments.base, self.segments.view
@@ -237,12 +248,22 @@ class SegmentGradients:
                 self.vectors.add(site_name)
             self._add(Site(owner, key, "other"), site_name, sides, name, None, replay.rows)
 
-    def factor(self, site: str) -> str:
-        """Name a factor in a gradient that is computed in 16 bits."""
-        passes = [self._factors[site, t] for t in (False, True) if (site, t) in self._factors]
-        named = [words for factor in passes if (words := factor.words())]
-        is_of_training = len(passes) == 2 and not passes[0].words()
-        return named[0] + f" in {TRAINING}" * is_of_training if named else ""
+    def factor(self, site: str, right: SegmentGradients | None = None) -> str:
+        """Name a factor in a gradient that is computed in 16 bits.
+
+        right   the same passes through right code of that dtype, which may have factors, too:
+                attention rounds its results, and where one token leads, alike in all rows; so
+                does a decay that they share
+        """
+        named = {
+            in_training: self._factors[site, in_training].words(
+                right._factors[site, in_training].size if right else 0.0
+            )
+            for in_training in (False, True)
+            if (site, in_training) in self._factors
+        }
+        in_evaluation, in_training = named.get(False, ""), named.get(True, "")
+        return in_evaluation or (f"{in_training} in {TRAINING}" if in_training else "")
 
     def _add(
         self, site: Site, name: str, sides: tuple[Tensor, Tensor], of_pass: str,
@@ -252,6 +273,7 @@ class SegmentGradients:
         self.values[name] = self.values.get(name, 0) + expected.numel()
         self._sums.compare(site, (actual, expected, None), of_pass, real, name)
         if actual.dtype in HALVES:
+            self.half = actual.dtype
             self._factors[name, of_pass == TRAINING].add(actual, expected)
         if name in self.errors:
             self.errors[name].longest = max(self.errors[name].longest, terms)
