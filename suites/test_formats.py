@@ -276,17 +276,22 @@ def large_cases(name, dtype):
         yield 2**17, x, groups[dtype]
 
 
-def test_torch_casts_by_a_named_convention(device, record_property, capsys):
-    """Tell what torch's own casts to 8 bits do here: versions and devices differ beyond 448."""
+def test_torch_casts_by_a_named_convention(request, device, record_property, capsys):
+    """Tell what torch's own casts to 8 bits do here: versions and devices differ beyond 448.
+
+    JUnit's properties have it, and the terminal with -v.
+    """
     sources, problems = {}, []
     for cast in torch_casts(device):
         source, target = (str(dtype).removeprefix("torch.") for dtype in (cast.source, cast.target))
         sources.setdefault((target, cast.convention), []).append(source)
         problems += [f"{source} to {target}: {cast.problem}"] if not cast.convention else []
     assert problems == []
-    with capsys.disabled():
-        print()
-        for (target, convention), names in sources.items():
-            which = "" if len(names) == 3 else f" from {', '.join(names)}"
-            record_property(f"torch {torch.__version__}: {target}{which} on {device}", convention)
-            print(f"torch's cast to {target}{which} on {device}: {convention}")
+    lines = []
+    for (target, convention), names in sources.items():
+        which = "" if len(names) == 3 else f" from {', '.join(names)}"
+        record_property(f"torch {torch.__version__}: {target}{which} on {device}", convention)
+        lines.append(f"torch's cast to {target}{which} on {device}: {convention}")
+    if request.config.get_verbosity() > 0:
+        with capsys.disabled():
+            print("", *lines, sep="\n")

@@ -189,7 +189,8 @@ def ordinary_number(x: Tensor) -> float | None:
 
 def single(number: float) -> float:
     """Round an ordinary number to float32."""
-    return float(np.float32(number))
+    with np.errstate(over="ignore"):
+        return float(np.float32(number))
 
 
 def any_set(mask: Tensor) -> bool:
