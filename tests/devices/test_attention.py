@@ -21,6 +21,7 @@ from qgate.gate.verdict import judge
 from qgate.modes.setups import ModelSetup
 from tests.devices import simulated
 from tests.gate.benches import LLAMA, SHORT, first_layers, mode_of
+from tests.shares import share
 
 RECORDED = load_file(Path(__file__).parent / "recorded_attention.safetensors")
 # Recorded kernels, whether they round gradients of scores after the scale, and the share of equal
@@ -146,6 +147,7 @@ def test_gradients_of_float16_are_green_with_the_room_of_the_device_alone() -> N
     assert all(not row.device_room for row in measured("cpu"))
 
 
+@share(4)
 @pytest.mark.parametrize("module", ["q_proj", "k_proj", "v_proj", "gate_proj"])
 def test_a_wrong_gradient_is_red_beside_the_room(module: str) -> None:
     """A weight of the mode alone is half a percent off."""

@@ -25,6 +25,7 @@ from tests.engines import runs
 from tests.engines.gated import collect, network
 from tests.engines.steps import write_steps
 from tests.hostile import HOSTILE
+from tests.shares import share
 
 Capture = pytest.CaptureFixture[str]
 SCHEMA = Path(files.__file__).with_name("series.schema.json")
@@ -112,6 +113,7 @@ def _figures(seed: int, drift: Callable[[int], float] = lambda _: 1.0) -> list[S
     return steps
 
 
+@share(2, group="series")
 def test_a_hundred_healthy_series_are_no_alarm() -> None:
     assert [seed for seed in range(100) if find_drifts(_figures(seed))] == []
 
@@ -160,6 +162,7 @@ def _other_sums(module: nn.Module) -> None:
             linear.forward = lambda x, plain=plain: plain(x) * (1 + 1e-5)  # type: ignore[method-assign]
 
 
+@share(2, group="series")
 def test_the_module_of_a_drift_is_named(tmp_path: Path) -> None:
     home = tmp_path / "dumps"
     for step in range(1, 31):

@@ -16,6 +16,7 @@ from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.layer_captures import capture_modes
 from qgate.models import Sampling, load
 from qgate.modes.setups import ModelSetup
+from tests.shares import share
 
 SAMPLING = Sampling(samples=6, seqlen=16, calib_samples=4, calib_seqlen=16)
 TEXT = (
@@ -47,6 +48,7 @@ def bench_of(build: Callable[[], Model]) -> Bench:
     return Bench(ModelSetup("own", "cpu", SAMPLING, build=build))
 
 
+@share(2)
 @pytest.mark.parametrize("name", ["int8", "kv-int8"])
 def test_fewer_samples_at_a_time_measure_the_same(name: str) -> None:
     whole = bench_of(lambda: load("tiny-llama", sampling=SAMPLING))

@@ -22,6 +22,7 @@ from qgate.modes import Kernel, Rule
 from qgate.modes import selection as modes
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import Stack
+from tests.shares import share
 
 
 class Block(nn.Module):
@@ -58,6 +59,7 @@ def test_a_kernel_that_does_what_it_stands_for_is_within_its_budget(tmp_path: Pa
     assert failures(right, tmp_path) == []
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -98,8 +100,8 @@ def in_groups_of_its_neighbor(x: Tensor) -> Tensor:
 
 def with_searched_scales(x: Tensor) -> Tensor:
     best, error = x, torch.full((*x.shape[:-1], 1), torch.inf)
-    for share in torch.linspace(0.8, 1.02, 12):
-        scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-30) * share / 127
+    for factor in torch.linspace(0.8, 1.02, 12):
+        scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-30) * factor / 127
         y = (x / scale).round().clamp(-127, 127) * scale
         squares = (y - x).square().sum(-1, keepdim=True)
         best, error = torch.where(squares < error, y, best), torch.minimum(squares, error)
@@ -159,6 +161,7 @@ def quantizers_of(model: qgate.Model) -> set[str]:
     return {row.quantizer for row in rows if row.ideal is not None}
 
 
+@share(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("cast", "stands_for", "quantizer"),
@@ -192,6 +195,7 @@ def test_scales_stored_in_16_bits_are_named(dtype: torch.dtype, tmp_path: Path) 
     assert failures(of, tmp_path) == []
 
 
+@share(5)
 @pytest.mark.parametrize(
     ("cast", "stands_for", "words"),
     [
@@ -223,6 +227,7 @@ def test_a_kernel_that_no_convention_explains_is_red(
     assert all(re.search(words, line) for line in lines), lines
 
 
+@share(3)
 @pytest.mark.parametrize(
     "stands_for",
     [

@@ -23,6 +23,7 @@ from qgate.modes import Kernel
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import LLAMA, MAMBA, Stack, mode_of
 from tests.gate.benches import bench as short
+from tests.shares import share
 
 
 class Block(nn.Module):
@@ -67,6 +68,7 @@ def red(rows: list[Measured]) -> dict[str, str]:
     return {row.site: row.why["isolated"] for row in rows if row.why}
 
 
+@share(3)
 @pytest.mark.parametrize(("model", "mode"), [(LLAMA, "mxfp4"), (MAMBA, "6-4"), (MAMBA, "fp16")])
 def test_every_product_and_block_is_held_and_within_its_noise(model: str, mode: str) -> None:
     bench = short(model, layers=2)

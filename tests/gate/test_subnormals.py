@@ -13,6 +13,7 @@ from qgate.gate.measuring.bench import Bench
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import mode_of
 from tests.gate.test_routing import SIZES
+from tests.shares import share
 
 GEMMA = transformers.GemmaConfig, transformers.GemmaForCausalLM, {"head_dim": 16}
 OLMO = transformers.Olmo2Config, transformers.Olmo2ForCausalLM, {}
@@ -38,6 +39,7 @@ def wrong(family: Any, seed: int, factor: float = 1.0) -> list[str]:
     return held + [row.site for row in rows if row.why]
 
 
+@share(4)
 @pytest.mark.parametrize("family", [GEMMA, OLMO], ids=["gemma", "olmo"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_small_values_in_fp16_are_green(family: Any, seed: int) -> None:

@@ -15,6 +15,7 @@ import qgate
 from qgate.expected.derived import search_axes
 from qgate.expected.longer import LENGTHS, long_inputs
 from qgate.testing import CheckFailure, check_kernel
+from tests.shares import share
 
 GENERATOR = torch.Generator().manual_seed(7)
 X = torch.randn(24, 64, generator=GENERATOR)
@@ -66,6 +67,7 @@ def test_a_right_kernel_is_held_beyond_each_tile_and_the_report_says_how_far() -
     assert "largest sizes tried: argument 0 257x288, argument 1 257x288" in str(report)
 
 
+@share(5)
 @pytest.mark.parametrize(
     ("kernel", "cause"),
     [

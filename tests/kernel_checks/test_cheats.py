@@ -11,10 +11,12 @@ from qgate.kernel_checks.starting import PACKAGE
 from tests.kernel_checks.cheating_kernels import CHEATS
 from tests.kernel_checks.honest_kernels import HEAD, HONEST
 from tests.kernel_checks.warm_kernels import checked
+from tests.shares import share
 
 Capsys = pytest.CaptureFixture[str]
 
 
+@share(3)
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_kernel_that_cheats_is_not_green(name: str, warm_kernels: Path, capsys: Capsys) -> None:
     cheat = CHEATS[name]
@@ -36,6 +38,7 @@ def test_each_way_to_cheat_is_seen_apart() -> None:
     assert sum(cheat.verdict == "refused" for cheat in CHEATS.values()) >= 12
 
 
+@share(4)
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_kernel_is_green(name: str, warm_kernels: Path, capsys: Capsys) -> None:
     honest = HONEST[name]

@@ -12,6 +12,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
+from tests.shares import share
 
 GENERATOR = torch.Generator().manual_seed(9)
 X = torch.randn(24, 64, generator=GENERATOR)
@@ -64,6 +65,7 @@ def test_right_gradients_are_green_and_each_has_its_record() -> None:
     assert "the gradient of argument 1 of my_gemm agrees at " in str(report)
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("backward", "cause"),
     [

@@ -13,6 +13,7 @@ from torch.nn.functional import gelu, linear, rms_norm, scaled_dot_product_atten
 import qgate
 from qgate.testing import CheckFailure, check_kernel
 from tests.kernel_checks.right_kernels import added_in
+from tests.shares import share
 
 FACTOR = "a factor on all values"
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -85,6 +86,7 @@ CLAIMS: dict[str, tuple[Kernel, list[Tensor], Kernel, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_factor_just_above_the_claimed_one_is_seen(name: str) -> None:
     kernel, arguments, like, options = CLAIMS[name]

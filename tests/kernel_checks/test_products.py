@@ -10,7 +10,7 @@ from qgate.causes.terms import find_range_fault
 from qgate.expected.derived import find_axes
 from qgate.expected.products import Product, false_alarm_bound, find_product
 from qgate.testing import CheckFailure, check_kernel
-from tests.shares import proof
+from tests.shares import proof, share
 
 TERMS = 4096
 GENERATOR = torch.Generator().manual_seed(11)
@@ -32,6 +32,7 @@ def _product(x: Tensor, w: Tensor) -> Product:
     return product
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("fmt", "dtype"),
     [("nvfp4", torch.float32), ("mxfp8", torch.bfloat16), ("int8", torch.bfloat16)],

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
+from tests.shares import share
 
 GENERATOR = torch.Generator().manual_seed(3)
 TOKENS = 24
@@ -61,6 +62,7 @@ def test_chunks_of_every_size_are_right_and_a_nan_that_a_mask_spreads_is_a_note(
     assert any("what is masked is multiplied by 0" in note for note in report.notes)
 
 
+@share(4)
 @pytest.mark.parametrize(
     ("kernel", "cause"),
     [

@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 import qgate
 from qgate.testing import CheckFailure, check, check_kernel
 from tests.kernel_checks.real.kernel import BF16, FP16, normal
+from tests.shares import share
 
 BY_ROW = qgate.Quantizer("int8", granularity="channel", axis=0)
 # Values of 16 bits have ratios at ties of rounding.
@@ -86,6 +87,7 @@ def test_a_cast_by_it_is_named(name: str) -> None:
 IN_16_BITS = [name for name in CONVENTIONS if "float16" in name]
 
 
+@share(4)
 @pytest.mark.parametrize("name", IN_16_BITS)
 def test_a_product_by_it_is_green_and_one_scale_a_step_off_is_red(name: str) -> None:
     def kernel(wrong: bool) -> Callable[[Tensor, Tensor], Tensor]:

@@ -18,6 +18,7 @@ from qgate.expected.noise import evaluate
 from qgate.expected.operators import trace
 from qgate.kernel_checks import diagnosis, kernels
 from qgate.testing import CheckFailure, CheckReport, check_kernel
+from tests.shares import share
 
 BF16 = torch.bfloat16
 Kernel = Callable[..., Tensor]
@@ -206,6 +207,7 @@ CASTS: list[tuple[str, Kernel, Any, Kernel]] = [
 ]  # fmt: skip
 
 
+@share(4)
 @pytest.mark.parametrize(("words", "faulty", "declared", "right"), CASTS, ids=[c[0] for c in CASTS])
 def test_a_fault_of_codes_is_named_whatever_their_convention(
     words: str, faulty: Kernel, declared: Any, right: Kernel

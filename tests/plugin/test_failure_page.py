@@ -13,6 +13,7 @@ import pytest
 from tests import readme
 from tests.baselines.building import rewrite
 from tests.plugin.projects import begin
+from tests.shares import share
 
 PAGE = Path(__file__).parents[2] / "docs" / "failures.md"
 MODEL = """
@@ -150,6 +151,7 @@ def net(
     return with_fault
 
 
+@share(4)
 @pytest.mark.parametrize("heading", SCENES)
 def test_a_run_prints_what_the_page_quotes(
     pytester: pytest.Pytester,
