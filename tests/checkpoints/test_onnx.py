@@ -540,7 +540,7 @@ def _two(folder: Path) -> None:
 
 def _is_folder(folder: Path) -> None:
     (folder / "model.onnx").mkdir(parents=True)
-    (folder / "x.bin").write_bytes(b"")
+    (folder / "x.npz").write_bytes(b"")
 
 
 def _huge(folder: Path) -> None:
@@ -596,7 +596,7 @@ BAD = {
     "empty": (_write(b""), "it has no graph"),
     "zeros": (_write(bytes(100)), r"is damaged or no \.onnx file"),
     "two": (_two, "holds 2 ONNX files, model.onnx, model_int8.onnx: name one of them"),
-    "a folder": (_is_folder, r"has no \.safetensors, \.gguf, \.onnx file. Write the weights of torch or"),
+    "a folder": (_is_folder, r"has no .*, \.onnx, .*, \.bin file. Write the weights of numpy"),
     "huge": (_huge, r"has 8,192 bytes, and its type INT8 and shape \(1099511627776, 128\) take"),
     "negative": (_negative, r"has shape \(-1, 128\)"),
     "twice": (_twice, "'layers.0.up.weight_quantized' is there twice"),

@@ -120,6 +120,8 @@ def test_without_a_layout_the_error_names_the_option(parent: str, tmp_path: Path
     with pytest.raises(QgateError, match="--layout FILE; if the tensors"):
         compare(str(child), parent)
     (child / "config.json").unlink()
+    tensors = load_file(child / "model.safetensors")
+    save_file({n.replace("W_", "my_"): x for n, x in tensors.items()}, child / "model.safetensors")
     with pytest.raises(QgateError, match="--layout FILE"):
         compare(str(child), parent)
 

@@ -134,7 +134,8 @@ def test_spans_of_a_weight_are_its_rows(
 
 
 def test_every_packing_is_decoded_by_rows() -> None:
-    assert [p.name for p in PACKINGS if not (p.by_rows or p.by_columns)] == []
+    """But for HQQ's, the parts of whose codes lie a share of all rows apart."""
+    assert [p.name for p in PACKINGS if not (p.by_rows or p.by_columns)] == ["HQQ"]
 
 
 def test_every_byte_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from qgate.cli import main
 from qgate.cli._dump_texts import comparison_lines
 from qgate.comparing import dump_differences as differences
+from qgate.comparing.dump_causes import fault_of_pair
 from qgate.comparing.dump_comparison import compare_dumps
 from qgate.comparing.dump_differences import DumpComparison, PairErrors
 from qgate.comparing.pairing import PARAMETERS, pair_records
@@ -207,6 +208,12 @@ def written(folder: Path, held: Sequence[Held]) -> Path:
     return folder
 
 
+def _fault(dumps: Sequence[Dump], comparison: DumpComparison) -> str:
+    first, (actual, reference) = comparison.first, dumps
+    is_another = first is not None and first.kind == "differs"
+    return fault_of_pair(actual, reference, first) if first and is_another else ""
+
+
 @pytest.mark.usefixtures("held")
 @pytest.mark.parametrize("seed", [0, 5], ids=str)
 def test_the_text_of_a_long_report_is_that_of_the_whole(
@@ -224,7 +231,7 @@ def test_the_text_of_a_long_report_is_that_of_the_whole(
         whole = {
             "passed": not found.reasons(None),
             "reasons": found.reasons(None),
-            "first": found.first and found.first.to_dict(),
+            "first": found.first and {**found.first.to_dict(), "fault": _fault(dumps, found)},
             "pairs": [each.to_dict() for each in found.pairs],
             "only_actual": [each.to_dict() for each in found.only_actual],
             "only_reference": [each.to_dict() for each in found.only_reference],

@@ -118,8 +118,8 @@ class SiteDiagnoses:
 
     def _is_recurrent(self, site: str) -> bool:
         name = site.rpartition(":")[0]
-        root = self._bench.model.module
-        return bool(name) and isinstance(root.get_submodule(name), nn.RNNBase)
+        modules = dict(self._bench.model.module.named_modules())
+        return isinstance(modules.get(name), nn.RNNBase)
 
     def _code_fault(self, mode: Mode, check: Check) -> str:
         """Name what the code before a site does wrong, where its fault has no name yet."""

@@ -61,7 +61,7 @@ NOT_READERS: dict[str, str] = {
     "qgate.cli.report:_write": "opens what it writes",
     "qgate.plugin.gate_collection:_has_gates": "looks for a word in a test file of the project",
     "qgate.plugin.shipped:shipped_markers": _OURS,
-    "qgate.cli.report:run": "calls reports.load, which reads through targets",
+    "qgate.cli.report:_report": "calls reports.load, which reads through targets",
     "qgate.models.loading:_from_file": _CODE,
     "qgate.cli._ci_files:_starter": _OURS,
     "qgate.cli.init:starter": _OURS,
