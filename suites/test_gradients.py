@@ -13,9 +13,8 @@ import pytest
     regression_other_device=1.0,
     reason="an element at the border of two zones takes a step of another size",
 )
-# Where all is computed in 16 bits, other instructions round other elements: 0.47 was seen. CPUs that
-# agree in float32 may have other instructions for 16 bits: 0.103 was seen. What right code makes of
-# the gradients behind it is held without accepted errors.
+# Where all is computed in 16 bits, other instructions round other elements: 0.47 was seen, and
+# 0.103 of CPUs that agree in float32. What right code makes of gradients is held exactly.
 @pytest.mark.limits(
     modes="bf16,fp16",
     regression=0.2,
