@@ -33,6 +33,7 @@ def fault_of_pair(actual: Dump, reference: Dump, pair: PairErrors) -> str:
 
 
 def _leading_rows(tensor: Tensor) -> Tensor:
-    if tensor.numel() <= LARGEST or tensor.dim() < 2:
-        return tensor.reshape(-1)[:LARGEST] if tensor.numel() > LARGEST else tensor
-    return tensor[: max(1, LARGEST // (tensor.numel() // len(tensor)))]
+    if tensor.numel() <= LARGEST:
+        return tensor
+    per_row = tensor.numel() // len(tensor)
+    return tensor[: max(1, LARGEST // per_row)]
