@@ -25,10 +25,12 @@ RIGHT_KERNELS = "## Right kernels"
 FAULTS = """## Planted faults
 
 *Named* counts first lines with the cause, or with the place and the size of the error. Faults with one first line but for its
-numbers share a row, which shows at most three of them; {single} more have a first line that no other fault has."""
+numbers share a row, which shows at most three of them; {fewer} other faults have first lines that three or fewer share."""
 MOST_WORDS = 10
 """How much of a first line a table shows."""
 MOST_FAULTS = 3
+LEAST_CASES = 4
+"""How many faults must share a first line to have a row."""
 
 
 def make_page(verdicts: Sequence[Verdict]) -> str:
@@ -51,7 +53,9 @@ def make_page(verdicts: Sequence[Verdict]) -> str:
         ),
         RIGHT_KERNELS,
         markdown_table(["package", "kernels", "which"], list(_right_rows(right))),
-        FAULTS.format(single=sum(len(cases) == 1 for cases in _by_first_line(faults))),
+        FAULTS.format(
+            fewer=sum(len(cases) for cases in _by_first_line(faults) if len(cases) < LEAST_CASES)
+        ),
         markdown_table(["first line", "faults", "cases", "named"], list(_fault_rows(faults))),
         "## What is missed",
         "\n\n".join(
@@ -60,10 +64,9 @@ def make_page(verdicts: Sequence[Verdict]) -> str:
                 _missed("Faults that are not red", faults, "red"),
                 _unnamed(faults),
                 "\n".join(f"- {remark}" for remark in REMARKS),
+                f"{len(LEFT_OUT)} kernels could not run on a CPU; `tests/kernel_checks/real/collection.py` says why.",
             ]
         ),
-        "## What could not run",
-        "\n".join(f"- {what}: {reason}" for what, reason in LEFT_OUT.items()),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 
@@ -95,20 +98,20 @@ def _summary(right: Sequence[Verdict], faults: Sequence[Verdict]) -> str:
 
 
 def _right_rows(right: Sequence[Verdict]) -> Iterable[list[str]]:
-    """Yield a row for all green kernels of a package, without their dtypes."""
+    """Yield a row for all green kernels of a package, without their variants and dtypes."""
     groups = defaultdict(list)
     for verdict in right:
         if verdict.verdict == "green":
             groups[_package(verdict)].append(verdict.kernel)
     for package, kernels in groups.items():
-        names = dict.fromkeys(re.sub(r",? (bf16|fp16|fp32)$", "", kernel) for kernel in kernels)
+        names = dict.fromkeys(re.split(r",| (?:bf16|fp16|fp32)$", name)[0] for name in kernels)
         yield [package, str(len(kernels)), "; ".join(names)]
 
 
 def _fault_rows(faults: Sequence[Verdict]) -> Iterable[list[str]]:
     """Yield a row for all faults whose first lines differ in numbers alone, the most first."""
     for cases in _by_first_line(faults):
-        if len(cases) == 1:
+        if len(cases) < LEAST_CASES:
             continue
         names = list(dict.fromkeys(_without_numbers(case.fault) for case in cases))
         more = "; …" if len(names) > MOST_FAULTS else ""
