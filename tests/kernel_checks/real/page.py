@@ -20,7 +20,7 @@ INTRO = """# Real kernels
 `check_kernel` was run on {right} right kernels of {packages} packages and on {faults} faults planted in them, against plain operators
 on plain tensors. {summary} `python -m tests.kernel_checks.real` repeats it on a CPU;
 `tests/kernel_checks/real/verdicts.jsonl` has each verdict in full."""
-BUGS = "## Bugs found in published code"
+BUGS = "{bugs} more kernels are red because they are wrong as published: [defects found in published packages](finds.md)."
 RIGHT_KERNELS = "## Right kernels"
 FAULTS = """## Planted faults
 
@@ -46,11 +46,7 @@ def make_page(verdicts: Sequence[Verdict]) -> str:
             right=len(right), packages=len(packages), faults=len(faults),
             summary=_summary(right, faults),
         ),
-        BUGS,
-        markdown_table(
-            ["package", "kernel", "what is wrong", "first line"],
-            [[_package(v), v.kernel, v.fault, _code(v.first_line)] for v in bugs],
-        ),
+        BUGS.format(bugs=len(bugs)),
         RIGHT_KERNELS,
         markdown_table(["package", "kernels", "which"], list(_right_rows(right))),
         FAULTS.format(
