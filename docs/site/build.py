@@ -44,7 +44,7 @@ CONTENTS = {
     ),
     "Coming from": (
         "migrate/assert-close", "migrate/pytest-regressions", "migrate/msprobe",
-        "migrate/megatron-tensor-saver", "migrate/quant-smooth-ana", "seeds",
+        "migrate/megatron-tensor-saver", "migrate/quant-smooth-ana",
     ),
     "Reference": (
         "commands", "gates", "held", "measured", "other-gates", "models", "modes", "formats",
