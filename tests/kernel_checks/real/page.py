@@ -25,11 +25,11 @@ RIGHT_KERNELS = "## Right kernels"
 FAULTS = """## Planted faults
 
 *Named* counts first lines with the cause, or with the place and the size of the error. Faults with one first line but for its
-numbers share a row, which shows at most three of them; {fewer} other faults have first lines that three or fewer share."""
+numbers share a row, which shows at most three of them; {fewer} other faults have first lines that five or fewer share."""
 MOST_WORDS = 10
 """How much of a first line a table shows."""
 MOST_FAULTS = 3
-LEAST_CASES = 4
+LEAST_CASES = 6
 """How many faults must share a first line to have a row."""
 
 
