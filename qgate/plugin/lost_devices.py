@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from qgate.device_errors import LostDeviceError, device_error
+from qgate.plugin import lazy
 from qgate.plugin.gate_collection import has_fixture
 from qgate.plugin.settings import options_of
 from qgate.text import one_line
@@ -23,8 +23,8 @@ _NEEDED_BY = ("model", "device")
 
 def note_loss(item: pytest.Item, error: BaseException) -> None:
     """Keep that a test lost the device of this process."""
-    loss = device_error(error, item.name)
-    if isinstance(loss, LostDeviceError):
+    loss = lazy.device_errors.device_error(error, item.name)
+    if isinstance(loss, lazy.device_errors.LostDeviceError):
         item.config.stash.setdefault(_LOSS, f"{loss} It showed in {item.nodeid}.")
 
 
