@@ -28,7 +28,7 @@ FAULTS = """## Planted faults
 numbers share a row, which shows at most three of them; {fewer} other faults have first lines that five or fewer share."""
 MOST_WORDS = 10
 """How much of a first line a table shows."""
-MOST_FAULTS = 3
+MOST_FAULTS, MOST_KINDS = 3, 9
 LEAST_CASES = 6
 """How many faults must share a first line to have a row."""
 
