@@ -44,7 +44,7 @@ CONTENTS = {
     ),
     "Coming from": (
         "migrate/assert-close", "migrate/pytest-regressions", "migrate/msprobe",
-        "migrate/megatron-tensor-saver", "migrate/quant-smooth-ana",
+        "migrate/megatron-tensor-saver", "migrate/quant-smooth-ana", "seeds",
     ),
     "Reference": (
         "commands", "gates", "held", "measured", "other-gates", "models", "modes", "formats",

@@ -1,4 +1,4 @@
-"""Make the small inputs that the commands of promises.md are run on."""
+"""Make the small inputs that the commands of docs/seeds.md are run on."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import pytest
 
 from qgate.cli import main
 from tests.seeds.inputs import write_inputs
-from tests.seeds.rows import PROMISES, Row, rows_of
+from tests.seeds.page import PAGE, PROMISES, Row, make_page, rows_of
 from tests.shares import share
 
 _SETTING = re.compile(r"[A-Z_]+=\S*")
@@ -114,6 +114,20 @@ def test_every_row_has_commands_or_a_reason() -> None:
     assert len({(row.document, row.feature) for row in ROWS}) == len(ROWS) > 100
     for row in ROWS:
         assert any(row.promised()) if row.commands else len(row.promise.split()) > 4, row.feature
+
+
+def test_the_page_is_made_from_the_promises() -> None:
+    made = make_page(PROMISES.read_text(encoding="utf-8"))
+    assert PAGE.read_text(encoding="utf-8") == made, "run python -m tests.seeds.page --write"
+
+
+def test_a_page_has_a_row_for_each_program() -> None:
+    page = make_page(
+        "# P\n\n## One tool\n\nIts document.\n\n| the document | command | what is there |\n|---|---|---|\n"
+        "| a | `qgate x` | `d/1.png`: `text`. It is small |\n| b | `A=1 qgate x -y` | `d/2.png` |\n"
+        "| c | none | It is not needed. |\n"
+    )
+    assert "| `qgate x` | a; b |\n\n* **c**: It is not needed.\n" in page
 
 
 # Planted rows --------------------------------------------------------------------------------------
