@@ -30,13 +30,7 @@ def score_words(expected: ExpectedTrace) -> str:
         other = expected.scores_of(keys, scaling=scaling)
         if expected.score_errors(other).max() <= _MARGIN * expected.score_limit:
             return words
-    exact = definition.scores(
-        expected.turned,
-        expected.exact_keys,
-        expected.exact_keys,
-        expected.exact,
-        expected.of.scaling,
-    )
+    exact = expected.scores_of(expected.exact_keys, queries=expected.turned)
     if expected.score_errors(exact).max() <= _MARGIN * expected.score_limit:
         return "scores are those of queries and keys that are not quantized"
     return "scores are not the product of what is asked and read"
@@ -122,6 +116,7 @@ def weight_words(expected: ExpectedTrace, actual: Floats) -> str:
 def value_words(expected: ExpectedTrace) -> str:
     """Say what the context is in the place of the product of weights and values."""
     actual, right = expected.actual_context, expected.context
+    right = right if expected.of.choices.output else expected.gated(right)
     values = expected.read("values")
     factors = _factors(actual, right)
     if factors is not None:

@@ -32,11 +32,7 @@ def stage_rows(
     """
     served = traces[0]
     choices = served.of.choices
-    exact_scores = served._seen(
-        definition.scores(
-            served.turned, served.exact_keys, served.exact_keys, served.exact, served.of.scaling
-        )
-    )
+    exact_scores = served._seen(served.scores_of(served.exact_keys, queries=served.turned))
     asks = [choices.chosen[side].words() for side in ("queries", "keys") if side in choices.chosen]
     if asks:
         sides = served._seen(served.actual_scores), served._seen(served.scores), exact_scores
@@ -132,6 +128,6 @@ def _held_output(traces: Sequence[ExpectedTrace]) -> Conformance:
     for expected in traces:
         assert expected.trace.context is not None
         right = expected.of.stored("output", array(expected.trace.sources["output"]))
-        wrong = array(expected.trace.context) != right
+        wrong = array(expected.trace.context) != expected.gated(right).astype(np.float32)
         held.add(expected.trace.way, wrong.size, int(wrong.sum()), lambda: _OUTPUT)
     return held.conformance()
