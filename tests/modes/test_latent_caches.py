@@ -19,6 +19,7 @@ from qgate.modes.attention.core import Attend, AttentionCore, LatentCore
 from qgate.modes.attention.sources import AttentionSource
 from tests.gate.test_cache_faults import findings
 from tests.modes.test_cache_of_decoders import decoder
+from tests.shares import share
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -102,6 +103,7 @@ def red_rows(kind: str, path: Path, run_too: bool = False) -> dict[str, str]:
     return findings(cache_rows(quantized, model, run, ModelSites({}, lambda _site: "")))
 
 
+@share(2)
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_a_fault_is_red_and_named(
     plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +125,7 @@ def test_a_gate_that_is_left_out_is_red(tmp_path: Path, monkeypatch: pytest.Monk
     assert "the context is not gated" in red["o_proj:input"], red
 
 
+@share(2)
 @pytest.mark.parametrize("changed", [{"factor": 1.0}, {"speeds": ()}])
 def test_positions_of_yarn_that_are_not_scaled_are_red(
     changed: dict[str, Any], tmp_path: Path

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from qgate.formats.options import Floats
 from qgate.gate.measured import Conformance, Measured
-from qgate.gate.measuring.attention_causes import score_words, weight_words
+from qgate.gate.measuring.attention_causes import score_words, softmax_words, weight_words
 from qgate.gate.measuring.cache_checks import ExpectedTrace, array, relative_mse
 from qgate.gate.measuring.site_rows import HeldWays, ModelSites
 from qgate.modes.attention import definition
 from qgate.modes.attention.planning import cache_site
 
-_SOFTMAX = "weights are not the softmax of the scores"
 _OUTPUT = "the output is not quantized as declared"
 
 
@@ -39,7 +38,7 @@ def stage_rows(
         yield _local(sites, cache_site(at, "scores"), order, sides, ", ".join(asks))
     for stage, errors_of, limit_of, words_of in (
         ("scores", ExpectedTrace.score_errors, lambda e: e.score_limit, score_words),
-        ("softmax", ExpectedTrace.softmax_errors, lambda e: e.softmax_limit, lambda _e: _SOFTMAX),
+        ("softmax", ExpectedTrace.softmax_errors, lambda e: e.softmax_limit, softmax_words),
     ):
         worst = _worst(traces, errors_of, limit_of, words_of)
         site = cache_site(at, stage)

@@ -284,9 +284,9 @@ def moved(x: Floats) -> Floats:
 
 def row_errors(actual: Floats, expected: Floats) -> Floats:
     """Return the squared error of each row, as a share of its energy or the usual one's."""
-    energy = np.square(expected).sum(-1)
-    scale = np.maximum(np.maximum(energy, np.median(energy)), np.finfo(np.float64).tiny)
     with np.errstate(over="ignore"):
+        energy = np.square(expected).sum(-1)
+        scale = np.maximum(np.maximum(energy, np.median(energy)), np.finfo(np.float64).tiny)
         return np.asarray(np.nan_to_num(np.square(actual - expected).sum(-1) / scale, nan=np.inf))
 
 
