@@ -35,7 +35,7 @@ SCOPE = "engines"
 
 
 class RunSubject(Subject):
-    """What a run left behind, a sync or its steps, with the options that name it."""
+    """A sync or the steps of a run, with the options that name it."""
 
     part = ""
 
