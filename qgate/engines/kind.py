@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from qgate.errors import QgateError
 from qgate.loading import LateModule
@@ -87,6 +87,9 @@ class EngineKind(GateKind):
         if "engines" in options.typed:
             options.readable_pair("engines")
 
+    def subject_given(self, values: Mapping[str, Any]) -> Any:
+        return values["engines-steps"] or values["engines"]
+
     def record_name(self, options: GateOptions) -> str:
         """Name the accepted record of two engines: apart from a checkpoint or a dump of A."""
         values = options.values
@@ -101,6 +104,11 @@ class EngineKind(GateKind):
         if engines is None:
             return None
         if sync.is_sync(engines[1]):
+            if options.values["engines-weights"] is not None:
+                raise QgateError(
+                    f"a folder of qgate.probe is compared as a whole and takes no "
+                    f"{options.spelled('engines-weights')}: leave it out."
+                )
             return self._open_run(run, engines)
         name, head = self.record_name(options), options.values["engines-logits"] or ""
         weights, typed = options.readable_pair("engines-weights"), run.typed_again(*self.options)

@@ -43,8 +43,10 @@ def test_a_stale_layer_is_the_first_line_in_both(
         ["*test_engines?sync?*", "engines: the engine has the trainer's weights of step 42: *"]
     )
     assert main(["engines", str(home / "trainer"), str(home / "right")]) == 0
-    result = suites("--engines", "trainer", "stale")
-    result.assert_outcomes(failed=1)
+    # Nothing is accepted, so that an update changes nothing.
+    for options in ((), ("--update-baselines",)):
+        result = suites("--engines", "trainer", "stale", *options)
+        result.assert_outcomes(failed=1)
     capsys.readouterr()
     assert main(["engines", str(home / "trainer"), str(home / "stale")]) == 1
     line = capsys.readouterr().out.splitlines()[0]
@@ -64,7 +66,9 @@ def test_a_drift_is_the_first_line_in_both(
     write_steps(home / "drifting", 1, noise=lambda step: 0.02 * 1.15 ** max(0, step - 11))
     result = suites("--engines-steps", "healthy")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["engines: no drift in 16 steps: mean KL *"])
+    result.stdout.fnmatch_lines(
+        ["qgate: *, engines healthy as engines-healthy, *", "engines: no drift in 16 steps: *"]
+    )
     result = suites("--engines-steps", "drifting")
     result.assert_outcomes(failed=1)
     capsys.readouterr()
@@ -80,12 +84,18 @@ def test_a_drift_is_the_first_line_in_both(
 
 
 def test_what_says_nothing_is_refused(suites: Suites, pytester: pytest.Pytester) -> None:
+    (pytester.path / "a").mkdir()
+    write_engine(pytester.path / "right", synced.state(1), size=1)
+    write_trainer(pytester.path / "trainer", {1: synced.state(1)})
     for options, words in (
         (("--engines-steps", "absent"), "*absent*"),
         (("--engines-steps", ".", "--engines", "a", "b"), "*compares what is in its folder*"),
+        (
+            ("--engines", "trainer", "right", "--engines-weights", "a", "a"),
+            "*is compared as a whole and takes no --engines-weights: leave it out.",
+        ),
         (("--engines-steps", "."), "*has no steps: it should hold a folder per step*"),
     ):
         result = suites(*options)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
         result.stderr.fnmatch_lines([words])
-    assert pytester.path.is_dir()
