@@ -33,6 +33,19 @@ def up_projected_first(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LatentCore, "stored_sides", stored_sides)
 
 
+def up_projected_unquantized(patch: pytest.MonkeyPatch) -> None:
+    original = LatentCore.stored_sides
+
+    def stored_sides(self: LatentCore, sources: Tensor, values: Tensor) -> list[Tensor]:
+        plain = AttentionCore.stored_sides(self, sources, values)
+        cast, self.values = self.values, torch.nn.Identity()  # type: ignore[assignment]
+        sides = original(self, sources, values)
+        self.values = cast
+        return [*plain, *sides[2:]]
+
+    patch.setattr(LatentCore, "stored_sides", stored_sides)
+
+
 def scale_of_the_latents(patch: pytest.MonkeyPatch) -> None:
     original = LatentCore.stored_sides
 
@@ -82,6 +95,7 @@ FAULTS: dict[Plant, tuple[str, str]] = {
         "DeepseekV3",
         "latents are quantized after their up-projection, before it is meant",
     ),
+    up_projected_unquantized: ("DeepseekV3", "latents are read unquantized"),
     scale_of_the_latents: ("DeepseekV3", "RoPE parts have the scale of the latents"),
     one_position_late: ("DeepseekV3", "RoPE parts are turned by the position after their own"),
     one_head_dropped: ("DeepseekV3", "are zero: a head is dropped (head 2)"),

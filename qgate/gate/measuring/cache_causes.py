@@ -247,6 +247,8 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
     yield words, expected.context_of(keys, values, exact | inside)
     everything = np.ones_like(inside)
     yield "queries read the cache unquantized", expected.context_of(keys, values, everything)
+    if expected.of.ups is not None:
+        yield "latents are read unquantized", expected.context_of(keys, expected.values, exact)
     words = "queries do not see their own token: the cache is one token late"
     yield words, expected.context_of(keys, values, exact, last=-1)
     words = "queries see the token after their own"
