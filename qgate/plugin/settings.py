@@ -254,7 +254,7 @@ class RunOptions:
         if values["reference"] != "fp32":
             parts.append(f"reference {values['reference']}")
         for kind in subjects:
-            if (value := values[kind.subject]) is not None:
+            if (value := kind.subject_given(values)) is not None:
                 text = " and ".join(value) if isinstance(value, list) else value
                 parts.append(f"{kind.name} {text} as {kind.record_name(self)}")
         parts += [f"device {values['device']}", f"baselines {self.shown_baselines}"]
