@@ -82,7 +82,9 @@ class RunOptions:
                 kind.check(self)
         except QgateError as error:
             raise option_error(f"qgate: {error}") from None
-        _ = self.update, self.shard, self.baselines
+        _ = self.update, self.shard
+        if self.values["baselines"]:
+            _ = self.baselines
         if self.values["accept-plan"] and self.update is None:
             raise option_error(
                 "--accept-plan accepts another plan beside --update-baselines, and not alone: "
