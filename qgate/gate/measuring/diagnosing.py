@@ -22,7 +22,7 @@ from qgate.expected.searched_scales import scales_of
 from qgate.formats import Quantizer
 from qgate.gate.checks import Check
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.code_faults import SAYS_NOTHING, code_fault
+from qgate.gate.measuring.code_faults import code_fault
 from qgate.gate.measuring.passes import fed, float64_array, flow, outer_tensors, shortened
 from qgate.gate.measuring.reproductions import (
     Reproduction,
@@ -31,6 +31,7 @@ from qgate.gate.measuring.reproductions import (
     of_product,
     of_tensors,
 )
+from qgate.gate.measuring.segment_rows import NAMES_A_PART, SAYS_NOTHING
 from qgate.gate.verdict import Verdict
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.explained import module_fault
@@ -106,7 +107,8 @@ class SiteDiagnoses:
         """Diagnose a failure; an isolated error inside a block has words of its own."""
         if check.about.is_gradient:
             return self._gradient(mode, check.site)
-        if check.about.against_noise and self._is_recurrent(check.site):
+        is_named = self._is_recurrent(check.site) or re.search(NAMES_A_PART, check.reason)
+        if check.about.against_noise and is_named:
             return ""  # its reason says what is wrong inside
         if check.about.against_noise and (words := self._code_fault(mode, check)):
             return words

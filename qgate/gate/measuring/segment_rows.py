@@ -33,6 +33,10 @@ else:
     recurrent_faults = LateModule("qgate.gate.measuring.recurrent_faults")
 
 
+SAYS_NOTHING = r"elements are wrong, the first at|errors look like rounding|a small error in all"
+"""Words of a fault that has no name."""
+NAMES_A_PART = r": its router |(?:rows|experts) of its \S+ \(.*\) are [\d.]+ times"
+"""Words that name the part of a block where its fault is."""
 _UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
 _ENOUGH = 1e-5
