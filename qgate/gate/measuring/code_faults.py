@@ -16,7 +16,7 @@ from qgate.expected.distances import relative_error
 from qgate.gate.measuring.call_arguments import CallArguments, anew, arguments_of
 from qgate.gate.measuring.segment_rows import SAYS_NOTHING
 from qgate.gate.measuring.segment_views import SegmentView
-from qgate.gate.measuring.segments import TakenTensors
+from qgate.gate.measuring.taken_tensors import TakenTensors
 from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.explained import CodeCall, floating_state
 from qgate.models import Model, Site

@@ -24,7 +24,8 @@ from qgate.expected.intermediates import HALVES
 from qgate.formats.quantizer import Quantizer, inside_range
 from qgate.gate.measuring.segment_probes import TRAINING
 from qgate.gate.measuring.segment_views import Passed
-from qgate.gate.measuring.segments import Segments, SiteError, swapped
+from qgate.gate.measuring.segments import Segments, SiteError
+from qgate.gate.measuring.taken_tensors import swapped
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Site
 from qgate.models.rows import real_tokens
