@@ -106,7 +106,7 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     actual  the model under test, whose tensors are taken
     """
     end = next((site for site in view.sites if site.name == name), None)
-    block = base.layer_of(end.module) if end is not None else ""
+    block = _block_around(base, end) if end is not None else ""
     if end is None or not block:
         return ""
     sample = cut_sample(fullest_row(base.inputs[0]), slice(0, 1), FEW_TOKENS)
@@ -117,9 +117,9 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     sources = [
         site
         for site in view.sites
-        if base.layer_of(site.module) == block and site.name in forwarded and site is not end
+        if f"{site.module}.".startswith(f"{block}.") and site.name in forwarded and site is not end
     ]
-    call = arguments_of(base, [block], sample)[block]
+    call = arguments_of(actual, [block], sample)[block]
     parameters = floating_state(base.module.get_submodule(block))
     whole = CodeBetween(base.module, block, call, sources, end)
     sites, names = whole.needs([forwarded[site.name][0] for site in sources], parameters)
@@ -160,8 +160,17 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
         words = words or call_of_code.fault()
     if words == f"{BLOCK_INPUT} is not used: read as zeros":
         return "it has lost its residual, the input of the block"
-    words = _in_terms_of_site(words, end, result)
+    words = re.sub(r" \(declare arithmetic=.*\)", "", _in_terms_of_site(words, end, result))
     return "" if re.search(f"{SAYS_NOTHING}|{IS_PLACE}", words) else words
+
+
+def _block_around(base: Model, end: Site) -> str:
+    """Return the layer that code at a site is in, else the module, or what calls it; or nothing."""
+    layer = base.layer_of(end.module)
+    if layer or end.port == "output":
+        return layer or end.module
+    parent = end.module.rpartition(".")[0]
+    return "" if any(name.startswith(f"{parent}.") for name in base.layers) else parent
 
 
 def _other_source(
@@ -203,11 +212,8 @@ def _in_terms_of_site(words: str, end: Site, result: Tensor) -> str:
     """Call the axes of a result what they are at a site: channels, and tokens before them."""
     axis = end.channel_axis(result) % result.dim()
     if axis != result.dim() - 1:
-        return re.sub(
-            rf"\b(?:index|indices) ([\d, to]+ of [\d,]+) in dimension {axis}\b",
-            lambda match: f"channel{'s' * (' to ' in match[1])} {match[1]}",
-            words,
-        )
+        places = rf"\b(?:index|indices|entry|entries) ([\d, to]+?(?: of [\d,]+)?) (?:in|of) dimension {axis}\b"
+        return re.sub(places, lambda m: f"channel{'s' * (' to ' in m[1])} {m[1]}", words)
     words = re.sub(r"\bcolumn", "channel", words)
     return re.sub(r"\brow", "token", words) if result.dim() > 2 else words
 

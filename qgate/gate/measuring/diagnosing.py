@@ -267,7 +267,9 @@ def _entries(verdict: Verdict) -> Sequence[Check]:
     # A wrong gradient flows back.
     errors = [check for check in of_tensors if check.limit.is_accepted]
     gradients = [check for check in errors if is_wrong_gradient(vars(check))]
-    likely = sorted(local, key=lambda c: (needs_accepted(vars(c)), c.order))
+    likely = sorted(
+        local, key=lambda c: (needs_accepted(vars(c)), c.order, not c.about.against_noise)
+    )
     for check in likely or sorted(gradients, key=lambda c: -c.order):
         first.setdefault(check.site, check)
     return list(first.values())[:MOST_OF_GATE]

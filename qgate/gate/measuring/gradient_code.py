@@ -96,7 +96,7 @@ def gradient_faults(
         limit = max(limit, _ADDED_IN_HALF) if is_added_in_half else limit
         is_wrong = not errors.worst.error <= limit
         words = _pattern(errors, limit, site in gradients.parameters) if is_wrong else ""
-        is_unnamed = not words or re.search(f"{SAYS_NOTHING}|tokens .* are wrong", words)
+        is_unnamed = not words or re.search(f"{SAYS_NOTHING}|^tokens [^c]* are wrong", words)
         is_a_factor = is_unnamed and not is_added_in_half and gradients.factor(site)
         if is_a_factor and (factor := gradients.factor(site, right())):
             yield site, factor

@@ -37,6 +37,7 @@ from qgate.models.experts import routers_of
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import real_tokens, tensors_of, without_padding
 from qgate.models.sites import Site
+from qgate.text import listed
 
 if TYPE_CHECKING:
     from qgate.gate.measuring import routing as routing
@@ -60,10 +61,22 @@ class Worst:
     inputs: Tensor | None = None
     row: int = 0
     sample: str = ""
+    of_numbers: Tensor | None = None
+    """The largest error of each sample of a batch."""
 
     def place(self) -> str:
         """Say which row of which sample it is."""
         return f"worst at token {self.row} of {self.rows}, {self.sample}"
+
+    def some_of_batch(self, limit: float) -> str:
+        """Name the samples of a batch that are wrong beside right ones; empty if all are."""
+        if self.of_numbers is None:
+            return ""
+        wrong = ~(self.of_numbers <= limit)
+        if bool(wrong.all()):
+            return ""
+        numbers = listed([*map(str, wrong.nonzero().flatten().tolist())], 5)
+        return f"in number {numbers} of {len(wrong)} of a batch, and right in the others: "
 
     @property
     def rows(self) -> int:
@@ -87,8 +100,12 @@ class SiteError:
         return max(self.passes.values(), key=lambda worst: worst.error, default=Worst())
 
     def clearest(self, limit: float) -> Worst:
-        """Return the largest sample that is beyond a limit: a pattern shows best there."""
-        beyond = [worst for worst in self.passes.values() if not worst.error <= limit]
+        """Return the largest sample that is beyond a limit: a pattern shows best there.
+
+        Among massive values the others are hidden.
+        """
+        wrong = {name: worst for name, worst in self.passes.items() if not worst.error <= limit}
+        beyond = [worst for name, worst in wrong.items() if name != PROBES[5] or len(wrong) == 1]
         return max(beyond, key=lambda worst: (worst.rows, worst.error), default=self.worst)
 
     def agreeing(self, limit: float) -> list[str]:
@@ -337,8 +354,9 @@ class Segments:
         ratios = squares / row_scales(energy)
         if not worst.error >= float(ratios.max()):
             row = int(ratios.argmax())
-            at = slice(None)
+            at, of_numbers = slice(None), None
             if expected.dim() > 2 and len(expected) > 1:
+                of_numbers = ratios.reshape(len(expected), -1).amax(1)
                 index, row = divmod(row, energy[0].numel())
                 at = slice(index, index + 1)
                 name = f"number {index} of {name}"
@@ -349,6 +367,7 @@ class Segments:
                 None if inputs is None else inputs[at].clone(),
                 row,
                 name,
+                of_numbers,
             )
 
 
