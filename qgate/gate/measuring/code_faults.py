@@ -212,7 +212,8 @@ def _in_terms_of_site(words: str, end: Site, result: Tensor) -> str:
     """Call the axes of a result what they are at a site: channels, and tokens before them."""
     axis = end.channel_axis(result) % result.dim()
     if axis != result.dim() - 1:
-        places = rf"\b(?:index|indices|entry|entries) ([\d, to]+?(?: of [\d,]+)?) (?:in|of) dimension {axis}\b"
+        places = r"\b(?:index|indices|entry|entries) ([\d, to]+?(?: of [\d,]+)?)"
+        places += rf" (?:in|of) dimension {axis}\b"
         return re.sub(places, lambda m: f"channel{'s' * (' to ' in m[1])} {m[1]}", words)
     words = re.sub(r"\bcolumn", "channel", words)
     return re.sub(r"\brow", "token", words) if result.dim() > 2 else words

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.first_lines import decoders, others
+from tests.campaigns.first_lines import decoders, decoding, others
 from tests.campaigns.first_lines.known import GREEN, UNNAMED
 from tests.campaigns.first_lines.planting import MODES, Bits, Fault, first_line
 from tests.shares import share
 
-FAULTS = (*decoders.FAULTS, *others.FAULTS)
+FAULTS = (*decoders.FAULTS, *others.FAULTS, *decoding.FAULTS)
 CASES = [
     pytest.param(fault, bits, id=f"{fault.model}-{fault.name}-{bits}")
     for fault in FAULTS
