@@ -92,7 +92,7 @@ class Bench(LoadedModel):
         reference = self.reference(quantized.model.basis)
         inputs, together = self.model.inputs, self.runs_together(mode)
         segments, meant = self.segments(quantized), self.meant_of(quantized)
-        holding = late.holding.Holding(quantized, self.model, meant)
+        holding = late.holding.Holding(quantized, self.model, meant, segments.met_shapes)
         caches = None if mode.attention is None else late.cache_traces.RunTraces(quantized)
         states = None if mode.states is None else late.state_traces.StateRunTraces(quantized)
         with contextlib.ExitStack() as stack:

@@ -37,6 +37,7 @@ from qgate.models.experts import routers_of
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import real_tokens, tensors_of, without_padding
 from qgate.models.sites import Site
+from qgate.results.met_shapes import ModuleShapes
 from qgate.text import listed
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ class Segments:
     """By site, the float noise among massive values in units of that of other ones."""
     errors: dict[str, SiteError] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    met_shapes: dict[str, ModuleShapes] = field(default_factory=dict)
     _overwritten: set[str] = field(default_factory=set)
     _bytes: float | None = None
 
@@ -232,6 +234,11 @@ class Segments:
         if learns:
             self._overwritten |= recorder.overwritten()
             self._bytes = recorder.nbytes() / max(1, _size(sample))
+        for site in self.view.sites:
+            if site.port == "input" and site.is_product:
+                shapes = self.met_shapes.setdefault(site.module, ModuleShapes(site.channels))
+                for tensor in recorder.tensors.get(site.name, ()):
+                    shapes.add(tensor.shape, is_strided=not tensor.is_contiguous())
         self.replay(sample, self.view.read(recorder.tensors), name, outputs)
 
     def _fits(self, sample: Any) -> bool:
