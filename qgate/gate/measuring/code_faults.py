@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from qgate.expected.distances import relative_error
 from qgate.gate.measuring.call_arguments import CallArguments, anew, arguments_of
-from qgate.gate.measuring.segment_rows import SAYS_NOTHING
+from qgate.gate.measuring.segment_rows import IS_PLACE, SAYS_NOTHING
 from qgate.gate.measuring.segment_views import SegmentView
 from qgate.gate.measuring.taken_tensors import TakenTensors
 from qgate.hooks.tapping import tap_sites
@@ -28,8 +28,6 @@ _ROUNDINGS = 16.0
 """Times the rounding of a dtype that two results of the same code may be apart."""
 _ARITHMETICS = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Tokens of the sample that code is run with."""
-IS_PLACE = r"(?:is|are) (?:wrong|zero)$"
-"""How words end that say where a fault is, and not what it is."""
 BLOCK_INPUT = "the block's input"
 
 
@@ -121,6 +119,10 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     ]
     call = arguments_of(actual, [block], sample)[block]
     parameters = floating_state(base.module.get_submodule(block))
+    for owner, quantized in view.weights.items():  # as the run reads them
+        if f"{owner}.".startswith(f"{block}."):
+            inside = f"{owner}.".removeprefix(f"{block}.")
+            parameters |= {f"{inside}{key}": value for key, value in quantized.items()}
     whole = CodeBetween(base.module, block, call, sources, end)
     sites, names = whole.needs([forwarded[site.name][0] for site in sources], parameters)
     right = replace(whole, sources=sites)

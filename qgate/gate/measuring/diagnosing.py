@@ -31,7 +31,7 @@ from qgate.gate.measuring.reproductions import (
     of_product,
     of_tensors,
 )
-from qgate.gate.measuring.segment_rows import NAMES_A_PART, SAYS_NOTHING
+from qgate.gate.measuring.segment_rows import IS_PLACE, IS_VAGUE, SAYS_NOTHING
 from qgate.gate.verdict import Verdict
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.explained import module_fault
@@ -107,11 +107,12 @@ class SiteDiagnoses:
         """Diagnose a failure; an isolated error inside a block has words of its own."""
         if check.about.is_gradient:
             return self._gradient(mode, check.site)
-        is_named = self._is_recurrent(check.site) or re.search(NAMES_A_PART, check.reason)
-        if check.about.against_noise and is_named:
+        if check.about.against_noise and self._is_recurrent(check.site):
             return ""  # its reason says what is wrong inside
         if check.about.against_noise and (words := self._code_fault(mode, check)):
             return words
+        if check.about.against_noise and not _is_unnamed(check.reason):
+            return ""
         words = self._diagnose(mode, check.site)
         is_block = check.site.rpartition(":")[0] in self._bench.model.layers
         if check.about.against_noise and not is_block:
@@ -125,9 +126,10 @@ class SiteDiagnoses:
 
     def _code_fault(self, mode: Mode, check: Check) -> str:
         """Name what the code before a site does wrong, where its fault has no name yet."""
-        if "the product of" in check.reason and not re.search(SAYS_NOTHING, check.reason):
-            return ""
-        if self._searches >= MOST_SEARCHES:
+        is_product, is_unnamed = "the product of" in check.reason, _is_unnamed(check.reason)
+        is_open = re.search(SAYS_NOTHING, check.reason) if is_product else is_unnamed
+        is_vague = not is_product and re.search(IS_VAGUE, _words_of(check.reason))
+        if not (is_open or is_vague) or self._searches >= MOST_SEARCHES:
             return ""
         self._searches += 1
         quantized = self._bench.quantized(mode)
@@ -137,7 +139,9 @@ class SiteDiagnoses:
             words = code_fault(quantized.model, base, view, check.site)
         except (QgateError, *LENGTH_REFUSALS, KernelRefusal):
             return ""
-        return f"is not what FP32 code makes of the tensors before it: {words}" if words else ""
+        if not words or (is_vague and not is_open and "depends on" in words):
+            return ""
+        return f"is not what FP32 code makes of the tensors before it: {words}"
 
     def _gradient(self, mode: Mode, name: str) -> str:
         """Diagnose a gradient; those of the latest mode are kept, for its other sites."""
@@ -257,6 +261,16 @@ class SiteDiagnoses:
         if moved > 0.05 * relative_error(actual[0], expected[0]):
             return MASK
         return describe_rows(actual, expected)
+
+
+def _words_of(reason: str) -> str:
+    """Return the words of a reason that say what is wrong, without the worst place."""
+    return reason.partition(" (worst at")[0]
+
+
+def _is_unnamed(reason: str) -> bool:
+    """Tell if a reason says at most where an error is."""
+    return bool(re.search(f"{SAYS_NOTHING}|{IS_PLACE}", _words_of(reason)))
 
 
 def _entries(verdict: Verdict) -> Sequence[Check]:

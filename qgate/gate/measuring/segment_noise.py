@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, moved
+from qgate.gate.measuring.segment_errors import SiteError
 from qgate.gate.measuring.segment_probes import PROBES, massive_probe, probes
 from qgate.gate.measuring.segment_views import Passed, plain_view
-from qgate.gate.measuring.segments import Segments, SiteError
+from qgate.gate.measuring.segments import Segments
 from qgate.gate.measuring.taken_tensors import TakenTensors
 from qgate.models import Model
 

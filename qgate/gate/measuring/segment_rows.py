@@ -16,8 +16,9 @@ from qgate.expected.modules import exact_product
 from qgate.expected.noise import Expected
 from qgate.expected.products import Product
 from qgate.gate.measured import Measured
+from qgate.gate.measuring.segment_errors import Worst
 from qgate.gate.measuring.segment_noise import limit_of
-from qgate.gate.measuring.segments import Segments, Worst, row_scales
+from qgate.gate.measuring.segments import Segments, row_scales
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.loading import LateModule
 
@@ -35,8 +36,10 @@ else:
 
 SAYS_NOTHING = r"elements are wrong, the first at|a small error in all"
 """Words of a fault that has no name."""
-NAMES_A_PART = r": its router |(?:rows|experts) of its \S+ \(.*\) are [\d.]+ times"
-"""Words that name the part of a block where its fault is."""
+IS_PLACE = r"(?:is|are) (?:wrong|zero)$"
+"""How words end that say where a fault is, and not what it is."""
+IS_VAGUE = r"rows of its .* are other ones$|by a (?:factor|number) each|by the same vector"
+"""Words that may be said of several faults."""
 _UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
 _ENOUGH = 1e-5
@@ -93,7 +96,7 @@ def explain_segment(segments: Segments, site: str, limit: float) -> str:
         words = recurrent_faults.recurrent_fault(layer, own, worst)
     words = words or _router_fault(segments, module) or _stored_fault(segments, module)
     words = words or worst.some_of_batch(limit) + (
-        _border(segments, module, worst, limit) or pattern(worst, limit)
+        _bias_fault(layer, site, worst) or _pattern_there(segments, module, worst, limit)
     )
     source = "what FP32 code makes of the tensors before it"
     if weight is not None and worst.inputs is not None:
@@ -222,6 +225,34 @@ def _inputs_and_residual(worst: Worst) -> tuple[Tensor, Tensor]:
 def _product(inputs: Tensor) -> Product:
     axis = CutAxis(((0, 1), (1, 1)), inputs.shape[-1], None)
     return Product((0, 1), "ak", "bk", "ab", "k", axis)
+
+
+def _bias_fault(layer: nn.Module | None, site: str, worst: Worst) -> str:
+    """Say that a product counts its bias otherwise, if that explains its error."""
+    bias = getattr(layer, "bias", None)
+    if not isinstance(layer, nn.Linear) or not isinstance(bias, Tensor) or worst.actual is None:
+        return ""
+    assert worst.expected is not None
+    if not site.endswith(":output") or worst.expected.shape[-1:] != bias.shape:
+        return ""
+    b = bias.detach().double()
+    error = (worst.actual.double() - worst.expected.double()).reshape(-1, len(b)).mean(0)
+    share = float(error.dot(b) / b.square().sum().clamp_min(_TINY))
+    unexplained = float((error - share * b).square().sum())
+    if unexplained > _UNEXPLAINED * float(error.square().sum()) or not share:
+        return ""
+    return (
+        "its bias is left out"
+        if abs(share + 1) < 0.02
+        else f"its bias counts {1 + share:.3g} times"
+    )
+
+
+def _pattern_there(segments: Segments, module: str, worst: Worst, limit: float) -> str:
+    words = pattern(worst, limit)
+    if re.search(SAYS_NOTHING, words):
+        return _border(segments, module, worst, limit) or words
+    return words
 
 
 def _border(segments: Segments, module: str, worst: Worst, limit: float) -> str:

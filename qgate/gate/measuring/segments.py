@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from qgate.device_errors import DeviceMemoryError
+from qgate.gate.measuring.segment_errors import SiteError, Worst, errors_by_number
 from qgate.gate.measuring.segment_probes import (
     PROBES,
     TRAINING,
@@ -38,7 +39,6 @@ from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import real_tokens, tensors_of, without_padding
 from qgate.models.sites import Site
 from qgate.results.met_shapes import ModuleShapes
-from qgate.text import listed
 
 if TYPE_CHECKING:
     from qgate.gate.measuring import routing as routing
@@ -50,72 +50,6 @@ MOST_BYTES = 1 << 30
 WHOLE = "whole samples"
 _MASSIVE_ROOM = 2.0**2
 """Times the error of other tokens that theirs may have: noise was not measured there."""
-
-
-@dataclass
-class Worst:
-    """The row of a site, a token or what else the last axis belongs to, with the largest error."""
-
-    error: float = -1.0
-    actual: Tensor | None = None
-    expected: Tensor | None = None
-    inputs: Tensor | None = None
-    row: int = 0
-    sample: str = ""
-    of_numbers: Tensor | None = None
-    """The largest error of each sample of a batch."""
-
-    def place(self) -> str:
-        """Say which row of which sample it is."""
-        return f"worst at token {self.row} of {self.rows}, {self.sample}"
-
-    def some_of_batch(self, limit: float) -> str:
-        """Name the samples of a batch that are wrong beside right ones; empty if all are."""
-        if self.of_numbers is None:
-            return ""
-        wrong = ~(self.of_numbers <= limit)
-        if bool(wrong.all()):
-            return ""
-        numbers = listed([*map(str, wrong.nonzero().flatten().tolist())], 5)
-        return f"in number {numbers} of {len(wrong)} of a batch, and right in the others: "
-
-    @property
-    def rows(self) -> int:
-        return 0 if self.expected is None else self.expected.numel() // self.expected.shape[-1]
-
-
-@dataclass
-class SiteError:
-    """Errors of one site over all passes."""
-
-    squared_error: float = 0.0
-    energy: float = 0.0
-    passes: dict[str, Worst] = field(default_factory=dict)
-    nonfinite: int = 0
-    longest: int = 1
-    unit: float = 0.0
-    channels: int = 0
-
-    @property
-    def worst(self) -> Worst:
-        return max(self.passes.values(), key=lambda worst: worst.error, default=Worst())
-
-    def clearest(self, limit: float) -> Worst:
-        """Return the largest sample that is beyond a limit: a pattern shows best there.
-
-        Among massive values the others are hidden.
-        """
-        wrong = {name: worst for name, worst in self.passes.items() if not worst.error <= limit}
-        beyond = [worst for name, worst in wrong.items() if name != PROBES[5] or len(wrong) == 1]
-        return max(beyond, key=lambda worst: (worst.rows, worst.error), default=self.worst)
-
-    def agreeing(self, limit: float) -> list[str]:
-        """List the passes that keep a limit."""
-        return [name for name, worst in self.passes.items() if worst.error <= limit]
-
-    @property
-    def relative_mse(self) -> float:
-        return self.squared_error / self.energy if self.energy else 0.0
 
 
 class NoRouters:
@@ -361,7 +295,7 @@ class Segments:
         ratios = squares / row_scales(energy)
         if not worst.error >= float(ratios.max()):
             row = int(ratios.argmax())
-            at, of_numbers = slice(None), None
+            at, of_numbers = slice(None), errors_by_number(ratios, real)
             if expected.dim() > 2 and len(expected) > 1:
                 of_numbers = ratios.reshape(len(expected), -1).amax(1)
                 index, row = divmod(row, energy[0].numel())
@@ -375,6 +309,7 @@ class Segments:
                 row,
                 name,
                 of_numbers,
+                None if real is None else ~real.all(1),
             )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.campaigns.first_lines.decoders import AT, LAYER, MLP, O_INPUT, OUT, escaped
 from tests.campaigns.first_lines.others import BLOCK, MIXER
-from tests.campaigns.first_lines.planting import Bits, Fault, Plant, between, times
+from tests.campaigns.first_lines.planting import Bits, Fault, Plant, between
 
 Attended = tuple[Tensor, Tensor, Tensor, Tensor, float]
 """Queries, keys and values of all heads, which keys are seen, and the scale."""
@@ -23,7 +23,7 @@ def _attention(change: Callable[..., Attended], when: Callable[[Tensor, Tensor],
     """Attend with one thing otherwise, for the queries and keys of some calls."""
 
     def attention(
-        module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float = 1.0,
+        _module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float = 1.0,
         **_options: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         groups = q.shape[1] // k.shape[1]

@@ -44,7 +44,7 @@ def test_a_fault_is_red_and_named(fault: Fault, bits: Bits, tmp_path: Path) -> N
 @pytest.mark.parametrize("bits", MODES)
 @pytest.mark.parametrize("model", ["decoder", "mamba", "mixture", "unet", "encoder"])
 def test_a_model_without_a_fault_is_green(model: str, bits: Bits, tmp_path: Path) -> None:
-    for suite in ("forward", "gradients"):
+    for suite in ("forward", "gradients", *["relations"] * (model in ("decoder", "mamba"))):
         right = Fault(model, "none", lambda _: None, "", "", suite=suite)
         assert first_line(right, MODES[bits], tmp_path) == ""
 
