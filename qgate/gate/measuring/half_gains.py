@@ -71,8 +71,8 @@ def gain_faults(segments: Segments, sample: Any) -> dict[str, str]:
         wrong = [gain for gain in listed if abs(gain.size) > max(most, _SIGMAS * gain.noise)]
         if wrong:
             gain = max(wrong, key=lambda gain: gain.explained)
-            block = segments.base.layer_of(gain.source)
-            name = "the block's input" if gain.source == f"{block}:input" else gain.source
+            source = gain.source.removesuffix(":input")
+            name = "the block's input" if source in segments.base.layers else gain.source
             faults[site] = (
                 f"is not what FP32 code makes of the tensors before it: {name} counts "
                 f"{1 + gain.size:.4g} times, which is no rounding"
@@ -89,13 +89,16 @@ def gains(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
         segments.model.outputs(short)
     passed = segments.view.read(recorder.tensors)
     right = _replayed(segments, passed, short)
+
+    def block_of(site: str) -> str:
+        return segments.base.layer_of(site.partition(":")[0])
+
     listed: dict[str, list[Gain]] = defaultdict(list)
     for group in _alike(segments, passed):
         for site, moved in _replayed(segments, passed, short, group).items():
             if all(map(torch.equal, moved, right[site])):
                 continue
-            block = segments.base.layer_of(site)
-            source = next((s for s in group if segments.base.layer_of(s) == block), group[0])
+            source = next((s for s in group if block_of(s) == block_of(site)), group[0])
             sides = zip(passed.actual[site], right[site], moved, strict=True)
             gain = _gain(source, [_products(*side) for side in sides])
             if gain is not None:
