@@ -12,8 +12,7 @@ from torch import Tensor
 
 from qgate.capture.next_tokens import predicts_next_tokens
 from qgate.errors import QgateError, unknown
-from qgate.expected.noise import ARITHMETICS
-from qgate.expected.repeats import has_a_factor
+from qgate.expected.noise import ARITHMETICS, has_a_factor
 from qgate.models import Model
 from qgate.modes import Quantized
 from qgate.relations.caches import TextCalls

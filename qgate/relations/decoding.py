@@ -254,7 +254,7 @@ def _decode_padded(
     for step in range(_STEPS + 1):
         sample = request.sample(ids, mask)
         if by_generate:
-            sample = generated[step] | {calls.past: request.cache}
+            sample = {**generated[step], calls.past: request.cache}
         with request.watch():
             yield Pass(sample, 2, ids.shape[1], tuple(spans))
         at = [length + step for length in lengths]

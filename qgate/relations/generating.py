@@ -7,6 +7,7 @@ they compute is what one pass over the same text gives.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,21 +25,24 @@ def generates(calls: TextCalls) -> bool:
     return bool(calls.past) and callable(getattr(calls.network, "generate", None))
 
 
+CallKwargs = Mapping[str, Any]
+
+
 @torch.no_grad()
 def generated_calls(
     calls: TextCalls, ids: Tensor, mask: Tensor, following: Tensor
-) -> list[dict[str, Any]]:
+) -> list[CallKwargs]:
     """Return the arguments of each call that generate() makes, without the cache.
 
     following   the tokens (rows, steps) behind the prompts, whatever the model chooses
     """
-    listed: list[dict[str, Any]] = []
+    listed: list[CallKwargs] = []
     network: Any = calls.network
     device = next((p.device for p in network.parameters()), ids.device)
 
-    def take(_module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
-        given = {name: kwargs[name] for name in calls.names if name in kwargs}
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+    def take(_module: nn.Module, _args: Any, kwargs: CallKwargs) -> None:
+        values = {name: kwargs[name] for name in calls.names if name in kwargs}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         listed.append(map_tensors(tensors, torch.clone) | {"use_cache": True})
 
     def next_token(row: int, seen: Tensor) -> list[int]:
@@ -60,7 +64,8 @@ def generated_calls(
     if len(listed) != following.shape[1]:
         raise QgateError(f"generate() makes {len(listed)} calls for {following.shape[1]} tokens")
     # Of logits that are not finite none is chosen.
+    name, steps = calls.names[0], following.split(1, 1)
     for step, arguments in enumerate(listed[1:]):
-        if arguments[calls.names[0]].shape == following[:, step : step + 1].shape:
-            arguments[calls.names[0]] = following[:, step : step + 1]
+        if arguments[name].shape == steps[step].shape:
+            listed[step + 1] = {**arguments, name: steps[step]}
     return listed

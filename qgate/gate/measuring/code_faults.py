@@ -15,8 +15,7 @@ from torch.func import functional_call
 from qgate.expected.distances import relative_error
 from qgate.gate.measuring.call_arguments import CallArguments, anew, arguments_of
 from qgate.gate.measuring.segment_rows import IS_PLACE, SAYS_NOTHING
-from qgate.gate.measuring.segment_views import SegmentView
-from qgate.gate.measuring.taken_tensors import TakenTensors
+from qgate.gate.measuring.segment_views import SegmentView, TakenTensors
 from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.explained import CodeCall, floating_state
 from qgate.models import Model, Site
@@ -127,8 +126,8 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     sites, names = whole.needs([forwarded[site.name][0] for site in sources], parameters)
     right = replace(whole, sources=sites)
     own = replace(right, root=actual.module)
-    taken = [forwarded[site.name][0] for site in sites]
-    values = [*(tensor.float() for tensor in taken), *(parameters[name] for name in names)]
+    run_tensors = [forwarded[site.name][0] for site in sites]
+    values = [*(tensor.float() for tensor in run_tensors), *(parameters[name] for name in names)]
 
     def split(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Parameters]:
         tensors, of_block = given[: len(sites)], given[len(sites) :]
@@ -143,22 +142,24 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
         if not all(map(torch.equal, given[len(sites) :], values[len(sites) :])):
             raise ValueError("the block under test has parameters of its own")
         # Code in 16 bits takes what the run handed it, whatever dtype the reference computes in.
-        pairs = zip(given[: len(sites)], taken, strict=True)
+        pairs = zip(given[: len(sites)], run_tensors, strict=True)
         return own([tensor.to(of_run.dtype) for tensor, of_run in pairs], {})
 
     short = [
         BLOCK_INPUT if site.is_block else site.name.removeprefix(f"{block}.") for site in sites
     ]
-    arithmetic = _ARITHMETICS.get(next((x.dtype for x in taken), torch.float32), "float32")
+    arithmetic = _ARITHMETICS.get(next((x.dtype for x in run_tensors), torch.float32), "float32")
     call_of_code = CodeCall(values, [*short, *names], code, like, {}, arithmetic=arithmetic)
     with torch.no_grad():
         result = code(*values)
-        others = {
+        elsewhere = {
             BLOCK_INPUT if site.is_block else site.name.removeprefix(f"{block}."): tensors[0]
             for site in sources
             if site not in sites and site.port == "output" and (tensors := forwarded[site.name])
         }
-        words = _other_source(like, dict(zip(short, values, strict=False)), others, result, values)
+        words = _other_source(
+            like, dict(zip(short, values, strict=False)), elsewhere, result, values
+        )
         words = words or call_of_code.fault()
     if words == f"{BLOCK_INPUT} is not used: read as zeros":
         return "it has lost its residual, the input of the block"
@@ -191,8 +192,8 @@ def _other_source(
     names = [*sources]
 
     def explains(changed: Mapping[int, Tensor]) -> bool:
-        given = [changed.get(position, value) for position, value in enumerate(values)]
-        error = relative_error(result.float(), like(*given).float())
+        changed_values = [changed.get(position, value) for position, value in enumerate(values)]
+        error = relative_error(result.float(), like(*changed_values).float())
         return error <= (_ROUNDINGS * eps) ** 2
 
     if explains({}):

@@ -24,12 +24,11 @@ from qgate.gate.measuring.gradient_segments import (
     SegmentGradients,
     take_gradients,
 )
-from qgate.gate.measuring.segment_errors import SiteError
 from qgate.gate.measuring.segment_noise import limit_of
 from qgate.gate.measuring.segment_probes import TRAINING, probes, several
 from qgate.gate.measuring.segment_rows import SAYS_NOTHING, pattern
 from qgate.gate.measuring.segment_views import Passed, plain_view, view_around_mixers, view_of
-from qgate.gate.measuring.segments import Segments
+from qgate.gate.measuring.segments import Segments, SiteError
 from qgate.gate.measuring.training_mode import (
     evaluated,
     training_fault,

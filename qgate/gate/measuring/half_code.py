@@ -22,8 +22,8 @@ from qgate.expected.intermediates import HALVES
 from qgate.expected.noise import ARITHMETICS
 from qgate.expected.structure import FACTOR, draw, figures
 from qgate.gate.measured import Measured
-from qgate.gate.measuring import late
 from qgate.gate.measuring.attention_arithmetic import RunAttention, TakenCall, taken_calls
+from qgate.gate.measuring.half_gains import with_gains
 from qgate.gate.measuring.passes import shortened
 from qgate.gate.measuring.segment_probes import several
 from qgate.gate.measuring.segments import Segments
@@ -46,7 +46,7 @@ def with_half(rows: Sequence[Measured], segments: Segments, sample: Any) -> list
     round in another order, and is held module by module.
     """
     if not segments.is_own:
-        return late.half_gains.with_gains(rows, segments, sample)
+        return with_gains(rows, segments, sample)
     open_rows = {row.site: row for row in rows if not (row.why or {}).get("isolated")}
     try:
         faults = dict(half_faults(segments.model, segments.base, open_rows))

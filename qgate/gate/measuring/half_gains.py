@@ -19,9 +19,8 @@ from torch import Tensor
 
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.segment_probes import probes
-from qgate.gate.measuring.segment_views import Passed
+from qgate.gate.measuring.segment_views import Passed, TakenTensors, swapped
 from qgate.gate.measuring.segments import Segments
-from qgate.gate.measuring.taken_tensors import TakenTensors, swapped
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Site
 
@@ -40,7 +39,7 @@ _MOST_OUTSIDE = 24
 
 @dataclass(frozen=True)
 class Gain:
-    """How far the factor of one tensor in the results of a segment is from 1, and its noise."""
+    """Distance from 1 of the factor of one tensor in the results of a segment, and its noise."""
 
     source: str
     size: float

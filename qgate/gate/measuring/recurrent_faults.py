@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qgate.gate.measuring.holding import other_weights
-from qgate.gate.measuring.segment_errors import Worst
+from qgate.gate.measuring.segments import Worst
 
 _ROOM = 1e-4
 """Share of the largest value that the run may be off where a fault explains it."""

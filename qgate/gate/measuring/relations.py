@@ -16,8 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from qgate.expected.derived import CutAxis, DerivedInput, derive
-from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, Expected
-from qgate.expected.repeats import REPETITIONS, has_a_factor
+from qgate.expected.noise import (
+    ARITHMETICS,
+    FUNCTION_ROUNDINGS,
+    MARGIN,
+    REPETITIONS,
+    Expected,
+    has_a_factor,
+)
 from qgate.formats import Quantizer
 from qgate.gate.measured import OTHER_VALUES, Conformance
 from qgate.hooks import ModuleHooks

@@ -14,11 +14,9 @@ from typing import Any
 import torch
 
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, moved
-from qgate.gate.measuring.segment_errors import SiteError
 from qgate.gate.measuring.segment_probes import PROBES, massive_probe, probes
-from qgate.gate.measuring.segment_views import Passed, plain_view
-from qgate.gate.measuring.segments import Segments
-from qgate.gate.measuring.taken_tensors import TakenTensors
+from qgate.gate.measuring.segment_views import Passed, TakenTensors, plain_view
+from qgate.gate.measuring.segments import Segments, SiteError
 from qgate.models import Model
 
 _STEP = 2.0**-12

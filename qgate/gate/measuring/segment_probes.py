@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from qgate.hooks.tapping import tap_sites
 from qgate.models.rows import fullest_row, is_text, row_count
 from qgate.models.sites import Site
 
@@ -24,12 +26,25 @@ _OF_PRODUCT = 2.0**8
 """Times the root mean square or 1 that results of products get there, with either sign."""
 
 
-def with_massive(_site: Site, tensor: Tensor) -> Tensor | None:
+@contextmanager
+def massive_values(
+    run: nn.Module, reference: nn.Module, first: Iterable[Site], products: Iterable[Site]
+) -> Iterator[None]:
+    """Give massive values to two models at the first site, and to one behind its products."""
+    with (
+        tap_sites(run, products, _with_massive_results, first=True, lenient=True),
+        tap_sites(run, first, _with_massive, first=True, lenient=True),
+        tap_sites(reference, first, _with_massive, first=True, lenient=True),
+    ):
+        yield
+
+
+def _with_massive(_site: Site, tensor: Tensor) -> Tensor | None:
     """Return a tensor with massive values in one channel of some tokens; None for no numbers."""
     return _enlarged(tensor, _MASSIVE)
 
 
-def with_massive_results(_site: Site, tensor: Tensor) -> Tensor | None:
+def _with_massive_results(_site: Site, tensor: Tensor) -> Tensor | None:
     """Return the result of a product with massive values of both signs in some tokens."""
     return _enlarged(tensor, _OF_PRODUCT, -_OF_PRODUCT)
 

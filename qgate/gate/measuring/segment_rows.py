@@ -16,9 +16,8 @@ from qgate.expected.modules import exact_product
 from qgate.expected.noise import Expected
 from qgate.expected.products import Product
 from qgate.gate.measured import Measured
-from qgate.gate.measuring.segment_errors import Worst
 from qgate.gate.measuring.segment_noise import limit_of
-from qgate.gate.measuring.segments import Segments, row_scales
+from qgate.gate.measuring.segments import Segments, Worst, row_scales
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.loading import LateModule
 

@@ -20,17 +20,20 @@ import torch
 from torch import Tensor
 
 from qgate.device_errors import DeviceMemoryError
-from qgate.gate.measuring.segment_errors import SiteError, Worst, errors_by_number
 from qgate.gate.measuring.segment_probes import (
     PROBES,
     TRAINING,
     massive_probe,
+    massive_values,
     probes,
-    with_massive,
-    with_massive_results,
 )
-from qgate.gate.measuring.segment_views import Passed, SegmentView
-from qgate.gate.measuring.taken_tensors import TakenTensors, swapped
+from qgate.gate.measuring.segment_views import (
+    Passed,
+    SegmentView,
+    TakenTensors,
+    free_products,
+    swapped,
+)
 from qgate.hooks.tapping import tap_sites
 from qgate.loading import LateModule
 from qgate.models import Model
@@ -39,6 +42,7 @@ from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import real_tokens, tensors_of, without_padding
 from qgate.models.sites import Site
 from qgate.results.met_shapes import ModuleShapes
+from qgate.text import listed
 
 if TYPE_CHECKING:
     from qgate.gate.measuring import routing as routing
@@ -50,6 +54,75 @@ MOST_BYTES = 1 << 30
 WHOLE = "whole samples"
 _MASSIVE_ROOM = 2.0**2
 """Times the error of other tokens that theirs may have: noise was not measured there."""
+
+
+@dataclass
+class Worst:
+    """The row of a site, a token or what else the last axis belongs to, with the largest error."""
+
+    error: float = -1.0
+    actual: Tensor | None = None
+    expected: Tensor | None = None
+    inputs: Tensor | None = None
+    row: int = 0
+    sample: str = ""
+    of_numbers: Tensor | None = None
+    padded: Tensor | None = None
+    """Of each sample of a batch the largest error, and whether it has padding."""
+
+    def place(self) -> str:
+        """Say which row of which sample it is."""
+        return f"worst at token {self.row} of {self.rows}, {self.sample}"
+
+    def some_of_batch(self, limit: float) -> str:
+        """Name the samples of a batch that are wrong beside right ones; empty if all are."""
+        if self.of_numbers is None:
+            return ""
+        wrong = ~(self.of_numbers <= limit)
+        if bool(wrong.all()):
+            return ""
+        if self.padded is not None and torch.equal(wrong, self.padded):
+            return "in the rows with padding alone, which is not masked: "
+        numbers = listed([*map(str, wrong.nonzero().flatten().tolist())], 5)
+        return f"in number {numbers} of {len(wrong)} of a batch, and right in the others: "
+
+    @property
+    def rows(self) -> int:
+        return 0 if self.expected is None else self.expected.numel() // self.expected.shape[-1]
+
+
+@dataclass
+class SiteError:
+    """Errors of one site over all passes."""
+
+    squared_error: float = 0.0
+    energy: float = 0.0
+    passes: dict[str, Worst] = field(default_factory=dict)
+    nonfinite: int = 0
+    longest: int = 1
+    unit: float = 0.0
+    channels: int = 0
+
+    @property
+    def worst(self) -> Worst:
+        return max(self.passes.values(), key=lambda worst: worst.error, default=Worst())
+
+    def clearest(self, limit: float) -> Worst:
+        """Return the largest sample that is beyond a limit: a pattern shows best there.
+
+        Among massive values the others are hidden.
+        """
+        wrong = {name: worst for name, worst in self.passes.items() if not worst.error <= limit}
+        beyond = [worst for name, worst in wrong.items() if name != PROBES[5] or len(wrong) == 1]
+        return max(beyond, key=lambda worst: (worst.rows, worst.error), default=self.worst)
+
+    def agreeing(self, limit: float) -> list[str]:
+        """List the passes that keep a limit."""
+        return [name for name, worst in self.passes.items() if worst.error <= limit]
+
+    @property
+    def relative_mse(self) -> float:
+        return self.squared_error / self.energy if self.energy else 0.0
 
 
 class NoRouters:
@@ -119,36 +192,20 @@ class Segments:
 
     @cached_property
     def _massive_results(self) -> set[Site]:
-        """Return the products of the run whose results may be any: nothing is computed there."""
-        run, reference = self.model.module, self.base.module
-        taken = {port.name for port in self.view.ports}
-        return {
-            site
-            for site in self.view.sites
-            if site.is_product and site.port == "output" and site.name in taken
-            and site.name not in self.view.silent
-            and isinstance(
-                run.get_submodule(site.module), type(reference.get_submodule(site.module))
-            )
-        }  # fmt: skip
+        return free_products(self.view, self.model.module, self.base.module)
 
-    @contextmanager
-    def massive(self, name: str) -> Iterator[None]:
-        """Give massive values to the models before their first layer and behind products.
+    def massive(self, name: str) -> AbstractContextManager[Any]:
+        """Give massive values to both models, in the pass of that name alone.
 
-        In the pass of that name alone. The reference gets them behind products from the run.
+        They are before the first layer and behind products, where the reference gets the run's.
         """
-        if name != PROBES[5]:
-            yield
-            return
         first = [] if self._first_input is None else [self._first_input]
-        run, reference = self.model.module, self.base.module
-        with (
-            tap_sites(run, self._massive_results, with_massive_results, first=True, lenient=True),
-            tap_sites(run, first, with_massive, first=True, lenient=True),
-            tap_sites(reference, first, with_massive, first=True, lenient=True),
-        ):
-            yield
+        sides = self.model.module, self.base.module
+        return (
+            massive_values(*sides, first, self._massive_results)
+            if name == PROBES[5]
+            else nullcontext()
+        )
 
     @contextmanager
     def watch(self, sample: Any, name: str, is_probe: bool = False) -> Iterator[dict[str, Tensor]]:
@@ -295,7 +352,7 @@ class Segments:
         ratios = squares / row_scales(energy)
         if not worst.error >= float(ratios.max()):
             row = int(ratios.argmax())
-            at, of_numbers = slice(None), errors_by_number(ratios, real)
+            at, of_numbers = slice(None), _by_number(ratios, real)
             if expected.dim() > 2 and len(expected) > 1:
                 of_numbers = ratios.reshape(len(expected), -1).amax(1)
                 index, row = divmod(row, energy[0].numel())
@@ -311,6 +368,15 @@ class Segments:
                 of_numbers,
                 None if real is None else ~real.all(1),
             )
+
+
+def _by_number(ratios: Tensor, real: Tensor | None) -> Tensor | None:
+    """Return the largest error of each row of a batch with padding, whose real tokens follow."""
+    if real is None or ratios.numel() != int(real.sum()):
+        return None
+    numbers = real.to(ratios.device).nonzero()[:, 0]
+    largest = ratios.new_zeros(len(real))
+    return largest.scatter_reduce(0, numbers, ratios.reshape(-1), "amax")
 
 
 def row_scales(energy: Tensor) -> Tensor:

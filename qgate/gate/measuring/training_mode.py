@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qgate.gate.measuring.segment_errors import Worst
 from qgate.gate.measuring.segment_rows import pattern
-from qgate.gate.measuring.segments import Segments
-from qgate.gate.measuring.taken_tensors import TakenTensors
+from qgate.gate.measuring.segment_views import TakenTensors
+from qgate.gate.measuring.segments import Segments, Worst
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 
