@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from qgate.errors import QgateError
 from qgate.hooks import ModuleHooks
-from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import MASK, map_tensors
 from qgate.relations.caches import TextCalls
 
 
 def generates(calls: TextCalls) -> bool:
     """Tell if a model has a `generate()` that calls it with its cache."""
-    return bool(calls.past) and callable(getattr(calls.network, "generate", None))
+    has_settings = hasattr(calls.network, "generation_config")
+    return bool(calls.past) and has_settings and callable(getattr(calls.network, "generate", None))
 
 
 CallKwargs = Mapping[str, Any]
@@ -59,7 +59,7 @@ def generated_calls(
                 **{calls.names[0]: ids.to(device), MASK: mask.long().to(device)},
                 generation_config=settings, prefix_allowed_tokens_fn=next_token,
             )  # fmt: skip
-        except LENGTH_REFUSALS as error:
+        except Exception as error:  # of code that the user may have replaced
             raise QgateError(f"generate() does not run: {type(error).__name__}") from error
     if len(listed) != following.shape[1]:
         raise QgateError(f"generate() makes {len(listed)} calls for {following.shape[1]} tokens")

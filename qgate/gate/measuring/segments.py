@@ -108,7 +108,7 @@ class SiteError:
         return max(self.passes.values(), key=lambda worst: worst.error, default=Worst())
 
     def clearest(self, limit: float) -> Worst:
-        """Return the largest sample beyond a limit, which shows patterns best; massive values last."""
+        """Return the largest sample beyond a limit, where patterns show best; massive ones last."""
         wrong = {name: worst for name, worst in self.passes.items() if not worst.error <= limit}
         beyond = [worst for name, worst in wrong.items() if name != PROBES[5] or len(wrong) == 1]
         return max(beyond, key=lambda worst: (worst.rows, worst.error), default=self.worst)
