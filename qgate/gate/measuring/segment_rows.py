@@ -241,7 +241,7 @@ def _bias_fault(layer: nn.Module | None, site: str, worst: Worst) -> str:
     if unexplained > _UNEXPLAINED * float(error.square().sum()) or not share:
         return ""
     return (
-        "its bias is left out"
+        "a bias is dropped: its own"
         if abs(share + 1) < 0.02
         else f"its bias counts {1 + share:.3g} times"
     )
