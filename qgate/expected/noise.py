@@ -32,6 +32,9 @@ RUNS = 4
 CODE_RUNS = 12
 CODE_MARGIN = 6.0
 """Times the RMS effect of codes that noise decides: several of them may meet in one sum."""
+REPETITIONS = 3
+"""Calls of the same input, which are compared with each other."""
+_FACTOR_SIGMAS = 6.0
 MARGIN = 8.0
 """Times the noise of any order of summation: five standard deviations of a million elements."""
 CODE_ROOM, SCALE_ROOM = 2.0**-21, 2.0**-17
@@ -345,3 +348,13 @@ def entries_before(poisoned: Tensor) -> Tensor:
             shape = [-1 if other == dim else 1 for other in range(poisoned.dim())]
             before |= poisoned.any(dim, keepdim=True) & ~along.reshape(shape)
     return before
+
+
+def has_a_factor(change: Tensor, values: Tensor) -> bool:
+    """Tell if a change follows the values that it changes.
+
+    The last bits of sums in another order fall to either side. A counter or a state that scales
+    what a call gives does not: its changes have the signs of the values, or all the other ones.
+    """
+    products = (change.double() * values.double()).nan_to_num(0.0, 0.0, 0.0)
+    return bool(products.sum().abs() > _FACTOR_SIGMAS * products.square().sum().sqrt())

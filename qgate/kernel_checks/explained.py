@@ -36,6 +36,7 @@ class CodeCall:
     like    the reference function
     inputs  quantizers of arguments by position
     output  quantizer of the result
+    arithmetic  what the code computes in
     """
 
     arguments: Sequence[Tensor]
@@ -44,6 +45,7 @@ class CodeCall:
     like: Callable[..., Any]
     inputs: Mapping[int, QuantizerSettings]
     output: QuantizerSettings | None = None
+    arithmetic: str = "float32"
 
     def fault(
         self, known: Collection[str] = (), *, searches: bool = True, names: bool = True
@@ -62,7 +64,7 @@ class CodeCall:
             output=self.output,
             pack=None,
             unpack=None,
-            arithmetic="float32",
+            arithmetic=self.arithmetic,
             convention=None,
         )
         actual = self.code(*self.arguments).detach()

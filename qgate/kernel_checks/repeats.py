@@ -13,7 +13,7 @@ from torch import Tensor
 from qgate.expected.derived import are_independent
 from qgate.expected.intermediates import HALVES
 from qgate.expected.narrow_floats import same_bits
-from qgate.expected.repeats import REPETITIONS
+from qgate.expected.noise import REPETITIONS
 from qgate.kernel_checks.record import CheckFailure, CheckReport
 from qgate.kernel_checks.references import with_seed
 from qgate.kernel_checks.runs import Failing, KernelRun, error_words, shape_words

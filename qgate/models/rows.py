@@ -22,18 +22,23 @@ def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     return list(walk_tensors(value))
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a sample with every tensor changed; mappings become plain dicts."""
+def map_tensors(
+    value: Any, change: Callable[[Tensor], Tensor], of_objects: Callable[[Any], Any] | None = None
+) -> Any:
+    """Return a sample with every tensor changed; mappings become plain dicts.
+
+    `of_objects` changes what is neither a tensor nor made of values.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: map_tensors(item, change) for key, item in value.items()}
+        return {key: map_tensors(item, change, of_objects) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [map_tensors(item, change) for item in value]
+        items = [map_tensors(item, change, of_objects) for item in value]
         if hasattr(value, "_fields"):
             return type(value)(*items)
         return tuple(items) if isinstance(value, tuple) else items
-    return value
+    return value if of_objects is None else of_objects(value)
 
 
 def row_count(sample: Any) -> int:

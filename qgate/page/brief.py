@@ -16,8 +16,16 @@ from qgate.page.terminal import (
 )
 from qgate.results.across_weights import across_weights_texts
 from qgate.results.coverage import total_text
-from qgate.results.extent import covered_texts, extent_of, extent_text, is_partial, undeclared_texts
+from qgate.results.extent import (
+    coverage_in,
+    covered_texts,
+    extent_of,
+    extent_text,
+    is_partial,
+    undeclared_texts,
+)
 from qgate.results.looser import looser_text
+from qgate.results.met_shapes import unmet_text
 from qgate.results.power import least_power_text
 from qgate.results.summary import Tally
 from qgate.text import counted, listed
@@ -40,7 +48,8 @@ def green_lines(
         text += f": {about}; {total_text(coverage)}"
     power_words = least_power_text(header)
     details = [*([f"  {power_words}"] if power_words else []), *_unasked_texts(unasked)]
-    undeclared = [f"  {words}" for words in undeclared_texts(header)]
+    unmet = unmet_text(coverage_in(header))
+    undeclared = [f"  {words}" for words in (*undeclared_texts(header), unmet) if words]
     return [
         *wrapped_lines([text], width, "green"),
         *wrapped_lines(undeclared, width, "yellow"),

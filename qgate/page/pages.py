@@ -24,21 +24,26 @@ from qgate.page._texts import (
 )
 from qgate.page.runs import Run
 from qgate.results.across_weights import across_weights_texts
-from qgate.results.extent import cause_text, covered_texts, extent_of, is_partial
+from qgate.results.extent import cause_text, coverage_in, covered_texts, extent_of, is_partial
 from qgate.results.looser import factor_text, looser_of, places_text, value_text
+from qgate.results.met_shapes import shapes_text
 from qgate.results.other_tests import NOT_FINISHED, other_tests_text
 from qgate.results.pictures import Plots
 from qgate.results.power import DEFECT_WORDS, KINDS, power_of, size_text
 from qgate.results.tasks import BLIND, TASK_HEADS, detectable_text, task_cells, tasks_of
-from qgate.text import listed, shortened
+from qgate.text import counted, listed, shortened
 
 __all__ = ["Section", "map_fragment", "page", "summary_head"]
 
-_CAUSES, _NOTES, _PLACES = 50, 8, 12
+_CAUSES, _NOTES, _PLACES, _NAMES = 50, 8, 12, 6
 _NO_LINK = ("", "", 0, False)
 _POWER = (
     "The smallest defect of each kind that the limits in force see at every site, with the site "
     "where they see least."
+)
+_SHAPES = (
+    "The shapes of inputs that each quantized module took in this run, alone and in the model; "
+    "modules that met the same stand in one row."
 )
 _TONES = {"failed": "fail", "passed": "good", "open": "warn"}
 _COUNT_TONES = {"failed": "fail", "new": "warn", "no verdict": "warn", "passed": "good"}
@@ -89,6 +94,7 @@ def page(
         ("gates", "All gates", counts.total(), True),
         ("looser", "Looser limits", len(looser_of(run.header, shipped=False)), looser),
         ("power", "Smallest defects seen", 0, power_of(run.header)),
+        ("shapes", "Shapes that modules met", 0, shapes := _shapes(run)),
         ("tasks", "The task beside the reference", 0, tasks_of(run.header)),
         ("passing", "Passing gates", 0, nearest),
         ("update", "Update", update.get("entries", 0), update.get("changes")),
@@ -110,6 +116,7 @@ def page(
         omitted=omitted,
         looser=looser,
         power=_power(run),
+        shapes=shapes,
         tasks=_tasks(run),
         others=_others(run),
         heat=heat_view(run),
@@ -312,6 +319,25 @@ def _power(run: Run) -> dict[str, object] | None:
         ]
         rows.append((f"{mode['model']} {mode['mode']}", cells))
     return {"about": _POWER, "heads": [DEFECT_WORDS[kind].head for kind in kinds], "rows": rows}
+
+
+def _shapes(run: Run) -> dict[str, object] | None:
+    """Return the shapes that quantized modules met: rows of those that met the same."""
+    rows = [
+        (
+            f"{of['model']} {of['mode']}",
+            [
+                (counted(group["count"], "module"), listed(group["modules"], _NAMES)),
+                (shapes_text(group), ""),
+                (", ".join(group["never"]) or "–", ""),
+            ],
+        )
+        for of in coverage_in(run.header)
+        for group in of.get("shapes") or []
+    ]
+    return (
+        {"about": _SHAPES, "heads": ("modules", "met", "never met"), "rows": rows} if rows else None
+    )
 
 
 def _tasks(run: Run) -> dict[str, object] | None:

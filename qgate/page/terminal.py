@@ -24,6 +24,7 @@ from qgate.results.extent import (
     extent_text,
     is_partial,
     partial_text,
+    shapes_texts,
 )
 from qgate.results.failure_causes import FailureCause
 from qgate.results.looser import looser_text
@@ -203,7 +204,12 @@ def extent_lines(header: Mapping[str, Any], width: int) -> list[TerminalLine]:
         *(wrapped_lines([text], width, color) if text else []),
         *wrapped_lines(across_weights_texts(header), width, "yellow"),
         *wrapped_lines(
-            [*covered_texts(header), *power_texts(header), *task_texts(header)],
+            [
+                *covered_texts(header),
+                *shapes_texts(header),
+                *power_texts(header),
+                *task_texts(header),
+            ],
             width,
         ),
         *(wrapped_lines([looser], width, "yellow") if looser else []),

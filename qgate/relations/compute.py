@@ -12,8 +12,7 @@ from torch import Tensor
 
 from qgate.capture.next_tokens import predicts_next_tokens
 from qgate.errors import QgateError, unknown
-from qgate.expected.noise import ARITHMETICS
-from qgate.expected.repeats import has_a_factor
+from qgate.expected.noise import ARITHMETICS, has_a_factor
 from qgate.models import Model
 from qgate.modes import Quantized
 from qgate.relations.caches import TextCalls
@@ -38,7 +37,7 @@ _BEFORE = 3
 
 
 @dataclass
-class _Judge:
+class WayJudge:
     """Comparison of one way: which sites and tokens differ by more than noise."""
 
     limit_of: Callable[[str], float]
@@ -196,7 +195,7 @@ class ModelRelations:
     def _compare(self, way: Way, model: Model | None = None) -> None:
         """Run a way; note the first site in the order of the model that disagrees."""
         is_repeat = way.relation == REPEAT
-        judge = _Judge(lambda site: self._limit(site, way.relation), self._usual, is_repeat)
+        judge = WayJudge(lambda site: self._limit(site, way.relation), self._usual, is_repeat)
         sites = self.sites if model is None else leaf_sites(model)
         model = model or self.model
         is_fed = is_repeat or way.relation not in EXACT or bool(self._unsteady)
@@ -241,7 +240,7 @@ class ModelRelations:
             worst = max(float(errors.max()) for errors, _ in listed)
             self.report.errors[site] = max(worst, self.report.errors.get(site, 0.0))
 
-    def _flipped(self, way: Way, wrong: Sequence[str], judge: _Judge) -> list[str]:
+    def _flipped(self, way: Way, wrong: Sequence[str], judge: WayJudge) -> list[str]:
         """Return sites that differ by codes of attention weights alone, which noise turned."""
         cores = {site: core for site, core in cores_by_site(self.model).items() if site in wrong}
         few = [
@@ -251,7 +250,7 @@ class ModelRelations:
         ]
         if not few or self.bitwise:
             return []
-        second_judge = _Judge(judge.limit_of, judge.usual)
+        second_judge = WayJudge(judge.limit_of, judge.usual)
         with without_casts([cores[site] for site in few]):
             recording = self._record()
             FedRun(self.model, self.sites, recording, second_judge).run(way.calls())
@@ -320,7 +319,7 @@ class ModelRelations:
                 )
             )
 
-    def _disagreement(self, way: Way, site: str, judge: _Judge) -> Disagreement:
+    def _disagreement(self, way: Way, site: str, judge: WayJudge) -> Disagreement:
         limit = self._limit(site, way.relation)
         order = list(self.recording.tensors)
         before = tuple(order[max(0, order.index(site) - _BEFORE) : order.index(site)])

@@ -13,28 +13,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qgate.models import Site
+from qgate.models import Model, Site
 from qgate.models.long_texts import LONG
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import token_ids
 from qgate.relations.caches import CachedRequest, TextCalls
-from qgate.relations.compute import ModelRelations
+from qgate.relations.compute import ModelRelations, WayJudge
+from qgate.relations.generating import generated_calls, generates
 from qgate.relations.record import DECODED, REPEAT, RelationReport
-from qgate.relations.recording import Pass, Recording, Span, record
+from qgate.relations.recording import FedRun, Pass, Recording, Span, leaf_sites, record
 from qgate.relations.ways import TextRows, Way, pieces, prefix
 
 _MOST_BYTES = 2**29
 """Bytes of tensors of the long text that are kept to compare with."""
-_STEPS, _TILE = 3, 64
+_STEPS, _MANY_STEPS, _TILE = 3, 16, 64
 _OF_STATES = _TILE + 5
 """Tokens for a mode of states, which rounds them after each token and takes seconds for many."""
 _OTHERS = 16
 _FEW, _PADDED, _PADDING = 33, 24, 7
+_LONG_PADDED = 133
+_ROWS, _OF_ROW = 9, 12
+"""Rows of a batch that decodes together, and the tokens of its prefill."""
+_PROMPT, _CHUNK = 17, 33
 _BETWEEN = (200, 700)
 """Lengths of beginnings of the text: between those of samples, tiles and the text itself."""
 _SHARED_SCALES = "the mode has scales of a whole call, which tell requests and lengths apart"
 _NO_TEXT = "the samples are no token ids, or later tokens change earlier outputs"
-_OF_TEXT = frozenset({"others", "prefix", DECODED})
+_CHUNKED = "chunked"
+_OF_TEXT = frozenset({"others", "prefix", DECODED, _CHUNKED})
 _OF_ROWS = frozenset({"alone", "padded right"})
 
 
@@ -128,13 +134,53 @@ class DecodingRelations(ModelRelations):
             return
         last = [rows.tokens - 1] if rows.tokens < LONG else []
         for first in sorted({1, *(border - 1 for border in borders), *last}):
-            stop = min(first + _STEPS, rows.tokens)
+            stop = min(first + (_MANY_STEPS if first == 1 else _STEPS), rows.tokens)
             words = f"token by token behind a prefill of {first}"
             starts = [0, *range(first, stop)]
             yield Way(DECODED, words, pieces(rows, calls, [0], starts, stop))
-        if calls.has_mask and rows.tokens > _PADDED + _STEPS and not self._leaves_out_left():
-            words = f"token by token in a batch, a row behind {_PADDING} tokens of padding"
-            yield Way(DECODED, words, lambda: _decode_padded(rows, calls))
+        if rows.tokens > _PROMPT + _CHUNK:
+            yield self._chunk(calls)
+        if rows.tokens > _OF_ROW + _STEPS:
+            words = f"token by token in a batch of {_ROWS}"
+            yield Way(DECODED, words, lambda: _decode_batch(rows, calls))
+        if not calls.has_mask or self._leaves_out_left():
+            return
+        for tokens in (_PADDED, _LONG_PADDED):
+            if rows.tokens > tokens + _STEPS:
+                words = f"token by token in a batch, a row behind {_PADDING} tokens of padding"
+                words += f" in a prefill of {tokens}" * (tokens > _PADDED)
+                yield Way(DECODED, words, lambda n=tokens: _decode_padded(rows, calls, n))  # type: ignore[misc]
+        if generates(calls) and rows.tokens > _PADDED + _STEPS:
+            words = f"by generate(), greedily, a row behind {_PADDING} tokens of padding"
+            yield Way(
+                DECODED, words, lambda: _decode_padded(rows, calls, _PADDED, by_generate=True)
+            )
+
+    def _chunk(self, calls: TextCalls) -> Way:
+        """Return the way to read a piece of several tokens behind those in a cache."""
+        assert isinstance(self.rows, TextRows)
+        words = f"a piece of {_CHUNK} tokens behind a prefill of {_PROMPT}"
+        passes = pieces(self.rows, calls, [0], [0, _PROMPT], _PROMPT + _CHUNK)
+        return Way(_CHUNKED, words, passes)
+
+    def _compare(self, way: Way, model: Model | None = None) -> None:
+        """Compare a way; code of the reference that begins a piece anew is no fault of a mode."""
+        count = len(self.report.disagreements)
+        super()._compare(way, model)
+        disagreements = self.report.disagreements
+        if way.relation == _CHUNKED and len(disagreements) > count and not self._base_continues():
+            del disagreements[count:]
+            self.report.left_out[_CHUNKED] = "the reference begins a piece of a text anew"
+
+    def _base_continues(self) -> bool:
+        """Tell if the reference gives for a piece behind a cache what one pass gives."""
+        base, rows = self.base, self.rows
+        assert isinstance(rows, TextRows)
+        judge = WayJudge(lambda site: self.noise.limit(site, rows.tokens), lambda _site: 0.0)
+        sites = leaf_sites(base)
+        recording = record(base, sites, rows.first(_PROMPT + _CHUNK), is_long=True)
+        FedRun(base, sites, recording, judge).run(self._chunk(TextCalls.of(base)).calls())
+        return not any(judge.wrong(site) for site in judge.errors)
 
     def _beside_others(self, few: int) -> Way:
         rows = self.rows
@@ -192,22 +238,41 @@ def _borders(tokens: int) -> list[int]:
     return sorted({min(_TILE, powers[-1]), powers[-1]}) if powers else [max(1, tokens - 1)]
 
 
-def _decode_padded(rows: TextRows, calls: TextCalls) -> Iterator[Pass]:
+def _decode_padded(
+    rows: TextRows, calls: TextCalls, tokens: int, *, by_generate: bool = False
+) -> Iterator[Pass]:
     """Prefill two beginnings of the text, the shorter one behind padding, and decode both."""
-    lengths = [_PADDED, _PADDED - _PADDING]
-    ids = rows.sample[:, :_PADDED].repeat(2, 1)
+    lengths = [tokens, tokens - _PADDING]
+    ids = rows.sample[:, :tokens].repeat(2, 1)
     mask = torch.ones_like(ids, dtype=torch.bool)
     ids[1, :_PADDING], mask[1, :_PADDING] = _spare_of(rows)[0, :_PADDING], False
     ids[1, _PADDING:] = rows.sample[0, : lengths[1]]
     spans = [Span(0, 0, 0, 0, lengths[0]), Span(1, _PADDING, 0, 0, lengths[1])]
+    following = torch.stack([rows.sample[0, n : n + _STEPS + 1] for n in lengths])
+    generated = generated_calls(calls, ids, mask, following) if by_generate else []
     request = CachedRequest(calls)
     for step in range(_STEPS + 1):
+        sample = request.sample(ids, mask)
+        if by_generate:
+            sample = {**generated[step], calls.past: request.cache}
         with request.watch():
-            yield Pass(request.sample(ids, mask), 2, ids.shape[1], tuple(spans))
+            yield Pass(sample, 2, ids.shape[1], tuple(spans))
         at = [length + step for length in lengths]
         ids = rows.sample[0, at].unsqueeze(1)
         mask = torch.cat([mask, mask.new_ones(2, 1)], 1)
         spans = [Span(row, 0, 0, token, 1) for row, token in enumerate(at)]
+
+
+def _decode_batch(rows: TextRows, calls: TextCalls) -> Iterator[Pass]:
+    """Decode the beginning of the text as the first and the last of several rows."""
+    end = _OF_ROW + _STEPS
+    spare = torch.cat([_spare_of(rows).roll(end * row, 1) for row in range(_ROWS - 2)])
+    ids = torch.cat([rows.sample, spare, rows.sample])[:, :end]
+    request = CachedRequest(calls)
+    for start, stop in ((0, _OF_ROW), *((at, at + 1) for at in range(_OF_ROW, end))):
+        spans = tuple(Span(row, 0, 0, start, stop - start) for row in (0, _ROWS - 1))
+        with request.watch():
+            yield Pass(request.sample(ids[:, start:stop]), _ROWS, stop - start, spans)
 
 
 def _spare_of(rows: TextRows) -> Tensor:

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from qgate.errors import QgateError
 from qgate.expected.derived import CutAxis, are_independent, derive, find_axes
-from qgate.expected.noise import Expected, evaluate, expect, single_tensor
-from qgate.expected.repeats import REPETITIONS
+from qgate.expected.noise import REPETITIONS, Expected, evaluate, expect, single_tensor
 from qgate.formats import Quantizer
 from qgate.relations.causes import other_rows_in
 from qgate.relations.record import Disagreement, RelationReport

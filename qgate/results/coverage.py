@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from qgate.records import Meta
+from qgate.results.met_shapes import MetShapes, alike
 from qgate.results.pictures import Count
 from qgate.results.scopes import scope_of
 from qgate.text import listed
@@ -65,6 +66,7 @@ class ModeCoverage(TypedDict):
 
     tokens  those of the samples; samples where they are no token ids, as `unit` says
     undeclared  true for a kernel of one's own that does not say what it stands for
+    shapes  those that its quantized modules met
     """
 
     model: str
@@ -76,6 +78,7 @@ class ModeCoverage(TypedDict):
     unit: Literal["tokens", "samples"]
     uncovered: list[UncoveredPart]
     undeclared: NotRequired[bool]
+    shapes: NotRequired[list[MetShapes]]
 
 
 class OmittedGates(TypedDict):
@@ -126,6 +129,7 @@ class ModeScope:
     tokens     tokens of each sample; 1 each where the samples are no token ids
     positions  site -> for each sample, how many positions were compared; 0 without such an axis
     is_declared  it says what it quantizes, or stands for a mode that does
+    shapes     module -> tokens, samples and more that it met (qgate.results.met_shapes)
     """
 
     model: str
@@ -138,6 +142,7 @@ class ModeScope:
     unit: Literal["tokens", "samples"]
     positions: Mapping[str, Sequence[int]] = field(default_factory=dict)
     is_declared: bool = True
+    shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def joined(self, other: ModeScope) -> ModeScope:
         """Return the scope with the positions that another process compared, too."""
@@ -202,6 +207,8 @@ def coverage_of(
     )
     if not scope.is_declared:
         coverage["undeclared"] = True
+    if scope.shapes:
+        coverage["shapes"] = alike(scope.shapes)
     return coverage
 
 

@@ -20,6 +20,7 @@ from qgate.results.coverage import (
     coverage_texts,
     gaps_of,
 )
+from qgate.results.met_shapes import mode_shapes_texts
 from qgate.results.schema import Record
 from qgate.text import listed
 
@@ -191,6 +192,17 @@ def covered_texts(header: Mapping[str, object] | Record) -> list[str]:
     more = [f"{len(texts) - _EXTENTS:,} other extents of modes in the report"]
     compared = [f"compared in {text}" for text in texts[:_EXTENTS]] + more * (len(texts) > _EXTENTS)
     return [*compared, *undeclared_texts(header)]
+
+
+def coverage_in(header: Mapping[str, object] | Record) -> list[ModeCoverage]:
+    """Return what a header says of the modes that held gates compared; nothing of a shard."""
+    extent = extent_of(header)
+    return [] if extent is None or header.get("shard") else extent.get("coverage") or []
+
+
+def shapes_texts(header: Mapping[str, object] | Record) -> list[str]:
+    """Write the shapes that modules met in each mode, those of few modes."""
+    return mode_shapes_texts(coverage_in(header))[:_EXTENTS]
 
 
 def undeclared_texts(header: Mapping[str, object] | Record) -> list[str]:

@@ -64,6 +64,14 @@ class SmallAttention(nn.Module):
         allowed = (steps <= here) & (steps > here - window)
         if self.fault == "mask early in decoding" and start:
             allowed = allowed & (steps < here)
+        if self.fault == "mask of a piece early" and start and hidden.shape[1] > 1:
+            allowed = allowed & (steps < here)
+        if self.fault == "window of a batch early" and start and len(hidden) > 4:
+            allowed = allowed & (steps > here - 8)
+        if self.fault == "window early beyond 128 in a batch" and start > 128 and len(hidden) > 1:
+            allowed = allowed & (steps > here - 8)
+        if self.fault == "window early from step 12 on" and 12 < k.shape[2] < 24 and start:
+            allowed = allowed & (steps > here - 8)
         if self.fault == "future seen":
             allowed = allowed | (steps == here + 1)
         scores = q @ k.mT / math.sqrt(q.shape[-1])

@@ -36,7 +36,7 @@ from qgate.gate.measuring.passes import (
     outer_tensors,
     shortened,
 )
-from qgate.gate.measuring.segment_noise import sensitivities
+from qgate.gate.measuring.segment_noise import SegmentNoise
 from qgate.gate.measuring.segment_probes import several
 from qgate.gate.measuring.segment_rows import segment_rows
 from qgate.gate.measuring.segment_views import view_of
@@ -73,7 +73,6 @@ class Bench(LoadedModel):
     _beyond: dict[tuple[str, str], float] = field(default_factory=dict)
     _measured: dict[str, list[Measured]] = field(default_factory=dict)
     _segments: dict[str, Segments] = field(default_factory=dict)
-    _sensitivities: dict[str, dict[str, float]] = field(default_factory=dict)
     _gradients: dict[str, list[Measured]] = field(default_factory=dict)
     _logits: dict[str, list[Tensor]] = field(default_factory=dict)
     _declared_ideals: dict[Mode, dict[str, float]] = field(default_factory=dict)
@@ -93,7 +92,7 @@ class Bench(LoadedModel):
         reference = self.reference(quantized.model.basis)
         inputs, together = self.model.inputs, self.runs_together(mode)
         segments, meant = self.segments(quantized), self.meant_of(quantized)
-        holding = late.holding.Holding(quantized, self.model, meant)
+        holding = late.holding.Holding(quantized, self.model, meant, segments.met_shapes)
         caches = None if mode.attention is None else late.cache_traces.RunTraces(quantized)
         states = None if mode.states is None else late.state_traces.StateRunTraces(quantized)
         with contextlib.ExitStack() as stack:
@@ -256,7 +255,8 @@ class Bench(LoadedModel):
         if quantized.mode.name not in self._segments:
             base = self.model.in_basis(quantized.model.basis)
             view = view_of(quantized, base, self.meant_of(quantized))
-            segments = Segments(quantized.model, base, view, is_own=quantized.mode.own)
+            noise = {} if quantized.mode.own else self._noise.among_massive(base)
+            segments = Segments(quantized.model, base, view, quantized.mode.own, noise)
             self._segments[quantized.mode.name] = segments
             segments.probe(several(self.model.inputs), self.long_row(quantized.mode))
         return self._segments[quantized.mode.name]
@@ -266,11 +266,10 @@ class Bench(LoadedModel):
         return self.segments(self.quantized(mode)).left_out
 
     def _isolated(self, segments: Segments) -> list[Measured]:
-        base = segments.base
-        if segments.errors and base.basis not in self._sensitivities:
-            self._sensitivities[base.basis] = sensitivities(base, several(self.model.inputs))
-        rows = segment_rows(segments, self._sensitivities.get(base.basis, {}), self._places)
-        return late.half_code.with_half_faults(rows, segments) if segments.is_own_half else rows
+        noise = self._noise.of(segments.base) if segments.errors else {}
+        rows = segment_rows(segments, noise, self._places)
+        samples = several(self.model.inputs)
+        return late.half_code.with_half(rows, segments, samples) if segments.is_half else rows
 
     def _blocks(
         self, scope: str, actual: Capture, reference: Capture, layers: Sequence[str]
@@ -298,6 +297,10 @@ class Bench(LoadedModel):
             )
             for number, name in enumerate(name for name in reference if ":" not in name)
         ]
+
+    @cached_property
+    def _noise(self) -> SegmentNoise:
+        return SegmentNoise(several(self.model.inputs))
 
     @cached_property
     def _gradient_code(self) -> GradientCode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -33,6 +34,16 @@ class CallArguments:
         return tuple(_in_dtype_of(given, value) for value, given in pairs), named
 
 
+def anew(value: Any) -> Any:
+    """Copy an object that a call may change, as it does a cache; a module stays itself."""
+    if value is None or isinstance(value, nn.Module | str | int | float):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except (RuntimeError, TypeError):
+        return value
+
+
 def _in_dtype_of(given: Any, value: Any) -> Any:
     is_cast = isinstance(given, Tensor) and isinstance(value, Tensor)
     return value.to(given.dtype) if is_cast else value
@@ -51,7 +62,8 @@ def arguments_of(model: Model, modules: Collection[str], sample: Any) -> dict[st
 
     def recorder(name: str) -> Callable[..., None]:
         def before(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, object]) -> None:
-            recorded.setdefault(name, CallArguments(*map_tensors((args, kwargs), torch.clone)))
+            if name not in recorded:
+                recorded[name] = CallArguments(*map_tensors((args, kwargs), torch.clone, anew))
 
         return before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from qgate.gate.measuring.call_arguments import CallArguments, arguments_of
-from qgate.gate.measuring.segment_views import SegmentView
-from qgate.gate.measuring.segments import TakenTensors
+from qgate.expected.distances import relative_error
+from qgate.gate.measuring.call_arguments import CallArguments, anew, arguments_of
+from qgate.gate.measuring.segment_rows import IS_PLACE, SAYS_NOTHING
+from qgate.gate.measuring.segment_views import SegmentView, TakenTensors
 from qgate.hooks.tapping import tap_sites
 from qgate.kernel_checks.explained import CodeCall, floating_state
 from qgate.models import Model, Site
@@ -21,11 +23,10 @@ from qgate.models.rows import cut_sample, fullest_row, map_tensors
 
 Parameters = Mapping[str, Tensor]
 FEW_TOKENS = 24
+_ROUNDINGS = 16.0
+"""Times the rounding of a dtype that two results of the same code may be apart."""
+_ARITHMETICS = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Tokens of the sample that code is run with."""
-SAYS_NOTHING = r"elements are wrong, the first at|errors look like rounding|a small error in all"
-"""Words of a fault that has no name."""
-IS_PLACE = r"(?:is|are) (?:wrong|zero)$"
-"""How words end that say where a fault is, and not what it is."""
 BLOCK_INPUT = "the block's input"
 
 
@@ -64,7 +65,7 @@ class CodeBetween:
             raise _Reached
 
         dtype = next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
-        args, kwargs = map_tensors((self.call.args, self.call.kwargs), _cast_to(dtype))
+        args, kwargs = map_tensors((self.call.args, self.call.kwargs), _cast_to(dtype), anew)
         module = self.root.get_submodule(self.block)
         with (
             tap_sites(self.root, [self.end], take, first=True),
@@ -80,7 +81,7 @@ class CodeBetween:
         self, tensors: Sequence[Tensor], parameters: Parameters
     ) -> tuple[list[Site], list[str]]:
         """Return the sources and the parameters that the result depends on."""
-        leaves = [t.detach().double().requires_grad_() for t in (*tensors, *parameters.values())]
+        leaves = [t.detach().float().requires_grad_() for t in (*tensors, *parameters.values())]
         starts, of_block = leaves[: len(tensors)], leaves[len(tensors) :]
         with torch.enable_grad():
             result = self(starts, dict(zip(parameters, of_block, strict=True)))
@@ -102,7 +103,7 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     actual  the model under test, whose tensors are taken
     """
     end = next((site for site in view.sites if site.name == name), None)
-    block = base.layer_of(end.module) if end is not None else ""
+    block = _block_around(base, end) if end is not None else ""
     if end is None or not block:
         return ""
     sample = cut_sample(fullest_row(base.inputs[0]), slice(0, 1), FEW_TOKENS)
@@ -113,16 +114,20 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     sources = [
         site
         for site in view.sites
-        if base.layer_of(site.module) == block and site.name in forwarded and site is not end
+        if f"{site.module}.".startswith(f"{block}.") and site.name in forwarded and site is not end
     ]
-    call = arguments_of(base, [block], sample)[block]
+    call = arguments_of(actual, [block], sample)[block]
     parameters = floating_state(base.module.get_submodule(block))
+    for owner, quantized in view.weights.items():  # as the run reads them
+        if f"{owner}.".startswith(f"{block}."):
+            inside = f"{owner}.".removeprefix(f"{block}.")
+            parameters |= {f"{inside}{key}": value for key, value in quantized.items()}
     whole = CodeBetween(base.module, block, call, sources, end)
     sites, names = whole.needs([forwarded[site.name][0] for site in sources], parameters)
     right = replace(whole, sources=sites)
     own = replace(right, root=actual.module)
-    values = [forwarded[site.name][0].float() for site in sites]
-    values += [parameters[name] for name in names]
+    run_tensors = [forwarded[site.name][0] for site in sites]
+    values = [*(tensor.float() for tensor in run_tensors), *(parameters[name] for name in names)]
 
     def split(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Parameters]:
         tensors, of_block = given[: len(sites)], given[len(sites) :]
@@ -136,17 +141,85 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     def code(*given: Tensor) -> Tensor:
         if not all(map(torch.equal, given[len(sites) :], values[len(sites) :])):
             raise ValueError("the block under test has parameters of its own")
-        return own(given[: len(sites)], {})
+        # Code in 16 bits takes what the run handed it, whatever dtype the reference computes in.
+        pairs = zip(given[: len(sites)], run_tensors, strict=True)
+        return own([tensor.to(of_run.dtype) for tensor, of_run in pairs], {})
 
     short = [
         BLOCK_INPUT if site.is_block else site.name.removeprefix(f"{block}.") for site in sites
     ]
-    call_of_code = CodeCall(values, [*short, *names], code, like, {})
+    arithmetic = _ARITHMETICS.get(next((x.dtype for x in run_tensors), torch.float32), "float32")
+    call_of_code = CodeCall(values, [*short, *names], code, like, {}, arithmetic=arithmetic)
     with torch.no_grad():
-        words = call_of_code.fault()
+        result = code(*values)
+        elsewhere = {
+            BLOCK_INPUT if site.is_block else site.name.removeprefix(f"{block}."): tensors[0]
+            for site in sources
+            if site not in sites and site.port == "output" and (tensors := forwarded[site.name])
+        }
+        words = _other_source(
+            like, dict(zip(short, values, strict=False)), elsewhere, result, values
+        )
+        words = words or call_of_code.fault()
     if words == f"{BLOCK_INPUT} is not used: read as zeros":
         return "it has lost its residual, the input of the block"
+    words = re.sub(r" \(declare arithmetic=.*\)", "", _in_terms_of_site(words, end, result))
     return "" if re.search(f"{SAYS_NOTHING}|{IS_PLACE}", words) else words
+
+
+def _block_around(base: Model, end: Site) -> str:
+    """Return the layer that code at a site is in, else the module, or what calls it; or nothing."""
+    layer = base.layer_of(end.module)
+    if layer or end.port == "output":
+        return layer or end.module
+    parent = end.module.rpartition(".")[0]
+    return "" if any(name.startswith(f"{parent}.") for name in base.layers) else parent
+
+
+def _other_source(
+    like: Callable[..., Tensor],
+    sources: Mapping[str, Tensor],
+    others: Mapping[str, Tensor],
+    result: Tensor,
+    values: Sequence[Tensor],
+) -> str:
+    """Name a tensor of the block that is read in the place of another, or two that change places.
+
+    like     the right code, which takes `values`: the sources and then parameters
+    others   tensors of other sites of the block
+    """
+    eps = torch.finfo(result.dtype).eps
+    names = [*sources]
+
+    def explains(changed: Mapping[int, Tensor]) -> bool:
+        changed_values = [changed.get(position, value) for position, value in enumerate(values)]
+        error = relative_error(result.float(), like(*changed_values).float())
+        return error <= (_ROUNDINGS * eps) ** 2
+
+    if explains({}):
+        return ""
+    for position, name in enumerate(names):
+        for other, tensor in {**sources, **others}.items():
+            if other == name or tensor.shape != values[position].shape:
+                continue
+            if explains({position: tensor.float()}):
+                return f"{other} is read in the place of {name}"
+    for first, second in itertools.combinations(range(len(names)), 2):
+        pair = values[first], values[second]
+        if pair[0].shape == pair[1].shape and explains({first: pair[1], second: pair[0]}):
+            return f"{names[first]} and {names[second]} are read in each other's place"
+    return ""
+
+
+def _in_terms_of_site(words: str, end: Site, result: Tensor) -> str:
+    """Call the axes of a result what they are at a site: channels, and tokens before them."""
+    axis = end.channel_axis(result) % result.dim()
+    if axis != result.dim() - 1:
+        places = r"\b(?:index|indices|entry|entries) ([\d, to]+?(?: of [\d,]+)?)"
+        places += rf" (?:in|of) dimension {axis}\b"
+        return re.sub(places, lambda m: f"channel{'s' * (' to ' in m[1])} {m[1]}", words)
+    words = re.sub(r"\bcolumn", "channel", words)
+    return re.sub(r"\brow", "token", words) if result.dim() > 2 else words
 
 
 def _cast_to(dtype: torch.dtype) -> Callable[[Tensor], Any]:

@@ -53,6 +53,11 @@ def mode_scope(bench: Bench, quantized: Quantized) -> ModeScope:
         tokens=tokens,
         unit=unit,
         is_declared=not quantized.mode.own or bench.meant_of(quantized) is not quantized,
+        shapes={
+            name: shapes.statement()
+            for name, shapes in bench.segments(quantized).met_shapes.items()
+            if name in modules and shapes.met
+        },
     )
 
 

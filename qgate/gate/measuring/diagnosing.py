@@ -22,7 +22,7 @@ from qgate.expected.searched_scales import scales_of
 from qgate.formats import Quantizer
 from qgate.gate.checks import Check
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.code_faults import SAYS_NOTHING, code_fault
+from qgate.gate.measuring.code_faults import code_fault
 from qgate.gate.measuring.passes import fed, float64_array, flow, outer_tensors, shortened
 from qgate.gate.measuring.reproductions import (
     Reproduction,
@@ -31,6 +31,7 @@ from qgate.gate.measuring.reproductions import (
     of_product,
     of_tensors,
 )
+from qgate.gate.measuring.segment_rows import IS_PLACE, IS_VAGUE, SAYS_NOTHING
 from qgate.gate.verdict import Verdict
 from qgate.kernel_checks.casts import check_cast
 from qgate.kernel_checks.explained import module_fault
@@ -110,6 +111,8 @@ class SiteDiagnoses:
             return ""  # its reason says what is wrong inside
         if check.about.against_noise and (words := self._code_fault(mode, check)):
             return words
+        if check.about.against_noise and not _is_unnamed(check.reason):
+            return ""
         words = self._diagnose(mode, check.site)
         is_block = check.site.rpartition(":")[0] in self._bench.model.layers
         if check.about.against_noise and not is_block:
@@ -123,9 +126,10 @@ class SiteDiagnoses:
 
     def _code_fault(self, mode: Mode, check: Check) -> str:
         """Name what the code before a site does wrong, where its fault has no name yet."""
-        if "the product of" in check.reason and not re.search(SAYS_NOTHING, check.reason):
-            return ""
-        if self._searches >= MOST_SEARCHES:
+        is_product, is_unnamed = "the product of" in check.reason, _is_unnamed(check.reason)
+        is_open = re.search(SAYS_NOTHING, check.reason) if is_product else is_unnamed
+        is_vague = not is_product and re.search(IS_VAGUE, _words_of(check.reason))
+        if not (is_open or is_vague) or self._searches >= MOST_SEARCHES:
             return ""
         self._searches += 1
         quantized = self._bench.quantized(mode)
@@ -135,7 +139,9 @@ class SiteDiagnoses:
             words = code_fault(quantized.model, base, view, check.site)
         except (QgateError, *LENGTH_REFUSALS, KernelRefusal):
             return ""
-        return f"is not what FP32 code makes of the tensors before it: {words}" if words else ""
+        if not words or (is_vague and not is_open and "depends on" in words):
+            return ""
+        return f"is not what FP32 code makes of the tensors before it: {words}"
 
     def _gradient(self, mode: Mode, name: str) -> str:
         """Diagnose a gradient; those of the latest mode are kept, for its other sites."""
@@ -257,6 +263,16 @@ class SiteDiagnoses:
         return describe_rows(actual, expected)
 
 
+def _words_of(reason: str) -> str:
+    """Return the words of a reason that say what is wrong, without the worst place."""
+    return reason.partition(" (worst at")[0]
+
+
+def _is_unnamed(reason: str) -> bool:
+    """Tell if a reason says at most where an error is."""
+    return bool(re.search(f"{SAYS_NOTHING}|{IS_PLACE}", _words_of(reason)))
+
+
 def _entries(verdict: Verdict) -> Sequence[Check]:
     """Return the failures of a gate where its error may enter, the likeliest first."""
     first: dict[str, Check] = {}
@@ -265,7 +281,9 @@ def _entries(verdict: Verdict) -> Sequence[Check]:
     # A wrong gradient flows back.
     errors = [check for check in of_tensors if check.limit.is_accepted]
     gradients = [check for check in errors if is_wrong_gradient(vars(check))]
-    likely = sorted(local, key=lambda c: (needs_accepted(vars(c)), c.order))
+    likely = sorted(
+        local, key=lambda c: (needs_accepted(vars(c)), c.order, not c.about.against_noise)
+    )
     for check in likely or sorted(gradients, key=lambda c: -c.order):
         first.setdefault(check.site, check)
     return list(first.values())[:MOST_OF_GATE]

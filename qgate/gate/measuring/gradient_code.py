@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -25,7 +26,7 @@ from qgate.gate.measuring.gradient_segments import (
 )
 from qgate.gate.measuring.segment_noise import limit_of
 from qgate.gate.measuring.segment_probes import TRAINING, probes, several
-from qgate.gate.measuring.segment_rows import pattern
+from qgate.gate.measuring.segment_rows import SAYS_NOTHING, pattern
 from qgate.gate.measuring.segment_views import Passed, plain_view, view_around_mixers, view_of
 from qgate.gate.measuring.segments import Segments, SiteError
 from qgate.gate.measuring.training_mode import (
@@ -93,11 +94,13 @@ def gradient_faults(
         limit = limit_of(errors, sensitivities.get(site, 1.0))
         is_added_in_half = errors.unit > 0 and site in gradients.vectors
         limit = max(limit, _ADDED_IN_HALF) if is_added_in_half else limit
-        is_a_factor = not is_added_in_half and gradients.factor(site)
-        if is_a_factor and (words := gradients.factor(site, right())):
-            yield site, words
-        elif not errors.worst.error <= limit:
-            words = _pattern(errors, limit, site in gradients.parameters)
+        is_wrong = not errors.worst.error <= limit
+        words = _pattern(errors, limit, site in gradients.parameters) if is_wrong else ""
+        is_unnamed = not words or re.search(f"{SAYS_NOTHING}|^tokens [^c]* are wrong", words)
+        is_a_factor = is_unnamed and not is_added_in_half and gradients.factor(site)
+        if is_a_factor and (factor := gradients.factor(site, right())):
+            yield site, factor
+        elif is_wrong:
             beyond = [kind for kind, w in errors.passes.items() if not w.error <= limit]
             mode = f" in {TRAINING}" * (beyond == [TRAINING])
             yield site, f"is not what {OF_CODE}{mode}: {words}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from qgate.expected.repeats import has_a_factor
+from qgate.expected.noise import has_a_factor
 from qgate.formats import Quantizer
 from qgate.gate.measured import Conformance, Measured
 from qgate.gate.measuring.compared_sites import backward_sites

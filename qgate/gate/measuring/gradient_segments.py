@@ -23,8 +23,8 @@ from qgate.devices import exact_math
 from qgate.expected.intermediates import HALVES
 from qgate.formats.quantizer import Quantizer, inside_range
 from qgate.gate.measuring.segment_probes import TRAINING
-from qgate.gate.measuring.segment_views import Passed
-from qgate.gate.measuring.segments import Segments, SiteError, swapped
+from qgate.gate.measuring.segment_views import Passed, swapped
+from qgate.gate.measuring.segments import Segments, SiteError
 from qgate.hooks.tapping import tap_sites
 from qgate.models import Site
 from qgate.models.rows import real_tokens

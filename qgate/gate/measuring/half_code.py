@@ -23,6 +23,7 @@ from qgate.expected.noise import ARITHMETICS
 from qgate.expected.structure import FACTOR, draw, figures
 from qgate.gate.measured import Measured
 from qgate.gate.measuring.attention_arithmetic import RunAttention, TakenCall, taken_calls
+from qgate.gate.measuring.half_gains import with_gains
 from qgate.gate.measuring.passes import shortened
 from qgate.gate.measuring.segment_probes import several
 from qgate.gate.measuring.segments import Segments
@@ -38,8 +39,14 @@ FACTOR_BEYOND = 5.0
 _OF_CODE = "FP32 code makes of the same tensors"
 
 
-def with_half_faults(rows: Sequence[Measured], segments: Segments) -> list[Measured]:
-    """Return isolated errors; those of wrong code in 16 bits say what is wrong there."""
+def with_half(rows: Sequence[Measured], segments: Segments, sample: Any) -> list[Measured]:
+    """Return isolated errors; those of wrong code in 16 bits say what is wrong there.
+
+    In a mode of qgate's own every tensor that code reads may have a factor; code of one's own may
+    round in another order, and is held module by module.
+    """
+    if not segments.is_own:
+        return with_gains(rows, segments, sample)
     open_rows = {row.site: row for row in rows if not (row.why or {}).get("isolated")}
     try:
         faults = dict(half_faults(segments.model, segments.base, open_rows))

@@ -25,6 +25,7 @@ from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import row_count
 from qgate.modes import Quantized
+from qgate.results.met_shapes import ModuleShapes
 from qgate.text import listed
 
 if TYPE_CHECKING:
@@ -49,8 +50,18 @@ _NEAR = 1e-2
 class Holding:
     """The values of one mode that are held bit for bit, whatever was accepted."""
 
-    def __init__(self, quantized: Quantized, model: Model, meant: Quantized) -> None:
-        """`meant` is the mode that a kernel of the user's stands for, or the mode itself."""
+    def __init__(
+        self,
+        quantized: Quantized,
+        model: Model,
+        meant: Quantized,
+        met: dict[str, ModuleShapes] | None = None,
+    ) -> None:
+        """`meant` is the mode that a kernel of the user's stands for, or the mode itself.
+
+        The shapes that modules take are noted in `met`.
+        """
+        self._met = {} if met is None else met
         self.quantized, base = quantized, model.in_basis(quantized.model.basis)
         quantizers = None
         if quantized.mode.own:
@@ -86,6 +97,10 @@ class Holding:
             self._agreements[related.site] = agreement
         if not self.quantized.mode.own:
             self._run_special(calls)
+        for site, (call, _samples) in calls.items():
+            shapes = self._met.setdefault(site.rpartition(":")[0], ModuleShapes())
+            for shape, is_strided in call.met:
+                shapes.add(shape, is_strided=is_strided)
         if not self.quantized.mode.own and self.quantized.mode.choices is None:
             self._hold_weights()
         if self._declared is not None:

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from qgate.expected.derived import CutAxis, DerivedInput, derive
-from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, Expected
-from qgate.expected.repeats import REPETITIONS, has_a_factor
+from qgate.expected.noise import (
+    ARITHMETICS,
+    FUNCTION_ROUNDINGS,
+    MARGIN,
+    REPETITIONS,
+    Expected,
+    has_a_factor,
+)
 from qgate.formats import Quantizer
 from qgate.gate.measured import OTHER_VALUES, Conformance
 from qgate.hooks import ModuleHooks
@@ -74,13 +80,18 @@ class RelatedCall:
 
     arguments: dict[int | str, Any]
     result: Tensor
+    met: set[tuple[tuple[int, ...], bool]] = field(default_factory=set)
+    """Shapes of its first input that the module took, and whether memory was strided."""
 
     def repeat(self, module: nn.Module, values: Sequence[Any]) -> Tensor:
         """Call the module with other values of the same arguments."""
         named = dict(zip(self.arguments, values, strict=True))
         args = [value for key, value in named.items() if isinstance(key, int)]
         kwargs = {key: value for key, value in named.items() if isinstance(key, str)}
-        return first_tensor(module(*args, **kwargs))
+        result = first_tensor(module(*args, **kwargs))
+        if (first := next((x for x in values if isinstance(x, Tensor)), None)) is not None:
+            self.met.add((tuple(first.shape), not first.is_contiguous()))
+        return result
 
 
 def first_tensor(result: Any) -> Tensor:

@@ -8,14 +8,15 @@ there. Sums may be added in any order, as in `qgate.expected.noise`.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from qgate.expected.noise import ARITHMETICS, FUNCTION_ROUNDINGS, MARGIN, moved
-from qgate.gate.measuring.segment_probes import probes
-from qgate.gate.measuring.segment_views import Passed, plain_view
-from qgate.gate.measuring.segments import Segments, SiteError, TakenTensors
+from qgate.gate.measuring.segment_probes import PROBES, massive_probe, probes
+from qgate.gate.measuring.segment_views import Passed, TakenTensors, plain_view
+from qgate.gate.measuring.segments import Segments, SiteError
 from qgate.models import Model
 
 _STEP = 2.0**-12
@@ -24,12 +25,17 @@ _UNIT = ARITHMETICS["float32"]
 
 
 @torch.no_grad()
-def sensitivities(base: Model, sample: Any) -> dict[str, float]:
-    """Return by site how many rounding errors of its inputs arrive at the worst row."""
+def sensitivities(base: Model, sample: Any, *, massive: bool = False) -> dict[str, float]:
+    """Return by site how many rounding errors of its inputs arrive at the worst row.
+
+    massive   among massive values
+    """
     view = plain_view(base)
     short, name = next(probes(sample))
-    recorder = TakenTensors(copies=True)
-    with recorder.watch(base.module, view.ports):
+    if massive:
+        short, name = massive_probe(sample), PROBES[5]
+    recorder, segments = TakenTensors(copies=True), Segments(base, base, view)
+    with segments.massive(name), recorder.watch(base.module, view.ports):
         outputs = base.outputs(short)
     passed = view.read(recorder.tensors)
     generator = torch.Generator().manual_seed(0)
@@ -37,12 +43,34 @@ def sensitivities(base: Model, sample: Any) -> dict[str, float]:
         site: [moved(tensor, _STEP, generator).to(tensor.dtype) for tensor in tensors]
         for site, tensors in passed.forwarded.items()
     }
-    segments = Segments(base, base, view)
     segments.replay(short, Passed(passed.actual, values), name, outputs)
     return {
         site: math.sqrt(max(errors.worst.error, 0.0)) / _STEP
         for site, errors in segments.errors.items()
     }
+
+
+@dataclass
+class SegmentNoise:
+    """Float noise at the sites of a model by basis, measured once on a short sample."""
+
+    sample: Any
+    _known: dict[tuple[str, bool], dict[str, float]] = field(default_factory=dict)
+
+    def of(self, base: Model, *, massive: bool = False) -> dict[str, float]:
+        """Return by site how many rounding errors arrive, usually or among massive values."""
+        key = base.basis, massive
+        if key not in self._known:
+            self._known[key] = sensitivities(base, self.sample, massive=massive)
+        return self._known[key]
+
+    def among_massive(self, base: Model) -> dict[str, float]:
+        """Return by site how many times the usual noise there is among massive values."""
+        usual = self.of(base)
+        return {
+            site: noise / max(1.0, usual.get(site, 1.0))
+            for site, noise in self.of(base, massive=True).items()
+        }
 
 
 def limit_of(errors: SiteError, sensitivity: float) -> float:

@@ -33,10 +33,18 @@ else:
     recurrent_faults = LateModule("qgate.gate.measuring.recurrent_faults")
 
 
+SAYS_NOTHING = r"elements are wrong, the first at|a small error in all"
+"""Words of a fault that has no name."""
+IS_PLACE = r"(?:is|are) (?:wrong|zero)$"
+"""How words end that say where a fault is, and not what it is."""
+IS_VAGUE = r"rows of its .* are other ones$|by a (?:factor|number) each|by the same vector"
+"""Words that may be said of several faults."""
 _UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
 _ENOUGH = 1e-5
 """The share of it that is noise, so that no more terms are looked for."""
+_CLEAR = 4.0
+"""Times its noise that the factor of a token is away from 1."""
 _ROWS, _CHANNELS = 96, 512
 _LEAST_SHARE = 0.02
 _TINY = 1e-300
@@ -86,7 +94,9 @@ def explain_segment(segments: Segments, site: str, limit: float) -> str:
         own = segments.model.module.get_submodule(module)
         words = recurrent_faults.recurrent_fault(layer, own, worst)
     words = words or _router_fault(segments, module) or _stored_fault(segments, module)
-    words = words or pattern(worst, limit)
+    words = words or worst.some_of_batch(limit) + (
+        _bias_fault(layer, site, worst) or _pattern_there(segments, module, worst, limit)
+    )
     source = "what FP32 code makes of the tensors before it"
     if weight is not None and worst.inputs is not None:
         source = "the product of its quantized input and weight"
@@ -216,17 +226,80 @@ def _product(inputs: Tensor) -> Product:
     return Product((0, 1), "ak", "bk", "ab", "k", axis)
 
 
-def pattern(worst: Worst, limit: float) -> str:
+def _bias_fault(layer: nn.Module | None, site: str, worst: Worst) -> str:
+    """Say that a product counts its bias otherwise, if that explains its error."""
+    bias = getattr(layer, "bias", None)
+    if not isinstance(layer, nn.Linear) or not isinstance(bias, Tensor) or worst.actual is None:
+        return ""
+    assert worst.expected is not None
+    if not site.endswith(":output") or worst.expected.shape[-1:] != bias.shape:
+        return ""
+    b = bias.detach().double()
+    error = (worst.actual.double() - worst.expected.double()).reshape(-1, len(b)).mean(0)
+    share = float(error.dot(b) / b.square().sum().clamp_min(_TINY))
+    unexplained = float((error - share * b).square().sum())
+    if unexplained > _UNEXPLAINED * float(error.square().sum()) or not share:
+        return ""
+    return (
+        "a bias is dropped: its own"
+        if abs(share + 1) < 0.02
+        else f"its bias counts {1 + share:.3g} times"
+    )
+
+
+def _pattern_there(segments: Segments, module: str, worst: Worst, limit: float) -> str:
+    words = pattern(worst, limit)
+    if re.search(SAYS_NOTHING, words):
+        return _border(segments, module, worst, limit) or words
+    return words
+
+
+def _border(segments: Segments, module: str, worst: Worst, limit: float) -> str:
+    """Say that a convolution is wrong along the border of its images alone."""
+    layer = segments.base.module.get_submodule(module)
+    if not isinstance(layer, nn.Conv2d) or worst.expected is None or worst.expected.dim() != 4:
+        return ""
+    _, _, outside = _bounds(worst, limit)
+    wrong = outside.any(-1)[0]
+    widths = [size // 2 for size in layer.kernel_size]
+    inside = [slice(width, size - width) for width, size in zip(widths, wrong.shape, strict=True)]
+    if not bool(wrong.any()) or not wrong[tuple(inside)].numel() or wrong[tuple(inside)].any():
+        return ""
+    return "the border of the image is wrong, and nothing within: it is padded otherwise"
+
+
+def _bounds(worst: Worst, limit: float) -> tuple[Tensor, Expected, Tensor]:
+    """Return an actual tensor, the expected one with room for noise, and what is outside of it."""
     actual, expected = worst.actual, worst.expected
     assert actual is not None
     assert expected is not None
     scale = row_scales(expected.double().square().sum(-1)).sqrt().unsqueeze(-1)
     room = scale * (_PEAK * math.sqrt(limit / expected.shape[-1]))
-    values = expected.double()
-    bounds = Expected.around(values, room)
-    wrong = bounds.outside(actual.double())
+    bounds = Expected.around(expected.double(), room)
+    return actual, bounds, bounds.outside(actual.double())
+
+
+def _row_factors(actual: Tensor, expected: Tensor) -> str:
+    """Say that tokens have a factor each, below the rounding of every element."""
+    right = expected.reshape(-1, expected.shape[-1])
+    error = actual.double().reshape(right.shape) - right
+    energy = right.square().sum(-1).clamp_min(_TINY)
+    sizes = (error * right).sum(-1) / energy
+    noise = (error - sizes.unsqueeze(-1) * right).square().sum(-1) / energy / right.shape[-1]
+    is_clear = sizes.square() > _CLEAR**2 * noise
+    if right.shape[-1] < 2 or float(is_clear.double().mean()) < 0.5:
+        return ""
+    least, most = (1 + float(side(sizes[is_clear])) for side in (torch.min, torch.max))
+    count = f"{int(is_clear.sum()):,} of {len(right):,}"
+    return (
+        f"{count} tokens are off by a factor each, {least:.4g} to {most:.4g}: their scales are off"
+    )
+
+
+def pattern(worst: Worst, limit: float) -> str:
+    actual, bounds, wrong = _bounds(worst, limit)
     if not bool(wrong.any()):
-        return "a small error in all elements"
+        return _row_factors(actual, bounds.values) or "a small error in all elements"
     words = (
         outputs.describe_ruin(actual, bounds, wrong)
         or outputs.describe(actual, bounds, wrong)

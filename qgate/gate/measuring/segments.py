@@ -9,7 +9,7 @@ the next site: a code that fell to the other side upstream is no error, in any m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,18 +17,32 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qgate.device_errors import DeviceMemoryError
-from qgate.gate.measuring.segment_probes import PROBES, TRAINING, probes, with_massive
-from qgate.gate.measuring.segment_views import Passed, Port, SegmentView
+from qgate.gate.measuring.segment_probes import (
+    PROBES,
+    TRAINING,
+    massive_probe,
+    massive_values,
+    probes,
+)
+from qgate.gate.measuring.segment_views import (
+    Passed,
+    SegmentView,
+    TakenTensors,
+    free_products,
+    swapped,
+)
 from qgate.hooks.tapping import tap_sites
 from qgate.loading import LateModule
 from qgate.models import Model
 from qgate.models.experts import routers_of
 from qgate.models.refusals import LENGTH_REFUSALS
-from qgate.models.rows import is_text, real_tokens, tensors_of, without_padding
+from qgate.models.rows import real_tokens, tensors_of, without_padding
 from qgate.models.sites import Site
+from qgate.results.met_shapes import ModuleShapes
+from qgate.text import listed
 
 if TYPE_CHECKING:
     from qgate.gate.measuring import routing as routing
@@ -52,10 +66,25 @@ class Worst:
     inputs: Tensor | None = None
     row: int = 0
     sample: str = ""
+    of_numbers: Tensor | None = None
+    padded: Tensor | None = None
+    """Of each sample of a batch the largest error, and whether it has padding."""
 
     def place(self) -> str:
         """Say which row of which sample it is."""
         return f"worst at token {self.row} of {self.rows}, {self.sample}"
+
+    def some_of_batch(self, limit: float) -> str:
+        """Name the samples of a batch that are wrong beside right ones; empty if all are."""
+        if self.of_numbers is None:
+            return ""
+        wrong = ~(self.of_numbers <= limit)
+        if bool(wrong.all()):
+            return ""
+        if self.padded is not None and torch.equal(wrong, self.padded):
+            return "in the rows with padding alone, which is not masked: "
+        numbers = listed([*map(str, wrong.nonzero().flatten().tolist())], 5)
+        return f"in number {numbers} of {len(wrong)} of a batch, and right in the others: "
 
     @property
     def rows(self) -> int:
@@ -79,8 +108,9 @@ class SiteError:
         return max(self.passes.values(), key=lambda worst: worst.error, default=Worst())
 
     def clearest(self, limit: float) -> Worst:
-        """Return the largest sample that is beyond a limit: a pattern shows best there."""
-        beyond = [worst for worst in self.passes.values() if not worst.error <= limit]
+        """Return the largest sample beyond a limit, where patterns show best; massive ones last."""
+        wrong = {name: worst for name, worst in self.passes.items() if not worst.error <= limit}
+        beyond = [worst for name, worst in wrong.items() if name != PROBES[5] or len(wrong) == 1]
         return max(beyond, key=lambda worst: (worst.rows, worst.error), default=self.worst)
 
     def agreeing(self, limit: float) -> list[str]:
@@ -111,9 +141,12 @@ class Segments:
     model: Model
     base: Model
     view: SegmentView
+    is_own: bool = False
+    massive_noise: Mapping[str, float] = field(default_factory=dict)
+    """By site, the float noise among massive values in units of that of other ones."""
     errors: dict[str, SiteError] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    is_own: bool = False
+    met_shapes: dict[str, ModuleShapes] = field(default_factory=dict)
     _overwritten: set[str] = field(default_factory=set)
     _bytes: float | None = None
 
@@ -124,9 +157,9 @@ class Segments:
         self.routers = routing.Routers(run, reference, names) if names else NoRouters()
 
     @property
-    def is_own_half(self) -> bool:
-        """Tell if a mode of one's own computes in 16 bits."""
-        return self.is_own and any(errors.unit for errors in self.errors.values())
+    def is_half(self) -> bool:
+        """Tell if a mode computes in 16 bits."""
+        return any(errors.unit for errors in self.errors.values())
 
     @torch.no_grad()
     def probe(self, sample: Any, long: Tensor | None) -> None:
@@ -138,10 +171,10 @@ class Segments:
             return
         inputs = [] if self.is_own else list(probes(sample))
         is_wide = all(p.dtype != torch.float16 for p in self.model.module.parameters())
-        massive = [(inputs[0][0], PROBES[5])] if inputs and is_text(sample) and is_wide else []
+        massive = [(massive_probe(sample), PROBES[5])] if inputs and is_wide else []
         for probe, name in [*inputs, *([] if long is None else [(long, PROBES[4])]), *massive]:
             try:
-                with self._massive(name), self.watch(probe, name, is_probe=True) as outputs:
+                with self.massive(name), self.watch(probe, name, is_probe=True) as outputs:
                     outputs |= self.model.outputs(probe)
             except (*LENGTH_REFUSALS, DeviceMemoryError) as error:
                 self.left_out.setdefault(
@@ -154,19 +187,22 @@ class Segments:
         first = f"{self.model.layers[0]}:input" if self.model.layers else ""
         return next((site for site in self.view.sites if site.name == first), None)
 
-    @contextmanager
-    def _massive(self, name: str) -> Iterator[None]:
-        """Give both models massive values before their first layer, in the pass of that name."""
-        if name != PROBES[5] or self._first_input is None:
-            yield
-            return
-        sites = [self._first_input]
-        run, reference = self.model.module, self.base.module
-        with (
-            tap_sites(run, sites, with_massive, first=True, lenient=True),
-            tap_sites(reference, sites, with_massive, first=True, lenient=True),
-        ):
-            yield
+    @cached_property
+    def _massive_results(self) -> set[Site]:
+        return free_products(self.view, self.model.module, self.base.module)
+
+    def massive(self, name: str) -> AbstractContextManager[Any]:
+        """Give massive values to both models, in the pass of that name alone.
+
+        They are before the first layer and behind products, where the reference gets the run's.
+        """
+        first = [] if self._first_input is None else [self._first_input]
+        sides = self.model.module, self.base.module
+        return (
+            massive_values(*sides, first, self._massive_results)
+            if name == PROBES[5]
+            else nullcontext()
+        )
 
     @contextmanager
     def watch(self, sample: Any, name: str, is_probe: bool = False) -> Iterator[dict[str, Tensor]]:
@@ -186,6 +222,11 @@ class Segments:
         if learns:
             self._overwritten |= recorder.overwritten()
             self._bytes = recorder.nbytes() / max(1, _size(sample))
+        for site in self.view.sites:
+            if site.port == "input" and site.is_product:
+                shapes = self.met_shapes.setdefault(site.module, ModuleShapes(site.channels))
+                for tensor in recorder.tensors.get(site.name, ()):
+                    shapes.add(tensor.shape, is_strided=not tensor.is_contiguous())
         self.replay(sample, self.view.read(recorder.tensors), name, outputs)
 
     def _fits(self, sample: Any) -> bool:
@@ -256,7 +297,7 @@ class Segments:
         actual, expected, inputs = sides
         if actual is expected or not expected.is_floating_point() or not expected.numel():
             return
-        if name == PROBES[5] and site == self._first_input:
+        if name == PROBES[5] and (site == self._first_input or site in self._massive_results):
             return
         if self.is_own and name == PROBES[4] and _unit(actual):
             return  # code that rounds in another order may be further off at one token of many
@@ -300,15 +341,17 @@ class Segments:
             # An element below the normal numbers may be off by a smallest step.
             squares = (squares - errors.channels * _subnormal(actual) ** 2).clamp_min(0.0)
         if name == PROBES[5]:
-            squares = squares / _MASSIVE_ROOM
+            noise = max(1.0, self.massive_noise.get(output or site.name, 1.0))
+            squares = squares / (_MASSIVE_ROOM * noise * noise)
         else:
             errors.squared_error += float(squares.sum())
             errors.energy += float(energy.sum())
         ratios = squares / row_scales(energy)
         if not worst.error >= float(ratios.max()):
             row = int(ratios.argmax())
-            at = slice(None)
+            at, of_numbers = slice(None), _by_number(ratios, real)
             if expected.dim() > 2 and len(expected) > 1:
+                of_numbers = ratios.reshape(len(expected), -1).amax(1)
                 index, row = divmod(row, energy[0].numel())
                 at = slice(index, index + 1)
                 name = f"number {index} of {name}"
@@ -319,68 +362,24 @@ class Segments:
                 None if inputs is None else inputs[at].clone(),
                 row,
                 name,
+                of_numbers,
+                None if real is None else ~real.all(1),
             )
+
+
+def _by_number(ratios: Tensor, real: Tensor | None) -> Tensor | None:
+    """Return the largest error of each row of a batch with padding, whose real tokens follow."""
+    if real is None or ratios.numel() != int(real.sum()):
+        return None
+    numbers = real.to(ratios.device).nonzero()[:, 0]
+    largest = ratios.new_zeros(len(real))
+    return largest.scatter_reduce(0, numbers, ratios.reshape(-1), "amax")
 
 
 def row_scales(energy: Tensor) -> Tensor:
     """Return what the error of each row is measured against: its energy, or the usual one's."""
     usual = energy.median() if energy.numel() else energy.new_zeros(())
     return energy.clamp_min(float(usual)).clamp_min(torch.finfo(energy.dtype).tiny)
-
-
-class TakenTensors:
-    """Tensors that a pass hands over; those that later code overwrites are copied."""
-
-    def __init__(self, overwritten: Iterable[str] = (), copies: bool = False) -> None:
-        self.tensors: dict[str, list[Tensor]] = {}
-        self._copied = set(overwritten)
-        self._copies = copies
-        self._versions: list[tuple[str, Tensor, int]] = []
-        self._clones: dict[tuple[int, int], Tensor] = {}
-
-    @contextmanager
-    def watch(self, module: nn.Module, ports: Sequence[Port]) -> Iterator[None]:
-        first = [port for port in ports if port.first]
-        after = [port for port in ports if not port.first]
-        with (
-            tap_sites(module, first, self._take, first=True),
-            tap_sites(module, after, self._take),
-        ):
-            yield
-
-    def _take(self, port: Port, tensor: Tensor) -> None:
-        key = id(tensor), (version := _version(tensor))
-        if key not in self._clones:
-            is_copied = self._copies or port.name in self._copied
-            self._clones[key] = tensor.detach().clone() if is_copied else tensor.detach()
-        self._versions.append((port.name, tensor, version))
-        self.tensors.setdefault(port.name, []).append(self._clones[key])
-
-    def overwritten(self) -> set[str]:
-        return {name for name, tensor, version in self._versions if _version(tensor) != version}
-
-    def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self._clones.values())
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-@contextmanager
-def swapped(module: nn.Module, parameters: Mapping[str, Mapping[str, Tensor]]) -> Iterator[None]:
-    """Let modules compute with other parameters for a while."""
-    before: list[tuple[nn.Module, str, Any]] = []
-    try:
-        for name, values in parameters.items():
-            owner = module.get_submodule(name)
-            for key, value in values.items():
-                before.append((owner, key, owner._parameters[key]))
-                owner._parameters[key] = value  # type: ignore[assignment]
-        yield
-    finally:
-        for owner, key, parameter in before:
-            owner._parameters[key] = parameter
 
 
 def _size(sample: Any) -> int:

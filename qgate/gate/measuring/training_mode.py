@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from qgate.gate.measuring.segment_rows import pattern
-from qgate.gate.measuring.segments import Segments, TakenTensors, Worst
+from qgate.gate.measuring.segment_views import TakenTensors
+from qgate.gate.measuring.segments import Segments, Worst
 from qgate.models import Model
 from qgate.models.refusals import LENGTH_REFUSALS
 

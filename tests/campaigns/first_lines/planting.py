@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,13 +46,6 @@ class Fault:
     suite: str = "forward"
 
 
-class _Undiagnosed(ModelGates):
-    """Gates without the search for causes, which takes longer than all measuring of them."""
-
-    def diagnose(self, _mode: Any, _verdict: Any) -> Mapping[tuple[str, str], str]:
-        return {}
-
-
 def first_line(fault: Fault, mode: str, folder: Path) -> str:
     """Run the gates of a mode with a fault and return the first line of the run, if any is red."""
     model = subject(fault.model)
@@ -75,7 +68,7 @@ def _first_line_of(model: qgate.Model, mode: str, plant: Plant, suite: str, fold
     if suite == "relations":
         outcomes = [RelationGates(bench, folder, Policy()).mode(suite, chosen)]
     else:
-        gates = _Undiagnosed(bench, folder, Policy(), updating="all")
+        gates = ModelGates(bench, folder, Policy(), updating="all")
         gates.plots = "none"
         gate = gates.gradients if suite == "gradients" else gates.layer
         outcomes = [gate(suite, chosen, layer) for layer in bench.layers]

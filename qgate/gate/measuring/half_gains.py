@@ -1,0 +1,179 @@
+"""Factors that code in 16 bits gives to what it reads: below its rounding, but no rounding.
+
+A residual that counts 1.01 times, or scores 1 % too large, move a result by less than bfloat16
+rounds it. Rounding has no direction, and such a factor has: the result moves as FP32 code says that
+it moves with the tensor which the factor belongs to.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qgate.gate.measured import Measured
+from qgate.gate.measuring.segment_probes import probes
+from qgate.gate.measuring.segment_views import Passed, TakenTensors, swapped
+from qgate.gate.measuring.segments import Segments
+from qgate.hooks.tapping import tap_sites
+from qgate.models import Site
+
+_STEP = 2.0**-5
+"""The relative step by which a tensor is moved to see where results go."""
+_ROUNDINGS = 0.25
+"""Roundings of the dtype by which a factor is off from which it is a fault: right code of ten
+models had up to 0.1."""
+_SIGMAS, _LEAST_ROWS = 8.0, 32
+"""Times its noise that a factor is off, over at least so many rows."""
+_LEAST_SHARE = 1e-4
+"""Energy of where a result moves, of its own: a norm does not move with what it divides by."""
+_MOST_OUTSIDE = 24
+"""Sites outside of blocks that are moved one at a time."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Distance from 1 of the factor of one tensor in the results of a segment, and its noise."""
+
+    source: str
+    size: float
+    noise: float
+    energy: float
+
+    @property
+    def explained(self) -> float:
+        return self.size * self.size * self.energy
+
+
+def with_gains(rows: Sequence[Measured], segments: Segments, sample: Any) -> list[Measured]:
+    """Return isolated errors; sites whose code has a factor that it should not have say so."""
+    faults = gain_faults(segments, sample)
+    return [
+        replace(row, why={**(row.why or {}), "isolated": faults[row.site]})
+        if row.site in faults and not (row.why or {}).get("isolated")
+        else row
+        for row in rows
+    ]
+
+
+def gain_faults(segments: Segments, sample: Any) -> dict[str, str]:
+    """Return by site which tensor counts more or less than it should, in words."""
+    faults = {}
+    for site, listed in gains(segments, sample).items():
+        most = _ROUNDINGS * segments.errors[site].unit if site in segments.errors else math.inf
+        wrong = [gain for gain in listed if abs(gain.size) > max(most, _SIGMAS * gain.noise)]
+        if wrong:
+            gain = max(wrong, key=lambda gain: gain.explained)
+            source = gain.source.removesuffix(":input")
+            name = "the block's input" if source in segments.base.layers else gain.source
+            faults[site] = (
+                f"is not what FP32 code makes of the tensors before it: {name} counts "
+                f"{1 + gain.size:.4g} times, which is no rounding"
+            )
+    return faults
+
+
+@torch.no_grad()
+def gains(segments: Segments, sample: Any) -> dict[str, list[Gain]]:
+    """Return by site the factors of the tensors that the code before it reads."""
+    short, _ = next(probes(sample))
+    recorder = TakenTensors(copies=True)
+    with segments.routers.record(), recorder.watch(segments.model.module, segments.view.ports):
+        segments.model.outputs(short)
+    passed = segments.view.read(recorder.tensors)
+    right = _replayed(segments, passed, short)
+
+    def block_of(site: str) -> str:
+        return segments.base.layer_of(site.partition(":")[0])
+
+    listed: dict[str, list[Gain]] = defaultdict(list)
+    for group in _alike(segments, passed):
+        for site, moved in _replayed(segments, passed, short, group).items():
+            if all(map(torch.equal, moved, right[site])):
+                continue
+            source = next((s for s in group if block_of(s) == block_of(site)), group[0])
+            sides = zip(passed.actual[site], right[site], moved, strict=True)
+            gain = _gain(source, [_products(*side) for side in sides])
+            if gain is not None:
+                listed[site].append(gain)
+    return listed
+
+
+def _alike(segments: Segments, passed: Passed) -> list[list[str]]:
+    """Group sites that are moved together: those of one name in all blocks, others alone.
+
+    No segment reads two blocks; experts of a block count as one.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    outside = 0
+    for site in segments.view.sites:
+        if site.name not in passed.forwarded:
+            continue
+        block = segments.base.layer_of(site.module)
+        outside += not block
+        if block or outside <= _MOST_OUTSIDE:
+            name = re.sub(r"\d+", "#", site.name.removeprefix(block)) if block else site.name
+            groups[name].append(site.name)
+    return [*groups.values()]
+
+
+def _replayed(
+    segments: Segments, passed: Passed, sample: Any, moved: Sequence[str] = ()
+) -> dict[str, list[Tensor]]:
+    """Return what the reference's code makes at each site of the run's tensors, some moved."""
+    results: dict[str, list[Tensor]] = defaultdict(list)
+    sites = [site for site in segments.view.sites if site.name in passed.actual]
+
+    def take(site: Site, tensor: Tensor) -> Tensor | None:
+        index = len(results[site.name])
+        results[site.name].append(tensor)
+        forwarded = passed.forwarded[site.name]
+        if index >= len(forwarded) or forwarded[index].numel() != tensor.numel():
+            return None
+        value = forwarded[index].to(tensor.dtype).reshape(tensor.shape)
+        return value * (1 + _STEP) if site.name in moved else value
+
+    module = segments.base.module
+    with (
+        tap_sites(module, sites, take),
+        swapped(module, segments.view.weights),
+        segments.routers.follow(),
+    ):
+        segments.base.outputs(sample)
+    return {
+        site: tensors
+        for site, tensors in results.items()
+        if site not in segments.view.silent and _are_alike(tensors, passed.actual[site])
+    }
+
+
+def _are_alike(results: Sequence[Tensor], of_run: Sequence[Tensor]) -> bool:
+    return len(results) == len(of_run) and all(
+        x.shape == y.shape and x.is_floating_point() for x, y in zip(results, of_run, strict=True)
+    )
+
+
+def _products(actual: Tensor, right: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return per row what an error has in common with where the result moves, and their sizes."""
+    rows = [x.double().reshape(-1, right.shape[-1] if right.dim() else 1) for x in (actual, right)]
+    direction = (moved.double().reshape(rows[1].shape) - rows[1]) / _STEP
+    sums = ((rows[0] - rows[1]) * direction, direction.square(), rows[1].square())
+    along, squares, energy = (of.nan_to_num(0.0, 0.0, 0.0).sum(-1) for of in sums)
+    return along, squares, energy
+
+
+def _gain(source: str, products: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Gain | None:
+    along, squares, energies = (torch.cat(of) for of in zip(*products, strict=True))
+    energy = float(squares.sum())
+    is_still = not energy > _LEAST_SHARE * float(energies.sum())
+    if is_still or int((squares > 0).sum()) < _LEAST_ROWS:
+        return None
+    size = float(along.sum()) / energy
+    noise = math.sqrt(float((along - size * squares).square().sum())) / energy
+    return Gain(source, size, noise, energy)
