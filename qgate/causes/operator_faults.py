@@ -55,13 +55,13 @@ class OperatorFault:
         """Return the function with this fault."""
 
         def faulty(*arguments: Any) -> Any:
-            with _SpelledAttention(), _Sites(arguments, self):
+            with SpelledAttention(), _Sites(arguments, self):
                 return like(*arguments)
 
         return faulty
 
 
-class _SpelledAttention(TorchFunctionMode):
+class SpelledAttention(TorchFunctionMode):
     """Compute attention by the operators that define it."""
 
     def __torch_function__(
@@ -220,7 +220,7 @@ def scaled_operators(
 
 def _traced(like: Function, arguments: Sequence[Any]) -> _Sites:
     sites = _Sites(arguments)
-    with _SpelledAttention(), sites:
+    with SpelledAttention(), sites:
         evaluate(like, arguments)
     return sites
 

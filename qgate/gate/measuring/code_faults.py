@@ -96,15 +96,17 @@ class CodeBetween:
         )
 
 
-def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
-    """Say what code between two sites does wrong, beside the reference's code; empty if unknown.
+def code_call(actual: Model, base: Model, view: SegmentView, name: str) -> CodeCall | None:
+    """Return the code before a site with the tensors of a run, beside the reference's code.
+
+    The code of a block begins at sites in it; outside of blocks each module is taken by itself.
 
     actual  the model under test, whose tensors are taken
     """
     end = next((site for site in view.sites if site.name == name), None)
-    block = base.layer_of(end.module) if end is not None else ""
-    if end is None or not block:
-        return ""
+    if end is None:
+        return None
+    block = base.layer_of(end.module) or end.module
     sample = cut_sample(fullest_row(base.inputs[0]), slice(0, 1), FEW_TOKENS)
     recorder = TakenTensors(copies=True)
     with torch.no_grad(), recorder.watch(actual.module, view.ports):
@@ -113,7 +115,9 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     sources = [
         site
         for site in view.sites
-        if base.layer_of(site.module) == block and site.name in forwarded and site is not end
+        if block in (base.layer_of(site.module), site.module)
+        and site.name in forwarded
+        and site is not end
     ]
     call = arguments_of(base, [block], sample)[block]
     parameters = floating_state(base.module.get_submodule(block))
@@ -141,9 +145,11 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
     short = [
         BLOCK_INPUT if site.is_block else site.name.removeprefix(f"{block}.") for site in sites
     ]
-    call_of_code = CodeCall(values, [*short, *names], code, like, {})
-    with torch.no_grad():
-        words = call_of_code.fault()
+    return CodeCall(values, [*short, *names], code, like, {})
+
+
+def name_of(words: str) -> str:
+    """Return the words of a fault of code, empty where they say no more than that it is wrong."""
     if words == f"{BLOCK_INPUT} is not used: read as zeros":
         return "it has lost its residual, the input of the block"
     return "" if re.search(f"{SAYS_NOTHING}|{IS_PLACE}", words) else words
