@@ -115,20 +115,21 @@ def _plant(module: nn.Module, part: str, code: Any) -> None:
     elif part == "gate" and isinstance(module, Mlp):
         forward = lambda x, of=module: of.down(code(of.gate(x), of.up(x)))  # noqa: E731
     elif part in ("attention", "turn") and isinstance(module, Attention):
-        forward = lambda x, of=module: _attention(of, x, part, code)  # noqa: E731
+        turned, attend = (code, RIGHT["attention"]) if part == "turn" else (turn, code)
+        forward = lambda x, of=module: planted_attention(of, x, turned, attend)  # noqa: E731
     if forward is not None:
         module.forward = forward  # type: ignore[method-assign]
 
 
-def _attention(of: Attention, x: Tensor, part: str, code: Any) -> Tensor:
+def planted_attention(of: Attention, x: Tensor, turned: Any, attend: Any) -> Tensor:
+    """Compute attention with other code for positions, and behind them."""
     batch, tokens, _ = x.shape
     q, k, v = (
         projection(x).view(batch, tokens, -1, WIDTH // HEADS).transpose(1, 2)
         for projection in (of.q_proj, of.k_proj, of.v_proj)
     )
-    turn_by, attend = (code, RIGHT["attention"]) if part == "turn" else (turn, code)
     k, v = (side.repeat_interleave(HEADS // GROUPS, 1) for side in (turn(k), v))
-    mixed = attend(turn_by(q), k, v)
+    mixed = attend(turned(q), k, v)
     y: Tensor = of.o_proj(mixed.transpose(1, 2).reshape(batch, tokens, -1))
     return y
 
