@@ -51,6 +51,8 @@ NO_WEIGHT = 1e-4
 """Share of the largest weight of a term below which a term is called lost."""
 LEAST_GAIN, CLEAR = 0.005, 6.0
 """Excess of a factor that no rounding leaves, and times its noise that it is to be."""
+MEAN = "the mean "
+"""How faults of what is subtracted before a stage begin."""
 STEEPER = 2.0
 """Times that noise may grow more than the roundings that make it, as of a smooth function."""
 WEAKEST_NOISE = 0.1
@@ -163,6 +165,9 @@ def _wrong_values(case: Failing) -> str:
     some = narrowed(case)
     words = describe_declaration(some) or describe_operator_before_cast(some)
     if words:
+        return words
+    # A mean over other dimensions may do what an argument without its mean does.
+    if (words := describe_wrong_stage(some)).startswith(MEAN):
         return words
     words, casts = describe_wrong_cast(some)
     words = words or describe_integer_sums(some)
