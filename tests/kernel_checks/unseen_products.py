@@ -247,7 +247,7 @@ PRODUCTS = (
     UnseenFault("weight scale inverted", "reciprocal of its scales", "fp8", _fp8(None, lambda w: FORMATS["fp8"].cast(w) / (_amax(w) / 448) ** 2)),
     UnseenFault("scale of amax by 470", "0.953 times|amax/470", "fp8", _fp8(lambda x: (x / (_amax(x) / 470)).to(torch.float8_e4m3fn).float() * (_amax(x) / 470))),
     UnseenFault("mx scale of the mean", "(input|argument 0) .*mean of magnitudes", "mxfp8", _mx(_mx_of(lambda _e, b: b.abs().mean(-1, keepdim=True).clamp_min(1e-30).log2().floor() - 8))),
-    UnseenFault("mx scale no smaller than 2^-8", "(weight|argument 1) .*no smaller than", "mxfp8", _mx(None, _mx_of(lambda e, _b: e.clamp_min(-8)))),
+    UnseenFault("mx scale no smaller than 2^-8", "(weight|argument 1) .*(no smaller than|8 times the scale)", "mxfp8", _mx(None, _mx_of(lambda e, _b: e.clamp_min(-8)))),
     UnseenFault("mx scale of the first 16", "(input|argument 0) .*first 16", "mxfp8", _mx(_mx_of(lambda _e, b: b[..., :16].abs().amax(-1, keepdim=True).clamp_min(1e-30).log2().floor() - 8))),
     UnseenFault("mx scale of the even block", "(weight|argument 1) .*(first of each 2 groups|blocks of 64)", "mxfp8", _mx(None, lambda w: _mx_of(lambda e, _b: e[..., torch.arange(e.shape[-2]) // 2 * 2, :])(w))),
     UnseenFault("mx scales of the row before", "(weight|argument 1) .*scale.*(row|moved|previous|next)", "mxfp8", _mx(None, _mx_of(lambda e, _b: e.roll(1, -3)))),
