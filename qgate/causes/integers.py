@@ -140,18 +140,18 @@ def _directed(x: Floats, q: QuantizerSettings, *, up: bool) -> Floats:
 def _signs_of_lanes(wrap: float) -> Iterator[tuple[str, Code]]:
     """List signs that are lost at one end of each word, as where it is shifted without its sign."""
     for count in (2, 4, 8):
-        for place, which in ((0, "first"), (count - 1, "last")):
+        for lane, which in ((0, "first"), (count - 1, "last")):
             words = f"the {which} of each {count} codes"
-            yield f"has lost the sign of {words}", _at_lane(np.abs, count, place)
+            yield f"has lost the sign of {words}", _at_lane(np.abs, count, lane)
             yield (
                 f"has {words} read without its sign",
-                _at_lane(lambda codes: codes % wrap, count, place),
+                _at_lane(lambda codes: codes % wrap, count, lane),
             )
 
 
-def _at_lane(change: Code, count: int, place: int) -> Code:
+def _at_lane(change: Code, count: int, lane: int) -> Code:
     def changed(codes: Floats) -> Floats:
-        is_there = np.arange(codes.shape[-1]) % count == place
+        is_there = np.arange(codes.shape[-1]) % count == lane
         return np.where(is_there, change(codes), codes)
 
     return changed

@@ -177,18 +177,18 @@ def _read_as(x: Floats, q: QuantizerSettings, ideal: Cast, groups: Groups) -> Fl
 
 def forgotten_scales(own: str) -> Iterator[tuple[str, Move]]:
     """List scales at one end of each line that are 1, as where a loop stops early."""
-    for place, which in ((0, "first"), (-1, "last")):
+    for end, which in ((0, "first"), (-1, "last")):
         yield (
             f"a scale of 1 for the {which} group of each {own}",
-            lambda s, place=place: _with_one(s, place),  # type: ignore[misc]
+            lambda s, end=end: _with_one(s, end),  # type: ignore[misc]
         )
 
 
-def _with_one(scales: Floats, place: int) -> Floats:
+def _with_one(scales: Floats, end: int) -> Floats:
     if scales.shape[1] < 2:
         raise QgateError("there is one group")
     changed = scales.copy()
-    changed[:, place] = 1.0
+    changed[:, end] = 1.0
     return changed
 
 

@@ -46,9 +46,9 @@ def wrong_readings(arguments: Sequence[Any], declared: Sequence[int]) -> Iterato
             changed = list(arguments)
             changed[first], changed[second] = arguments[second], arguments[first]
             yield Fault(f"arguments {first} and {second} are swapped", changed)
-            for words, both in _of_one_row(arguments[first], arguments[second]):
+            for words, pair in _of_one_row(arguments[first], arguments[second]):
                 changed = list(arguments)
-                changed[first], changed[second] = both
+                changed[first], changed[second] = pair
                 yield Fault(f"arguments {first} and {second} are {words}", changed)
 
 

@@ -55,18 +55,18 @@ def product_faults(call: Call) -> Iterator[CallFault]:
         are = "are" if last - first > 1 else "is"
         yield CallFault(f"{which} of a product over {count} {are} lost", without)
     if call.name == "bmm" and count > 1:
-        for place, side, dim in ((0, "first", -1), (1, "second", -2)):
+        for operand, side, dim in ((0, "first", -1), (1, "second", -2)):
             for eps in NORM_EPS:
                 yield CallFault(
                     f"the {side} side of a matrix product is divided by its RMS over {count} terms",
-                    lambda a, place=place, dim=dim, eps=eps: _normed(a, place, dim, eps),  # type: ignore[misc]
+                    lambda a, operand=operand, dim=dim, eps=eps: _normed(a, operand, dim, eps),  # type: ignore[misc]
                 )
 
 
-def _normed(args: Sequence[Any], place: int, dim: int, eps: float) -> Sequence[Any]:
-    x = args[place]
+def _normed(args: Sequence[Any], operand: int, dim: int, eps: float) -> Sequence[Any]:
+    x = args[operand]
     changed = list(args)
-    changed[place] = x * torch.rsqrt(x.square().mean(dim, keepdim=True) + eps)
+    changed[operand] = x * torch.rsqrt(x.square().mean(dim, keepdim=True) + eps)
     return changed
 
 
