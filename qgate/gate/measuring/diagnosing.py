@@ -87,8 +87,9 @@ class SiteDiagnoses:
             if key not in diagnoses and (check.about.is_gradient or dear < MOST_SITES):
                 diagnoses[key] = self._fault(mode, check)
         # A fault may be named at one site only, and explain others: each is asked again.
-        for key, check in entries.items() if mode.own and self._own_faults.get(mode.name) else ():
-            if diagnoses.get(key) == "" and not check.about.is_gradient:
+        for key, check in entries.items() if self._own_faults.get(mode.name) else ():
+            is_block = check.site.rpartition(":")[0] in self._bench.model.layers
+            if diagnoses.get(key) == "" and not (check.about.is_gradient or is_block):
                 diagnoses[key] = self._diagnose(mode, check.site, searches=False)
         return {key: words for key, words in diagnoses.items() if words}
 
