@@ -157,7 +157,7 @@ CODE = (
     UnseenFault("positions interpolated", "positions are half", "int8", _angles("interpolated"), "turn"),
     UnseenFault("frequencies reversed", "(frequenc|powers|numbers in steps of 2).* reverse", "int8", _angles("order of frequencies"), "turn"),
     UnseenFault("degrees", "pi / 180", "int8", _angles("degrees"), "turn"),
-    UnseenFault("sine left out", "sin is left out", "int8", _sin_dropped, "turn"),
+    UnseenFault("sine left out", "sin is left out|result of a multiplication is not added", "int8", _sin_dropped, "turn"),
     UnseenFault("positions beyond 8 wrap", "positions wrap at 8", "int8", _angles("int8 of positions"), "turn"),
     UnseenFault("quick gelu for silu", "quick gelu is computed", "int8", lambda g, u: g * sigmoid(1.702 * g) * u, "gate"),
     UnseenFault("hard swish for silu", "hard ?swish", "int8", lambda g, u: hardswish(g) * u, "gate"),
