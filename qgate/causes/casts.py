@@ -24,8 +24,11 @@ from qgate.formats.options import Floats
 from qgate.formats.settings import QuantizerSettings
 
 
-def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
-    """List the faults that a quantizer may have, the plainest first."""
+def wrong_casts(q: QuantizerSettings, *, others: bool = True) -> Iterator[WrongCast]:
+    """List the faults that a quantizer may have, the plainest first.
+
+    others   True if other formats are among them, which are many
+    """
     ideal = _definition(q)
     name = q.format.name
     yield WrongCast(f"is not quantized to {name}", lambda x: x)
@@ -66,7 +69,8 @@ def wrong_casts(q: QuantizerSettings) -> Iterator[WrongCast]:
     yield WrongCast("flushes subnormal values to zero", _without_subnormals(q))
     yield from rounding_faults(q)
     yield from source_faults(q)
-    yield from _other_formats(q)
+    if others:
+        yield from _other_formats(q)
 
 
 def _defined(words: str, q: QuantizerSettings, is_same_kind: bool = True) -> WrongCast:

@@ -100,6 +100,17 @@ def _of_powers(base: float) -> Iterator[CallFault]:
                 f"the base of the powers is {other:,.6g}, not {base:,.6g}",
                 arguments=lambda a, other=other: (other, *a[1:]),  # type: ignore[misc]
             )
+    for share, words in ((2, "half"), (4, "quarter")):
+        yield CallFault(
+            f"the powers beyond the first {words} are zero: so much of each head is turned",
+            result=lambda _, own, share=share: _leading(own, share),  # type: ignore[misc]
+        )
+
+
+def _leading(powers: Tensor, share: int) -> Tensor:
+    changed = powers.clone()
+    changed[..., powers.shape[-1] // share :] = 0
+    return changed
 
 
 def _slope(args: Sequence[Any], activation: Callable[[Tensor], Tensor]) -> Tensor:

@@ -87,6 +87,7 @@ def code_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
         ("has negative codes one too low", lambda codes: codes - (codes < 0)),
         ("has codes read as sign and magnitude", _sign_and_magnitude(half)),
         *((f"has codes up to {n} flushed to zero", _flushed(n)) for n in (1, 2, 3, 4)),
+        *_signs_of_lanes(2 * half),
     ):
         yield WrongCast(
             words,
@@ -134,6 +135,26 @@ def _directed(x: Floats, q: QuantizerSettings, *, up: bool) -> Floats:
     index = np.searchsorted(numbers, ratios, "left" if up else "right") - (not up)
     result: Floats = numbers[index.clip(0, len(numbers) - 1)] * scales
     return np.where(np.isfinite(x), result, x)
+
+
+def _signs_of_lanes(wrap: float) -> Iterator[tuple[str, Code]]:
+    """List signs that are lost at one end of each word, as where it is shifted without its sign."""
+    for count in (2, 4, 8):
+        for lane, which in ((0, "first"), (count - 1, "last")):
+            words = f"the {which} of each {count} codes"
+            yield f"has lost the sign of {words}", _at_lane(np.abs, count, lane)
+            yield (
+                f"has {words} read without its sign",
+                _at_lane(lambda codes: codes % wrap, count, lane),
+            )
+
+
+def _at_lane(change: Code, count: int, lane: int) -> Code:
+    def changed(codes: Floats) -> Floats:
+        is_there = np.arange(codes.shape[-1]) % count == lane
+        return np.where(is_there, change(codes), codes)
+
+    return changed
 
 
 def _flushed(largest: int) -> Code:

@@ -136,6 +136,7 @@ def _moves(q: QuantizerSettings) -> Iterator[tuple[str, Move]]:
         f"the scale of the group before it, the last group of each {own}",
         lambda s: np.concatenate([s[:, :-1], s[:, -2:-1]], 1),
     )
+    yield from forgotten_scales(own)
     yield from repeated_moves("rows", 0)
     yield from repeated_moves("groups of a row", 1)
     yield "every scale moved to the next row", lambda s: np.roll(s, 1, 0)
@@ -174,6 +175,23 @@ def _read_as(x: Floats, q: QuantizerSettings, ideal: Cast, groups: Groups) -> Fl
     return ideal(x) * looked_up / spread_scales(x, q)
 
 
+def forgotten_scales(own: str) -> Iterator[tuple[str, Move]]:
+    """List scales at one end of each line that are 1, as where a loop stops early."""
+    for end, which in ((0, "first"), (-1, "last")):
+        yield (
+            f"a scale of 1 for the {which} group of each {own}",
+            lambda s, end=end: _with_one(s, end),  # type: ignore[misc]
+        )
+
+
+def _with_one(scales: Floats, end: int) -> Floats:
+    if scales.shape[1] < 2:
+        raise QgateError("there is one group")
+    changed = scales.copy()
+    changed[:, end] = 1.0
+    return changed
+
+
 def repeated_moves(groups: str, axis: int) -> Iterator[tuple[str, Move]]:
     """List scales of which some are taken for several groups, or that begin anew."""
     for count in GROUPS_IN_A_ROW:
@@ -185,6 +203,11 @@ def repeated_moves(groups: str, axis: int) -> Iterator[tuple[str, Move]]:
             f"the scales of the first {count} {groups} again for all others",
             lambda s, n=count: np.take(s, _numbers(s, axis, n) % n, axis),  # type: ignore[misc]
         )
+        for last in (count - 1, count):
+            yield (
+                f"the scale of number {last} of the {groups} for all that follow",
+                lambda s, n=last: np.take(s, _numbers(s, axis, n + 1).clip(max=n), axis),  # type: ignore[misc]
+            )
 
 
 def _numbers(scales: Floats, axis: int, count: int) -> Any:

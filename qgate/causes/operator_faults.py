@@ -55,13 +55,13 @@ class OperatorFault:
         """Return the function with this fault."""
 
         def faulty(*arguments: Any) -> Any:
-            with _SpelledAttention(), _Sites(arguments, self):
+            with SpelledAttention(), _Sites(arguments, self):
                 return like(*arguments)
 
         return faulty
 
 
-class _SpelledAttention(TorchFunctionMode):
+class SpelledAttention(TorchFunctionMode):
     """Compute attention by the operators that define it."""
 
     def __torch_function__(
@@ -81,6 +81,7 @@ class _Sites(DispatchMode):
         self.count = 0
         self.makers = Makers(arguments)
         self.listed: list[OperatorFault] = []
+        self.windows: list[OperatorFault] = []
         self.general: list[OperatorFault] = []
         self.coarse: list[OperatorFault] = []
         self.products: list[tuple[int, Tensor, Tensor]] = []
@@ -113,6 +114,7 @@ class _Sites(DispatchMode):
     def _list(self, call: Call, site: int) -> None:
         for faults, listed in (
             (plain_faults, self.listed),
+            (window_faults, self.windows),
             (late_faults, self.general),
             (rounded_faults, self.coarse),
         ):
@@ -155,7 +157,6 @@ def plain_faults(call: Call) -> Iterator[CallFault]:
 
 def late_faults(call: Call) -> Iterator[CallFault]:
     """List faults that are tried after wrong readings of arguments, which may be the same."""
-    yield from window_faults(call)
     yield from general_faults(call)
     yield from exchange_faults(call)
     yield from product_faults(call)
@@ -163,7 +164,7 @@ def late_faults(call: Call) -> Iterator[CallFault]:
 
 def _same(call: Call, words: str) -> CallFault | None:
     """Return the fault of an operator that has these words."""
-    for faults in (plain_faults, late_faults, rounded_faults):
+    for faults in (plain_faults, window_faults, late_faults, rounded_faults):
         for fault in faults(call):
             if fault.words == words:
                 return fault
@@ -189,7 +190,8 @@ def operator_faults(
 def general_operator_faults(like: Function, arguments: Sequence[Any]) -> list[OperatorFault]:
     """List operators that are left out, done twice or done in another order."""
     sites = _traced(like, arguments)
-    return _with_repeated(sites, sites.general)
+    # Positions of another size may do to a mask what another window does.
+    return _with_repeated(sites, sites.windows) + _with_repeated(sites, sites.general)
 
 
 def scaled_operators(
@@ -220,7 +222,7 @@ def scaled_operators(
 
 def _traced(like: Function, arguments: Sequence[Any]) -> _Sites:
     sites = _Sites(arguments)
-    with _SpelledAttention(), sites:
+    with SpelledAttention(), sites:
         evaluate(like, arguments)
     return sites
 

@@ -18,6 +18,10 @@ _HALF_POWERS = [power for power in range(-10, 11) if power]
 """Factors that come from a dimension or its root: in units of a half power of two."""
 PAGES = (16, 32, 64)
 """Entries of a first tile or page."""
+WRAPS = (8, 16, 32, 48, 64, 96, 128)
+"""Entries after which a kernel may begin anew."""
+CLAMPS = (0.5, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 16.0, 20.0)
+"""Bounds that models clamp values to."""
 TRANSPOSED = (8, 16, 32, 64, 128)
 """Tiles that may each be transposed."""
 FEW_ENTRIES = 16
@@ -42,6 +46,23 @@ def wrong_readings(arguments: Sequence[Any], declared: Sequence[int]) -> Iterato
             changed = list(arguments)
             changed[first], changed[second] = arguments[second], arguments[first]
             yield Fault(f"arguments {first} and {second} are swapped", changed)
+            for words, pair in _of_one_row(arguments[first], arguments[second]):
+                changed = list(arguments)
+                changed[first], changed[second] = pair
+                yield Fault(f"arguments {first} and {second} are {words}", changed)
+
+
+def _of_one_row(first: Any, second: Any) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
+    """List readings of two arguments that one product makes: in halves, or element by element."""
+    if not (_is_float(first) and first.dim() and first.numel() <= LARGEST_ARGUMENT):
+        return
+    turns, halves = torch.stack([first, second], -1).flatten(-2), torch.cat([first, second], -1)
+    length = first.shape[-1]
+    yield (
+        "read as halves of one row, but stand in turns",
+        (turns[..., :length], turns[..., length:]),
+    )
+    yield "read in turns from one row, but are its halves", (halves[..., ::2], halves[..., 1::2])
 
 
 def _all_rounded(arguments: Sequence[Any], declared: Sequence[int]) -> Iterator[Fault[list[Any]]]:
@@ -147,6 +168,11 @@ def _floats(x: Tensor, is_declared: bool) -> Iterator[tuple[str, Tensor]]:
             yield f"read with its tiles of {tile}x{tile} transposed", tiles_transposed(x, tile)
     if x.dim() and x.shape[-1] > 1:
         yield "taken without its mean", x - x.mean(-1, keepdim=True)
+    for bound in CLAMPS:
+        if bool((x > bound).any()):
+            yield f"clamped to at most {bound:g}", x.clamp(max=bound)
+        if bool((x < -bound).any()):
+            yield f"clamped to -{bound:g} and {bound:g}", x.clamp(-bound, bound)
     for half_power in _HALF_POWERS:
         factor = 2.0 ** (half_power / 2)
         yield f"counted {'twice' if factor == 2 else f'{factor:.4g} times'}", x * factor
@@ -195,6 +221,11 @@ def _orders(x: Tensor, dim: int) -> Iterator[tuple[str, Tensor]]:
         (f"read one entry too early{along}", index.roll(1)),
         (f"read in reverse order{along}", index.flip(0)),
         (f"read with its first entry for all{along}", torch.zeros_like(index)),
+    ]
+    orders += [
+        (f"read from its first entry again, from entry {count} on{along}", index % count)
+        for count in sorted({*WRAPS, half})
+        if 1 < count < length
     ]
     if length % 2 == 0 and length > 2:
         pairs = index.reshape(half, 2)

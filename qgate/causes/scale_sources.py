@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from qgate.causes.faults import WrongCast
-from qgate.causes.layouts import GROUPS_IN_A_ROW, repeated_moves, spread_scales
+from qgate.causes.layouts import (
+    GROUPS_IN_A_ROW,
+    forgotten_scales,
+    repeated_moves,
+    spread_scales,
+)
 from qgate.causes.scales import LEAST, quantize_with_scales
 from qgate.errors import QgateError
 from qgate.formats import get
@@ -93,6 +98,8 @@ def _lines(x: Floats, q: QuantizerSettings) -> int:
 
 def _of_other_groups(has_rows: bool) -> Iterator[tuple[str, Change]]:
     """List which groups' scales all groups get; scales are [row, group]."""
+    if has_rows:
+        yield from forgotten_scales("row")
     for axis, what in ((1, "group"), (0, "row")) if has_rows else ((1, "group"),):
         for step, way in ((1, "previous"), (-1, "next")):
             yield (

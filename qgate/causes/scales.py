@@ -44,7 +44,8 @@ _PARTS: dict[str, Callable[[int], int]] = {
 
 def size_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
     """List scales that are too large or too small before the elements are rounded."""
-    for factor, words in ((2.0, "twice"), (0.5, "half")):
+    further = ((f, f"{f:g} times") for f in (4.0, 8.0, 16.0, 0.25))
+    for factor, words in ((2.0, "twice"), (0.5, "half"), *further):
         yield WrongCast(
             f"is quantized with {words} the scale of the definition",
             lambda x, factor=factor: quantize_with_scales(x, q, lambda s: s * factor),  # type: ignore[misc]

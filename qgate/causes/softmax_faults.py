@@ -18,6 +18,8 @@ ONLINE = (8, 16, 32, 64, 128, 256)
 """Tiles of keys between which an online softmax rescales."""
 WIDTHS = (16, 32, 64, 96, 128, 160, 192, 256)
 """Widths that heads are filled up to."""
+CAPS = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 25.0, 30.0, 50.0, 100.0)
+"""Bounds of scores that models have."""
 DEEP = 6
 """Operators between a product and the softmax of what it gave."""
 Mask = Callable[[Tensor], Tensor]
@@ -44,8 +46,33 @@ def softmax_faults(call: Call) -> Iterator[CallFault]:
             f"the scores of the softmax are {words} times as large as they should be",
             _on_scores(lambda s, factor=factor: s * factor),  # type: ignore[misc]
         )
+    if scores.dim() > 1 and scores.shape[-2] > 1:
+        yield from _distances(scores)
+    for cap in CAPS:
+        yield CallFault(
+            f"the scores of the softmax are capped at {cap:g} by tanh, and should not be",
+            _on_scores(lambda s, cap=cap: torch.where(s <= HIDDEN, s, cap * (s / cap).tanh())),  # type: ignore[misc]
+        )
     if call.name == "_softmax":
         yield from _of_probabilities(scores)
+
+
+def _distances(scores: Tensor) -> Iterator[CallFault]:
+    """List biases that grow with the distance of a key, as those of ALiBi."""
+    queries, keys = (torch.arange(length, device=scores.device) for length in scores.shape[-2:])
+    far = (keys - queries[:, None]).to(scores.dtype)
+    slopes: list[tuple[str, float | Tensor]] = [
+        (f"{2.0**-power:g} per key", 2.0**-power) for power in range(9)
+    ]
+    if scores.dim() > 2 and scores.shape[-3] > 1:
+        heads = scores.shape[-3]
+        powers = torch.arange(1, heads + 1, device=scores.device) * (8 / heads)
+        slopes.append(("the slopes of ALiBi", torch.exp2(-powers)[:, None, None].to(far.dtype)))
+    for words, slope in slopes:
+        yield CallFault(
+            f"a bias by distance is added to the scores of the softmax: {words}",
+            _on_scores(lambda s, slope=slope: s + far * slope),  # type: ignore[misc]
+        )
 
 
 def _of_probabilities(scores: Tensor) -> Iterator[CallFault]:

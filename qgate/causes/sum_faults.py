@@ -15,6 +15,8 @@ from qgate.stats.bits import short_name
 
 EPS = (0.0, 1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """What is added below a root, as models have it."""
+NORM_EPS = (1e-6, 1e-5)
+"""What norms of queries and keys add below their root."""
 LARGEST_EPS = 0.1
 TILES = (8, 16, 32, 64, 128, 256)
 """Entries of a tile beyond which a loop may end, or up to which a sum may be filled."""
@@ -52,6 +54,20 @@ def product_faults(call: Call) -> Iterator[CallFault]:
         which = f"terms {first} to {last - 1}" if last - first > 1 else f"term {first}"
         are = "are" if last - first > 1 else "is"
         yield CallFault(f"{which} of a product over {count} {are} lost", without)
+    if call.name == "bmm" and count > 1:
+        for operand, side, dim in ((0, "first", -1), (1, "second", -2)):
+            for eps in NORM_EPS:
+                yield CallFault(
+                    f"the {side} side of a matrix product is divided by its RMS over {count} terms",
+                    lambda a, operand=operand, dim=dim, eps=eps: _normed(a, operand, dim, eps),  # type: ignore[misc]
+                )
+
+
+def _normed(args: Sequence[Any], operand: int, dim: int, eps: float) -> Sequence[Any]:
+    x = args[operand]
+    changed = list(args)
+    changed[operand] = x * torch.rsqrt(x.square().mean(dim, keepdim=True) + eps)
+    return changed
 
 
 def _divisors(x: Tensor, mean: Tensor) -> Iterator[CallFault]:
@@ -164,11 +180,16 @@ def _of_root(call: Call) -> Iterator[CallFault]:
         eps = _number(maker.args[1])
         if eps is not None and 0 < eps <= LARGEST_EPS:
 
-            def outside(a: Sequence[Any], _: Any, eps: float = eps) -> Tensor:
-                root: Tensor = (a[0] - eps).clamp_min(0).sqrt() + eps
+            def outside(a: Sequence[Any], eps: float, other: float) -> Tensor:
+                root: Tensor = (a[0] - eps).clamp_min(0).sqrt() + other
                 return root.reciprocal() if is_inverse else root
 
-            yield CallFault(f"eps ({eps:g}) is added outside the root, not inside", result=outside)
+            for other in (eps, *(other for other in EPS if other not in (0.0, eps))):
+                which = f"{eps:g}" if other == eps else f"{other:g}, not {eps:g}"
+                yield CallFault(
+                    f"eps ({which}) is added outside the root, not inside",
+                    result=lambda a, _, eps=eps, other=other: outside(a, eps, other),  # type: ignore[misc]
+                )
     yield CallFault(
         "the root is left out", result=lambda a, _: 1 / a[0] if is_inverse else a[0].clone()
     )

@@ -21,6 +21,7 @@ from qgate.causes.outputs import (
     describe_whole,
     scattered,
 )
+from qgate.causes.places import factor_words
 from qgate.causes.terms import find_range_fault, find_term_fault, find_term_weights
 from qgate.expected.derived import find_axes
 from qgate.expected.noise import ARITHMETICS, Expected, evaluate, longest_dimension
@@ -48,6 +49,10 @@ UNEXPLAINED = 0.02
 """The share of a residual's energy that may be left when lost terms are called the cause."""
 NO_WEIGHT = 1e-4
 """Share of the largest weight of a term below which a term is called lost."""
+LEAST_GAIN, CLEAR = 0.005, 6.0
+"""Excess of a factor that no rounding leaves, and times its noise that it is to be."""
+MEAN = "the mean "
+"""How faults of what is subtracted before a stage begin."""
 STEEPER = 2.0
 """Times that noise may grow more than the roundings that make it, as of a smooth function."""
 WEAKEST_NOISE = 0.1
@@ -123,8 +128,10 @@ def diagnose(case: Failing) -> str:
     """Say what is wrong with one result in a few words."""
     words = describe_ruin(case.actual, case.expected, case.wrong)
     if words:
-        is_partly = bool(case.actual.isfinite().any()) and not bool(case.actual.isfinite().all())
-        return (is_partly and describe_variation(narrowed(case), [])) or words
+        if bool(case.actual.isfinite().any()) and not bool(case.actual.isfinite().all()):
+            some = narrowed(case)
+            return describe_integer_sums(some) or describe_variation(some, []) or words
+        return words
     words = _wrong_groups(case) or _lost_term(case) or _wrong_values(case)
     words = words or _term_weights(case) or _lost_entry(case)
     if words:
@@ -158,6 +165,9 @@ def _wrong_values(case: Failing) -> str:
     some = narrowed(case)
     words = describe_declaration(some) or describe_operator_before_cast(some)
     if words:
+        return words
+    # A mean over other dimensions may do what an argument without its mean does.
+    if (words := describe_wrong_stage(some)).startswith(MEAN):
         return words
     words, casts = describe_wrong_cast(some)
     words = words or describe_integer_sums(some)
@@ -300,6 +310,20 @@ def _is_smooth(case: Failing, sigma: Tensor, arithmetic: str) -> bool:
     return coarse < STEEPER * growth * fine
 
 
+def _gain(case: Failing) -> str:
+    """Name a factor of a whole result that rounding leaves none of."""
+    actual, values = case.actual.double(), case.expected.values
+    energy = float(values.square().sum())
+    if not 0 < energy < math.inf:
+        return ""
+    excess = float((case.residual * values).sum()) / energy
+    noise = float((actual - (1 + excess) * values).norm()) / (energy * values.numel()) ** 0.5
+    if not abs(excess) > max(LEAST_GAIN, CLEAR * noise):
+        return ""
+    times = factor_words(1 + excess, noise)
+    return f"the result is {times} times the expected one, beside other errors: a factor is off"
+
+
 def _coarse_arithmetic(case: Failing) -> str:
     """Name the coarser arithmetic that an error which looks like rounding comes from."""
     subject = case.subject
@@ -320,7 +344,7 @@ def _coarse_arithmetic(case: Failing) -> str:
     if not ratios:
         return ""
     nearest = min(ratios, key=lambda arithmetic: abs(math.log(ratios[arithmetic])))
-    words = _structure(case, nearest)
+    words = _gain(case) or _structure(case, nearest)
     if words:
         return words
     name = "float16 or tf32" if nearest == "tf32" else nearest

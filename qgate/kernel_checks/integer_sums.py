@@ -18,6 +18,8 @@ BITS = (*range(8, 16), *range(17, 25))
 """Bits of other sums than those of int16 that may be too few, or that are cut off."""
 STEPS = (1, 2, 4, 8, 16, 32, 64)
 """Terms that are added before the sum saturates."""
+HALF_STEPS = (16, 32, 64, 128, 2**30)
+"""Terms of a part of a sum that is rounded to float16."""
 MOST = 2**24
 """Products of one pass up to which sums are added step by step."""
 
@@ -66,6 +68,13 @@ def describe_integer_sums(case: Failing) -> str:
             return "sums of codes saturate at 16 bits (int16)"
     if words := _of_bits(whole, explains):
         return words
+    for step in HALF_STEPS:
+        added = torch.zeros_like(whole)
+        for part in sums.parts(step):
+            added = (added + part.half().to(whole.dtype)).half().to(whole.dtype)
+        if explains(added):
+            terms = f", {step} terms at a time" if step < sums.product.axis.length else ""
+            return f"sums of codes are added up in float16{terms}"
     for step in STEPS:
         if whole.numel() * sums.product.axis.length // step > MOST:
             continue

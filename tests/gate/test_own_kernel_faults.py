@@ -17,6 +17,7 @@ from qgate.modes.setups import ModelSetup
 from qgate.results import Tally
 from tests.campaigns.mutants.bed import SUITE
 from tests.gate.own_kernels import FORMATS, Cast, own_model, product_of
+from tests.gate.right_own_models import sites_of
 from tests.gate.wrong_own_kernels import WRONG, OwnFault
 from tests.shares import proof, share
 
@@ -73,6 +74,15 @@ def test_gradients_that_fail_first_leave_diagnoses_for_every_layer(tmp_path: Pat
 @pytest.mark.parametrize("seed", range(5))
 def test_a_right_kernel_of_ones_own_is_green(fmt: str, seed: int, tmp_path: Path) -> None:
     assert causes(gates_of(own_model(fmt, seed=seed), tmp_path), layers=2) == []
+
+
+# 200 of them: python -m tests.gate.right_own_models
+@share(10)
+@pytest.mark.parametrize("seed", range(20))
+def test_a_right_model_of_other_code_is_green(seed: int, tmp_path: Path) -> None:
+    words, count, red = sites_of(seed, tmp_path)
+    assert not red, words
+    assert count > 40
 
 
 def test_one_fault_in_all_products_is_one_cause(tmp_path: Path) -> None:

@@ -29,10 +29,17 @@ SOWN = {
 
 def run_script(folder: Path) -> dict[str, int]:
     """Run a script where nothing else is, and return how many values it says differ."""
+    text = output_of(folder)
+    counts = re.findall(r"(.+): (\d+) of \d+ values differ", text)
+    counts += [("the run", n) for n in re.findall(r"([\d,]+) of [\d,]+ values are outside", text)]
+    return {name: int(count.replace(",", "")) for name, count in counts}
+
+
+def output_of(folder: Path) -> str:
+    """Run a script where nothing else is, and return what it prints."""
     done = run_python(str(folder / SCRIPT), cwd=Path.cwd(), environment=os.environ)
     assert done.returncode == 0, done.stderr
-    found = re.findall(r"(.+): (\d+) of \d+ values differ", done.stdout)
-    return {name: int(count) for name, count in found}
+    return done.stdout
 
 
 @share(12)
@@ -52,7 +59,7 @@ def test_the_script_of_the_first_failing_site_shows_the_fault(
     assert counts["the run"] > 0
     if site.startswith(UP):
         assert counts["computed now"] == 0, "the fault is in the model, not in the quantizer"
-    assert len((path / SCRIPT).read_text().splitlines()) < 25
+    assert len((path / SCRIPT).read_text().splitlines()) < 50
 
 
 def test_a_clean_run_leaves_none(recorded: Path, tmp_path: Path) -> None:

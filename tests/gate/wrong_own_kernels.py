@@ -226,7 +226,7 @@ PRODUCTS = [
              product_of("fp8", _fp8(200, torch.float8_e4m3fn))),
     OwnFault("fp8 weight not quantized", "its weight is not quantized", "fp8",
              product_of("fp8", None, lambda w: w)),
-    OwnFault("mx scale twice", "with twice the scale of the definition", "mxfp8", product_of("mxfp8", _mx(lambda e: e + 4))),
+    OwnFault("mx scale 16 times", "with 16 times the scale of the definition", "mxfp8", product_of("mxfp8", _mx(lambda e: e + 4))),
     OwnFault("mx scale half", "half the scale", "mxfp8", product_of("mxfp8", _mx(lambda e: e - 1))),
     OwnFault("mx blocks of 16", "blocks of 16", "mxfp8", product_of("mxfp8", _mx(lambda e: e, 16))),
     OwnFault("mx blocks late", "its input has blocks that begin one element late", "mxfp8",

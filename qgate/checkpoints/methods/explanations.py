@@ -9,6 +9,7 @@ from functools import partial
 from torch import Tensor
 
 from qgate.checkpoints.accounting import FUSED
+from qgate.checkpoints.cast_causes import describe_cast
 from qgate.checkpoints.causes import (
     LARGEST_DB,
     ExportFault,
@@ -54,6 +55,8 @@ MIXED = 0.9
 """Cosine of a weight and its parent under which it may be rotated."""
 CAST_ERROR = 1e-4
 """Largest relative error of a scaled weight in 16 bits."""
+DOUBTFUL_DB = 3.0
+"""Error over the ideal one up to which scales of neighbors may look like the right ones."""
 EXPLAINED = 0.8
 """Largest share of the error that scales may leave which explain it."""
 SIZE_ERROR = 0.08
@@ -113,6 +116,8 @@ def explain_error(
     leading = _leading(weight, parent)
     find_fault = partial(_find_fault, weight, is_part=rows.sampled < rows.shape[0])
     explained = find_fault(parent)
+    if not explained or (figures.over_ideal_db or 0.0) < DOUBTFUL_DB:
+        explained = describe_cast(weight, parent) or explained
     if not explained and scaling is None:
         norms = changed_norms(layer, parent.shape[1])
         explained = next(filter(None, (find_fault(parent * x) for _, x in norms)), "")

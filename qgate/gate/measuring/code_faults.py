@@ -23,10 +23,10 @@ from qgate.models.rows import cut_sample, fullest_row, map_tensors
 
 Parameters = Mapping[str, Tensor]
 FEW_TOKENS = 24
+"""Tokens of the sample that code is run with."""
 _ROUNDINGS = 16.0
 """Times the rounding of a dtype that two results of the same code may be apart."""
 _ARITHMETICS = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-"""Tokens of the sample that code is run with."""
 BLOCK_INPUT = "the block's input"
 
 
@@ -97,15 +97,65 @@ class CodeBetween:
         )
 
 
-def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
-    """Say what code between two sites does wrong, beside the reference's code; empty if unknown.
+@dataclass(frozen=True)
+class CodeBefore:
+    """The code before a site with the tensors of a run, beside the reference's code.
+
+    call       both, as functions of the tensors and parameters that they read
+    sources    number of those that are tensors of sites, which come first
+    elsewhere  tensors of other sites of the block, by name
+    """
+
+    call: CodeCall
+    sources: int
+    elsewhere: Mapping[str, Tensor]
+    end: Site
+
+    @torch.no_grad()
+    def fault(self) -> str:
+        """Say what the code does wrong; empty if nothing, or nothing that can be told."""
+        result = self.call.code(*self.call.arguments)
+        words = self._other_source(result) or self.call.fault()
+        words = _in_terms_of_site(words, self.end, result)
+        return re.sub(r" \(declare arithmetic=.*\)", "", words)
+
+    def _other_source(self, result: Tensor) -> str:
+        """Name a tensor of the block that is read in the place of another, or two that are."""
+        values = self.call.arguments
+        sources = dict(zip(self.call.names[: self.sources], values, strict=False))
+        names, eps = [*sources], torch.finfo(result.dtype).eps
+
+        def explains(changed: Mapping[int, Tensor]) -> bool:
+            changed_values = [changed.get(position, value) for position, value in enumerate(values)]
+            error = relative_error(result.float(), self.call.like(*changed_values).float())
+            return error <= (_ROUNDINGS * eps) ** 2
+
+        if explains({}):
+            return ""
+        for position, name in enumerate(names):
+            for other, tensor in {**sources, **self.elsewhere}.items():
+                if other == name or tensor.shape != values[position].shape:
+                    continue
+                if explains({position: tensor.float()}):
+                    return f"{other} is read in the place of {name}"
+        for first, second in itertools.combinations(range(len(names)), 2):
+            pair = values[first], values[second]
+            if pair[0].shape == pair[1].shape and explains({first: pair[1], second: pair[0]}):
+                return f"{names[first]} and {names[second]} are read in each other's place"
+        return ""
+
+
+def code_before(actual: Model, base: Model, view: SegmentView, name: str) -> CodeBefore | None:
+    """Return the code before a site of a run; None where it has none that runs by itself.
+
+    The code of a block begins at sites in it; outside of blocks each module is taken by itself.
 
     actual  the model under test, whose tensors are taken
     """
     end = next((site for site in view.sites if site.name == name), None)
     block = _block_around(base, end) if end is not None else ""
     if end is None or not block:
-        return ""
+        return None
     sample = cut_sample(fullest_row(base.inputs[0]), slice(0, 1), FEW_TOKENS)
     recorder = TakenTensors(copies=True)
     with torch.no_grad(), recorder.watch(actual.module, view.ports):
@@ -145,25 +195,24 @@ def code_fault(actual: Model, base: Model, view: SegmentView, name: str) -> str:
         pairs = zip(given[: len(sites)], run_tensors, strict=True)
         return own([tensor.to(of_run.dtype) for tensor, of_run in pairs], {})
 
-    short = [
-        BLOCK_INPUT if site.is_block else site.name.removeprefix(f"{block}.") for site in sites
-    ]
+    def within(site: Site) -> str:
+        return BLOCK_INPUT if site.is_block else site.name.removeprefix(f"{block}.")
+
     arithmetic = _ARITHMETICS.get(next((x.dtype for x in run_tensors), torch.float32), "float32")
-    call_of_code = CodeCall(values, [*short, *names], code, like, {}, arithmetic=arithmetic)
-    with torch.no_grad():
-        result = code(*values)
-        elsewhere = {
-            BLOCK_INPUT if site.is_block else site.name.removeprefix(f"{block}."): tensors[0]
-            for site in sources
-            if site not in sites and site.port == "output" and (tensors := forwarded[site.name])
-        }
-        words = _other_source(
-            like, dict(zip(short, values, strict=False)), elsewhere, result, values
-        )
-        words = words or call_of_code.fault()
+    titles = [*map(within, sites), *names]
+    elsewhere = {
+        within(site): tensors[0]
+        for site in sources
+        if site not in sites and site.port == "output" and (tensors := forwarded[site.name])
+    }
+    call_of_code = CodeCall(values, titles, code, like, {}, arithmetic=arithmetic)
+    return CodeBefore(call_of_code, len(sites), elsewhere, end)
+
+
+def name_of(words: str) -> str:
+    """Return the words of a fault of code, empty where they say no more than that it is wrong."""
     if words == f"{BLOCK_INPUT} is not used: read as zeros":
         return "it has lost its residual, the input of the block"
-    words = re.sub(r" \(declare arithmetic=.*\)", "", _in_terms_of_site(words, end, result))
     return "" if re.search(f"{SAYS_NOTHING}|{IS_PLACE}", words) else words
 
 
@@ -174,41 +223,6 @@ def _block_around(base: Model, end: Site) -> str:
         return layer or end.module
     parent = end.module.rpartition(".")[0]
     return "" if any(name.startswith(f"{parent}.") for name in base.layers) else parent
-
-
-def _other_source(
-    like: Callable[..., Tensor],
-    sources: Mapping[str, Tensor],
-    others: Mapping[str, Tensor],
-    result: Tensor,
-    values: Sequence[Tensor],
-) -> str:
-    """Name a tensor of the block that is read in the place of another, or two that change places.
-
-    like     the right code, which takes `values`: the sources and then parameters
-    others   tensors of other sites of the block
-    """
-    eps = torch.finfo(result.dtype).eps
-    names = [*sources]
-
-    def explains(changed: Mapping[int, Tensor]) -> bool:
-        changed_values = [changed.get(position, value) for position, value in enumerate(values)]
-        error = relative_error(result.float(), like(*changed_values).float())
-        return error <= (_ROUNDINGS * eps) ** 2
-
-    if explains({}):
-        return ""
-    for position, name in enumerate(names):
-        for other, tensor in {**sources, **others}.items():
-            if other == name or tensor.shape != values[position].shape:
-                continue
-            if explains({position: tensor.float()}):
-                return f"{other} is read in the place of {name}"
-    for first, second in itertools.combinations(range(len(names)), 2):
-        pair = values[first], values[second]
-        if pair[0].shape == pair[1].shape and explains({first: pair[1], second: pair[0]}):
-            return f"{names[first]} and {names[second]} are read in each other's place"
-    return ""
 
 
 def _in_terms_of_site(words: str, end: Site, result: Tensor) -> str:

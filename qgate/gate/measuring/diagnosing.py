@@ -22,11 +22,12 @@ from qgate.expected.searched_scales import scales_of
 from qgate.formats import Quantizer
 from qgate.gate.checks import Check
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.code_faults import code_fault
+from qgate.gate.measuring.code_faults import code_before, name_of
 from qgate.gate.measuring.passes import fed, float64_array, flow, outer_tensors, shortened
 from qgate.gate.measuring.reproductions import (
     Reproduction,
     of_cast,
+    of_code,
     of_kernel,
     of_product,
     of_tensors,
@@ -45,7 +46,8 @@ from qgate.results.failure_causes import is_wrong_gradient
 from qgate.results.ranking import needs_accepted
 from qgate.results.scopes import scope_of
 
-MOST_SITES, MOST_OF_GATE = 8, 2
+MOST_SITES, MOST_OF_GATE, MOST_TRIES = 8, 2, 4
+"""Sites of a mode that are diagnosed, of a gate, and of a gate as long as none has words."""
 MOST_SEARCHES = 16
 """Sites of a run at which all faults of code are tried, which takes seconds each."""
 MASK = "depends on later tokens: its mask, or what pads it, is wrong"
@@ -77,15 +79,22 @@ class SiteDiagnoses:
         diagnoses = self._by_mode.setdefault(mode.name, {})
         if self._bench.reference_basis() is not None:
             return diagnoses
-        for check in _entries(verdict):
-            key = (check.site, check.scope)
+        entries = {(check.site, check.scope): check for check in _entries(verdict)}
+        for number, (key, check) in enumerate(entries.items()):
+            if number >= MOST_OF_GATE and any(map(diagnoses.get, entries)):
+                break
             # Gradients cost little, and what they follow from may come after them.
             dear = sum(not scope_of(scope).is_gradient for _, scope in diagnoses)
             if key not in diagnoses and (check.about.is_gradient or dear < MOST_SITES):
                 diagnoses[key] = self._fault(mode, check)
+        # A fault may be named at one site only, and explain others: each is asked again.
+        for key, check in entries.items() if self._own_faults.get(mode.name) else ():
+            is_block = check.site.rpartition(":")[0] in self._bench.model.layers
+            if diagnoses.get(key) == "" and not (check.about.is_gradient or is_block):
+                diagnoses[key] = self._diagnose(mode, check.site, searches=False)
         return {key: words for key, words in diagnoses.items() if words}
 
-    def _diagnose(self, mode: Mode, name: str, *, keep: bool = True) -> str:
+    def _diagnose(self, mode: Mode, name: str, *, keep: bool = True, searches: bool = True) -> str:
         quantized = self._bench.quantized(mode)
         base = self._bench.model.in_basis(quantized.model.basis)
         site = next((site for site in base.sites() if site.name == name), None)
@@ -97,7 +106,7 @@ class SiteDiagnoses:
             if mode.choices is not None:
                 return self._mixer_site(quantized, base, site)
             if mode.own:
-                return self._own_product(quantized, base, site)
+                return self._own_product(quantized, base, site, searches)
             return self._site(quantized, base, site)
         # A broken model may raise anything when it runs again; its verdict stands without words.
         except (QgateError, *LENGTH_REFUSALS):
@@ -136,9 +145,15 @@ class SiteDiagnoses:
         base = self._bench.model.in_basis(quantized.model.basis)
         view = self._bench.segments(quantized).view
         try:
-            words = code_fault(quantized.model, base, view, check.site)
+            code = code_before(quantized.model, base, view, check.site)
+            if code is None:
+                return ""
+            fault = code.fault()
+            if fault and mode.name not in self._reproductions:
+                self._keep(of_code(check.site, mode.name, code.call))
         except (QgateError, *LENGTH_REFUSALS, KernelRefusal):
             return ""
+        words = name_of(fault)
         if not words or (is_vague and not is_open and "depends on" in words):
             return ""
         return f"is not what FP32 code makes of the tensors before it: {words}"
@@ -190,7 +205,7 @@ class SiteDiagnoses:
         self._keep(of_tensors(*names, result, flowing[site.name], source))
         return tensor_fault(result, flowing[site.name])
 
-    def _own_product(self, quantized: Quantized, base: Model, site: Site) -> str:
+    def _own_product(self, quantized: Quantized, base: Model, site: Site, searches: bool) -> str:
         """Diagnose a product of a kernel of the model's own beside what it stands for."""
         meant = self._bench.meant_of(quantized)
         source, inside = f"{site.module}:input", quantized.model.module
@@ -208,10 +223,9 @@ class SiteDiagnoses:
             if (name := f"{site.module}:{port}") in ports
         }
         earlier = self._own_faults.setdefault(quantized.mode.name, set())
-        words = module_fault(
-            reference, own, x, quantizers, earlier, searches=self._searches < MOST_SEARCHES
-        )
-        self._searches += words not in earlier
+        searches = searches and self._searches < MOST_SEARCHES
+        words = module_fault(reference, own, x, quantizers, earlier, searches=searches)
+        self._searches += searches and words not in earlier
         earlier |= {words} - {""}
         if words and site.kind == "linear":
             factors = _factors(reference, site, x, flowing[weight])
@@ -286,7 +300,7 @@ def _entries(verdict: Verdict) -> Sequence[Check]:
     )
     for check in likely or sorted(gradients, key=lambda c: -c.order):
         first.setdefault(check.site, check)
-    return list(first.values())[:MOST_OF_GATE]
+    return list(first.values())[:MOST_TRIES]
 
 
 def cast_fault(actual: Tensor, source: Tensor, quantizer: Quantizer) -> str:

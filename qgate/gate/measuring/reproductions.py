@@ -14,6 +14,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from qgate.formats import Quantizer
+from qgate.gate.measuring.traced_code import traced_code
+from qgate.kernel_checks.explained import CodeCall
 from qgate.storage.files import naming, neighbor
 from qgate.storage.out_folders import REPRODUCTION_FILES
 from qgate.storage.removing import refuse_links
@@ -44,19 +46,34 @@ actual = torch.nn.functional.linear(x, weight, bias)
 _TENSORS = """expected = tensors["expected"]
 actual = tensors["actual"]
 """
-_KERNEL = """quantizers = {{{quantizers}}}
+_CHECKED = """
+
+def {name}(*given):
+    # As the run gave it: call the code here to try a change.
+    if not all(map(torch.equal, given, arguments)):
+        raise ValueError("the run has no result of other arguments")
+    return tensors["actual"]
 
 
-def kernel(x, weight, bias=None):
-    return tensors["actual"]  # as the run gave it: call the kernel here to try a change
-
-
-arguments = [tensors[name] for name in ("input", "weight", "bias") if name in tensors]
 try:
-    check_kernel(kernel, *arguments, like=linear, inputs=quantizers, relations=[])
-    print("the result is what a correct kernel may give")
+    check_kernel({name}, *arguments, {declared}, relations=[])
+    print("the result is what correct code may give")
 except CheckFailure as failure:
     print(failure)
+"""
+_KERNEL = """quantizers = {{{quantizers}}}
+arguments = [tensors[name] for name in ("input", "weight", "bias") if name in tensors]
+"""
+_CODE = """aten = torch.ops.aten
+names = {names}
+arguments = [tensors[f"argument {{number}}"] for number in range(len(names))]
+
+
+def reference({parameters}):
+    {lines}
+"""
+_NAMES = """    for number, name in enumerate(names):
+        print(f"  argument {number} is {name}")
 """
 _TAIL = """expected = expected.double()
 room = {noise} * float(expected.square().mean().sqrt())
@@ -65,9 +82,10 @@ for name, values in (("the run", tensors["actual"]), ("computed now", actual)):
     print(f"{{name}}: {{int(wrong.sum())}} of {{wrong.numel()}} values differ from the expected")
 """
 _CHECKING = (
-    "from qgate import Quantizer\nfrom qgate.testing import CheckFailure, check_kernel\n"
-    "from torch.nn.functional import linear"
+    "import torch\nfrom qgate import Quantizer\n"
+    "from qgate.testing import CheckFailure, check_kernel\nfrom torch.nn.functional import linear"
 )
+_CODING = "import torch\nfrom qgate.testing import CheckFailure, check_kernel"
 _QUANTIZING = (
     "import torch\nfrom qgate import Quantizer\nfrom qgate.formats.definition import quantize"
 )
@@ -153,6 +171,7 @@ def of_kernel(
             return None
         listed.append(f"{names.index(port)}: Quantizer({words})")
     body = _KERNEL.format(quantizers=", ".join(listed))
+    body += _CHECKED.format(name="kernel", declared="like=linear, inputs=quantizers")
     return Reproduction(site, mode, {**tensors, "actual": actual}, _CHECKING, body, None)
 
 
@@ -165,6 +184,29 @@ def of_product(
     if bias is not None:
         tensors["bias"] = bias
     return Reproduction(site, mode, tensors, "import torch", _PRODUCT, 1e-4)
+
+
+def of_code(site: str, mode: str, call: CodeCall) -> Reproduction:
+    """Return what code between sites made of its arguments, beside the reference's code.
+
+    Code that cannot be written as operators leaves the tensor that it should have given.
+    """
+    actual = call.code(*call.arguments)
+    arguments = {f"argument {n}": value for n, value in enumerate(call.arguments)}
+    code = traced_code(call.like, call.arguments, call.names)
+    if code is None:
+        expected = call.like(*call.arguments)
+        tensors = {**arguments, "actual": actual, "expected": expected}
+        return Reproduction(site, mode, tensors, "import torch", _TENSORS, 1e-4)
+    body = _CODE.format(
+        names=list(call.names),
+        parameters=", ".join(code.parameters),
+        lines="\n    ".join(code.lines),
+    )
+    coarse = "" if call.arithmetic == "float32" else f", arithmetic={call.arithmetic!r}"
+    body += _CHECKED.format(name="code", declared=f"like=reference{coarse}") + _NAMES
+    tensors = {**arguments, **code.constants, "actual": actual}
+    return Reproduction(site, mode, tensors, _CODING, body, None)
 
 
 def of_tensors(
