@@ -28,7 +28,6 @@ class BlockFormat(abc.ABC):
     options: ClassVar[frozenset[str]]
     scale: ClassVar[str]
     default_block: ClassVar[int]
-    stored: ClassVar[dict[str, int]] = {"scales": 1}
     stored_dtype: ClassVar[str] = "uint8"
 
     @property
@@ -38,6 +37,11 @@ class BlockFormat(abc.ABC):
     @property
     @abc.abstractmethod
     def notes(self) -> str: ...
+
+    @property
+    def stored(self) -> dict[str, int]:
+        """Return how many numbers each block stores besides codes, by name."""
+        return {"scales": 1}
 
     @property
     def layout(self) -> str:

@@ -9,7 +9,7 @@ from qgate.formats._block import Format
 from qgate.formats._codebook import Codebook
 from qgate.formats._grids import BlockGrid
 from qgate.formats.choosing import ChoosingFormat
-from qgate.formats.codebook import BNB_FP4, NF4, CodebookFormat
+from qgate.formats.codebook import BNB_FP4, IQ2, IQ3, IQ3_ODD, IQ4, NF4, CodebookFormat
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
@@ -17,6 +17,7 @@ from qgate.formats.integers import IntFormat
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.p3109 import p3109_format
+from qgate.formats.vector_codebook import ElementLevels, VectorFormat
 from qgate.registry import Registry
 from qgate.text.format_names import FORMAT_ALIASES
 
@@ -149,4 +150,27 @@ for _format in (
 ):
     FORMATS.add(_format, *(name for name, of in FORMAT_ALIASES.items() if of == _format.name))
 
-FORMATS.families += [p3109_format, four_over_six_format]
+EIGHTHS, QUARTERS = (tuple((2 * code + 1) / part for code in range(16)) for part in (8, 4))
+ODD = tuple(2.0 * code + 1 for code in range(16))
+SHIFTED, BY_TWO, BY_THREE, ODD_LEVELS = (
+    ElementLevels(f"{name} elements", _mirrored(*magnitudes))
+    for name, magnitudes in (("IQ1", (1, 7, 9)), ("IQ2", IQ2), ("IQ3", IQ3), ("odd IQ3", IQ3_ODD))
+)
+LEVELS = Codebook("IQ4 levels", IQ4)
+VECTOR_FORMATS = {
+    fmt.name: fmt
+    for fmt in (
+        VectorFormat("iq1_s", SHIFTED, "IQ1_S", 256, 32, EIGHTHS[:8], 1, shifted=32),
+        VectorFormat("iq1_m", SHIFTED, "IQ1_S", 256, 16, EIGHTHS[:8], 1, shifted=8),
+        VectorFormat("iq2_xxs", BY_TWO, "IQ2_XXS", 256, 32, EIGHTHS, 2, signs="even"),
+        VectorFormat("iq2_xs", BY_TWO, "IQ2_XS", 256, 16, EIGHTHS, 2, signs="even"),
+        VectorFormat("iq2_s", BY_TWO, "IQ2_S", 256, 16, EIGHTHS, 2, signs="free"),
+        VectorFormat("iq3_xxs", BY_THREE, "IQ3_XXS", 256, 32, QUARTERS, 3, signs="even"),
+        VectorFormat("iq3_s", ODD_LEVELS, "IQ3_S", 256, 32, ODD, 3, signs="free"),
+        VectorFormat("iq4_nl", LEVELS, "", 32, 32, tuple(-n / 32 for n in range(20, 37)), 4),
+        VectorFormat("iq4_xs", LEVELS, "", 256, 32, tuple(float(n) for n in range(-32, 32)), 4),
+    )
+}
+"""Types of GGUF by name."""
+
+FORMATS.families += [p3109_format, four_over_six_format, VECTOR_FORMATS.get]

@@ -35,6 +35,13 @@ BNB_FP4 = (
     -0.3333333432674408, -0.5, -0.1666666716337204, -0.25,
 )  # fmt: skip
 """FP4 of bitsandbytes, which is not E2M1: twelfths of 1/16, 2, 3, 4, 6, 8 and 12."""
+IQ4 = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
+"""IQ4_NL and IQ4_XS of GGUF."""
+IQ2 = (8.0, 25.0, 43.0)
+IQ3 = (4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0)
+IQ3_ODD = (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0)
+TERNARY = (-1.0, 0.0, 1.0)
+"""Magnitudes of GGUF's IQ2 and IQ3 types, and elements of IQ1: vectors of them have codes."""
 
 
 @dataclass(frozen=True)

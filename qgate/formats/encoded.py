@@ -34,7 +34,8 @@ class Encoded:
                   otherwise (float64 for float64 tensors); None for a plain cast
     zero_points   the code of 0 in each group, in the dtype of the codes; None where it is 0
     tensor_scale  NVFP4's float32 scale of the whole tensor, or one for each row
-    micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15
+    micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15;
+                  of GGUF's IQ types the code of each tile's scale
     """
 
     quantizer: QuantizerSettings
@@ -123,8 +124,10 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     codes = layout.empty(element.code_dtype(), x.device)
     stored: dict[str, Tensor] = {}
     if fmt.kind == "block":
-        dtype_stored = getattr(torch, fmt.stored_dtype)
-        stored = {name: job.rows(k, dtype_stored) for name, k in fmt.stored.items()}
+        dtypes = {"scales": getattr(torch, fmt.stored_dtype)}
+        stored = {
+            name: job.rows(k, dtypes.get(name, torch.uint8)) for name, k in fmt.stored.items()
+        }
     for chunk, _, _, parts in split(job):
         zero = parts.zero_point
         if fmt.kind == "block":
