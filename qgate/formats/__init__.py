@@ -12,7 +12,7 @@ from qgate.exports import lazy
 from qgate.formats import p3109
 from qgate.formats._block import BlockFormat, Format, is_format
 from qgate.formats._element import ElementFormat
-from qgate.formats._literals import FORMATS, FOUR_OVER_SIX_NAMES, VECTOR_FORMATS
+from qgate.formats._literals import FORMATS, FOUR_OVER_SIX_NAMES, RESIDUAL_NAMES, VECTOR_FORMATS
 from qgate.formats.integers import IntFormat
 from qgate.formats.options import ROUNDINGS
 
@@ -59,8 +59,8 @@ def names() -> list[str]:
 
 
 def unlisted_names() -> list[str]:
-    """List names of formats outside of `names`: IEEE P3109's, variants of 4over6, GGUF's IQ."""
-    return [*p3109.NAMES, *FOUR_OVER_SIX_NAMES, *VECTOR_FORMATS]
+    """List names of formats outside of `names`: P3109's, GGUF's IQ types, variants of others."""
+    return [*p3109.NAMES, *FOUR_OVER_SIX_NAMES, *RESIDUAL_NAMES, *VECTOR_FORMATS]
 
 
 def aliases(name: str) -> list[str]:

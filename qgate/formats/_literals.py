@@ -17,6 +17,7 @@ from qgate.formats.integers import IntFormat
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.p3109 import p3109_format
+from qgate.formats.residual import Projection, ResidualFormat
 from qgate.formats.vector_codebook import ElementLevels, VectorFormat
 from qgate.registry import Registry
 from qgate.text.format_names import FORMAT_ALIASES
@@ -53,6 +54,7 @@ def _mirrored(*magnitudes: float) -> tuple[float, ...]:
 
 
 LLOYD = {
+    1: _mirrored(0.7978845834732056),
     2: _mirrored(
         0.4527800381183624, 1.5104175806045532,
     ),
@@ -173,4 +175,17 @@ VECTOR_FORMATS = {
 }
 """Types of GGUF by name."""
 
-FORMATS.families += [p3109_format, four_over_six_format, VECTOR_FORMATS.get]
+
+def residual_format(name: str) -> ResidualFormat | None:
+    """Return TurboQuant for inner products by name: lloyd2_qjl has three bits."""
+    match = re.fullmatch(r"lloyd([123])_qjl", name)
+    if match is None:
+        return None
+    book = Codebook(f"lloyd{match[1]} levels", LLOYD[int(match[1])])
+    first = CodebookFormat(f"lloyd{match[1]}", book, size=128, scaled_by="rms")
+    return ResidualFormat(name, book, first, Projection.drawn(0, 128))
+
+
+RESIDUAL_NAMES = [f"lloyd{bits}_qjl" for bits in (1, 2, 3)]
+
+FORMATS.families += [p3109_format, four_over_six_format, residual_format, VECTOR_FORMATS.get]

@@ -37,10 +37,9 @@ BNB_FP4 = (
 """FP4 of bitsandbytes, which is not E2M1: twelfths of 1/16, 2, 3, 4, 6, 8 and 12."""
 IQ4 = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
 """IQ4_NL and IQ4_XS of GGUF."""
-IQ2 = (8.0, 25.0, 43.0)
+IQ2, TERNARY = (8.0, 25.0, 43.0), (-1.0, 0.0, 1.0)
 IQ3 = (4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0)
 IQ3_ODD = (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0)
-TERNARY = (-1.0, 0.0, 1.0)
 """Magnitudes of GGUF's IQ2 and IQ3 types, and elements of IQ1: vectors of them have codes."""
 
 
@@ -111,14 +110,21 @@ class CodebookFormat(BlockFormat):
     def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
         del state, double
         bad = poisoned(x, q)[:, None]
-        clean = np.where(bad, 0.0, x)
-        amax = np.abs(clean).max(axis=1, keepdims=True)
-        scale = amax / self.reach if self.scaled_by == "amax" else _defined_rms(clean, amax)
+        elements, scale, _ = self.define_parts(np.where(bad, 0.0, x), q)
+        return np.where(bad, np.nan, elements * scale)
+
+    def define_parts(self, x: Floats, q: CastOptions) -> tuple[Floats, Floats, Floats]:
+        """Return elements, scales and ratios of rows without NaN, by the readable definition."""
+        scale = self.define_scales(x)
+        ratios = x / np.where(scale > 0, scale, 1.0)
+        return round_by_list(ratios, self.element, rounding=q.rounding), scale, ratios
+
+    def define_scales(self, x: Floats) -> Floats:
+        """Return the scale of each row, by the readable definition."""
+        amax = np.abs(x).max(axis=1, keepdims=True)
+        scale = amax / self.reach if self.scaled_by == "amax" else _defined_rms(x, amax)
         scale = np.clip(scale, _SMALLEST, _LARGEST).astype(np.float32).astype(np.float64)
-        scale = np.where(amax == 0, 0.0, scale)
-        ratios = clean / np.where(scale > 0, scale, 1.0)
-        values = round_by_list(ratios, self.element, rounding=q.rounding) * scale
-        return np.where(bad, np.nan, values)
+        return np.where(amax == 0, 0.0, scale)
 
 
 def _sum_in_halves(squares: Tensor) -> Tensor:

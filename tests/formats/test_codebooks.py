@@ -15,7 +15,7 @@ from bitsandbytes import functional
 from gguf import quants
 
 import qgate
-from qgate.formats import definition, vector_books
+from qgate.formats import codebook, definition
 from qgate.formats._literals import LLOYD
 from qgate.formats._work import DOUBLE
 from qgate.formats.codebook import Codebook, CodebookFormat
@@ -86,10 +86,10 @@ def test_random_blocks_are_those_of_bitsandbytes(name: str, dtype: torch.dtype) 
 
 
 def test_levels_are_those_of_gguf() -> None:
-    assert tuple(map(float, quants.IQ4_NL.kvalues)) == vector_books.IQ4
+    assert tuple(map(float, quants.IQ4_NL.kvalues)) == codebook.IQ4
     for name, magnitudes in {
-        "IQ2_XXS": vector_books.IQ2, "IQ2_XS": vector_books.IQ2, "IQ2_S": vector_books.IQ2, "IQ3_XXS": vector_books.IQ3,
-        "IQ3_S": vector_books.IQ3_ODD, "IQ1_S": vector_books.TERNARY,
+        "IQ2_XXS": codebook.IQ2, "IQ2_XS": codebook.IQ2, "IQ2_S": codebook.IQ2, "IQ3_XXS": codebook.IQ3,
+        "IQ3_S": codebook.IQ3_ODD, "IQ1_S": codebook.TERNARY,
     }.items():  # fmt: skip
         assert tuple(code_book(name).unique().tolist()) == magnitudes
 
