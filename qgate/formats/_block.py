@@ -97,6 +97,11 @@ class BlockFormat(abc.ABC):
 
     needs_amax: ClassVar[bool] = False
 
+    def with_share(self, share: float) -> BlockFormat | None:
+        """Return the format with so many times its scales; None where a rule has none between."""
+        del share
+        return None
+
     @abc.abstractmethod
     def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
         """Split a float64 chunk into elements and scale, exactly as the format defines it."""

@@ -9,11 +9,12 @@ from qgate.formats._block import Format
 from qgate.formats._codebook import Codebook
 from qgate.formats._grids import BlockGrid
 from qgate.formats.choosing import ChoosingFormat
-from qgate.formats.codebook import BNB_FP4, IQ2, IQ3, IQ3_ODD, IQ4, NF4, CodebookFormat
+from qgate.formats.codebook import CodebookFormat
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
 from qgate.formats.integers import IntFormat
+from qgate.formats.levels import BNB_FP4, IQ2, IQ3, IQ3_ODD, IQ4, LLOYD, NF4, mirrored
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.p3109 import p3109_format
@@ -48,29 +49,6 @@ INT3, INT4, INT6 = (IntFormat(f"int{bits}", bits) for bits in (3, 4, 6))
 INT3_CODES = FloatFormat("E1M1", 1, 1, "none", bias=0)
 INT6_CODES = FloatFormat("E1M4", 1, 4, "none", bias=-3)
 
-
-def _mirrored(*magnitudes: float) -> tuple[float, ...]:
-    return (*(-magnitude for magnitude in reversed(magnitudes)), *magnitudes)
-
-
-LLOYD = {
-    1: _mirrored(0.7978845834732056),
-    2: _mirrored(
-        0.4527800381183624, 1.5104175806045532,
-    ),
-    3: _mirrored(
-        0.2450941801071167, 0.7560052871704102, 1.3439092636108398, 2.1519455909729004,
-    ),
-    4: _mirrored(
-        0.12839503586292267, 0.38804829120635986, 0.6567591428756714, 0.9423404335975647,
-        1.2562311887741089, 1.6180464029312134, 2.069017171859741, 2.7325894832611084,
-    ),
-}  # fmt: skip
-"""Levels with the least squared error for a normal distribution of variance 1, by bits.
-
-Each is the mean of the numbers that are nearest to it (Lloyd, Max), rounded to float32. TurboQuant
-(arXiv 2504.19874) rounds rotated vectors to them.
-"""
 
 FOUR_OVER_SIX = BlockGrid(E2M1, 6.0), BlockGrid(E2M1, 6.0, factor=1.5)
 
@@ -155,7 +133,7 @@ for _format in (
 EIGHTHS, QUARTERS = (tuple((2 * code + 1) / part for code in range(16)) for part in (8, 4))
 ODD = tuple(2.0 * code + 1 for code in range(16))
 SHIFTED, BY_TWO, BY_THREE, ODD_LEVELS = (
-    ElementLevels(f"{name} elements", _mirrored(*magnitudes))
+    ElementLevels(f"{name} elements", mirrored(*magnitudes))
     for name, magnitudes in (("IQ1", (1, 7, 9)), ("IQ2", IQ2), ("IQ3", IQ3), ("odd IQ3", IQ3_ODD))
 )
 LEVELS = Codebook("IQ4 levels", IQ4)

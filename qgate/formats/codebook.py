@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -18,29 +18,9 @@ from qgate.formats.options import CastOptions, Floats
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BNB_FP4", "NF4", "Codebook", "CodebookFormat"]
+__all__ = ["Codebook", "CodebookFormat"]
 
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), 2.0**-149
-
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-)  # fmt: skip
-"""NormalFloat of QLoRA (arXiv 2305.14314), as bitsandbytes has it."""
-BNB_FP4 = (
-    0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5,
-    0.1666666716337204, 0.25, -0.0, -0.0052083334885537624, -0.6666666865348816, -1.0,
-    -0.3333333432674408, -0.5, -0.1666666716337204, -0.25,
-)  # fmt: skip
-"""FP4 of bitsandbytes, which is not E2M1: twelfths of 1/16, 2, 3, 4, 6, 8 and 12."""
-IQ4 = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
-"""IQ4_NL and IQ4_XS of GGUF."""
-IQ2, TERNARY = (8.0, 25.0, 43.0), (-1.0, 0.0, 1.0)
-IQ3 = (4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0)
-IQ3_ODD = (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0)
-"""Magnitudes of GGUF's IQ2 and IQ3 types, and elements of IQ1: vectors of them have codes."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +28,8 @@ class CodebookFormat(BlockFormat):
     """Levels of a codebook times a float32 scale for each block.
 
     s  the largest magnitude of the block over that of the levels ("amax"), or the root of the mean
-       of the squares ("rms"); 0 in a block of zeros, else at least the smallest float32 number
+       of the squares ("rms"), times `share`; 0 in a block of zeros, else at least the smallest
+       float32 number
     e  the level nearest to x / s, a float64 number;  x ~ e * s
 
     Squares, in units of a power of two near the largest, are summed in halves: the first half is
@@ -58,6 +39,7 @@ class CodebookFormat(BlockFormat):
     element: Codebook
     size: int = 64
     scaled_by: Literal["amax", "rms"] = "amax"
+    share: float = 1.0
 
     options: ClassVar[frozenset[str]] = frozenset({"axis", "block", "rounding", "generator", "inf"})
     scale: ClassVar[str] = "FP32"
@@ -80,6 +62,9 @@ class CodebookFormat(BlockFormat):
         """The largest magnitude among the levels."""
         return float(np.abs(self.element.levels).max())
 
+    def with_share(self, share: float) -> CodebookFormat:
+        return replace(self, share=share)
+
     def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
         q = context.q
         bits = block_amax_bits(x, context.work)
@@ -96,11 +81,11 @@ class CodebookFormat(BlockFormat):
     def scales(self, x: Tensor, amax: Tensor) -> Tensor:
         """Return the scales of float64 blocks without NaN as float64."""
         if self.scaled_by == "amax":
-            scale = amax / amax.new_tensor(self.reach)
+            scale = amax / amax.new_tensor(self.reach) * self.share
         else:
             unit = DOUBLE.power(amax.clamp(max=_LARGEST).frexp()[1].clamp_(min=-1000))
             squares = (x / unit).square_()
-            scale = divided(_sum_in_halves(squares), x.shape[2]).sqrt_() * unit
+            scale = divided(_sum_in_halves(squares), x.shape[2]).sqrt_() * unit * self.share
         return to_single_grid(scale.clamp_(_SMALLEST, _LARGEST)).masked_fill_(amax == 0, 0.0)
 
     def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
@@ -123,7 +108,9 @@ class CodebookFormat(BlockFormat):
         """Return the scale of each row, by the readable definition."""
         amax = np.abs(x).max(axis=1, keepdims=True)
         scale = amax / self.reach if self.scaled_by == "amax" else _defined_rms(x, amax)
-        scale = np.clip(scale, _SMALLEST, _LARGEST).astype(np.float32).astype(np.float64)
+        scale = (
+            np.clip(scale * self.share, _SMALLEST, _LARGEST).astype(np.float32).astype(np.float64)
+        )
         return np.where(amax == 0, 0.0, scale)
 
 

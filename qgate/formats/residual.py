@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -80,10 +80,13 @@ class ResidualFormat(BlockFormat):
     def stored(self) -> dict[str, int]:
         return {"scales": 2, "micro": self.block // 8}
 
+    def with_share(self, share: float) -> ResidualFormat:
+        return replace(self, first=self.first.with_share(share))
+
     def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
         first = self.first.split(x, context)
         u = first.ratios - first.elements
-        t = self.first.scales(u, u.abs().amax(2, keepdim=True))
+        t = self.first.with_share(1.0).scales(u, u.abs().amax(2, keepdim=True))
         shares = (u / t.where(t > 0, 1.0)).mul_(_STEPS).round_()
         is_up = (self._matrix(x) @ shares.movedim(2, -2)).movedim(-2, 2) >= 0
         scales = first.scale.new_empty(*t.shape[:2], 2, t.shape[3])
@@ -126,7 +129,7 @@ class ResidualFormat(BlockFormat):
         bad = poisoned(x, q)[:, None]
         e, s, ratios = self.first.define_parts(np.where(bad, 0.0, x), q)
         u = ratios - e
-        t = self.first.define_scales(u)
+        t = self.first.with_share(1.0).define_scales(u)
         shares = np.rint(u / np.where(t > 0, t, 1.0) * _STEPS)
         p = self.projection.matrix[: x.shape[1], : x.shape[1]]
         signs = np.where(shares @ p.T >= 0, 1.0, -1.0)

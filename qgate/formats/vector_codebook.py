@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
@@ -40,7 +40,7 @@ class VectorFormat(BlockFormat):
     """Rows of a book times a scale for each tile of a block of `size` elements.
 
     d  FP16(m / (reach * largest factor)), m the block's largest magnitude; in books of single
-       levels the first element of that magnitude, with its sign
+       levels the first element of that magnitude, with its sign; both times `share`
     s  d * factor of a tile; where the block is one tile, FP16(m / reach * factor)
     r  x / s, at most twice the reach, as a multiple of 2^-8. With signs "even", of eight elements
        an even number is negative: else the one nearest to 0 counts as of the other sign
@@ -57,6 +57,7 @@ class VectorFormat(BlockFormat):
     stored_bits: int
     signs: Literal["", "free", "even"] = ""
     shifted: int = 0
+    share: float = 1.0
 
     options: ClassVar[frozenset[str]] = frozenset({"axis", "inf"})
     stored_dtype: ClassVar[str] = "float32"
@@ -102,6 +103,9 @@ class VectorFormat(BlockFormat):
         """Return the codes of factors, those of the largest first."""
         return sorted(range(len(self.factors)), key=lambda code: -abs(self.factors[code]))
 
+    def with_share(self, share: float) -> VectorFormat:
+        return replace(self, share=share)
+
     def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
         length, bits = x.shape[2], block_amax_bits(x, context.work)
         bad = non_finite(bits, context)
@@ -131,7 +135,7 @@ class VectorFormat(BlockFormat):
         blocks = np.zeros((len(x), self.size))
         blocks[:, : x.shape[1]] = np.where(bad, 0.0, x)
         largest = np.abs(blocks).argmax(axis=1)[:, None]
-        m = np.take_along_axis(blocks, largest, axis=1) / self.reach
+        m = np.take_along_axis(blocks, largest, axis=1) / self.reach * self.share
         m = np.abs(m) if self.book else m
         factors = [self.factors[code] for code in self.tried()]
         d = round_by_list(m / abs(factors[0]), HALF)

@@ -15,10 +15,10 @@ from bitsandbytes import functional
 from gguf import quants
 
 import qgate
-from qgate.formats import codebook, definition
-from qgate.formats._literals import LLOYD
+from qgate.formats import definition, levels
 from qgate.formats._work import DOUBLE
 from qgate.formats.codebook import Codebook, CodebookFormat
+from qgate.formats.levels import LLOYD
 from qgate.formats.vector_books import code_book
 from tests.formats.oracles import assert_same_bits, to_float64
 
@@ -86,10 +86,10 @@ def test_random_blocks_are_those_of_bitsandbytes(name: str, dtype: torch.dtype) 
 
 
 def test_levels_are_those_of_gguf() -> None:
-    assert tuple(map(float, quants.IQ4_NL.kvalues)) == codebook.IQ4
+    assert tuple(map(float, quants.IQ4_NL.kvalues)) == levels.IQ4
     for name, magnitudes in {
-        "IQ2_XXS": codebook.IQ2, "IQ2_XS": codebook.IQ2, "IQ2_S": codebook.IQ2, "IQ3_XXS": codebook.IQ3,
-        "IQ3_S": codebook.IQ3_ODD, "IQ1_S": codebook.TERNARY,
+        "IQ2_XXS": levels.IQ2, "IQ2_XS": levels.IQ2, "IQ2_S": levels.IQ2, "IQ3_XXS": levels.IQ3,
+        "IQ3_S": levels.IQ3_ODD, "IQ1_S": levels.TERNARY,
     }.items():  # fmt: skip
         assert tuple(code_book(name).unique().tolist()) == magnitudes
 

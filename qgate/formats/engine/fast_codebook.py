@@ -27,7 +27,7 @@ def shortcut(fmt: CodebookFormat, x: Tensor, out: Tensor, context: CastContext) 
     amax = single.abs().amax(2, keepdim=True)
     if not bool(((amax == 0) | ((amax > 1 / _ORDINARY) & (amax < _ORDINARY))).all()):
         return False
-    if fmt.scaled_by == "amax":
+    if fmt.scaled_by == "amax" and fmt.share == 1:
         scale = amax / amax.new_tensor(fmt.reach)
     else:
         wide = widen(single)

@@ -24,7 +24,7 @@ def _search(fmt: VectorFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, 
     """Try scales in the order of what they cost at least, until no other can cost less."""
     tried, count = fmt.tried(), fmt.size // fmt.tile
     factors = blocks.new_tensor([fmt.factors[code] for code in tried])
-    m = _largest(blocks) / fmt.reach
+    m = _largest(blocks) / fmt.reach * fmt.share
     m = m.abs() if fmt.book else m
     d = HALF.nearest(m / factors[0].abs())
     scales = HALF.nearest(m * factors) if fmt.is_whole else d * factors
