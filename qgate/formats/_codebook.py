@@ -40,18 +40,21 @@ class Codebook(ElementFormat):
             )
 
     @classmethod
-    def trained(cls, name: str, samples: Floats, bits: int) -> Self:
-        """Return levels that are the means of the samples nearest to them, by Lloyd's algorithm."""
-        listed = np.sort(np.asarray(samples, dtype=np.float64).reshape(-1))
+    def trained(cls, name: str, samples: Floats, bits: int, weights: Floats | None = None) -> Self:
+        """Return levels that are the weighted means of the samples nearest to them (Lloyd)."""
+        listed = np.asarray(samples, dtype=np.float64).reshape(-1)
         if not len(listed) or not np.isfinite(listed).all():
             raise QgateError(f"{len(listed)} samples train no codebook; pass finite numbers.")
+        order = listed.argsort(kind="stable")
+        listed = listed[order]
+        shares = np.ones(len(listed)) if weights is None else np.asarray(weights).reshape(-1)[order]
         levels = np.quantile(listed, (np.arange(2**bits) + 0.5) / 2**bits)
-        sums = np.concatenate([[0.0], np.cumsum(listed)])
+        sums, totals = (np.cumsum([0.0, *part]) for part in (listed * shares, shares))
         for _ in range(_ROUNDS):
             ends = listed.searchsorted((levels[1:] + levels[:-1]) / 2, side="right")
             ends = np.concatenate([[0], ends, [len(listed)]])
-            counts = np.diff(ends)
-            means = np.where(counts > 0, np.diff(sums[ends]) / np.maximum(counts, 1), levels)
+            counts = np.diff(totals[ends])
+            means = np.where(counts > 0, np.diff(sums[ends]) / np.maximum(counts, 1e-300), levels)
             if np.array_equal(means, levels):
                 break
             levels = means
