@@ -12,7 +12,13 @@ from qgate.exports import lazy
 from qgate.formats import p3109
 from qgate.formats._block import BlockFormat, Format, is_format
 from qgate.formats._element import ElementFormat
-from qgate.formats._literals import FORMATS, FOUR_OVER_SIX_NAMES, RESIDUAL_NAMES, VECTOR_FORMATS
+from qgate.formats._literals import (
+    DOUBLE_NAMES,
+    FORMATS,
+    FOUR_OVER_SIX_NAMES,
+    RESIDUAL_NAMES,
+    VECTOR_FORMATS,
+)
 from qgate.formats.integers import IntFormat
 from qgate.formats.options import ROUNDINGS
 
@@ -60,7 +66,7 @@ def names() -> list[str]:
 
 def unlisted_names() -> list[str]:
     """List names of formats outside of `names`: P3109's, GGUF's IQ types, variants of others."""
-    return [*p3109.NAMES, *FOUR_OVER_SIX_NAMES, *RESIDUAL_NAMES, *VECTOR_FORMATS]
+    return [*p3109.NAMES, *FOUR_OVER_SIX_NAMES, *DOUBLE_NAMES, *RESIDUAL_NAMES, *VECTOR_FORMATS]
 
 
 def aliases(name: str) -> list[str]:

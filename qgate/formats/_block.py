@@ -96,6 +96,8 @@ class BlockFormat(abc.ABC):
         return state
 
     needs_amax: ClassVar[bool] = False
+    by_blocks: ClassVar[bool] = False
+    """True if `prepare` gets the largest magnitude of each block, in their order."""
 
     def with_share(self, share: float) -> BlockFormat | None:
         """Return the format with so many times its scales; None where a rule has none between."""
@@ -122,6 +124,10 @@ class BlockFormat(abc.ABC):
     @abc.abstractmethod
     def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
         """Quantize the rows of x, each one block, by the readable definition."""
+
+    def define_stored(self, amax: Floats) -> Floats:
+        """Return the scales of blocks in their order, where those of all are made together."""
+        raise NotImplementedError
 
     def define_state(self, x: Floats) -> float | None:
         """Return what `prepare` does, by the readable definition."""

@@ -10,6 +10,7 @@ from qgate.formats._codebook import Codebook
 from qgate.formats._grids import BlockGrid
 from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.codebook import CodebookFormat
+from qgate.formats.double_scales import DoubleFormat
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
@@ -164,6 +165,22 @@ def residual_format(name: str) -> ResidualFormat | None:
     return ResidualFormat(name, book, first, Projection.drawn(0, 128))
 
 
+def double_format(name: str) -> DoubleFormat | None:
+    """Return nf4_double or bnb_fp4_double, as bitsandbytes stores them with nested scales."""
+    first = FORMATS.entries.get(name.removesuffix("_double"))
+    if not name.endswith("_double") or first is None or first.name not in ("nf4", "bnb_fp4"):
+        return None
+    assert isinstance(first.element, Codebook)
+    return DoubleFormat(name, first.element)
+
+
+DOUBLE_NAMES = ["nf4_double", "bnb_fp4_double"]
 RESIDUAL_NAMES = [f"lloyd{bits}_qjl" for bits in (1, 2, 3)]
 
-FORMATS.families += [p3109_format, four_over_six_format, residual_format, VECTOR_FORMATS.get]
+FORMATS.families += [
+    p3109_format,
+    four_over_six_format,
+    double_format,
+    residual_format,
+    VECTOR_FORMATS.get,
+]

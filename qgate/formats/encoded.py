@@ -145,7 +145,7 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
         stored["scales"] = narrow(job.scale, torch.float64 if job.double else torch.float32)
     if job.zero_point is not None:
         stored["zero_points"] = job.zero_point.to(element.code_dtype())
-    state = job.state
+    state = None if fmt.kind == "block" and fmt.by_blocks else job.state
     if state is not None and fmt.kind == "block":
         state = narrow(fmt.tensor_scale(state), torch.float32)
         if fmt.by_rows:

@@ -21,7 +21,7 @@ def shortcut(fmt: CodebookFormat, x: Tensor, out: Tensor, context: CastContext) 
     float64, as the definition divides.
     """
     q, book = context.q, fmt.element
-    if context.double or q.rounding == "stochastic" or out.dtype != torch.float32:
+    if fmt.by_blocks or context.double or q.rounding == "stochastic" or out.dtype != torch.float32:
         return False
     single = x.to(torch.float32)
     amax = single.abs().amax(2, keepdim=True)

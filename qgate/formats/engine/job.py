@@ -234,6 +234,8 @@ class Job:
             finite_groups = self._amax_bits(finite=True)
         else:
             finite_groups, self.amax_bits = groups, None if finite else groups
+        if fmt.by_blocks:
+            return fmt.prepare(finite_groups.view(x.dtype))
         if fmt.by_rows:
             rows = finite_groups.amax(1, keepdim=True)
             state = fmt.prepare(rows.view(x.dtype))
