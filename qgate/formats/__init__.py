@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from qgate.formats.engine.effects import Effects, report
     from qgate.formats.philox import Philox, RandomWords
     from qgate.formats.quantizer import Quantizer, encode, observe, quantize
+    from qgate.formats.state_draws import StatePhilox
     from qgate.formats.tile_draws import TransformerEnginePhilox
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Philox",
     "Quantizer",
     "RandomWords",
+    "StatePhilox",
     "TransformerEnginePhilox",
     "aliases",
     "encode",
@@ -81,6 +83,7 @@ __getattr__ = lazy(
         "encoded": "Encoded",
         "philox": "Philox RandomWords",
         "quantizer": "Quantizer encode observe quantize",
+        "state_draws": "StatePhilox",
         "tile_draws": "TransformerEnginePhilox",
     },
 )
