@@ -12,7 +12,8 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.engine.dtypes import INPUTS, combine, narrow
-from qgate.formats.engine.job import Job, layout_of, split
+from qgate.formats.engine.job import Job, split
+from qgate.formats.engine.layouts import layout_of
 from qgate.formats.options import NanPolicy
 from qgate.formats.settings import QuantizerSettings
 from qgate.loading import LateModule

@@ -36,7 +36,7 @@ OUTSIDE: dict[tuple[str, str], str] = {
     ("quantizer.py::_values", "if y is not None"): DEVICE,
     ("quantizer.py::_values", "return y"): DEVICE,
     ("quantizer.py::_shortcut", "return False"): DEVICE,
-    ("engine/job.py::Layout.chunks", "_CHUNK_ON_DEVICE"): DEVICE,
+    ("engine/layouts.py::Layout.chunks", "_CHUNK_ON_DEVICE"): DEVICE,
     ("engine/job.py::Job._amax_bits", "largest"): DEVICE,
     ("_scratch.py::buffer", "return torch.empty"): DEVICE,
     ("quantizer.py::StraightThrough.backward", ""): "a gradient",
@@ -118,7 +118,7 @@ def test_what_is_left_out_is_not_entered(lines: dict[Line, str], entered: Entere
         ("test_large_tensors_mean_what_the_definition_says",
          {"engine/fast_mx.py::TableStack.look_up", "engine/job.py::_counted_errors"}),
         ("test_layouts_and_options_mean_what_the_definition_says",
-         {"engine/job.py::Layout.restore", "_work.py::CastContext.divide",
+         {"engine/layouts.py::Layout.restore", "_work.py::CastContext.divide",
           "engine/scales.py::scale_from_option", "quantizer.py::StraightThrough.forward"}),
     ],
 )  # fmt: skip
