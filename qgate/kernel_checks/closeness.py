@@ -34,6 +34,9 @@ def energy_left(actual: Tensor, values: Tensor | None) -> float:
     """Return the energy of what values leave of a result, infinite if they are not like it."""
     if values is None or values.shape != actual.shape:
         return math.inf
+    energy = float((actual - values).square().sum())
+    if math.isfinite(energy):
+        return energy
     comparable = values.isfinite() & actual.isfinite()
     if float(comparable.double().mean()) < FINITE * float(actual.isfinite().double().mean()):
         return math.inf

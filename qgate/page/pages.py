@@ -232,7 +232,8 @@ def _covered(run: Run) -> list[tuple[str, str]]:
         facts.append(("update", f"{updated_text(update)}{after}"))
     extent = extent_of(header)
     if extent is not None:
-        facts.append(("gates held", f"{extent['judged']:,} of {extent['gates']:,}"))
+        if extent["gates"]:
+            facts.append(("gates held", f"{extent['judged']:,} of {extent['gates']:,}"))
         facts += [("compared", text.removeprefix("compared ")) for text in covered_texts(header)]
     if not run.finished:
         facts.append(("extent", NOT_FINISHED))

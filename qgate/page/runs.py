@@ -178,6 +178,7 @@ class _GateRecords:
 
     attempt: int
     worst: Record
+    badness: tuple[Any, ...]
     failed: list[Record] = field(default_factory=list)
     failures: int = 0
     comparisons: int = 0
@@ -212,7 +213,7 @@ def run_of_records(header: Record, records: Iterable[Record], name: str = "") ->
     tally = Tally()
     gathered = _gather(tally.pass_through(records))
     in_order = sorted(gathered.items(), key=lambda entry: (entry[1].order, entry[0]))
-    ranked = sorted(in_order, key=lambda entry: badness(entry[1].worst))
+    ranked = sorted(in_order, key=lambda entry: entry[1].badness)
     gates = {
         node: RecordedGate(
             number=number,
@@ -243,14 +244,18 @@ def _gather(records: Iterable[Record]) -> dict[str, _GateRecords]:
     gathered: dict[str, _GateRecords] = {}
     pictured: dict[str, _GateRecords] = {}
     for record in filter(is_counted, records):
+        bad = badness(record)
         node, attempt = record["node"], record.get("attempt", 0)
         if record.get("pictures"):
             record = {**record, "pictures": pack_pictures(record["pictures"])}
         gate = gathered.get(node)
         if gate is None or attempt > gate.attempt:
-            gate = gathered[node] = _GateRecords(attempt, record, order=record.get("order", 0))
+            order = record.get("order", 0)
+            gate = gathered[node] = _GateRecords(attempt, record, bad, order=order)
         elif attempt < gate.attempt:
             continue
+        elif bad < gate.badness:
+            gate.worst, gate.badness = record, bad
         _add(gate, record)
         pictured.pop(node, None)
         if "pictures" in gate.worst:
@@ -263,7 +268,7 @@ def _gather(records: Iterable[Record]) -> dict[str, _GateRecords]:
 
 def _drop_pictures(pictured: dict[str, _GateRecords]) -> None:
     """Keep the pictures of the worst gates only: those of all would fill the memory."""
-    ranked = sorted(pictured.items(), key=lambda entry: badness(entry[1].worst))
+    ranked = sorted(pictured.items(), key=lambda entry: entry[1].badness)
     for node, gate in ranked[MOST_DRAWN:]:
         gate.worst = _without_pictures(gate.worst)
         del pictured[node]
@@ -280,8 +285,6 @@ def _add(gate: _GateRecords, record: Record) -> None:
     gate.layer = layer if gate.layer in ("", layer) else EVERYWHERE
     gate.improved |= any(check["improved"] for check in record["checks"])
     gate.order = min(gate.order, record.get("order", 0))
-    if badness(record) < badness(gate.worst):
-        gate.worst = record
     if not record["passed"]:
         gate.failures += 1
         # Only the worst record of a gate is drawn; pictures of forty others would fill the memory.

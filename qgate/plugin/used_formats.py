@@ -27,7 +27,8 @@ def drop_unused_formats(
 ) -> None:
     """Deselect marked tests of formats that no gate uses, unless a command asks for them all.
 
-    A run without gates that have a mode or a format is about the formats themselves.
+    A run without gates that have a mode or a format is about the formats themselves, unless its
+    modes fit no model.
     """
     options = options_of(config)
     modes = ",".join(options.values["mode"]).split(",")
@@ -36,7 +37,7 @@ def drop_unused_formats(
     marked = [item for item in items if _is_marked(item)]
     used = _formats_of(config, filter(is_gate, items)) if marked else set()
     remaining = [item for item in marked if parameters_of(item)["fmt"] not in used]
-    if not used or not remaining:
+    if not remaining or not (used or selection.empty):
         return
     every = lazy.formats.names()
     count = len(used.intersection(every))

@@ -152,6 +152,8 @@ def extent_text(header: Mapping[str, object] | Record) -> str:
     if extent is None:
         return ""
     head = f"gates held: {extent['judged']:,} of {extent['gates']:,}"
+    if not extent["gates"]:
+        head = "this run has no gates"
     return "; ".join([head, *omitted_texts(extent)])
 
 

@@ -265,9 +265,9 @@ def _add(part: _TestTally, record: Mapping[str, Any]) -> None:
     checks = record["checks"]
     part.checks += len(checks)
     part.improved += any(check["improved"] for check in checks)
-    changes = plan_changes(checks)
-    part.plan = merged([*part.plan, *changes])
-    part.planned += sum(bool(check.get("text")) for check in checks)
+    if texts := sum(bool(check.get("text")) for check in checks):
+        part.planned += texts
+        part.plan = merged([*part.plan, *plan_changes(checks)])
     is_missing = any(limit_kind_of(check["kind"]).is_new for check in checks)
     finding = summarize_comparison(record)
     if record["passed"]:

@@ -22,6 +22,7 @@ from qgate.errors import QgateError
 from qgate.gate import Policy
 from tests.checkpoints.exports import write
 from tests.checkpoints.test_served_values import LARGEST, pair
+from tests.shares import proof
 
 __all__ = ["pair"]
 TOP = {"nvfp4": 6.0 * 448, "fp8_e4m3": 448.0, "int8": 127.0}
@@ -43,6 +44,7 @@ def judged(fmt: str, scale: float, tensors: list[Tensor]) -> str:
     return judge_scale(fmt, scale, again)
 
 
+@proof
 @pytest.mark.parametrize("fmt", TOP)
 @pytest.mark.parametrize("outlier", [1.0, 30.0])
 def test_scales_of_other_samples_are_right(fmt: str, outlier: float) -> None:
@@ -132,6 +134,7 @@ def test_gates_hold_the_same_scales_beside_a_dump(
         accounting(pair[0], dump_of(tmp_path / "other", prefix="decoder.block."))
 
 
+@proof
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -147,6 +150,7 @@ def test_a_dump_of_something_else_is_refused(
     assert words in told
 
 
+@proof
 def test_a_checkpoint_without_static_scales_is_refused(
     pair: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from qgate.relations.record import Disagreement, RelationFailure, RelationReport
 from qgate.testing import CheckFailure, check_kernel
 from tests.hostile import FORGED, TOGETHER
 from tests.hostile_files import assert_calm
+from tests.shares import proof
 
 NAMES = [name.replace(".", "_") for name in TOGETHER]
 PROGRAM = """\
@@ -44,6 +45,7 @@ def test_reports_of_underflow_are_calm(caplog: pytest.LogCaptureFixture) -> None
     assert_calm("\n".join(watch.lines(100)), "the lines")
 
 
+@proof
 def test_warnings_of_a_collector_are_calm(tmp_path: Path) -> None:
     for number, name in enumerate(NAMES[:3] + NAMES[9:14]):
         parts = nn.ModuleDict({name: nn.Linear(4, 4), "other": nn.Linear(4, 4)})

@@ -26,7 +26,7 @@ def without_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
-@share(7)
+@share(14)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_fault_is_a_sentence_and_nothing_is_torn(tmp_path: Path, name: str) -> None:
     setting = setting_in(tmp_path)

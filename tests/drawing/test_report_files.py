@@ -57,6 +57,7 @@ def drawn(normal: DumpAnalysis, tmp_path_factory: pytest.TempPathFactory) -> Dra
 # The folder -----------------------------------------------------------------------------------------
 
 
+@proof
 def test_a_drawing_writes_and_lists_all_files(normal: DumpAnalysis, drawn: Drawn) -> None:
     folder, written, steps = drawn
     assert written[0] == folder / "index.html"

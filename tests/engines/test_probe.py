@@ -136,6 +136,7 @@ def _fsdp_worker(rank: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@proof
 def test_shards_of_a_trainer_add_up(tmp_path: Path) -> None:
     """Parameters of FSDP 2 are DTensors: each rank writes its rows, 203 of them unevenly."""
     torch.multiprocessing.spawn(_fsdp_worker, (str(tmp_path),), nprocs=2)

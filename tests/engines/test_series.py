@@ -113,7 +113,7 @@ def _figures(seed: int, drift: Callable[[int], float] = lambda _: 1.0) -> list[S
     return steps
 
 
-@share(2, group="series")
+@share(6, group="series")
 def test_a_hundred_healthy_series_are_no_alarm() -> None:
     assert [seed for seed in range(100) if find_drifts(_figures(seed))] == []
 
@@ -162,7 +162,7 @@ def _other_sums(module: nn.Module) -> None:
             linear.forward = lambda x, plain=plain: plain(x) * (1 + 1e-5)  # type: ignore[method-assign]
 
 
-@share(2, group="series")
+@share(6, group="series")
 def test_the_module_of_a_drift_is_named(tmp_path: Path) -> None:
     home = tmp_path / "dumps"
     for step in range(1, 31):

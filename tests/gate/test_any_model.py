@@ -23,7 +23,7 @@ from qgate.modes import Kernel
 from qgate.modes.setups import ModelSetup
 from qgate.results.coverage import coverage_of, share_text
 from tests.models.networks import NAMES, ids, network
-from tests.shares import share
+from tests.shares import proof, share
 
 Change = Callable[[nn.Module], Any]
 
@@ -109,6 +109,7 @@ def zeroed(module: nn.Module) -> None:
     classifier.weight = nn.Parameter(torch.zeros(10, 32))
 
 
+@proof
 def test_a_convolution_without_scales_per_channel_is_red_at_its_layer(tmp_path: Path) -> None:
     def outlying(model: Model) -> Model:
         for conv in model.module.modules():
@@ -129,6 +130,7 @@ def test_a_convolution_without_scales_per_channel_is_red_at_its_layer(tmp_path: 
     assert "layer2.0.conv1:output" in lines[0]
 
 
+@proof
 def test_a_flat_model_that_lost_a_bias_is_red_at_its_layer(tmp_path: Path) -> None:
     def unbiased(module: nn.Module) -> None:
         linear = module.get_submodule("2.plain")

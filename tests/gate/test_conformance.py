@@ -31,7 +31,7 @@ from qgate.gate.measuring.relations import RelatedModule, calls_of, relate
 from qgate.gate.measuring.site_rows import ModelSites
 from qgate.modes import Mode, Rule, apply
 from tests.gate.benches import LLAMA, MAMBA, bench, mode_of
-from tests.shares import share
+from tests.shares import proof, share
 from tests.tables import each_of
 
 QUANTIZERS: dict[str, dict[str, Any]] = {
@@ -372,6 +372,7 @@ def test_a_kernel_that_stands_for_nothing_promises_only_repeats_and_views() -> N
     assert all("does not say what it stands for" in related.left_out for related in modules)
 
 
+@proof
 def test_a_module_whose_output_is_quantized_agrees_with_itself() -> None:
     of = bench(MAMBA, layers=2)
     mode = mode_of(of, "bf16")

@@ -16,7 +16,7 @@ from qgate.gate.measuring.bench import Bench
 from qgate.gate.measuring.layer_captures import capture_modes
 from qgate.models import Sampling, load
 from qgate.modes.setups import ModelSetup
-from tests.shares import share
+from tests.shares import proof, share
 
 SAMPLING = Sampling(samples=6, seqlen=16, calib_samples=4, calib_seqlen=16)
 TEXT = (
@@ -83,6 +83,7 @@ def test_a_sample_that_does_not_fit_alone_is_one_sentence() -> None:
         _ = bench_of(build).model
 
 
+@proof
 def test_captured_layers_are_the_same(tmp_path: Path) -> None:
     build, _ = built(1)
     with pytest.warns(DeviceMemoryWarning, match="1 does"):

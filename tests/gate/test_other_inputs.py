@@ -66,7 +66,7 @@ def wrong(of: Bench, mode: str, module: str, fault: Fault | None) -> list[tuple[
     ]
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "fp8_e4m3", "bf16", "w4"])
 @pytest.mark.parametrize("words", [*OF_SHAPES, *OF_VALUES])
 def test_a_product_that_is_wrong_elsewhere_is_named(words: str, mode: str) -> None:
@@ -79,7 +79,7 @@ def test_a_product_that_is_wrong_elsewhere_is_named(words: str, mode: str) -> No
         assert "1.01 times" in found[0][1]
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("mode", ["int8", "nvfp4", "bf16"])
 def test_one_module_of_a_kind_is_called_with_thousands_of_rows(mode: str) -> None:
     fault = where(lambda x: x.numel() // x.shape[-1] > 4096)
@@ -109,7 +109,7 @@ def images(mode: str, module: str = "first", fault: Fault | None = None) -> list
     return wrong(Bench(ModelSetup("images"), _model=model), mode, module, fault)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("mode", ["int8", "fp8_e4m3", "mxfp8", "bf16"])
 def test_convolutions_are_held_at_hard_inputs(mode: str) -> None:
     assert images(mode) == []
@@ -120,7 +120,7 @@ def test_convolutions_are_held_at_hard_inputs(mode: str) -> None:
         assert words.startswith("is wrong for inputs 1,048,576 times as large"), words
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16", "w4"])
 def test_massive_values_of_the_residual_that_are_cut_are_named(mode: str) -> None:
     of = bench(LLAMA, layers=2)

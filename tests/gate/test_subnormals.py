@@ -39,7 +39,7 @@ def wrong(family: Any, seed: int, factor: float = 1.0) -> list[str]:
     return held + [row.site for row in rows if row.why]
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("family", [GEMMA, OLMO], ids=["gemma", "olmo"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_small_values_in_fp16_are_green(family: Any, seed: int) -> None:

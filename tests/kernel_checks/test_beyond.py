@@ -67,7 +67,7 @@ def test_a_right_kernel_is_held_beyond_each_tile_and_the_report_says_how_far() -
     assert "largest sizes tried: argument 0 257x288, argument 1 257x288" in str(report)
 
 
-@share(5)
+@share(10)
 @pytest.mark.parametrize(
     ("kernel", "cause"),
     [

@@ -17,6 +17,7 @@ from qgate.cli.check import result_lines
 from qgate.kernel_checks.verdicts import STATUSES, KernelVerdict
 from tests.kernel_checks.warm_kernels import checked
 from tests.results.schema_files import MADE
+from tests.shares import proof
 
 Capsys = pytest.CaptureFixture[str]
 LINEAR = ("--like", "torch.nn.functional:linear")
@@ -147,6 +148,7 @@ def test_an_example_may_have_numbers_and_texts(kernels: Path, capsys: Capsys) ->
     assert checked(capsys, *words)["verdict"] == "pass"
 
 
+@proof
 def test_each_verdict_is_valid_and_its_command_repeats_it(capsys: Capsys) -> None:
     validator = Draft202012Validator(MADE["check"]())
     lines = {
@@ -262,6 +264,7 @@ def test_a_verdict_for_people_begins_with_the_cause(capsys: Capsys) -> None:
     assert result_lines(verdict) == ["pass: fine", "  smallest defect seen, b: 50 %"]
 
 
+@proof
 def test_the_process_of_a_kernel_has_neither_qgate_nor_the_words_of_a_test(
     kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

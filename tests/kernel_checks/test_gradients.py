@@ -12,7 +12,7 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
-from tests.shares import share
+from tests.shares import proof, share
 
 GENERATOR = torch.Generator().manual_seed(9)
 X = torch.randn(24, 64, generator=GENERATOR)
@@ -65,7 +65,7 @@ def test_right_gradients_are_green_and_each_has_its_record() -> None:
     assert "the gradient of argument 1 of my_gemm agrees at " in str(report)
 
 
-@share(3)
+@share(6)
 @pytest.mark.parametrize(
     ("backward", "cause"),
     [
@@ -181,6 +181,7 @@ def test_a_reference_without_gradients_checks_none() -> None:
         check_kernel(linear, X, W, like=detached, backward=True, relations=["one"])
 
 
+@proof
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all keys", "causal"])
 def test_gradients_that_cancel_have_the_noise_of_what_cancels(is_causal: bool) -> None:
     """With one key the gradient of a query is zero: two numbers of the size of the values cancel."""

@@ -86,7 +86,7 @@ CLAIMS: dict[str, tuple[Kernel, list[Tensor], Kernel, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_factor_just_above_the_claimed_one_is_seen(name: str) -> None:
     kernel, arguments, like, options = CLAIMS[name]

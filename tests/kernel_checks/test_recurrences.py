@@ -11,7 +11,7 @@ from torch import Tensor
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
-from tests.shares import share
+from tests.shares import proof, share
 
 GENERATOR = torch.Generator().manual_seed(3)
 TOKENS = 24
@@ -62,7 +62,7 @@ def test_chunks_of_every_size_are_right_and_a_nan_that_a_mask_spreads_is_a_note(
     assert any("what is masked is multiplied by 0" in note for note in report.notes)
 
 
-@share(4)
+@share(8)
 @pytest.mark.parametrize(
     ("kernel", "cause"),
     [
@@ -118,6 +118,7 @@ def test_a_delta_rule_in_chunks_is_right_and_one_without_its_correction_is_not()
         check_kernel(solved_delta_rule(16, corrects=False), q, k, v, beta, **options)
 
 
+@proof
 def test_a_quantized_state_is_declared_by_its_reference() -> None:
     """A state that is stored in INT8 after each token is part of what is computed."""
 

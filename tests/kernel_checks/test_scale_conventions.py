@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 import qgate
 from qgate.testing import CheckFailure, check, check_kernel
 from tests.kernel_checks.real.kernel import BF16, FP16, normal
-from tests.shares import share
+from tests.shares import proof, share
 
 BY_ROW = qgate.Quantizer("int8", granularity="channel", axis=0)
 # Values of 16 bits have ratios at ties of rounding.
@@ -99,6 +99,7 @@ def test_a_product_by_it_is_green_and_one_scale_a_step_off_is_red(name: str) -> 
         check_kernel(kernel(True), X, W, like=linear, inputs={1: BY_ROW}, relations=["one"])
 
 
+@proof
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 def test_scales_stored_in_16_bits_are_named_of_weights_of_16_bits(dtype: torch.dtype) -> None:
     x, w = X.to(dtype), W.to(dtype)

@@ -12,7 +12,7 @@ import qgate.gate.measuring.bench
 import qgate.gate.measuring.passes
 from tests.plugin.conftest import Run
 from tests.plugin.projects import add, header, page
-from tests.shares import share
+from tests.shares import proof, share
 
 CONFTEST = '''
 import copy
@@ -302,6 +302,7 @@ def test_what_fails_as_expected_is_not_compared(nets: Path, suites: Run) -> None
     assert {part["cause"] for part in of["uncovered"]} == {"xfailed"}
 
 
+@proof
 def test_formats_that_were_accepted_as_modes_too(
     nets: Path, suites: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

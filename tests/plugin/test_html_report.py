@@ -181,6 +181,7 @@ def test_without_self_containment_plots_are_files(page: Page) -> None:
         assert each["name"]
 
 
+@proof
 def test_no_page_of_pytest_html_loads_nothing_of_it(
     project: Path, pytester: pytest.Pytester
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.plugin.conftest import Run
 from tests.plugin.projects import SITE, files, gist, records, tightened
+from tests.shares import proof
 
 AGAIN = "--samples 2 --seqlen 64 --calib-samples 2 --calib-seqlen 64"
 FAILING = "test_layer_outputs?tiny-llama-int8-layers.1?"
@@ -151,6 +152,7 @@ def test_set_up_that_does_not_fit_the_baseline_is_an_error(project: Path, suites
     result.stdout.fnmatch_lines(["*the baseline was made with other weights (000000000000*"])
 
 
+@proof
 def test_another_reference(suites: Run) -> None:
     result = suites("--reference", "fp16", "--mode", "int8,fp16", "--layers", "first")
     assert result.ret in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)

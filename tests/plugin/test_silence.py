@@ -32,6 +32,7 @@ def test_the_reference_alone_is_nothing_to_compare(suites: Run) -> None:
         assert "nothing is selected" in str(result.stderr) + str(result.stdout)
 
 
+@proof
 def test_gates_that_all_skip_are_no_green_run(project: Path, suites: Run) -> None:
     own(project, "def test_it(gate, mode): pytest.skip('not today')\n")
     result = suites()

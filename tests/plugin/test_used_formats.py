@@ -67,6 +67,13 @@ def test_formats_that_the_gates_use_are_held(
     assert lines.count(note) == int(has_note)
 
 
+@pytest.mark.usefixtures("conformance")
+def test_a_mode_that_fits_no_model_quantizes_with_none(suites: Run) -> None:
+    result = suites("--mode", "experts-fp8", "-v")
+    assert formats_of(result) == []
+    assert f"this run quantizes with 0 of {len(names())} formats" in str(result.stdout)
+
+
 def test_formats_of_other_gates_count(conformance: Path, suites: Run) -> None:
     add(conformance, "test_overflow.py")
     result = suites("--mode", "int8", "--layers", "first", "-v", "-k", "test_it")

@@ -24,7 +24,7 @@ TURNS_ANEW = {"Bamba"}
 """Families whose positions begin anew with each call."""
 
 
-@share(5, by=("mode",))
+@share(10, by=("mode",))
 @pytest.mark.parametrize("mode", ["fp32", "state-int8", "state-fp8-stochastic"])
 @pytest.mark.parametrize("family", STATES)
 def test_requests_with_a_cache_agree(family: str, mode: str) -> None:

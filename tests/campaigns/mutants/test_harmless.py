@@ -151,7 +151,7 @@ REWRITES = [
 Rewrite = Callable[[Bed, Change], None]
 
 
-@share(20)
+@share(40)
 @pytest.mark.parametrize("change", [as_it_is, without_the_last, slightly_less])
 @pytest.mark.parametrize(("rewrite", "mode", "suite"), REWRITES)
 def test_a_harmless_rewrite_is_green_and_a_defect_in_it_is_red(
@@ -179,7 +179,7 @@ WRONG_ATTENTIONS = {
 }
 
 
-@share(12)
+@share(24)
 @pytest.mark.parametrize("mode", ["bf16", "fp16"])
 @pytest.mark.parametrize("wrong", WRONG_ATTENTIONS)
 def test_attention_of_another_arithmetic_leaves_no_room_for_a_defect(
