@@ -21,7 +21,7 @@ from torch import Tensor
 
 import qgate
 from qgate.formats.engine import on_device
-from qgate.formats.engine.layouts import layout_of
+from qgate.formats.engine.job import layout_of
 from qgate.kernels.shapes import TILINGS, Tiling
 
 CAST: list[tuple[int, ...]] = [(2048, 2), (4096, 4), (1024, 2), (4096, 8)]

@@ -12,8 +12,7 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.formats._work import DOUBLE, CastContext, widen
 from qgate.formats.engine.dtypes import INPUTS, combine, narrow
-from qgate.formats.engine.job import Job, split
-from qgate.formats.engine.layouts import layout_of
+from qgate.formats.engine.job import Job, layout_of, split
 from qgate.formats.options import NanPolicy
 from qgate.formats.settings import QuantizerSettings
 from qgate.loading import LateModule
@@ -137,7 +136,9 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
             above = parts.elements if zero is None else parts.elements + zero
             chunk.data(codes).copy_(element.to_codes(above, DOUBLE))
         for name, rows in stored.items():
-            chunk.group(rows).copy_(parts.stored[name])
+            stored_rows = parts.stored[name]
+            single = rows.dtype == torch.float32 and stored_rows.dtype == torch.float64
+            chunk.group(rows).copy_(narrow(stored_rows, rows.dtype) if single else stored_rows)
     codes = layout.restore(codes)
     if holes is not None and nan == "max":
         largest = element.to_codes(x.new_full((1,), element.max, dtype=torch.float64), DOUBLE)

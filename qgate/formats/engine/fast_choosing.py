@@ -310,7 +310,9 @@ def _factor_tables(fmt: ChoosingFormat, decode: float, dtype: torch.dtype) -> li
         plain = full.float() if grid.unit != 1 else torch.full_like(before, decode)
         factors, tied = plain.clone(), torch.ones_like(plain, dtype=torch.bool)
         for toward in (None, math.inf, -math.inf):
-            tried = plain if toward is None else plain.nextafter(torch.tensor(toward))
+            tried = plain
+            if toward is not None:
+                tried = torch.from_numpy(np.nextafter(plain.numpy(), f32(toward)))
             right = ((products * tried).to(dtype) == exact).all(0) & tied
             factors, tied = tried.where(right, factors), tied & ~right
         matters = bool(tied.any()) or not torch.equal(factors, plain)

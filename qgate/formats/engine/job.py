@@ -1,11 +1,18 @@
 """One tensor and one quantizer: the checks, the layout in groups that share a scale, the scales.
 
+Every tensor is viewed as [outer, length, inner]; groups are runs of `block` elements along the
+middle, the last of which may be shorter, or tiles. Chunks are [outer, blocks, block, inner] views
+of a size that fits the cache, with whole groups, or with parts of groups after their scales are
+made.
 `Job` is the first pass over a tensor; the second goes through `Job.contexts`, chunk by chunk.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,20 +27,177 @@ from qgate.formats.definition import CLEARLY_LESS
 from qgate.formats.engine import scales
 from qgate.formats.engine.checking import check
 from qgate.formats.engine.dtypes import INFINITY, NATIVE_INTEGER, magnitude_bits
-from qgate.formats.engine.layouts import Chunk, layout_of
 from qgate.formats.settings import QuantizerSettings
 from qgate.kernels import proving
 from qgate.loading import LateModule
 
 if TYPE_CHECKING:
     from qgate.formats.engine import tiles as tiles
+    from qgate.formats.groups import Groups
     from qgate.kernels import reductions as reductions
 else:
     tiles = LateModule("qgate.formats.engine.tiles")
     reductions = LateModule("qgate.kernels.reductions")
 
 
+_CHUNK_PER_THREAD = 2**18  # bytes of input
+_CHUNK_ON_DEVICE = 2**25
+_LONG_CHUNK = 2**19  # elements, where figures of blocks take as long as the elements
 _COUNTING_PAYS_FROM = 2**17
+
+
+@dataclass
+class Chunk:
+    """One chunk of a layout: slices into the whole blocks, or into the short last ones.
+
+    Without slices it is all of a tensor without short blocks.
+    """
+
+    layout: Layout
+    tail: bool = False
+    slices: tuple[slice, slice, slice, slice] | None = None
+
+    def data(self, t: Tensor) -> Tensor:
+        """Return this chunk of an [outer, length, inner] tensor."""
+        layout = self.layout
+        if self.slices is None:
+            return t.view(layout.outer, layout.whole, layout.block, layout.inner)
+        whole = layout.whole * layout.block
+        if self.tail:
+            view = t[:, whole:].unsqueeze(1)
+        else:
+            view = t[:, :whole].unflatten(1, (layout.whole, layout.block))
+        return view[self.slices]
+
+    def group(self, t: Tensor) -> Tensor:
+        """Return this chunk of an [outer, blocks, k, inner] tensor with one row per group."""
+        if self.slices is None:
+            return t
+        outer, blocks, _, inner = self.slices
+        view = t[:, self.layout.whole :] if self.tail else t[:, : self.layout.whole]
+        return view[outer, blocks, :, inner]
+
+
+@dataclass
+class Layout:
+    shape: torch.Size
+    itemsize: int
+    outer: int
+    length: int
+    inner: int
+    block: int
+    groups: int
+    """Number of groups along the middle, a short last one included."""
+    group_shape: tuple[int, ...]
+    moved: int | None = None
+    """The axis that was moved to the front, if any."""
+    tile: tuple[int, int] | None = None
+    """Rows and columns of tiles, each a row of `length` elements, short ones filled with zeros."""
+    listed: Groups | None = None
+    """Groups by a function, each a row of `length` elements, short ones filled with zeros."""
+    long: bool = False
+
+    @property
+    def is_filled(self) -> bool:
+        """True if short groups are filled with zeros."""
+        return self.tile is not None or self.listed is not None
+
+    @property
+    def whole(self) -> int:
+        """Number of blocks of full length."""
+        return self.length // self.block
+
+    def empty(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Allocate a result as [outer, length, inner]."""
+        return torch.empty(self.outer, self.length, self.inner, dtype=dtype, device=device)
+
+    def arrange(self, x: Tensor) -> Tensor:
+        """View x as [outer, length, inner], copied only where necessary or in tiles."""
+        if self.tile is not None:
+            return tiles.split_tiles(x, self.tile)
+        if self.listed is not None:
+            return tiles.split_groups(x, self.listed)
+        if self.moved is not None:
+            x = x.movedim(self.moved, 0)
+        return x.reshape(self.outer, self.length, self.inner)
+
+    def restore(self, t: Tensor) -> Tensor:
+        """Undo `arrange`; the result is contiguous."""
+        if self.tile is not None:
+            return tiles.join_tiles(t, self.shape, self.tile)
+        if self.listed is not None:
+            return tiles.join_groups(t, self.shape, self.listed)
+        if self.moved is None:
+            return t.view(self.shape)
+        shape = list(self.shape)
+        shape.insert(0, shape.pop(self.moved))
+        return t.reshape(shape).movedim(0, self.moved).contiguous()
+
+    def chunks(
+        self, device: torch.device, *, parts_of_groups: bool, fixed: bool
+    ) -> Iterator[Chunk]:
+        """Cut into chunks; with `fixed` their sizes do not depend on the number of threads."""
+        if 0 in (self.outer, self.length, self.inner):
+            return
+        room = _LONG_CHUNK if self.long else _CHUNK_PER_THREAD // self.itemsize
+        if not fixed:
+            room *= min(torch.get_num_threads(), 16)
+        if device.type != "cpu" and not fixed:
+            room = _CHUNK_ON_DEVICE
+        whole_length = self.whole * self.block
+        if whole_length == self.length and self.outer * self.length * self.inner <= room:
+            yield Chunk(self)
+            return
+        for tail in (False, True):
+            size = self.length - whole_length if tail else self.block
+            count = (1 if self.length > whole_length else 0) if tail else self.whole
+            if count == 0:
+                continue
+            inner = self.inner if parts_of_groups else min(self.inner, max(room // size, 1))
+            inner_step = min(inner, room)
+            block_step = max(room // inner_step, 1) if parts_of_groups else size
+            block_step = min(block_step, size)
+            blocks_step = min(max(room // (inner_step * block_step), 1), count)
+            outer_step = max(room // (inner_step * block_step * blocks_step), 1)
+            for o, n, b, i in itertools.product(
+                _slices(self.outer, outer_step),
+                _slices(count, blocks_step),
+                _slices(size, block_step),
+                _slices(self.inner, inner_step),
+            ):
+                yield Chunk(self, tail, (o, n, b, i))
+
+
+def _slices(end: int, step: int) -> list[slice]:
+    return [slice(start, start + step) for start in range(0, end, step)]
+
+
+def layout_of(x: Tensor, q: QuantizerSettings) -> Layout:
+    shape, n, size = x.shape, x.numel(), x.itemsize
+    if q.granularity in (None, "tensor"):
+        return Layout(shape, size, 1, n, 1, max(n, 1), 1, ())
+    if q.tile is not None:
+        tile, counts = tiles.fitted(shape, q.tile)
+        length, group_shape = math.prod(tile), (*shape[:-2], *counts)
+        outer = math.prod(group_shape)
+        return Layout(shape, size, outer, length, 1, length, 1, group_shape, tile=tile)
+    if q.groups is not None:
+        group_shape = q.groups.scales_shape(shape)
+        length, outer = q.groups.width(shape), math.prod(group_shape)
+        return Layout(shape, size, outer, length, 1, length, 1, group_shape, listed=q.groups)
+    sizes = list(shape) or [1]
+    axis = len(sizes) - 1 if q.axis is None else q.axis_of(x.dim())
+    before, length, after = math.prod(sizes[:axis]), sizes[axis], math.prod(sizes[axis + 1 :])
+    if q.granularity == "block":
+        groups = -(-length // q.block)
+        group_shape = (*sizes[:axis], groups, *sizes[axis + 1 :])
+        return Layout(shape, size, before, length, after, q.block, groups, group_shape)
+    per_channel = before * after
+    if after == 1 and axis != 0:
+        return Layout(shape, size, 1, per_channel, length, max(per_channel, 1), 1, (length,))
+    return Layout(
+        shape, size, length, per_channel, 1, max(per_channel, 1), 1, (length,), moved=axis or None
+    )
 
 
 class Job:
@@ -49,6 +213,7 @@ class Job:
         self.dtype: torch.dtype = q.dtype or x.dtype
         self.double = x.dtype == torch.float64
         self.layout = layout_of(x, q)
+        self.layout.long = isinstance(q.format, ChoosingFormat)
         self.data = self.layout.arrange(self.x)
         self.scale: Tensor | None = None
         self.zero_point: Tensor | None = None
@@ -86,12 +251,7 @@ class Job:
         return self.q.rounding == "stochastic"
 
     def chunks(self, *, parts_of_groups: bool) -> Iterator[Chunk]:
-        return self.layout.chunks(
-            self.x.device,
-            parts_of_groups=parts_of_groups,
-            fixed=self.fixed,
-            long=isinstance(self.q.format, ChoosingFormat),
-        )
+        return self.layout.chunks(self.x.device, parts_of_groups=parts_of_groups, fixed=self.fixed)
 
     def contexts(self) -> Iterator[tuple[Chunk, CastContext]]:
         """Cut into chunks for the second pass, each with the context of its cast."""
@@ -201,11 +361,9 @@ def better_scale(job: Job, aligned: Tensor, amax_bits: Tensor) -> Tensor:
     amax = widen(amax_bits.view(job.x.dtype))
     unit = DOUBLE.power(torch.frexp(amax)[1].to(torch.int64) - 1)
     unit = unit.masked_fill(amax == 0, 1.0)
-    if job.x.dtype.itemsize == 2 and aligned.numel() == 1 and job.x.numel() >= _COUNTING_PAYS_FROM:
-        errors = None if tracing() else _counted_errors(job, aligned, unit)
-    else:
-        errors = None
-    plain, scaled = errors if errors is not None else _summed_errors(job, aligned, unit)
+    counts = job.x.dtype.itemsize == 2 and aligned.numel() == 1 and not tracing()
+    sums = _counted_errors if counts and job.x.numel() >= _COUNTING_PAYS_FROM else _summed_errors
+    plain, scaled = sums(job, aligned, unit)
     keeps = (scaled < plain * CLEARLY_LESS) | (amax_bits >= INFINITY[job.x.dtype])
     return aligned.where(keeps, torch.ones_like(aligned))
 
@@ -215,8 +373,7 @@ def _summed_errors(job: Job, aligned: Tensor, unit: Tensor) -> tuple[Tensor, Ten
     for chunk in job.chunks(parts_of_groups=True):
         x, size = widen(chunk.data(job.data)), chunk.group(unit)
         for scale, sums in ((None, plain), (chunk.group(aligned), scaled)):
-            squares = _squares(job, x, scale, size)
-            chunk.group(sums).add_(squares.sum(2, keepdim=True))
+            chunk.group(sums).add_(_squares(job, x, scale, size).sum(2, keepdim=True))
     return plain, scaled
 
 
@@ -228,10 +385,8 @@ def _counted_errors(job: Job, aligned: Tensor, unit: Tensor) -> tuple[Tensor, Te
         counts += torch.bincount(codes, minlength=2**16)
     occurring = counts.nonzero().reshape(-1)
     numbers = (occurring - 2**15).to(torch.int16).view(job.x.dtype)
-    x, weights = (
-        widen(numbers).view(1, 1, -1, 1),
-        counts[occurring].to(torch.float64).view(1, 1, -1, 1),
-    )
+    x = widen(numbers).view(1, 1, -1, 1)
+    weights = counts[occurring].to(torch.float64).view(1, 1, -1, 1)
     squares = (_squares(job, x, scale, unit) for scale in (None, aligned))
     plain, scaled = ((square * weights).sum(2, keepdim=True) for square in squares)
     return plain, scaled

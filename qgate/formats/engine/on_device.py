@@ -17,8 +17,7 @@ from qgate.formats._scratch import tracing
 from qgate.formats._work import single
 from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.engine.checking import check
-from qgate.formats.engine.job import Job
-from qgate.formats.engine.layouts import Layout, layout_of
+from qgate.formats.engine.job import Job, Layout, layout_of
 from qgate.formats.engine.scales import version_of
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
