@@ -8,6 +8,7 @@ from typing import Literal
 from qgate.formats._block import Format
 from qgate.formats._codebook import Codebook
 from qgate.formats._grids import BlockGrid
+from qgate.formats._vectors import ElementLevels
 from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.codebook import CodebookFormat
 from qgate.formats.double_scales import DoubleFormat
@@ -20,7 +21,7 @@ from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.p3109 import p3109_format
 from qgate.formats.residual import Projection, ResidualFormat
-from qgate.formats.vector_codebook import ElementLevels, VectorFormat
+from qgate.formats.vector_codebook import VectorFormat
 from qgate.registry import Registry
 from qgate.text.format_names import FORMAT_ALIASES
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
-from qgate.formats._codebook import Codebook
-from qgate.formats._vectors import define_tile
+from qgate.formats._block import block_amax_bits, non_finite, poisoned
+from qgate.formats._vectors import HALF, VectorRows, define_tile
 from qgate.formats._work import CastContext, ScaledChunk, widen
 from qgate.formats.definition import round_by_list
-from qgate.formats.floats import FloatFormat
 from qgate.formats.options import CastOptions, Floats
 from qgate.loading import LateModule
 
@@ -25,18 +23,9 @@ else:
     vector_books = LateModule("qgate.formats.vector_books")
     vector_search = LateModule("qgate.formats.engine.vector_search")
 
-HALF = FloatFormat("fp16", 5, 10, "ieee", bias=15)
-
-
-class ElementLevels(Codebook):
-    """Numbers that elements of rows can be; some codes of that many bits have none."""
-
-    def __post_init__(self) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class VectorFormat(BlockFormat):
+class VectorFormat(VectorRows):
     """Rows of a book times a scale for each tile of a block of `size` elements.
 
     d  FP16(m / (reach * largest factor)), m the block's largest magnitude; in books of single
@@ -50,59 +39,6 @@ class VectorFormat(BlockFormat):
     r - e times s^2, of equals the largest, and none at which r ends where another has no such r.
     """
 
-    book: str
-    size: int
-    tile: int
-    factors: tuple[float, ...]
-    stored_bits: int
-    signs: Literal["", "free", "even"] = ""
-    shifted: int = 0
-    share: float = 1.0
-
-    options: ClassVar[frozenset[str]] = frozenset({"axis", "inf"})
-    stored_dtype: ClassVar[str] = "float32"
-    scale: ClassVar[str] = "FP16 and its parts"
-    notes = "rows of a book of GGUF"
-
-    @property
-    def bits(self) -> int:
-        return self.stored_bits
-
-    @property
-    def block(self) -> int:
-        return self.size
-
-    @property
-    def stored(self) -> dict[str, int]:
-        tiles = self.size // self.tile
-        return {"scales": 1} | ({} if tiles == 1 else {"micro": tiles})
-
-    @property
-    def reach(self) -> float:
-        """The largest magnitude of an element."""
-        return float(np.abs(self.element.sorted_values).max())
-
-    def rows(self) -> Floats:
-        """Return the rows that codes name, in units of elements."""
-        if not self.book:
-            return self.element.sorted_values[:, None]
-        table = vector_books.code_book(self.book).numpy().astype(np.float64)
-        return np.asarray(table * (vector_books.DELTA if self.shifted else 1))
-
-    @property
-    def is_whole(self) -> bool:
-        """True if a block is one tile, so that its scale has no parts."""
-        return self.tile == self.size
-
-    @property
-    def shift(self) -> int:
-        """How far elements are above or below rows."""
-        return 1 if self.shifted else 0
-
-    def tried(self) -> list[int]:
-        """Return the codes of factors, those of the largest first."""
-        return sorted(range(len(self.factors)), key=lambda code: -abs(self.factors[code]))
-
     def with_share(self, share: float) -> VectorFormat:
         return replace(self, share=share)
 
@@ -112,9 +48,9 @@ class VectorFormat(BlockFormat):
         clean = x.masked_fill(bad, 0.0).movedim(2, -1)
         blocks = clean.new_zeros(*clean.shape[:-1], self.size)
         blocks[..., :length] = clean
-        found = vector_search.search(self, blocks.reshape(-1, self.size))
+        searched = vector_search.search(self, blocks.reshape(-1, self.size))
         elements, ratios, first, codes = (
-            part.reshape(*clean.shape[:-1], -1).movedim(-1, 2) for part in found
+            part.reshape(*clean.shape[:-1], -1).movedim(-1, 2) for part in searched
         )
         stored = {"scales": first.masked_fill(bad, float("nan")), "micro": codes}
         scale = self.unscale(stored, context)

@@ -5,22 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qgate.formats._vectors import STEPS
+from qgate.formats._vectors import HALF, STEPS, VectorRows
 from qgate.formats._work import DOUBLE
-from qgate.formats.vector_codebook import HALF, VectorFormat
 
 _BLOCKS = 32
 """Blocks whose distances to all rows are in memory at once."""
 
 
-def search(fmt: VectorFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def search(fmt: VectorRows, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return elements and ratios of float64 blocks, their first scales and the codes of tiles."""
     parts = [_search(fmt, part) for part in blocks.split(_BLOCKS)]
     elements, ratios, first, codes = (torch.cat(part) for part in zip(*parts, strict=True))
     return elements, ratios, first, codes
 
 
-def _search(fmt: VectorFormat, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _search(fmt: VectorRows, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Try scales in the order of what they cost at least, until no other can cost less."""
     tried, count = fmt.tried(), fmt.size // fmt.tile
     factors = blocks.new_tensor([fmt.factors[code] for code in tried])
@@ -70,7 +69,7 @@ def _largest(blocks: Tensor) -> Tensor:
     return blocks.where(is_first, 0.0).sum(1, keepdim=True)
 
 
-def _rows(fmt: VectorFormat, r: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(fmt: VectorRows, r: Tensor) -> tuple[Tensor, Tensor]:
     """Return the nearest elements to ratios, and the squares of their errors."""
     elements, errors = _unshifted(fmt, r - fmt.shift * STEPS)
     elements += fmt.shift
@@ -83,7 +82,7 @@ def _rows(fmt: VectorFormat, r: Tensor) -> tuple[Tensor, Tensor]:
     return elements, errors
 
 
-def _unshifted(fmt: VectorFormat, r: Tensor) -> tuple[Tensor, Tensor]:
+def _unshifted(fmt: VectorRows, r: Tensor) -> tuple[Tensor, Tensor]:
     """Return the nearest elements of rows; keys are distances with the row's number below."""
     width = fmt.rows().shape[1]
     table = DOUBLE.table((fmt, "rows"), fmt.rows().ravel().tolist, r.device).view(-1, width)
