@@ -18,7 +18,7 @@ from qgate.checkpoints.grids import QuantizedWeight
 from qgate.checkpoints.stored import Checkpoint, StoredEntry
 from qgate.checkpoints.weight_parts import Packing, Parts
 from qgate.errors import QgateError
-from qgate.formats.levels import BNB_FP4, NF4
+from qgate.formats.codebook import BNB_FP4, NF4
 from qgate.records.validating import Meta, validate
 
 TABLES: Mapping[str, tuple[str, tuple[float, ...]]] = {

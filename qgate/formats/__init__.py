@@ -17,7 +17,7 @@ from qgate.formats._literals import (
     FORMATS,
     FOUR_OVER_SIX_NAMES,
     RESIDUAL_NAMES,
-    VECTOR_FORMATS,
+    VECTOR_NAMES,
 )
 from qgate.formats.integers import IntFormat
 from qgate.formats.options import ROUNDINGS
@@ -68,7 +68,7 @@ def names() -> list[str]:
 
 def unlisted_names() -> list[str]:
     """List names of formats outside of `names`: P3109's, GGUF's IQ types, variants of others."""
-    return [*p3109.NAMES, *FOUR_OVER_SIX_NAMES, *DOUBLE_NAMES, *RESIDUAL_NAMES, *VECTOR_FORMATS]
+    return [*p3109.NAMES, *FOUR_OVER_SIX_NAMES, *DOUBLE_NAMES, *RESIDUAL_NAMES, *VECTOR_NAMES]
 
 
 def aliases(name: str) -> list[str]:

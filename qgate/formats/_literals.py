@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from qgate.formats._block import Format
-from qgate.formats._codebook import Codebook
+from qgate.formats._codebook import BNB_FP4, LLOYD, NF4, Codebook
 from qgate.formats._grids import BlockGrid
-from qgate.formats._vectors import ElementLevels
 from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.codebook import CodebookFormat
-from qgate.formats.double_scales import DoubleFormat
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
 from qgate.formats.integers import IntFormat
-from qgate.formats.levels import BNB_FP4, IQ2, IQ3, IQ3_ODD, IQ4, LLOYD, NF4, mirrored
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.p3109 import p3109_format
-from qgate.formats.residual import Projection, ResidualFormat
-from qgate.formats.vector_codebook import VectorFormat
+from qgate.loading import LateModule
 from qgate.registry import Registry
 from qgate.text.format_names import FORMAT_ALIASES
+
+if TYPE_CHECKING:
+    from qgate.formats import by_name as by_name
+else:
+    by_name = LateModule("qgate.formats.by_name")
 
 FORMATS: Registry[Format] = Registry("format")
 
@@ -132,56 +133,18 @@ for _format in (
 ):
     FORMATS.add(_format, *(name for name, of in FORMAT_ALIASES.items() if of == _format.name))
 
-EIGHTHS, QUARTERS = (tuple((2 * code + 1) / part for code in range(16)) for part in (8, 4))
-ODD = tuple(2.0 * code + 1 for code in range(16))
-SHIFTED, BY_TWO, BY_THREE, ODD_LEVELS = (
-    ElementLevels(f"{name} elements", mirrored(*magnitudes))
-    for name, magnitudes in (("IQ1", (1, 7, 9)), ("IQ2", IQ2), ("IQ3", IQ3), ("odd IQ3", IQ3_ODD))
-)
-LEVELS = Codebook("IQ4 levels", IQ4)
-VECTOR_FORMATS = {
-    fmt.name: fmt
-    for fmt in (
-        VectorFormat("iq1_s", SHIFTED, "IQ1_S", 256, 32, EIGHTHS[:8], 1, shifted=32),
-        VectorFormat("iq1_m", SHIFTED, "IQ1_S", 256, 16, EIGHTHS[:8], 1, shifted=8),
-        VectorFormat("iq2_xxs", BY_TWO, "IQ2_XXS", 256, 32, EIGHTHS, 2, signs="even"),
-        VectorFormat("iq2_xs", BY_TWO, "IQ2_XS", 256, 16, EIGHTHS, 2, signs="even"),
-        VectorFormat("iq2_s", BY_TWO, "IQ2_S", 256, 16, EIGHTHS, 2, signs="free"),
-        VectorFormat("iq3_xxs", BY_THREE, "IQ3_XXS", 256, 32, QUARTERS, 3, signs="even"),
-        VectorFormat("iq3_s", ODD_LEVELS, "IQ3_S", 256, 32, ODD, 3, signs="free"),
-        VectorFormat("iq4_nl", LEVELS, "", 32, 32, tuple(-n / 32 for n in range(20, 37)), 4),
-        VectorFormat("iq4_xs", LEVELS, "", 256, 32, tuple(float(n) for n in range(-32, 32)), 4),
-    )
-}
-"""Types of GGUF by name."""
-
-
-def residual_format(name: str) -> ResidualFormat | None:
-    """Return TurboQuant for inner products by name: lloyd2_qjl has three bits."""
-    match = re.fullmatch(r"lloyd([123])_qjl", name)
-    if match is None:
-        return None
-    book = Codebook(f"lloyd{match[1]} levels", LLOYD[int(match[1])])
-    first = CodebookFormat(f"lloyd{match[1]}", book, size=128, scaled_by="rms")
-    return ResidualFormat(name, book, first, Projection.drawn(0, 128))
-
-
-def double_format(name: str) -> DoubleFormat | None:
-    """Return nf4_double or bnb_fp4_double, as bitsandbytes stores them with nested scales."""
-    first = FORMATS.entries.get(name.removesuffix("_double"))
-    if not name.endswith("_double") or first is None or first.name not in ("nf4", "bnb_fp4"):
-        return None
-    assert isinstance(first.element, Codebook)
-    return DoubleFormat(name, first.element)
-
-
 DOUBLE_NAMES = ["nf4_double", "bnb_fp4_double"]
 RESIDUAL_NAMES = [f"lloyd{bits}_qjl" for bits in (1, 2, 3)]
+VECTOR_NAMES = [
+    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs",
+]  # fmt: skip
 
-FORMATS.families += [
-    p3109_format,
-    four_over_six_format,
-    double_format,
-    residual_format,
-    VECTOR_FORMATS.get,
-]
+
+def _made_by_name(name: str) -> Format | None:
+    """Return a codebook of a rarer kind, whose modules are loaded only then."""
+    if name not in (*DOUBLE_NAMES, *RESIDUAL_NAMES, *VECTOR_NAMES):
+        return None
+    return by_name.codebook_named(name)
+
+
+FORMATS.families += [p3109_format, four_over_six_format, _made_by_name]

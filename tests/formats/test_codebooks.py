@@ -15,10 +15,11 @@ from bitsandbytes import functional
 from gguf import quants
 
 import qgate
-from qgate.formats import definition, levels
+from qgate.formats import _codebook as levels
+from qgate.formats import definition
+from qgate.formats._codebook import LLOYD
 from qgate.formats._work import DOUBLE
 from qgate.formats.codebook import Codebook, CodebookFormat
-from qgate.formats.levels import LLOYD
 from qgate.formats.vector_books import code_book
 from tests.formats.oracles import assert_same_bits, to_float64
 

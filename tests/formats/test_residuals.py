@@ -11,9 +11,9 @@ import torch
 
 import qgate
 from qgate.formats import definition
+from qgate.formats._codebook import LLOYD
 from qgate.formats._literals import RESIDUAL_NAMES
 from qgate.formats.codebook import Codebook, CodebookFormat
-from qgate.formats.levels import LLOYD
 from qgate.formats.residual import Projection, ResidualFormat
 from tests.formats.oracles import assert_same_bits, to_float64
 

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType, quants
 
 import qgate
 from qgate.formats import definition
-from qgate.formats._literals import VECTOR_FORMATS
+from qgate.formats.by_name import VECTOR_FORMATS
 from qgate.formats.vector_codebook import VectorFormat
 from tests.formats.gguf_packing import IqParts, packed
 from tests.formats.oracles import assert_same_bits, to_float64

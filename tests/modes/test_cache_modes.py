@@ -13,7 +13,7 @@ from bitsandbytes.functional import get_4bit_type
 from torch import Tensor
 
 from qgate import Mode, QgateError, models, modes
-from qgate.formats.levels import LLOYD
+from qgate.formats._codebook import LLOYD
 from qgate.formats.residual import Projection
 from qgate.models import Model
 from qgate.models.llama import Attention

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 import qgate
-from qgate.formats.levels import NF4
+from qgate.formats.codebook import NF4
 from tests.museum.exhibit import Exhibit
 
 BLOCK = 1024
