@@ -9,7 +9,7 @@ import numpy as np
 
 from qgate.arithmetic import divided
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
-from qgate.formats._codebook import BNB_FP4, NF4, Codebook
+from qgate.formats._codebook import BNB_FP4, IQ2, IQ3, IQ3_ODD, IQ4, NF4, TERNARY, Codebook
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, widen
 from qgate.formats.definition import round_by_list
 from qgate.formats.floats import to_single_grid
@@ -18,7 +18,9 @@ from qgate.formats.options import CastOptions, Floats
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BNB_FP4", "NF4", "Codebook", "CodebookFormat"]
+__all__ = [
+    "BNB_FP4", "IQ2", "IQ3", "IQ3_ODD", "IQ4", "NF4", "TERNARY", "Codebook", "CodebookFormat",
+]  # fmt: skip
 
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), 2.0**-149
 
