@@ -41,7 +41,7 @@ FLOORS = {
     }.items()
     for room in rooms.split()
 }
-BRINGING = ("kind", "gate", "gate_sites")
+BRINGING = ("kind", "gate", "gate_sites", "run_gates")
 """Files of any room above the gate that bring a kind of gate: they stand on a floor above the gate's,
 and nothing of their room imports them."""
 BRINGING_FLOOR = 8.5

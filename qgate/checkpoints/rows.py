@@ -57,6 +57,27 @@ class ContiguousRows:
         return self._held[start - self._start : stop - self._start]
 
 
+class ScatteredRows:
+    """Words of rows whose codes lie in words a share of all rows apart, for each row its own.
+
+    The words of a file are read once for each code that they hold.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, name: str, shape: tuple[int, int]) -> None:
+        self._height, width = shape
+        self._words = ContiguousRows(checkpoint, name, width)
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        start, stop, height = rows.start, rows.stop, self._height
+        pieces = []
+        while start < stop:
+            end = min(stop, (start // height + 1) * height)
+            first = start % height
+            pieces.append(self._words[first : first + end - start])
+            start = end
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
 class MatrixColumns:
     """Columns of a matrix in a file, one per row: all of a small matrix, slabs of a large one.
 
@@ -118,7 +139,7 @@ class WeightRows:
         self._by_rows = [ending for ending in packing.by_rows if ending in weight.parts]
         self._by_columns = [ending for ending in packing.by_columns if ending in weight.parts]
         self._whole: QuantizedWeight | None = None
-        self._readers: dict[str, ContiguousRows | MatrixColumns] = {}
+        self._readers: dict[str, ContiguousRows | MatrixColumns | ScatteredRows] = {}
         self._constant: dict[str, Tensor] = {}
         self._units: dict[str, tuple[int, int]] = {}
         listed = (*self._by_rows, *self._by_columns)
@@ -137,7 +158,10 @@ class WeightRows:
                 continue
             self._units[ending] = units
             count = self._count(ending)
-            if ending in self._by_columns:
+            if ending in packing.scattered:
+                words = entry.shape[0], entry.shape[1]
+                self._readers[ending] = ScatteredRows(checkpoint, entry.name, words)
+            elif ending in self._by_columns:
                 shape = math.prod(entry.shape) // count, count
                 self._readers[ending] = MatrixColumns(checkpoint, entry.name, shape)
             else:
@@ -158,6 +182,10 @@ class WeightRows:
         entry = self._weight.parts[ending]
         if ending not in self._by_rows and ending not in self._by_columns:
             return None
+        assert self._weight.packing is not None
+        if ending in self._weight.packing.scattered:
+            ending = self._by_rows[0]
+            entry = self._weight.parts[ending]
         count, rows = self._count(ending), self._rows
         if math.prod(entry.shape) <= 1 or count <= 1 or rows < 1:
             return None

@@ -65,6 +65,7 @@ class Packing:
     by_rows     endings of tensors whose rows are those of the weight, or share them out; the first
                 has as many. Only such packings are decoded a few rows at a time
     by_columns  the same for tensors whose last axis stands for the rows of the weight
+    scattered   endings of by_rows whose words have the codes of rows that lie a share of all apart
     count_rows  for tensors whose shapes do not tell the rows of the weight
     """
 
@@ -74,6 +75,7 @@ class Packing:
     optional: tuple[str, ...] = ()
     by_rows: tuple[str, ...] = ()
     by_columns: tuple[str, ...] = ()
+    scattered: tuple[str, ...] = ()
     count_rows: CountRows | None = None
 
 

@@ -123,7 +123,7 @@ def misfit_of(mode: Mode, model: Model) -> str:
         if mode.states is not None:
             states_planning.stored_sides(mode.states, model)
         if mode.attention is not None:
-            planning.check_windows(mode.attention, model)
+            planning.check_fit(mode.attention, model)
     except QgateError as error:
         return f"mode {mode.name!r} does not fit: {error}"
     if not mode.rules:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from qgate.device_errors import device_error
 from qgate.errors import QgateError
 from qgate.plugin import lazy
 from qgate.plugin.gate_collection import parameters_of, suite_of, text_parameter
@@ -18,7 +17,6 @@ from qgate.plugin.lost_devices import note_loss
 from qgate.plugin.runs import note_looser
 from qgate.plugin.settings import options_of
 from qgate.plugin.shared_sessions import sessions_of
-from qgate.plugin.shipped import standard_of
 from qgate.project.gate_kinds import GateKind
 from qgate.text import for_terminal, one_line
 
@@ -135,7 +133,7 @@ def _ready(item: pytest.Item, session: GateSession, kind: GateKind) -> SuiteGate
             session.prepare(mode)
         return gate
     except Exception as error:
-        own = device_error(error, item.name)
+        own = lazy.device_errors.device_error(error, item.name)
         if own is None and not isinstance(error, QgateError):
             raise
         note_loss(item, own or error)
@@ -156,7 +154,7 @@ class SuiteGate:
         self._item = item
         policy, function = session.policy, getattr(item, "originalname", item.name)
         for marker in reversed(list(item.iter_markers("limits"))):
-            standard = standard_of(item.path.name, function, marker.kwargs)
+            standard = lazy.shipped.standard_of(item.path.name, function, marker.kwargs)
             source = f"limits marker of {item.name}"
             policy = policy.with_marker(marker.kwargs, source, standard)
         note_looser(item.config, [_of_function(limit, item) for limit in policy.looser()])
@@ -188,7 +186,9 @@ class SuiteGate:
             reason = for_terminal(lazy.records.show_to_hooks(self._item, outcome))
         except Exception as error:
             # Of a device an error shows late, at whatever waits for it next.
-            own = device_error(error, f"mode {mode}" if mode is not None else self._item.name)
+            own = lazy.device_errors.device_error(
+                error, f"mode {mode}" if mode is not None else self._item.name
+            )
             if own is None and not isinstance(error, QgateError):
                 raise
             note_loss(self._item, own or error)

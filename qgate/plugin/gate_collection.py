@@ -33,7 +33,7 @@ _DESELECTING = {
 }
 
 
-@dataclass
+@dataclass(eq=False)
 class GateCollection:
     """The gates of one process, by the identity of their items.
 

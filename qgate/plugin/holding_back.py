@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qgate.device_errors import device_error
 from qgate.errors import QgateError
+from qgate.plugin import lazy
 from qgate.plugin.gate_collection import deselect, gates_of, has_fixture, text_parameter
 from qgate.plugin.lost_devices import note_loss
 from qgate.plugin.shared_sessions import sessions_of
@@ -44,7 +44,7 @@ def hold_back(config: pytest.Config, items: list[pytest.Item]) -> None:
         except (QgateError, RuntimeError) as error:
             # A kernel of a mode that ran while tests were collected may have ended the device.
             note_loss(gates[0], error)
-            if not isinstance(error, QgateError) and device_error(error) is None:
+            if not isinstance(error, QgateError) and lazy.device_errors.device_error(error) is None:
                 raise
     gates_of(config).held_back |= set(map(id, held_back))
     deselect(config, items, held_back)

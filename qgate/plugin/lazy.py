@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from qgate.loading import LateModule
 
 if TYPE_CHECKING:
+    from qgate import device_errors as device_errors
     from qgate import devices as devices
     from qgate import formats as formats
     from qgate import testing as testing
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from qgate.plugin import out_folder as out_folder
     from qgate.plugin import records as records
     from qgate.plugin import sessions as sessions
+    from qgate.plugin import shipped as shipped
     from qgate.plugin import summary as summary
     from qgate.sweeps import underflow as underflow
 else:
@@ -28,4 +30,6 @@ else:
     records, sessions = LateModule("qgate.plugin.records"), LateModule("qgate.plugin.sessions")
     devices, updating = LateModule("qgate.devices"), LateModule("qgate.kernel_checks.updating")
     out_folder = LateModule("qgate.plugin.out_folder")
+    device_errors = LateModule("qgate.device_errors")
+    shipped = LateModule("qgate.plugin.shipped")
     summary, underflow = LateModule("qgate.plugin.summary"), LateModule("qgate.sweeps.underflow")

@@ -7,13 +7,19 @@ would each end in the same error, or in a crash.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 
-from qgate.device_errors import LostDeviceError, device_error
+from qgate.loading import LateModule
 from qgate.plugin.gate_collection import has_fixture
 from qgate.plugin.settings import options_of
 from qgate.text import one_line
+
+if TYPE_CHECKING:
+    from qgate import device_errors as device_errors
+else:
+    device_errors = LateModule("qgate.device_errors")
 
 _ENDED = 3
 _LOSS: pytest.StashKey[str] = pytest.StashKey()
@@ -23,8 +29,8 @@ _NEEDED_BY = ("model", "device")
 
 def note_loss(item: pytest.Item, error: BaseException) -> None:
     """Keep that a test lost the device of this process."""
-    loss = device_error(error, item.name)
-    if isinstance(loss, LostDeviceError):
+    loss = device_errors.device_error(error, item.name)
+    if isinstance(loss, device_errors.LostDeviceError):
         item.config.stash.setdefault(_LOSS, f"{loss} It showed in {item.nodeid}.")
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Part = dict[str, Any]
 
 
-@dataclass
+@dataclass(eq=False)
 class Selection:
     """The tests that a run left out, with reasons; `empty` if no others were selected.
 
@@ -54,7 +54,7 @@ class Selection:
             self.refused.append(text)
 
 
-@dataclass
+@dataclass(eq=False)
 class RunFacts:
     """Facts of a run: by model, by model and mode, and of the machine; `run` has the last."""
 
@@ -68,7 +68,7 @@ class RunFacts:
     across_weights: list[AcrossWeights] = field(default_factory=list)
 
 
-@dataclass
+@dataclass(eq=False)
 class SuiteRun:
     """A run as it is reported; of a test that is run again the last time counts.
 

@@ -82,7 +82,9 @@ class RunOptions:
                 kind.check(self)
         except QgateError as error:
             raise option_error(f"qgate: {error}") from None
-        _ = self.update, self.shard, self.baselines
+        _ = self.update, self.shard
+        if self.values["baselines"]:
+            _ = self.baselines
         if self.values["accept-plan"] and self.update is None:
             raise option_error(
                 "--accept-plan accepts another plan beside --update-baselines, and not alone: "
@@ -252,7 +254,7 @@ class RunOptions:
         if values["reference"] != "fp32":
             parts.append(f"reference {values['reference']}")
         for kind in subjects:
-            if (value := values[kind.subject]) is not None:
+            if (value := kind.subject_given(values)) is not None:
                 text = " and ".join(value) if isinstance(value, list) else value
                 parts.append(f"{kind.name} {text} as {kind.record_name(self)}")
         parts += [f"device {values['device']}", f"baselines {self.shown_baselines}"]

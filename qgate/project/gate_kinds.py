@@ -157,6 +157,10 @@ class GateKind:
     def check(self, options: GateOptions) -> None:
         """Refuse what cannot be meant on the command line, before anything is collected."""
 
+    def subject_given(self, values: Mapping[str, Any]) -> Any:
+        """Return what the options name as the subject; None where they name none."""
+        return values[self.subject]
+
     def record_name(self, options: GateOptions) -> str:
         """Return the name of the subject's accepted record, for the header of a run."""
         return named_after(str(options.values[self.subject]))

@@ -17,7 +17,7 @@ class PathPair:
     """Kind of an option that takes two paths."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Option:
     """One option: how argparse reads it, its default, and what it is about.
 

@@ -39,7 +39,7 @@ def _has_settings(folder: Path) -> bool:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ProjectSettings:
     """The settings of the folder `home`.
 

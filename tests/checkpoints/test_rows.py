@@ -46,7 +46,24 @@ def _gptq(order: Tensor) -> Stored:
     }
 
 
+def _hqq(bits: int, words: Tensor, group: int = 32) -> Stored:
+    groups = HEIGHT * WIDTH // group
+    return {
+        "W_q": words,
+        "scale": torch.rand(groups, 1).half(),
+        "zero": torch.rand(groups, 1).half(),
+        "shape": torch.tensor([HEIGHT, WIDTH]),
+        "nbits": torch.tensor([bits]),
+        "axis": torch.tensor([1]),
+    }
+
+
 WEIGHTS: dict[str, dict[str, Tensor]] = {
+    "HQQ of 8 bits": _hqq(8, _bytes(288, 32)),
+    "HQQ of 4 bits": _hqq(4, _bytes(144, 32)),
+    "HQQ of 4 bits, a group per row": _hqq(4, _bytes(36, WIDTH), WIDTH),
+    "HQQ of 3 bits": _hqq(3, _words(29, 32) & 0x3FFFFFFF),
+    "HQQ of 2 bits": _hqq(2, _bytes(72, 32)),
     "NVFP4": {
         "weight_packed": _bytes(HEIGHT, WIDTH // 2),
         "weight_scale": torch.rand(HEIGHT, WIDTH // 16).to(torch.float8_e4m3fn),
@@ -134,8 +151,7 @@ def test_spans_of_a_weight_are_its_rows(
 
 
 def test_every_packing_is_decoded_by_rows() -> None:
-    """But for HQQ's, the parts of whose codes lie a share of all rows apart."""
-    assert [p.name for p in PACKINGS if not (p.by_rows or p.by_columns)] == ["HQQ"]
+    assert [p.name for p in PACKINGS if not (p.by_rows or p.by_columns)] == []
 
 
 def test_every_byte_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

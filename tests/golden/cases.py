@@ -19,7 +19,8 @@ class Step:
     """One command, the case that it is, and which of the files it writes are pinned.
 
     `keep` and `leave` are patterns of names below the folder of the group; names of files that are
-    not pinned are. `strip` is a folder that golden names leave out.
+    not pinned are. `strip` is a folder that golden names leave out. `columns` is the width of the
+    terminal.
     """
 
     case: str
@@ -27,6 +28,7 @@ class Step:
     keep: tuple[str, ...] = ("*",)
     leave: tuple[str, ...] = ()
     strip: str = ""
+    columns: int = 100
 
     @property
     def shown(self) -> tuple[str, ...]:
@@ -270,6 +272,35 @@ LLAMA_SUITES = Group(
 )
 
 
+def _prepare_faulty(folder: Path) -> None:
+    (folder / "suites").mkdir()
+    for name in ("layer_outputs", "gradients", "outputs"):
+        shutil.copy(ROOT / "suites" / f"test_{name}.py", folder / "suites")
+    shutil.copy(ROOT / "conftest.py", folder)
+    shutil.copy(Path(inputs.__file__).with_name("faulty_models.py"), folder / "net.py")
+
+
+def _faulty(case: str, model: str, columns: int = 80, more: str = "") -> Step:
+    line = f"pytest -q suites --mode mine --model net.py:{model} {more}"
+    return Step(case, tuple(line.split()), keep=(), columns=columns)
+
+
+FAULTS = Group(
+    (
+        *(
+            _faulty(f"fault-new-{model}", model, more="--update-baselines --no-report")
+            for model in ("stack", "filters", "attention")
+        ),
+        *(
+            _faulty(f"fault-{model}", model)
+            for model in ("stack", "stack_one", "stack_two", "filters_one", "attention_one")
+        ),
+        *(_faulty(f"fault-{model}-40", model, 40) for model in ("stack", "stack_two")),
+    ),
+    _prepare_faulty,
+)
+
+
 def _prepare_dump_suites(folder: Path) -> None:
     _prepare_suites(folder)
     inputs.write_dumps(folder / "dumps")
@@ -323,5 +354,6 @@ GROUPS = {
     "suites of mamba": MAMBA_SUITES,
     "suites of llama": LLAMA_SUITES,
     "suites of dumps": DUMP_SUITES,
+    "faults": FAULTS,
     "reports": REPORTS,
 }

@@ -89,6 +89,7 @@ def _pytest(step: Step) -> tuple[str, str, int]:
         for number, path in enumerate(paths, 1):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         # qgate is imported already, and pytest would say that it rewrites no assertion in it.
+        os.environ["COLUMNS"] = str(step.columns)
         os.environ["PYTEST_ADDOPTS"] = "-W ignore::pytest.PytestAssertRewriteWarning"
         return int(pytest.main(["-p", "no:cacheprovider", *step.command[1:]]))
 

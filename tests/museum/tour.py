@@ -27,8 +27,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, PICTURES = DOCS / "museum.md", DOCS / "museum"
 BEGIN, END = "<!-- made by python -m tests.museum.tour --write -->", "<!-- made until here -->"
 SEEDS = 20
-MOST_WORDS = 7
-"""How much of a first line a table shows."""
 UNSEEN = "none at ordinary inputs"
 """Damage of a fault that zero rows, NaN or another length show, and drawn values do not."""
 FLOAT_NOISE = 1e-5
@@ -145,7 +143,7 @@ def make_section(kind: str, outcomes: Sequence[Outcome]) -> str:
     """Return one kind of defect as a heading, a picture and a list."""
     lines = [
         f"* {outcome.exhibit.defect} [{outcome.exhibit.source}]({outcome.exhibit.url}) "
-        f"({name_passed(outcome)}): `{shorten(outcome.first_line)}`"
+        f"({name_passed(outcome)})"
         for outcome in outcomes
     ]
     return "\n".join(
@@ -171,20 +169,13 @@ def name_passed(outcome: Outcome) -> str:
     return f"{passed}, unseen" if outcome.damage == UNSEEN else passed
 
 
-def shorten(first_line: str) -> str:
-    """Show the beginning of a first line without the function, whose name is the exhibit's own."""
-    words = re.sub(r"^\S+ is wrong(: | )", "", first_line).replace("|", "\\|").split()
-    return " ".join(words[:MOST_WORDS]) + (" …" if len(words) > MOST_WORDS else "")
-
-
 def make_page(outcomes: Sequence[Outcome]) -> str:
     """Return the part of the page that is made from a run."""
     unseen = sum(outcome.damage == UNSEEN for outcome in outcomes)
     legend = (
         f"In brackets is how many limits the defect passes; {unseen} defects are *unseen* at ordinary "
-        "inputs: `check_kernel` derives rows of zeros, NaN and other lengths. Then comes how its "
-        "failure begins. A picture shows the errors of one right and one faulty result, element by "
-        "element, relative to the RMS."
+        "inputs: `check_kernel` derives rows of zeros, NaN and other lengths. A picture shows the errors "
+        "of one right and one faulty result, element by element, relative to the RMS."
     )
     sections = [make_section(kind, shown) for kind, shown in by_kind(outcomes).items()]
     return "\n\n".join([summarize(outcomes), legend, *sections])

@@ -17,12 +17,15 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "seeds.md"
 PROMISES = Path(__file__).resolve().with_name("promises.md")
 _CODE = re.compile(r"``\s?(.+?)\s?``|`([^`]+)`")
 _FILE = re.compile(r"[\w.*/=+-]+(/|\.(png|txt|log|csv|jsonl?|html|npy|pt|safetensors|ya?ml|toml))")
-MOST_FILES, MOST_FEATURES = 1, 3
-"""How many files and features of a command a table names."""
+MOST_FEATURES = 8
+"""How many features of a program a table names."""
+_PROGRAM = re.compile(
+    r"qgate( (?!-)[a-z]+\b(?![./:]))?( (info|ls|watch|export|capture|compare|modes))?"
+)
 _HEAD = """# What the replaced tools did
 
-The tables list what the documents of five tools promise, with the command of qgate that gives it and some of the files that it leaves.
-`tests/seeds` runs each command and looks for all of its files and texts, which are in `tests/seeds/promises.md`.
+The tables list what the documents of five tools promise, by the command of qgate that gives it, up to eight things each.
+`tests/seeds/promises.md` has all of them with their options, and `tests/seeds` runs each and looks for the files and texts that it leaves.
 """
 
 
@@ -71,14 +74,14 @@ def rows_of(text: str) -> list[Row]:
 
 
 def make_page(promises: str) -> str:
-    """Return the page: of each document its introduction, and a row for each command."""
+    """Return the page: of each document its introduction, and a row for each program."""
     sections = [_HEAD]
     rows = rows_of(promises)
     for section in promises.split("\n## ")[1:]:
         document, introduction, *_ = section.split("\n\n")
         its = [row for row in rows if row.document == document]
         lines = [
-            "| command | gives | files |", "|---|---|---|", *_by_command(its),
+            "| command | gives |", "|---|---|", *_by_program(its),
         ]  # fmt: skip
         reasons = [f"* **{row.feature}**: {row.promise}" for row in its if not row.commands]
         parts = [f"## {document}", introduction, "\n".join(lines), "\n".join(reasons)]
@@ -86,31 +89,15 @@ def make_page(promises: str) -> str:
     return "\n".join(sections)
 
 
-def _by_command(rows: list[Row]) -> Iterator[str]:
-    """Yield a line for each command, with all that it gives."""
-    groups: defaultdict[tuple[str, ...], list[Row]] = defaultdict(list)
+def _by_program(rows: list[Row]) -> Iterator[str]:
+    """Yield a line for each program of qgate, with all that it gives."""
+    groups: defaultdict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row.commands:
-            groups[row.commands].append(row)
-    for commands, its in groups.items():
-        files = [name for row in its for name in row.promised()[0]]
-        shown = "; ".join(f"`{command}`" for command in commands).replace("|", r"\|")
-        names = ", ".join(f"`{name}`" for name in [*_by_folder(files)][:MOST_FILES])
-        gives = [row.feature for row in its]
-        more = "; …" if len(gives) > MOST_FEATURES else ""
-        yield f"| {shown} | {'; '.join(gives[:MOST_FEATURES])}{more} | {names} |"
-
-
-def _by_folder(files: list[str]) -> Iterator[str]:
-    """Yield files of one folder with the same ending as one name with braces."""
-    groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for name in dict.fromkeys(files):
-        folder, slash, last = name.rpartition("/")
-        stem, dot, ending = last.partition(".")
-        groups[folder + slash, dot + ending].append(stem)
-    for (folder, ending), stems in groups.items():
-        joined = stems[0] if len(stems) == 1 else f"{{{','.join(stems)}}}"
-        yield f"{folder}{joined}{ending}"
+            groups[_PROGRAM.search(row.commands[-1])[0]].append(row.feature)
+    for program, features in groups.items():
+        more = "; …" if len(features) > MOST_FEATURES else ""
+        yield f"| `{program}` | {'; '.join(features[:MOST_FEATURES])}{more} |"
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from qgate.formats import Quantizer
 from qgate.formats.options import Floats
-from qgate.gate.measuring.cache_checks import ExpectedTrace
+from qgate.gate.measuring.cache_checks import ExpectedTrace, array
 from qgate.modes.attention import definition
 
 _UNEXPLAINED = 1e-3
@@ -21,6 +21,8 @@ _MARGIN = 16.0
 def score_words(expected: ExpectedTrace) -> str:
     """Say what scores are in the place of the product of queries and keys."""
     actual, right = expected._seen(expected.actual_scores), expected._seen(expected.scores)
+    if words := window_words(expected):
+        return words
     if not np.isfinite(actual).all():
         return "scores are not finite"
     factors = _factors(actual, right)
@@ -30,16 +32,28 @@ def score_words(expected: ExpectedTrace) -> str:
         other = expected.scores_of(keys, scaling=scaling)
         if expected.score_errors(other).max() <= _MARGIN * expected.score_limit:
             return words
-    exact = definition.scores(
-        expected.turned,
-        expected.exact_keys,
-        expected.exact_keys,
-        expected.exact,
-        expected.of.scaling,
-    )
+    exact = expected.scores_of(expected.exact_keys, queries=expected.turned)
     if expected.score_errors(exact).max() <= _MARGIN * expected.score_limit:
         return "scores are those of queries and keys that are not quantized"
     return "scores are not the product of what is asked and read"
+
+
+def softmax_words(expected: ExpectedTrace) -> str:
+    """Say what weights are in the place of the softmax of the scores."""
+    return window_words(expected) or "weights are not the softmax of the scores"
+
+
+def window_words(expected: ExpectedTrace) -> str:
+    """Say which other window ends what queries see; empty where it is the right one, or none."""
+    window = expected.of.window
+    if not window:
+        return ""
+    causal = np.tril(np.ones_like(expected.visible))
+    finite = np.isfinite(array(expected.trace.squares["scores"])).all((0, 1)) & causal
+    for step, words in ((-1, "one token short"), (1, "one token long")):
+        if np.array_equal(finite, causal & ~np.tril(causal, -window - step)):
+            return f"the sliding window is {words}"
+    return "no sliding window ends what queries see" if np.array_equal(finite, causal) else ""
 
 
 def _factors(actual: Floats, right: Floats) -> Floats | None:
@@ -122,6 +136,7 @@ def weight_words(expected: ExpectedTrace, actual: Floats) -> str:
 def value_words(expected: ExpectedTrace) -> str:
     """Say what the context is in the place of the product of weights and values."""
     actual, right = expected.actual_context, expected.context
+    right = right if expected.of.choices.output else expected.gated(right)
     values = expected.read("values")
     factors = _factors(actual, right)
     if factors is not None:

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from qgate.formats.options import Floats
 from qgate.gate.measured import Conformance, Measured
-from qgate.gate.measuring.attention_causes import score_words, weight_words
+from qgate.gate.measuring.attention_causes import score_words, softmax_words, weight_words
 from qgate.gate.measuring.cache_checks import ExpectedTrace, array, relative_mse
 from qgate.gate.measuring.site_rows import HeldWays, ModelSites
 from qgate.modes.attention import definition
 from qgate.modes.attention.planning import cache_site
 
-_SOFTMAX = "weights are not the softmax of the scores"
 _OUTPUT = "the output is not quantized as declared"
 
 
@@ -32,18 +31,14 @@ def stage_rows(
     """
     served = traces[0]
     choices = served.of.choices
-    exact_scores = served._seen(
-        definition.scores(
-            served.turned, served.exact_keys, served.exact_keys, served.exact, served.of.scaling
-        )
-    )
+    exact_scores = served._seen(served.scores_of(served.exact_keys, queries=served.turned))
     asks = [choices.chosen[side].words() for side in ("queries", "keys") if side in choices.chosen]
     if asks:
         sides = served._seen(served.actual_scores), served._seen(served.scores), exact_scores
         yield _local(sites, cache_site(at, "scores"), order, sides, ", ".join(asks))
     for stage, errors_of, limit_of, words_of in (
         ("scores", ExpectedTrace.score_errors, lambda e: e.score_limit, score_words),
-        ("softmax", ExpectedTrace.softmax_errors, lambda e: e.softmax_limit, lambda _e: _SOFTMAX),
+        ("softmax", ExpectedTrace.softmax_errors, lambda e: e.softmax_limit, softmax_words),
     ):
         worst = _worst(traces, errors_of, limit_of, words_of)
         site = cache_site(at, stage)
@@ -132,6 +127,6 @@ def _held_output(traces: Sequence[ExpectedTrace]) -> Conformance:
     for expected in traces:
         assert expected.trace.context is not None
         right = expected.of.stored("output", array(expected.trace.sources["output"]))
-        wrong = array(expected.trace.context) != right
+        wrong = array(expected.trace.context) != expected.gated(right).astype(np.float32)
         held.add(expected.trace.way, wrong.size, int(wrong.sum()), lambda: _OUTPUT)
     return held.conformance()

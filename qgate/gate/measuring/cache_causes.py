@@ -26,11 +26,14 @@ _MARGIN = 16.0
 def source_words(expected: ExpectedTrace, side: str) -> str:
     """Say what was cast in the place of keys or values."""
     cast_tensor = expected.trace.sources.get(side)
+    noun = expected.of.noun(side)
     if cast_tensor is None:
-        return f"no {side} are cast: nothing is quantized here"
+        return f"no {noun} are cast: nothing is quantized here"
     actual = array(cast_tensor)
     if actual.shape != expected.sources[side].shape:
-        return f"{actual.shape[2]} tokens of {side} are cast, {expected.trace.length} were given"
+        if expected.of.ups is not None and actual.shape[1] > 1:
+            return f"{noun} are quantized after their up-projection, before it is meant"
+        return f"{actual.shape[2]} tokens of {noun} are cast, {expected.trace.length} were given"
     words = first_words(
         _source_candidates(expected, side),
         lambda other: (
@@ -38,7 +41,7 @@ def source_words(expected: ExpectedTrace, side: str) -> str:
             and bool(row_errors(actual, other).max() <= expected.position_noise)
         ),
     )
-    return words or f"the {side} that are cast are not those of the projection"
+    return words or f"the {noun} that are cast are not those of the projection"
 
 
 def first_words(candidates: Iterable[Candidate], explains: Callable[[Floats], bool]) -> str:
@@ -49,24 +52,26 @@ def first_words(candidates: Iterable[Candidate], explains: Callable[[Floats], bo
 
 def _source_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
     is_before = expected.of.choices.before_rope
-    yield f"{_OTHER[side]} are cast in the place of {side}", expected.sources[_OTHER[side]]
+    noun, other = expected.of.noun(side), expected.of.noun(_OTHER[side])
+    yield f"{other} are cast in the place of {noun}", expected.sources[_OTHER[side]]
     if side == "queries":
         words = "queries are quantized before RoPE, after RoPE is meant"
         yield words, array(expected.trace.queries)
     if side == "keys":
         meant = "before RoPE is meant" if is_before else "after RoPE is meant"
-        words = f"keys are quantized {'after' if is_before else 'before'} RoPE, {meant}"
+        words = f"{noun} are quantized {'after' if is_before else 'before'} RoPE, {meant}"
         yield words, expected.exact_keys if is_before else expected.keys
         for shift, name in ((1, "after"), (-1, "before")):
             turned = expected.of.turned(expected.keys, shift)
-            yield f"keys are turned by the position {name} their own", turned
+            yield f"{noun} are turned by the position {name} their own", turned
 
 
 def read_words(expected: ExpectedTrace, side: str) -> str:
     """Say what the last query read in the place of keys or values, and where."""
     actual, right = array(expected.trace.read[side]), expected.read(side)
+    noun = expected.of.noun(side)
     if actual.shape != right.shape:
-        return f"{side}: {_length_words(actual, right)}"
+        return f"{noun}: {_length_words(actual, right)}"
     wrong = np.asarray(expected.wrong_reads(side).any(-1))
     # Of a shift the first row has nothing to compare with.
     least = 1 - 1.5 / max(1, expected.trace.length)
@@ -77,7 +82,7 @@ def read_words(expected: ExpectedTrace, side: str) -> str:
             and (row_errors(actual, other) <= expected.position_noise)[wrong].mean() >= least
         ),
     )
-    return f"{side} {words or 'are not what the definition stores'}{places(wrong)}"
+    return f"{noun} {words or 'are not what the definition stores'}{places(wrong)}"
 
 
 def _read_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
@@ -89,7 +94,8 @@ def _read_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
         return of.turned(stored) if side == "keys" and of.choices.before_rope else stored
 
     right = expected.read(side)
-    yield f"and {_OTHER[side]} are swapped", expected.read(_OTHER[side])
+    other = of.noun(_OTHER[side])
+    yield f"and {other} are swapped", expected.read(_OTHER[side])
     yield "are not quantized", turned(source)
     yield "are stored one token late", np.roll(right, 1, 2)
     yield "are stored one token early", np.roll(right, -1, 2)
@@ -108,7 +114,7 @@ def _read_candidates(expected: ExpectedTrace, side: str) -> Iterator[Candidate]:
 
         for shift in range(1, len(ranges)):
             yield "have the scale of another head", with_ranges(ranges[shift:] + ranges[:shift])
-        yield f"have the scale of the {_OTHER[side]}", with_ranges(of.ranges(_OTHER[side], heads))
+        yield f"have the scale of the {other}", with_ranges(of.ranges(_OTHER[side], heads))
         top = float(Quantizer(choice.format).format.element.max)
         words = "have a scale of 1, the calibrated one is forgotten"
         yield words, with_ranges([top] * max(1, len(ranges)))
@@ -241,11 +247,20 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
     yield words, expected.context_of(keys, values, exact | inside)
     everything = np.ones_like(inside)
     yield "queries read the cache unquantized", expected.context_of(keys, values, everything)
+    if expected.of.ups is not None:
+        yield "latents are read unquantized", expected.context_of(keys, expected.values, exact)
     words = "queries do not see their own token: the cache is one token late"
     yield words, expected.context_of(keys, values, exact, last=-1)
     words = "queries see the token after their own"
     yield words, expected.context_of(keys, values, exact, last=1)
-    yield "keys and values are swapped", expected.context_of(values, keys, exact)
+    yield "are zero: a head is dropped", np.zeros_like(expected.context)
+    if expected.trace.gate is not None:
+        ungated = expected.context / np.maximum(array(expected.trace.gate), np.finfo(float).tiny)
+        yield "the context is not gated", ungated
+    if expected.of.cap:
+        yield "scores are not capped", expected.context_of(keys, values, exact, cap=0.0)
+    if expected.of.ups is None:
+        yield "keys and values are swapped", expected.context_of(values, keys, exact)
     turned_keys, turned_values = np.roll(keys, 1, 1), np.roll(values, 1, 1)
     yield "keys are those of another head", expected.context_of(turned_keys, values, exact)
     yield "values are those of another head", expected.context_of(keys, turned_values, exact)
@@ -256,5 +271,5 @@ def _context_candidates(expected: ExpectedTrace) -> Iterator[Candidate]:
     yield words, expected.context_of(keys, values, exact, scaling=1.0)
     if expected.of.scaling is not None:
         words = "scores have the factor of their width, and not that of the layer"
-        usual = keys.shape[-1] ** -0.5
+        usual = expected.turned.shape[-1] ** -0.5
         yield words, expected.context_of(keys, values, exact, scaling=usual)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from qgate.gate.measuring.cache_traces import CacheTrace
 from qgate.modes.attention import definition
 from qgate.modes.attention.choices import AttentionChoices, TensorChoice
 from qgate.modes.attention.planning import range_site, ranged_side
+from qgate.modes.attention.positions import RotaryPositions
 
 UNIT = ARITHMETICS["float32"]
 STEP = 2.0**-12
@@ -28,11 +30,13 @@ class CacheDefinition:
 
     at: str
     choices: AttentionChoices
-    rope_base: float
+    positions: RotaryPositions
     calibrated: Mapping[str, float]
     window: int = 0
-    speeds: tuple[float, ...] = ()
     scaling: float | None = None
+    cap: float = 0.0
+    ups: tuple[Floats, Floats] | None = None
+    """What makes keys and values of latents, where the cache has those."""
 
     def ranges(self, side: str, heads: int) -> list[float]:
         """Return the calibrated ranges of keys or values: one, or one per head."""
@@ -53,7 +57,17 @@ class CacheDefinition:
 
     def turned(self, x: Floats, start: int = 0) -> Floats:
         """Return tokens turned by their positions, the first of which is `start`."""
-        return definition.rotary(x, self.rope_base, start, self.speeds)
+        of = self.positions
+        return definition.rotary(x, of.base, start, of.speeds, of.width, of.factor)
+
+    def seen(self, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
+        """Return keys and values of the heads, of those that the cache has."""
+        return (keys, values) if self.ups is None else definition.expanded(keys, values, *self.ups)
+
+    def noun(self, side: str) -> str:
+        """Return what messages call a tensor of attention."""
+        latent = {} if self.ups is None else {"keys": "RoPE parts", "values": "latents"}
+        return latent.get(side, side)
 
 
 class ExpectedTrace:
@@ -126,16 +140,30 @@ class ExpectedTrace:
         keys: Floats,
         exact: np.ndarray | None = None,
         *,
+        values: Floats | None = None,
+        queries: Floats | None = None,
+        exact_keys: Floats | None = None,
         scaling: float | None = None,
         last: int = 0,
         window: int | None = None,
+        cap: float | None = None,
     ) -> Floats:
         """Return the scores over other keys, exact tokens and window."""
-        exact = self.exact if exact is None else exact
-        window = self.of.window if window is None else window
-        scaling = self.of.scaling if scaling is None else scaling
-        queries = self.read("queries")
-        return definition.scores(queries, keys, self.exact_keys, exact, scaling, last, window)
+        of = self.of
+        values = self.read("values") if values is None and of.ups else values
+        exact_keys = self.exact_keys if exact_keys is None else exact_keys
+        if values is not None and of.ups:
+            keys, exact_keys = of.seen(keys, values)[0], of.seen(exact_keys, self.values)[0]
+        return definition.scores(
+            self.read("queries") if queries is None else queries,
+            keys,
+            exact_keys,
+            self.exact if exact is None else exact,
+            of.scaling if scaling is None else scaling,
+            last,
+            of.window if window is None else window,
+            of.cap if cap is None else cap,
+        )
 
     @cached_property
     def weights(self) -> Floats:
@@ -153,21 +181,24 @@ class ExpectedTrace:
 
     @cached_property
     def context(self) -> Floats:
-        return definition.context(self.weights, self.read("values"), self.values, self.exact)
+        return self.weighed(self.weights, self.read("values"))
+
+    def weighed(self, weights: Floats, values: Floats, exact: np.ndarray | None = None) -> Floats:
+        """Return the context that weights make of values, the exact ones where they are read."""
+        keys, exact = self.exact_keys, self.exact if exact is None else exact
+        sides = self.of.seen(keys, values)[1], self.of.seen(keys, self.values)[1]
+        return definition.context(weights, *sides, exact)
 
     def context_of(
         self,
         keys: Floats,
         values: Floats,
         exact: np.ndarray,
-        *,
-        scaling: float | None = None,
-        last: int = 0,
-        window: int | None = None,
+        **changed: Any,
     ) -> Floats:
-        """Return the context over other keys, values, exact tokens and window."""
-        scores = self.scores_of(keys, exact, scaling=scaling, last=last, window=window)
-        return definition.context(definition.softmax(scores), values, self.values, exact)
+        """Return the context over other keys, values and exact tokens; `changed` as of scores."""
+        scores = self.scores_of(keys, exact, values=values, **changed)
+        return self.weighed(definition.softmax(scores), values, exact)
 
     @cached_property
     def limit(self) -> float:
@@ -176,8 +207,7 @@ class ExpectedTrace:
             weights = moved(self.weights)
         else:
             weights = definition.softmax(self._moved_scores)
-        values = moved(self.read("values")), moved(self.values)
-        return self._limit(definition.context(weights, *values, self.exact), self.context)
+        return self._limit(self.weighed(weights, moved(self.read("values"))), self.context)
 
     @cached_property
     def score_limit(self) -> float:
@@ -198,9 +228,12 @@ class ExpectedTrace:
 
     @cached_property
     def _moved_scores(self) -> Floats:
-        queries, keys = moved(self.read("queries")), moved(self.read("keys"))
-        exact_keys, window = moved(self.exact_keys), self.of.window
-        return definition.scores(queries, keys, exact_keys, self.exact, window=window)
+        return self.scores_of(
+            moved(self.read("keys")),
+            values=moved(self.read("values")),
+            queries=moved(self.read("queries")),
+            exact_keys=moved(self.exact_keys),
+        )
 
     def _limit(self, shifted: Floats, right: Floats) -> float:
         sensitivity = math.sqrt(float(row_errors(shifted, right).max())) / STEP
@@ -228,10 +261,16 @@ class ExpectedTrace:
         is_cast = self.of.choices.output is not None
         return array(self.trace.sources["output"] if is_cast else self.trace.context)
 
+    def gated(self, context: Floats) -> Floats:
+        """Return what the output projection reads of a context."""
+        gate = self.trace.gate
+        return context if gate is None else context * array(gate)
+
     def context_errors(self, expected: Floats | None = None) -> Floats:
         """Return the squared relative error of every head of every token."""
         expected = self.context if expected is None else expected
         actual = self.actual_context
+        expected = expected if self.of.choices.output else self.gated(expected)
         if actual.shape != expected.shape:
             return np.full(expected.shape[:-1], np.inf)
         return row_errors(actual, expected)
@@ -245,9 +284,10 @@ def moved(x: Floats) -> Floats:
 
 def row_errors(actual: Floats, expected: Floats) -> Floats:
     """Return the squared error of each row, as a share of its energy or the usual one's."""
-    energy = np.square(expected).sum(-1)
-    scale = np.maximum(np.maximum(energy, np.median(energy)), np.finfo(np.float64).tiny)
-    return np.asarray(np.nan_to_num(np.square(actual - expected).sum(-1) / scale, nan=np.inf))
+    with np.errstate(over="ignore"):
+        energy = np.square(expected).sum(-1)
+        scale = np.maximum(np.maximum(energy, np.median(energy)), np.finfo(np.float64).tiny)
+        return np.asarray(np.nan_to_num(np.square(actual - expected).sum(-1) / scale, nan=np.inf))
 
 
 def relative_mse(actual: Floats, reference: Floats) -> float:

@@ -23,7 +23,7 @@ from qgate.gate.measuring.site_rows import HeldWays, ModelSites
 from qgate.models import Model
 from qgate.modes import Quantized
 from qgate.modes.attention.planning import cache_site
-from qgate.modes.attention.sources import source_of
+from qgate.modes.attention.sources import LatentSource, source_of
 
 
 def cache_rows(
@@ -33,17 +33,23 @@ def cache_rows(
     choices = quantized.mode.attention
     assert choices is not None
     ranges = {} if quantized.scales is None else quantized.scales.ranges()
+    values_of: dict[str, str] = {}
     by_layer: dict[str, list[ExpectedTrace]] = {}
     for trace in (*served_traces(quantized, base), *run.traces.values()):
         source = source_of(base.module.get_submodule(trace.at))
         assert source is not None
+        values_of[trace.at] = source.leaf("v")
+        ups = None
+        if isinstance(source, LatentSource):
+            ups = array(source.ups()[0]), array(source.ups()[1])
         of = CacheDefinition(
-            trace.at, choices, source.base, ranges, source.window, source.speeds, source.scaling
-        )
+            trace.at, choices, source.positions, ranges, source.window, source.scaling, source.cap,
+            ups,
+        )  # fmt: skip
         by_layer.setdefault(trace.at, []).append(ExpectedTrace(trace, of))
     rows = []
     for at, traces in by_layer.items():
-        stored = sites.place(f"{at}.v_proj:output")
+        stored = sites.place(f"{at}.{values_of[at]}:output")
         for side in ("queries", "keys", "values"):
             if side in choices.chosen:
                 rows.append(_stored_row(at, side, traces, stored, sites))

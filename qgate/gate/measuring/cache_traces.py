@@ -39,6 +39,7 @@ class CacheTrace:
     read                    keys and values that the last query read, and what every query asked
     squares                 scores, weights and cast weights, (batch, heads, queries, tokens)
     context                 of every token
+    gate                    factors of the context, where the attention has some
     earlier                 keys and values of the request that the cache served before
     """
 
@@ -52,6 +53,7 @@ class CacheTrace:
     read: dict[str, Tensor] = field(default_factory=dict)
     squares: dict[str, Tensor] = field(default_factory=dict)
     context: Tensor | None = None
+    gate: Tensor | None = None
     earlier: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -75,8 +77,10 @@ def served_traces(quantized: Quantized, base: Model) -> Iterator[CacheTrace]:
     sites = [site for site in base.sites() if site.module in names and site.port == "output"]
     flowing = flow(base, sites, requests)
     for at, attention in attentions.items():
-        leaves = attention.leaves.values()
-        sides = [attention.per_head(flowing[f"{at}.{leaf}:output"]) for leaf in leaves]
+        sides = [
+            attention.source.side_of(side, flowing[f"{at}.{leaf}:output"])
+            for side, leaf in attention.leaves.items()
+        ]
         cache = QuantizedCache(attention.core)
         length = sides[0].shape[2]
         # Another request: the same texts, one row further and backwards.
@@ -129,6 +133,7 @@ class TappedCore:
         for side in ("keys", "values", "queries", "output"):
             self._tap_input(hooks, self.core.get_submodule(side), side)
         hooks.add(self.core.attend, self._attended)
+        hooks.add(self.core.join, self._joined)
         if self.core.choices.is_computed:
             self._tap_input(hooks, self.core.attend.softmax, "scores")
             self._tap_input(hooks, self.core.attend.weights, "weights")
@@ -161,7 +166,9 @@ class TappedCore:
 
     def _attended(self, _module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
         self.parts.setdefault("asked", []).append(self._some(args[0]))
-        self.latest = {"keys": args[1], "values": args[2]}
+
+    def _joined(self, _module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
+        self.latest = {"keys": args[0], "values": args[1]}
 
     def _weighed(self, _module: nn.Module, _args: Any, result: Tensor) -> None:
         self.parts.setdefault("cast weights", []).append(self._some(result))
@@ -196,7 +203,7 @@ class RunTraces:
             yield
 
     def _watch(self, hooks: ModuleHooks, at: str, attention: CachedAttention) -> None:
-        tapped = TappedCore(attention.core)
+        tapped, source = TappedCore(attention.core), attention.source
         projected: dict[str, Tensor] = {}
 
         def begin(_module: nn.Module, args: tuple[Any, ...], _kwargs: Any) -> None:
@@ -213,9 +220,11 @@ class RunTraces:
 
         def finish(_module: nn.Module, _args: Any, _result: Any) -> None:
             if at not in self.traces and {"q", "k", "v", "context"} <= projected.keys():
-                heads = {name: attention.per_head(x) for name, x in projected.items()}
+                gate = projected.pop("gate", None)
+                heads = {side: source.side_of(side, x) for side, x in projected.items()}
                 q, k, v = (heads[leaf] for leaf in "qkv")
                 trace = CacheTrace(at, RUN, q, k, v, [1] * q.shape[2], context=heads["context"])
+                trace.gate = None if gate is None else source.gate(gate)
                 tapped.fill(trace)
                 self.traces[at] = trace
                 # One pass is enough: the hooks would slow down the others.
@@ -224,7 +233,8 @@ class RunTraces:
 
         hooks.add(attention, None, finish)
         # The arguments of an attention may be named; those of its projections are not.
-        hooks.add(attention.q_proj, begin)
+        first = "q_proj" if source.is_gated else attention.leaves["q"]
+        hooks.add(attention.get_submodule(first), begin, take("gate") if source.is_gated else None)
         for side, leaf in attention.leaves.items():
             hooks.add(attention.get_submodule(leaf), None, take(side))
         tapped.watch(hooks)

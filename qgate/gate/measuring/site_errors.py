@@ -112,7 +112,11 @@ def unless_vanished(
     """Return a row of gradients, which fails where only the reference's are not zero."""
     if any(map(torch.any, actual)) or not any(map(torch.any, expected)):
         return row
-    return replace(row, why={"nothing": "the gradient is zero, and the reference's is not"})
+    why = (
+        "the gradient is zero, and the reference's is not; what is rounded passes none on, "
+        "x + (rounded - x).detach() does"
+    )
+    return replace(row, why={"nothing": why})
 
 
 def compare(pairs: Pairs, channels: bool = False) -> ErrorStats:

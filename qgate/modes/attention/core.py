@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from qgate.errors import QgateError
 from qgate.models.kv_cache import Rope, causal_mask
 from qgate.modes.attention.casting import StoredSide
 from qgate.modes.attention.choices import AttentionChoices
+from qgate.modes.attention.sources import LatentSource
 
 _FIRST_CAPACITY = 64
 
@@ -27,9 +30,9 @@ def exact_mask(choices: AttentionChoices, count: int, length: int, device: torch
 class Attend(nn.Module):
     """Softmax attention of the last tokens over what the cache holds."""
 
-    def __init__(self, weights: StoredSide, scaling: float | None = None) -> None:
+    def __init__(self, weights: StoredSide, scaling: float | None = None, cap: float = 0.0) -> None:
         super().__init__()
-        self.scaling = scaling
+        self.scaling, self.cap = scaling, cap
         self.softmax = nn.Softmax(-1)
         self.weights = weights
 
@@ -54,6 +57,8 @@ class Attend(nn.Module):
         if exact is not None and exact_keys is not None:
             scores = torch.where(exact, grouped @ exact_keys.transpose(-1, -2), scores)
         scores = scores * scaling
+        if self.cap:
+            scores = (scores / self.cap).tanh() * self.cap
         if visible is None and count > 1:
             visible = causal_mask(count, keys.shape[2], queries.device)
         if visible is not None:
@@ -64,7 +69,26 @@ class Attend(nn.Module):
             context = context + weights.masked_fill(~exact, 0) @ exact_values
         else:
             context = weights @ values
-        return context.reshape(batch, heads, count, width)
+        return context.reshape(batch, heads, count, -1)
+
+
+class Join(nn.Module):
+    """Keys and values that queries read, of what the cache has: of latents those of the heads.
+
+    plain  the width of keys without positions, which a latent gives
+    """
+
+    def __init__(self, plain: int = 0) -> None:
+        super().__init__()
+        self.plain = plain
+
+    def forward(
+        self, keys: Tensor, values: Tensor, of_heads: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        if of_heads is None:
+            return keys, values
+        plain, heads_values = of_heads.tensor_split([self.plain], -1)
+        return torch.cat([keys.expand(-1, plain.shape[1], -1, -1), plain], -1), heads_values
 
 
 class AttentionCore(nn.Module):
@@ -77,12 +101,14 @@ class AttentionCore(nn.Module):
         rope: Rope,
         scaling: float | None = None,
         window: int = 0,
+        cap: float = 0.0,
     ) -> None:
         super().__init__()
         self.choices, self.rope, self.window = choices, rope, window
         self.keys, self.values = sides["keys"], sides["values"]
         self.queries, self.output = sides["queries"], sides["output"]
-        self.attend = Attend(sides["weights"], scaling)
+        self.join = Join()
+        self.attend = Attend(sides["weights"], scaling, cap)
         self._own = QuantizedCache(self)
 
     def sources(self, keys: Tensor, start: int) -> Tensor:
@@ -91,12 +117,24 @@ class AttentionCore(nn.Module):
 
     def whole(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return the context of a whole text at once, through which gradients go."""
-        sources = self.sources(keys, 0)
-        stored_keys, stored_values = self.keys(sources), self.values(values)
-        turned = self.rope(stored_keys, 0) if self.choices.before_rope else stored_keys
-        exact_keys = self.rope(keys, 0) if self.choices.keeps_some else None
-        turned_queries = self.queries(self.rope(queries, 0))
-        return self.output(self._attend(turned_queries, turned, stored_values, exact_keys, values))  # type: ignore[no-any-return]
+        sides = self.stored_sides(self.sources(keys, 0), values)
+        return self.output(self.read(self.queries(self.rope(queries, 0)), sides))  # type: ignore[no-any-return]
+
+    def stored_sides(self, sources: Tensor, values: Tensor) -> list[Tensor]:
+        """Return what a cache keeps of new tokens: quantized keys and values, and exact ones."""
+        sides = [self.keys(sources), self.values(values)]
+        return [*sides, sources, values] if self.choices.keeps_some else sides
+
+    def read(self, queries: Tensor, sides: Sequence[Tensor]) -> Tensor:
+        """Return the context of turned queries over what a cache keeps."""
+        keys, values, *more = sides
+        exact, of_heads = (more[:2], more[2:]) if self.choices.keeps_some else ([], more)
+        if self.choices.before_rope:
+            keys = self.rope(keys, 0)
+            exact = [self.rope(exact[0], 0), exact[1]] if exact else []
+        stored = self.join(keys, values, *of_heads[:1])
+        originals = self.join.forward(*exact, *of_heads[1:]) if exact else (None, None)
+        return self._attend(queries, *stored, *originals)
 
     def decode(
         self,
@@ -112,14 +150,12 @@ class AttentionCore(nn.Module):
         """
         cache, length = cache or self._own, queries.shape[2]
         cache.reset()
-        turned, sources = self.queries(self.rope(queries, 0)), self.sources(keys, 0)
-        stored_keys, stored_values = self.keys(sources), self.values(values)
+        turned = self.queries(self.rope(queries, 0))
+        sides = self.stored_sides(self.sources(keys, 0), values)
         context, start = [], 0
         for count in chunks or [1] * length:
             part = slice(start, start + count)
-            cache.store(
-                *(side[:, :, part] for side in (stored_keys, stored_values, sources, values))
-            )
+            cache.store(*(side[:, :, part] for side in sides))
             context.append(cache.read(turned[:, :, part]))
             start += count
         return self.output(torch.cat(context, 2))  # type: ignore[no-any-return]
@@ -146,6 +182,28 @@ class AttentionCore(nn.Module):
             queries = torch.arange(length - count, length, device=device).unsqueeze(1)
             visible &= torch.arange(length, device=device) > queries - self.window
         return visible
+
+
+class LatentCore(AttentionCore):
+    """The quantized part of an attention whose cache has latents, and RoPE parts of the keys."""
+
+    def __init__(self, source: LatentSource, *args: Any) -> None:
+        super().__init__(*args)
+        self._source = [source]
+        self.join = Join(int(source.module.qk_nope_head_dim))
+
+    def stored_sides(self, sources: Tensor, values: Tensor) -> list[Tensor]:
+        """Add keys and values of the heads, made once of each latent."""
+        sides, up = super().stored_sides(sources, values), self._source[0].module.kv_b_proj
+        of_heads = [up(sides[1])]
+        for latents in sides[3:]:
+            exact = linear(latents, up.weight)
+            if exact.requires_grad:
+                # Gradients go through the projection once, where those of quantized latents go.
+                exact = of_heads[0] + (exact - of_heads[0]).detach()
+            of_heads.append(exact)
+        heads = self._source[0].heads
+        return sides + [x[:, 0].unflatten(-1, (heads, -1)).transpose(1, 2) for x in of_heads]
 
 
 class QuantizedCache:
@@ -179,8 +237,7 @@ class QuantizedCache:
 
     def write(self, keys: Tensor, values: Tensor) -> None:
         """Quantize the keys, without positions, and the values of new tokens, and store them."""
-        sources = self.core.sources(keys, self.length)
-        self.store(self.core.keys(sources), self.core.values(values), sources, values)
+        self.store(*self.core.stored_sides(self.core.sources(keys, self.length), values))
 
     def attend(self, queries: Tensor) -> Tensor:
         """Return the context of queries without positions, those of the last tokens."""
@@ -188,23 +245,16 @@ class QuantizedCache:
         return self.core.output(self.read(turned))  # type: ignore[no-any-return]
 
     def store(self, *sides: Tensor) -> None:
-        """Store quantized keys and values of new tokens, and what they were made of."""
-        listed = sides if self.core.choices.keeps_some else sides[:2]
-        self._reserve(listed)
+        """Store quantized keys and values of new tokens, and what else is kept of them."""
+        self._reserve(sides)
         end = self._length + sides[0].shape[2]
-        for memory, side in zip(self._memory, listed, strict=True):
+        for memory, side in zip(self._memory, sides, strict=True):
             memory[:, :, self._length : end] = side
         self._length = end
 
     def read(self, queries: Tensor) -> Tensor:
         """Return the context of turned queries, those of the last tokens."""
-        core = self.core
-        keys, values, *originals = (memory[:, :, : self._length] for memory in self._memory)
-        if core.choices.before_rope:
-            keys = core.rope(keys, 0)
-            originals = [core.rope(originals[0], 0), originals[1]] if originals else []
-        exact_keys, exact_values = originals or (None, None)
-        return core._attend(queries, keys, values, exact_keys, exact_values)
+        return self.core.read(queries, [memory[:, :, : self._length] for memory in self._memory])
 
     def _reserve(self, sides: Sequence[Tensor]) -> None:
         """Make room for new tokens, twice as much as before."""

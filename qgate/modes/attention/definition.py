@@ -71,18 +71,37 @@ def exact_mask(choices: AttentionChoices, tokens: int) -> np.ndarray:
     return exact
 
 
-def rotary(x: Floats, base: float, start: int = 0, speeds: Sequence[float] = ()) -> Floats:
-    """Turn (…, tokens, width) by position: pairs of a channel and the one half a head later.
+def rotary(
+    x: Floats,
+    base: float,
+    start: int = 0,
+    speeds: Sequence[float] = (),
+    width: int | None = None,
+    factor: float = 1.0,
+) -> Floats:
+    """Turn (…, tokens, channels) by position: pairs of a channel and the one half the width later.
 
     speeds  radians per token of each pair, where the base does not tell them
+    width   of the first channels, those that turn; all where it is None
+    factor  of the channels that turn
     """
-    tokens, width = x.shape[-2:]
-    half = width // 2
-    turns = np.array(speeds) if speeds else base ** (-np.arange(half) / half)
+    tokens = x.shape[-2]
+    half = (x.shape[-1] if width is None else width) // 2
+    turns = np.array(speeds) if speeds else base ** (-np.arange(half) / max(half, 1))
     angles = (start + np.arange(tokens))[:, None] * turns[None, :]
-    cos, sin = np.cos(angles), np.sin(angles)
-    low, high = x[..., :half], x[..., half:]
-    return np.concatenate([low * cos - high * sin, high * cos + low * sin], -1)
+    cos, sin = factor * np.cos(angles), factor * np.sin(angles)
+    low, high, plain = np.split(x, [half, 2 * half], -1)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin, plain], -1)
+
+
+def expanded(
+    rope_parts: Floats, latents: Floats, up_keys: Floats, up_values: Floats
+) -> tuple[Floats, Floats]:
+    """Return the keys and values of all heads that latents stand for; RoPE parts come first."""
+    keys = np.stack([latents[:, 0] @ up.T for up in up_keys], 1)
+    values = np.stack([latents[:, 0] @ up.T for up in up_values], 1)
+    shared = np.broadcast_to(rope_parts, (*keys.shape[:-1], rope_parts.shape[-1]))
+    return np.concatenate([shared, keys], -1), values
 
 
 def scores(
@@ -93,11 +112,13 @@ def scores(
     scaling: float | None = None,
     last: int = 0,
     window: int = 0,
+    cap: float = 0.0,
 ) -> Floats:
     """Return what softmax reads, (batch, heads, queries, tokens); -inf of tokens that are not seen.
 
     A query sees the tokens up to its own, or `last` after it: so many as `window` says, 0 for all.
-    keys are read from the cache, the exact ones where `exact` is true; all are turned.
+    keys are read from the cache, the exact ones where `exact` is true; all are turned. Scores
+    approach `cap`, where it is not 0.
     """
     batch, heads, tokens, width = queries.shape
     shared = heads // keys.shape[1]
@@ -112,7 +133,10 @@ def scores(
         products = queries[:, head] @ keys[:, of].transpose(0, 2, 1)
         originals = queries[:, head] @ exact_keys[:, of].transpose(0, 2, 1)
         products = np.where(exact, originals, products)
-        result[:, head] = np.where(later, -np.inf, products * scaling)
+        products = products * scaling
+        if cap:
+            products = cap * np.tanh(products / cap)
+        result[:, head] = np.where(later, -np.inf, products)
     return result
 
 

@@ -14,8 +14,13 @@ from qgate.models.kv_cache import LayerCache
 from qgate.models.llama import Attention
 from qgate.modes.attention.casting import StoredSide, quantizer_of
 from qgate.modes.attention.choices import SIDES, AttentionChoices
-from qgate.modes.attention.core import AttentionCore, QuantizedCache
-from qgate.modes.attention.sources import AttentionSource, named_attentions, source_of
+from qgate.modes.attention.core import AttentionCore, LatentCore, QuantizedCache
+from qgate.modes.attention.sources import (
+    AttentionSource,
+    LatentSource,
+    named_attentions,
+    source_of,
+)
 from qgate.modes.plan import PlanEntry, numbers_of
 
 if TYPE_CHECKING:
@@ -31,21 +36,19 @@ class CachedAttention(nn.Module):
 
     def __init__(self, source: AttentionSource, core: AttentionCore) -> None:
         super().__init__()
-        module = source.module
-        self.q_proj, self.k_proj = module.q_proj, module.k_proj
-        self.v_proj, self.o_proj = module.v_proj, module.o_proj
-        for leaf in filter(lambda leaf: hasattr(module, leaf), ("q_norm", "k_norm")):
-            setattr(self, leaf, getattr(module, leaf))
-        self.per_head, self.norms_heads, self.core = source.per_head, source.norms_heads, core
+        for leaf in source.parts:
+            if getattr(source.module, leaf, None) is not None:
+                setattr(self, leaf, getattr(source.module, leaf))
+        self.o_proj: nn.Linear = source.module.o_proj
+        self.source, self.core = source, core
         self.leaves = {side: source.leaf(side) for side in "qkv"}
-        self.width = source.width
 
     def new_cache(self) -> LayerCache:
         """Return an empty cache of this layer."""
         return QuantizedCache(self.core)
 
     def forward(self, hidden: Tensor, cache: LayerCache | None = None) -> Tensor:
-        q, k, v = (self._project(side, hidden) for side in "qkv")
+        (q, k, v), gate = self.source.projections(hidden)
         if cache is not None:
             cache.write(k, v)
             context = cache.attend(q)
@@ -53,15 +56,8 @@ class CachedAttention(nn.Module):
             context = self.core.whole(q, k, v)
         else:
             context = self.core.decode(q, k, v)
+        context = context if gate is None else context * gate
         return self.o_proj(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-    def _project(self, side: str, hidden: Tensor) -> Tensor:
-        """Return q, k or v of all heads, without positions."""
-        x = self.get_submodule(f"{side}_proj")(hidden)
-        if self.leaves[side].endswith("_norm"):
-            heads = self.per_head(x) if self.norms_heads else x.unflatten(-1, (-1, self.width))
-            x = self.get_submodule(self.leaves[side])(heads)
-        return self.per_head(x)
 
 
 class CachedDecoderAttention(CachedAttention):
@@ -85,7 +81,7 @@ class CachedDecoderAttention(CachedAttention):
             past_key_values.update(counted, counted, self.layer_idx)
             past_key_values.layers[self.layer_idx].quantized = cache
             # Gradients go through a whole text, and not through the memory of a cache.
-            trains = torch.is_grad_enabled() and self.q_proj.weight.requires_grad
+            trains = torch.is_grad_enabled() and self.o_proj.weight.requires_grad
             cache = None if trains and not cache.length else cache
         return super().forward(hidden_states, cache), None
 
@@ -137,7 +133,7 @@ def attention_entries(
     choices: AttentionChoices, model: Model, ranges: Ranges, samples: int
 ) -> list[PlanEntry]:
     """List what the caches of a model store; `samples` is the number of calibrated ones."""
-    check_windows(choices, model)
+    check_fit(choices, model)
     return [
         entry
         for at, source in named_attentions(model)
@@ -146,19 +142,23 @@ def attention_entries(
     ]
 
 
-def check_windows(choices: AttentionChoices, model: Model) -> None:
-    """Refuse a model without attention to quantize, or with windows that a mode does not fit."""
-    windows = [source.window for _, source in named_attentions(model)]
+def check_fit(choices: AttentionChoices, model: Model) -> None:
+    """Refuse a model without attention that a mode can quantize, or with texts too long for it."""
+    sources = [source for _, source in named_attentions(model)]
+    tokens = max((x.shape[1] for x in model.inputs if x.dim() == 2), default=0)
+    for source in sources:
+        source.positions.check_length(tokens)
+    windows = [source.window for source in sources]
     if all(0 < window <= choices.window for window in windows):
         raise QgateError(
             f"in this mode the last {choices.window} tokens stay as they are, and queries of "
             f"{model.name} see {max(windows)} at most: nothing that they read is quantized. Choose "
             "another mode."
         )
-    if choices.is_computed and any(windows):
+    if choices.is_computed and any(isinstance(source, LatentSource) for source in sources):
         raise QgateError(
-            f"the attention of {model.name} has a sliding window, which modes of its products do "
-            "not compute: choose a mode of the cache, kv-*."
+            f"the attention of {model.name} reads latents of all heads, and modes of its products "
+            "are for keys and values: choose a mode of the cache, kv-*."
         )
 
 
@@ -173,6 +173,8 @@ def _entry(
     choice = choices.chosen[side]
     quantizer = _quantizer(at, side, source, choices, ranges)
     does = [choice.words()]
+    if isinstance(source, LatentSource):
+        does.insert(0, "RoPE part of the keys" if side == "keys" else "latent of keys and values")
     if side == "keys" and choices.before_rope:
         does.append("before RoPE")
     if quantizer.rotation and choices.rotates(side):
@@ -202,13 +204,13 @@ def _quantizer(
     ranges: Ranges,
 ) -> Quantizer:
     choice = choices.chosen[side]
-    count = source.heads if side in ("queries", "output") else source.kv_heads
+    count, width = source.shape_of(side)
     reaches = []
     if choice.is_static:
         kind = ranged_side(side, choices)
         heads = range(count) if choice.share == "head" else [None]
         reaches = [ranges[range_site(at, kind, head)] for head in heads]
-    return quantizer_of(choice, count, source.width, reaches, choices.rotates(side))
+    return quantizer_of(choice, count, width, reaches, choices.rotates(side))
 
 
 def ranged_side(side: str, choices: AttentionChoices) -> Side:
@@ -228,7 +230,10 @@ def cache_attentions(
             sides[side] = StoredSide(choice, _quantizer(at, side, source, choices, ranges))
         shared = source_of(network.get_submodule(at))
         assert shared is not None
-        core = AttentionCore(choices, sides, shared.rope, shared.scaling, shared.window)
+        parts = choices, sides, shared.positions.turn, shared.scaling, shared.window, shared.cap
+        core = AttentionCore(*parts)
+        if isinstance(shared, LatentSource):
+            core = LatentCore(shared, *parts)
         block, _, leaf = at.rpartition(".")
         is_own = isinstance(shared.module, Attention)
         replacement = (CachedAttention if is_own else CachedDecoderAttention)(shared, core)

@@ -28,16 +28,17 @@ def cache_ranges(model: Model, batches: Iterator[Tensor]) -> dict[str, float]:
     def take(site: Site, tensor: Tensor) -> None:
         at, _, leaf = site.module.rpartition(".")
         source = attentions[at]
-        heads = source.per_head(tensor.detach().float())
+        side = next(side for side in "qkv" if leaf == source.leaf(side))
+        heads = source.side_of(side, tensor.detach().float())
         sides: dict[Side, Tensor] = {"values": heads}
-        if leaf == source.leaf("q"):
-            sides = {"queries": source.rope(heads, 0)}
-        if leaf == source.leaf("k"):
-            sides = {"keys_before_rope": heads, "keys": source.rope(heads, 0)}
-        for side, values in sides.items():
+        if side == "q":
+            sides = {"queries": source.positions.turn(heads, 0)}
+        if side == "k":
+            sides = {"keys_before_rope": heads, "keys": source.positions.turn(heads, 0)}
+        for kind, values in sides.items():
             largest = values.abs().amax((0, 2, 3))
-            before = ranges.get(range_site(at, side))
-            ranges[range_site(at, side)] = largest if before is None else largest.maximum(before)
+            before = ranges.get(range_site(at, kind))
+            ranges[range_site(at, kind)] = largest if before is None else largest.maximum(before)
 
     names = {f"{at}.{source.leaf(side)}" for at, source in attentions.items() for side in "qkv"}
     sites = [site for site in model.sites() if site.module in names and site.port == "output"]

@@ -1,4 +1,4 @@
-"""Attention that a mode can quantize: that of tiny-llama, and of transformers' Llama family."""
+"""Attention that a mode can quantize: that of tiny-llama, and of decoders of transformers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from qgate.errors import QgateError
-from qgate.models.llama import Attention, rotary, rotate
-from qgate.modes.attention.positions import NONE, speeds_of
+from qgate.models.llama import Attention
+from qgate.modes.attention.positions import NONE, RotaryPositions, positions_of
 from qgate.text import listed
 
 if TYPE_CHECKING:
@@ -20,13 +21,23 @@ if TYPE_CHECKING:
 
 FAMILY = (
     "LlamaAttention", "MistralAttention", "MixtralAttention", "Qwen2Attention", "Qwen3Attention",
-    "Qwen3MoeAttention", "GemmaAttention", "Gemma3Attention", "JambaAttention",
+    "Qwen3MoeAttention", "Qwen3NextAttention", "GemmaAttention", "Gemma2Attention",
+    "Gemma3Attention", "JambaAttention", "BambaAttention", "Qwen3_5Attention",
+    "Qwen3_5MoeAttention", "NemotronHAttention", "GraniteMoeHybridAttention",
 )  # fmt: skip
-"""Classes of transformers that rotate all channels or, of Jamba, none.
+"""Classes of transformers with a projection each for queries, keys and values.
 
 Those of Qwen3 and Gemma 3 norm queries and keys before.
 """
-_WITHOUT_POSITIONS, _NORMS_HEADS = ("JambaAttention",), ("Gemma3Attention",)
+LATENT_FAMILY = (
+    "DeepseekV2Attention", "DeepseekV3Attention", "YoutuAttention", "Glm4MoeLiteAttention",
+    "MiniCPM3Attention", "KimiLinearAttention",
+)  # fmt: skip
+"""Classes of transformers whose cache has one latent for all heads, and a part of the keys."""
+_WITHOUT_POSITIONS = ("JambaAttention", "NemotronHAttention", "KimiLinearAttention")
+_NORMS_HEADS = ("Gemma3Attention",)
+_GATED = ("Qwen3NextAttention", "Qwen3_5Attention", "Qwen3_5MoeAttention")
+_IN_PAIRS = ("DeepseekV2Attention",)
 
 
 @dataclass(frozen=True)
@@ -34,23 +45,34 @@ class AttentionSource:
     """An attention with four projections, rotary positions, and queries that share keys.
 
     window   the number of tokens that a query sees, its own among them; 0 for all
-    speeds   radians per token of each pair of channels; those of the base where there are none
     scaling  of scores; None for 1 over the root of the width
+    cap      the bound that scores approach, by a tanh; 0 for none
     """
 
     module: Any
     heads: int
     kv_heads: int
     width: int
-    base: float
+    positions: RotaryPositions
     window: int = 0
-    speeds: tuple[float, ...] = ()
     scaling: float | None = None
+    cap: float = 0.0
+
+    parts: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj")
 
     @property
     def norms_heads(self) -> bool:
         """Return True where norms of queries and keys see (batch, heads, tokens, width)."""
         return type(self.module).__name__ in _NORMS_HEADS
+
+    @property
+    def is_gated(self) -> bool:
+        """Return True where the projection of queries gives a gate of the context as well."""
+        return type(self.module).__name__ in _GATED
+
+    def shape_of(self, side: str) -> tuple[int, int]:
+        """Return the heads and the width of a tensor of attention."""
+        return self.heads if side in ("queries", "output") else self.kv_heads, self.width
 
     def per_head(self, x: Tensor) -> Tensor:
         """View features of tokens, or what a norm gave, as (batch, heads, tokens, width)."""
@@ -58,48 +80,146 @@ class AttentionSource:
             return x if self.norms_heads else x.transpose(1, 2)
         return x.unflatten(-1, (-1, self.width)).transpose(1, 2)  # type: ignore[no-any-return]
 
+    def side_of(self, side: str, x: Tensor) -> Tensor:  # noqa: ARG002
+        """Return q, k or v of all heads, of what the module gave that `leaf` names."""
+        return self.per_head(x)
+
     def leaf(self, side: str) -> str:
         """Return the name of the module that gives q, k or v: a projection, or the norm behind."""
         norm = f"{side}_norm"
         return norm if getattr(self.module, norm, None) is not None else f"{side}_proj"
 
-    def rope(self, x: Tensor, start: int) -> Tensor:
-        """Rotate tokens by position, the first of which is at `start`."""
-        cos, sin = rotary(start + x.shape[2], self.width, self.base, x.device, self.speeds)
-        return rotate(x, cos[start:], sin[start:])
+    def gate(self, projected: Tensor) -> Tensor:
+        """Return the factors of the context, (batch, heads, tokens, width)."""
+        heads = projected.unflatten(-1, (-1, 2 * self.width)).transpose(1, 2)
+        return heads[..., self.width :].sigmoid()  # type: ignore[no-any-return]
+
+    def projections(self, hidden: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        """Return q, k and v of all heads, without positions, and the gate that comes with q."""
+        sides: list[Tensor] = []
+        gate = None
+        for side in "qkv":
+            x = self.module.get_submodule(f"{side}_proj")(hidden)
+            if side == "q" and self.is_gated:
+                gate = self.gate(x)
+                x = x.unflatten(-1, (-1, 2 * self.width))[..., : self.width].flatten(2)
+            if self.leaf(side).endswith("_norm"):
+                heads = self.per_head(x) if self.norms_heads else x.unflatten(-1, (-1, self.width))
+                x = self.module.get_submodule(self.leaf(side))(heads)
+            sides.append(self.side_of(side, x))
+        return sides, gate
+
+
+@dataclass(frozen=True)
+class LatentSource(AttentionSource):
+    """An attention whose cache has a latent of all heads ("values") and RoPE parts ("keys").
+
+    Queries stand as (RoPE part, the other channels); pairs that turn are half a part apart.
+
+    rank      channels of the latent
+    in_pairs  True where projections give the channels that turn in pairs of neighbors
+    """
+
+    rank: int = 0
+    in_pairs: bool = False
+
+    parts: ClassVar[tuple[str, ...]] = (
+        "q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm",
+        "kv_b_proj", "o_proj",
+    )  # fmt: skip
+
+    @property
+    def rope_width(self) -> int:
+        return int(self.module.qk_rope_head_dim)
+
+    def shape_of(self, side: str) -> tuple[int, int]:
+        shapes = {"keys": (1, self.rope_width), "values": (1, self.rank)}
+        return shapes.get(side, (self.heads, self.width))
+
+    def leaf(self, side: str) -> str:
+        queries = "q_proj" if self.module.q_lora_rank is None else "q_b_proj"
+        return {"q": queries, "k": "kv_a_proj_with_mqa", "v": "kv_a_layernorm"}[side]
+
+    def side_of(self, side: str, x: Tensor) -> Tensor:
+        """Return the queries, the RoPE part of the keys, or the latent; or the context."""
+        if side == "q":
+            heads = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            plain = heads.shape[-1] - self.rope_width
+            return torch.cat([self._halves(heads[..., plain:]), heads[..., :plain]], -1)
+        if side == "k":
+            return self._halves(x[..., self.rank :]).unsqueeze(1)
+        return x.unsqueeze(1) if side == "v" else x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def _halves(self, x: Tensor) -> Tensor:
+        """Put the first channels of all pairs before the second ones."""
+        return torch.cat([x[..., ::2], x[..., 1::2]], -1) if self.in_pairs else x
+
+    def projections(self, hidden: Tensor) -> tuple[list[Tensor], Tensor | None]:
+        module = self.module
+        if module.q_lora_rank is None:
+            queries = module.q_proj(hidden)
+        else:
+            queries = module.q_b_proj(module.q_a_layernorm(module.q_a_proj(hidden)))
+        compressed = module.kv_a_proj_with_mqa(hidden)
+        sides = {
+            "q": queries,
+            "k": compressed,
+            "v": module.kv_a_layernorm(compressed[..., : self.rank]),
+        }
+        return [self.side_of(side, x) for side, x in sides.items()], None
+
+    def ups(self) -> tuple[Tensor, Tensor]:
+        """Return what makes keys and values of a latent, (heads, channels, rank) each."""
+        weight: Tensor = self.module.kv_b_proj.weight.unflatten(0, (self.heads, -1))
+        plain = int(self.module.qk_nope_head_dim)
+        return weight[:, :plain], weight[:, plain:]
 
 
 def source_of(module: nn.Module) -> AttentionSource | None:
     """Return a module as attention that can be quantized; None for other modules."""
+    name = type(module).__name__
     if isinstance(module, Attention):
-        return AttentionSource(
-            module, module.heads, module.kv_heads, module.width, float(module.base)
-        )
-    if type(module).__name__ not in FAMILY:
+        positions = RotaryPositions(module.width, float(module.base))
+        return AttentionSource(module, module.heads, module.kv_heads, module.width, positions)
+    if name not in (*FAMILY, *LATENT_FAMILY):
         return None
     config: Any = module.config
-    width = int(module.head_dim)  # type: ignore[arg-type]
-    positions = _positions(module)
-    speeds = speeds_of(positions, width)
-    base = float(positions.get("rope_theta", 10000.0))
-    heads = int(config.num_attention_heads)
-    kv_heads = int(config.num_key_value_heads)
-    if getattr(module, "attn_logit_softcapping", None) or not getattr(module, "is_causal", True):
+    if not getattr(module, "is_causal", True):
         raise QgateError(
-            "the attention of this model caps its scores or sees later tokens, which modes of the "
-            "cache do not compute: choose another mode."
+            "the attention of this model sees later tokens, which modes of the cache do not "
+            "compute: choose another mode."
         )
+    is_latent = name in LATENT_FAMILY
+    width = int(module.qk_rope_head_dim if is_latent else module.head_dim)  # type: ignore[arg-type]
+    longest = int(getattr(config, "max_position_embeddings", 0) or 0)
+    positions = positions_of(_positions(module), width, longest)
+    heads = int(config.num_attention_heads)
+    if is_latent:
+        in_pairs = name in _IN_PAIRS or bool(getattr(config, "rope_interleave", False))
+        return LatentSource(
+            module, heads, 1, int(module.qk_head_dim), positions,  # type: ignore[arg-type]
+            scaling=float(module.scaling), rank=int(module.kv_lora_rank), in_pairs=in_pairs,  # type: ignore[arg-type]
+        )  # fmt: skip
     factor = float(getattr(module, "scaling", width**-0.5))
-    scaling = None if math.isclose(factor, width**-0.5) else factor
-    window = _window(module) or 0
-    return AttentionSource(module, heads, kv_heads, width, base, window, speeds, scaling)
+    return AttentionSource(
+        module,
+        heads,
+        int(config.num_key_value_heads),
+        width,
+        positions,
+        _window(module) or 0,
+        None if math.isclose(factor, width**-0.5) else factor,
+        float(getattr(module, "attn_logit_softcapping", None) or 0),
+    )
 
 
 def _positions(module: nn.Module) -> Mapping[str, Any]:
     """Return the rotary positions of a layer; some models have others for each kind of layer."""
-    if type(module).__name__ in _WITHOUT_POSITIONS:
-        return {"rope_type": NONE}
     config: Any = module.config
+    # Granite's hybrids say in their config if they have positions.
+    embedding = getattr(config, "position_embedding_type", "rope")
+    if type(module).__name__ in _WITHOUT_POSITIONS or embedding != "rope":
+        return {"rope_type": NONE}
     positions: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
     of_layer = positions.get(getattr(module, "layer_type", None) or "")
     return of_layer if isinstance(of_layer, Mapping) else positions
@@ -122,7 +242,8 @@ def named_attentions(model: Model) -> list[tuple[str, AttentionSource]]:
         caches = f", but caches of {listed(unknown, 4)}" if unknown else ""
         raise QgateError(
             f"{model.name} has no attention whose cache can be quantized{caches}: these modes are "
-            f"for tiny-llama, and for {', '.join(FAMILY)} of transformers. Choose another mode."
+            f"for tiny-llama, and for {', '.join((*FAMILY, *LATENT_FAMILY))} of transformers. "
+            "Choose another mode."
         )
     return attentions
 

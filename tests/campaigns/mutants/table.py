@@ -31,7 +31,7 @@ _SPELLINGS = {
     "int16": "INT16", "int8": "INT8", "kl": "KL", "mxfp4": "MXFP4", "mxfp8": "MXFP8", "nan": "NaN",
     "rope": "RoPE", "silu": "SiLU",
 }  # fmt: skip
-_SHOWN = 9
+_SHOWN = 3
 _HEAD = """# Faults that the gates catch
 
 qgate's tests plant {caught} faults, one at a time. Each turns a gate of its [suite](gates.md#the-suites) red, and for {placed} of

@@ -100,6 +100,7 @@ def test_a_page_shows_what_is_not_as_wanted() -> None:
     assert "- torch: mlp: `the process ended`" in page
     assert "Faults that are not red: 1.\n\n- torch: linear: bias left out: green" in page
     assert "| torch 2.13.0 | 1 | linear |" in page
-    assert "| `a\\|b` | row … lost | 2 | 1 |" in page
+    assert "2 other faults have first lines that five or fewer share." in page
+    assert "| `a\\|b` | row … lost | 6 | 3 |" in make_page([red, *[named, other] * 3])
     assert "Faults that are red with another cause: row 7 lost." in page
-    assert "| torch 2.13.0 | cast | cuts off | `a\\|b` |" in page
+    assert "1 more kernels are red because they are wrong as published" in page
