@@ -7,7 +7,7 @@ import errno
 from collections.abc import Callable, Iterable
 from typing import Any
 
-_MOST = 60
+_MOST = 80
 # What to do about an error of the system, beside what it says.
 _WAYS_OUT = {
     errno.ENOENT: "check the spelling",

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from qgate.checkpoints.gguf.codebook_errors import SAMPLE, book_error
-from qgate.formats.codebook import BNB_FP4, NF4
-from qgate.formats.vector_books import DELTA, IQ2, IQ3, IQ3_ODD, IQ4, TERNARY, CodeBook
+from qgate.formats.codebook import BNB_FP4, IQ2, IQ3, IQ3_ODD, IQ4, NF4, TERNARY
+from qgate.formats.vector_books import DELTA, CodeBook
 
 Quantized = tuple[Tensor, Tensor]
 NESTED = ("nf4", "bnb_fp4")

@@ -36,12 +36,13 @@ from qgate.text.printing import print_line
 if TYPE_CHECKING:
     from qgate import dumps
     from qgate.dumps import tensor_files
-    from qgate.sweeps import compute, requests, running, texts
+    from qgate.sweeps import formats as sweep_formats
+    from qgate.sweeps import requests, running, shares, texts
 else:
     tensor_files = LateModule("qgate.dumps.tensor_files")
-    dumps, compute = LateModule("qgate.dumps"), LateModule("qgate.sweeps.compute")
+    dumps, sweep_formats = LateModule("qgate.dumps"), LateModule("qgate.sweeps.formats")
     requests, running = LateModule("qgate.sweeps.requests"), LateModule("qgate.sweeps.running")
-    texts = LateModule("qgate.sweeps.texts")
+    texts, shares = LateModule("qgate.sweeps.texts"), LateModule("qgate.sweeps.shares")
 
 _SETTINGS = ("sweep-alignment", "sweep-scale-bits", "sweep-block", "sweep-axis")
 
@@ -60,7 +61,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="write results to DIR/NAME; a folder or a URL (default draw/scaling_analysis)",
     )
     add("--elem-format", action="append", metavar="F", help="formats to sweep: F,F "
-        "(default fp8_e4m3, and a table of formats to choose from)")  # fmt: skip
+        "(default fp8_e4m3, and a table of formats to choose from); trained4 is a codebook of "
+        "4 bits that is trained on each tensor")  # fmt: skip
     add(
         "--granularity",
         choices=("tensor", "block"),
@@ -128,9 +130,12 @@ def _check_files(specs: Sequence[str]) -> None:
 def _request(args: argparse.Namespace) -> requests.Request:
     only_blocks = args.granularity == "block"
     names = ",".join(args.elem_format or ["fp8_e4m3"]).split(",")
-    formats = [compute.sweepable(name, block=only_blocks).name for name in names]
-    for name in formats:
-        compute.mx_of(name) if only_blocks else compute.element_of(name)
+    formats = [name for name in names if shares.is_trained(name)]
+    for name in [name for name in names if name not in formats]:
+        fmt = sweep_formats.sweepable(name, block=only_blocks)
+        if sweep_formats.with_shares(fmt) is None:
+            sweep_formats.mx_of(fmt) if only_blocks else sweep_formats.element_of(fmt)
+        formats.append(fmt.name)
     alignment, scale_bits, block, axis = (setting(args, name) for name in _SETTINGS)
     if not 2 <= scale_bits <= 8:
         raise QgateError(f"sweep_scale_bits = {scale_bits} is not allowed; it is from 2 to 8.")

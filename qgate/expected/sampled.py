@@ -60,6 +60,8 @@ def undefined(q: QuantizerSettings) -> str:
         return "its scale comes from the squared error of all elements"
     if q.format.kind == "block" and q.format.by_rows:
         return "its scales come from whole rows"
+    if q.format.kind == "block" and q.format.by_blocks:
+        return "its scales are quantized with those of all blocks"
     if q.rotation is not None:
         return "its groups are rotated"
     if q.groups is not None:

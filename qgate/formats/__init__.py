@@ -12,7 +12,13 @@ from qgate.exports import lazy
 from qgate.formats import p3109
 from qgate.formats._block import BlockFormat, Format, is_format
 from qgate.formats._element import ElementFormat
-from qgate.formats._literals import FORMATS, FOUR_OVER_SIX_NAMES
+from qgate.formats._literals import (
+    DOUBLE_NAMES,
+    FORMATS,
+    FOUR_OVER_SIX_NAMES,
+    RESIDUAL_NAMES,
+    VECTOR_NAMES,
+)
 from qgate.formats.integers import IntFormat
 from qgate.formats.options import ROUNDINGS
 
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
     from qgate.formats.engine.effects import Effects, report
     from qgate.formats.philox import Philox, RandomWords
     from qgate.formats.quantizer import Quantizer, encode, observe, quantize
+    from qgate.formats.state_draws import StatePhilox
     from qgate.formats.tile_draws import TransformerEnginePhilox
 
 __all__ = [
@@ -35,6 +42,7 @@ __all__ = [
     "Philox",
     "Quantizer",
     "RandomWords",
+    "StatePhilox",
     "TransformerEnginePhilox",
     "aliases",
     "encode",
@@ -59,8 +67,8 @@ def names() -> list[str]:
 
 
 def unlisted_names() -> list[str]:
-    """List the names of formats that are made by name only: IEEE P3109's, variants of 4over6."""
-    return [*p3109.NAMES, *FOUR_OVER_SIX_NAMES]
+    """List names of formats outside of `names`: P3109's, GGUF's IQ types, variants of others."""
+    return [*p3109.NAMES, *FOUR_OVER_SIX_NAMES, *DOUBLE_NAMES, *RESIDUAL_NAMES, *VECTOR_NAMES]
 
 
 def aliases(name: str) -> list[str]:
@@ -75,6 +83,7 @@ __getattr__ = lazy(
         "encoded": "Encoded",
         "philox": "Philox RandomWords",
         "quantizer": "Quantizer encode observe quantize",
+        "state_draws": "StatePhilox",
         "tile_draws": "TransformerEnginePhilox",
     },
 )

@@ -28,7 +28,6 @@ class BlockFormat(abc.ABC):
     options: ClassVar[frozenset[str]]
     scale: ClassVar[str]
     default_block: ClassVar[int]
-    stored: ClassVar[dict[str, int]] = {"scales": 1}
     stored_dtype: ClassVar[str] = "uint8"
 
     @property
@@ -38,6 +37,11 @@ class BlockFormat(abc.ABC):
     @property
     @abc.abstractmethod
     def notes(self) -> str: ...
+
+    @property
+    def stored(self) -> dict[str, int]:
+        """Return how many numbers each block stores besides codes, by name."""
+        return {"scales": 1}
 
     @property
     def layout(self) -> str:
@@ -92,6 +96,13 @@ class BlockFormat(abc.ABC):
         return state
 
     needs_amax: ClassVar[bool] = False
+    by_blocks: ClassVar[bool] = False
+    """True if `prepare` gets the largest magnitude of each block, in their order."""
+
+    def with_share(self, share: float) -> BlockFormat | None:
+        """Return the format with so many times its scales; None where a rule has none between."""
+        del share
+        return None
 
     @abc.abstractmethod
     def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
@@ -113,6 +124,10 @@ class BlockFormat(abc.ABC):
     @abc.abstractmethod
     def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
         """Quantize the rows of x, each one block, by the readable definition."""
+
+    def define_stored(self, amax: Floats) -> Floats:
+        """Return the scales of blocks in their order, where those of all are made together."""
+        raise NotImplementedError
 
     def define_state(self, x: Floats) -> float | None:
         """Return what `prepare` does, by the readable definition."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from qgate.formats._block import Format
-from qgate.formats._codebook import Codebook
+from qgate.formats._codebook import BNB_FP4, LLOYD, NF4, Codebook
 from qgate.formats._grids import BlockGrid
 from qgate.formats.choosing import ChoosingFormat
-from qgate.formats.codebook import BNB_FP4, NF4, CodebookFormat
+from qgate.formats.codebook import CodebookFormat
 from qgate.formats.floats import FloatFormat
 from qgate.formats.hif4 import Hif4Format
 from qgate.formats.hif8 import HiF8Format
@@ -17,8 +17,14 @@ from qgate.formats.integers import IntFormat
 from qgate.formats.mx import MxFormat
 from qgate.formats.nvfp4 import Nvfp4Format
 from qgate.formats.p3109 import p3109_format
+from qgate.loading import LateModule
 from qgate.registry import Registry
 from qgate.text.format_names import FORMAT_ALIASES
+
+if TYPE_CHECKING:
+    from qgate.formats import by_name as by_name
+else:
+    by_name = LateModule("qgate.formats.by_name")
 
 FORMATS: Registry[Format] = Registry("format")
 
@@ -46,28 +52,6 @@ INT3, INT4, INT6 = (IntFormat(f"int{bits}", bits) for bits in (3, 4, 6))
 INT3_CODES = FloatFormat("E1M1", 1, 1, "none", bias=0)
 INT6_CODES = FloatFormat("E1M4", 1, 4, "none", bias=-3)
 
-
-def _mirrored(*magnitudes: float) -> tuple[float, ...]:
-    return (*(-magnitude for magnitude in reversed(magnitudes)), *magnitudes)
-
-
-LLOYD = {
-    2: _mirrored(
-        0.4527800381183624, 1.5104175806045532,
-    ),
-    3: _mirrored(
-        0.2450941801071167, 0.7560052871704102, 1.3439092636108398, 2.1519455909729004,
-    ),
-    4: _mirrored(
-        0.12839503586292267, 0.38804829120635986, 0.6567591428756714, 0.9423404335975647,
-        1.2562311887741089, 1.6180464029312134, 2.069017171859741, 2.7325894832611084,
-    ),
-}  # fmt: skip
-"""Levels with the least squared error for a normal distribution of variance 1, by bits.
-
-Each is the mean of the numbers that are nearest to it (Lloyd, Max), rounded to float32. TurboQuant
-(arXiv 2504.19874) rounds rotated vectors to them.
-"""
 
 FOUR_OVER_SIX = BlockGrid(E2M1, 6.0), BlockGrid(E2M1, 6.0, factor=1.5)
 
@@ -149,4 +133,18 @@ for _format in (
 ):
     FORMATS.add(_format, *(name for name, of in FORMAT_ALIASES.items() if of == _format.name))
 
-FORMATS.families += [p3109_format, four_over_six_format]
+DOUBLE_NAMES = ["nf4_double", "bnb_fp4_double"]
+RESIDUAL_NAMES = [f"lloyd{bits}_qjl" for bits in (1, 2, 3)]
+VECTOR_NAMES = [
+    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs",
+]  # fmt: skip
+
+
+def _made_by_name(name: str) -> Format | None:
+    """Return a codebook of a rarer kind, whose modules are loaded only then."""
+    if name not in (*DOUBLE_NAMES, *RESIDUAL_NAMES, *VECTOR_NAMES):
+        return None
+    return by_name.codebook_named(name)
+
+
+FORMATS.families += [p3109_format, four_over_six_format, _made_by_name]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from qgate.arithmetic import divided
 from qgate.formats._block import BlockFormat, block_amax_bits, non_finite, poisoned
-from qgate.formats._codebook import Codebook
+from qgate.formats._codebook import BNB_FP4, IQ2, IQ3, IQ3_ODD, IQ4, NF4, TERNARY, Codebook
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, widen
 from qgate.formats.definition import round_by_list
 from qgate.formats.floats import to_single_grid
@@ -18,23 +18,11 @@ from qgate.formats.options import CastOptions, Floats
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BNB_FP4", "NF4", "Codebook", "CodebookFormat"]
+__all__ = [
+    "BNB_FP4", "IQ2", "IQ3", "IQ3_ODD", "IQ4", "NF4", "TERNARY", "Codebook", "CodebookFormat",
+]  # fmt: skip
 
 _LARGEST, _SMALLEST = float(np.finfo(np.float32).max), 2.0**-149
-
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
-    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941,
-    0.7229568362236023, 1.0,
-)  # fmt: skip
-"""NormalFloat of QLoRA (arXiv 2305.14314), as bitsandbytes has it."""
-BNB_FP4 = (
-    0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5,
-    0.1666666716337204, 0.25, -0.0, -0.0052083334885537624, -0.6666666865348816, -1.0,
-    -0.3333333432674408, -0.5, -0.1666666716337204, -0.25,
-)  # fmt: skip
-"""FP4 of bitsandbytes, which is not E2M1: twelfths of 1/16, 2, 3, 4, 6, 8 and 12."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +30,8 @@ class CodebookFormat(BlockFormat):
     """Levels of a codebook times a float32 scale for each block.
 
     s  the largest magnitude of the block over that of the levels ("amax"), or the root of the mean
-       of the squares ("rms"); 0 in a block of zeros, else at least the smallest float32 number
+       of the squares ("rms"), times `share`; 0 in a block of zeros, else at least the smallest
+       float32 number
     e  the level nearest to x / s, a float64 number;  x ~ e * s
 
     Squares, in units of a power of two near the largest, are summed in halves: the first half is
@@ -52,6 +41,7 @@ class CodebookFormat(BlockFormat):
     element: Codebook
     size: int = 64
     scaled_by: Literal["amax", "rms"] = "amax"
+    share: float = 1.0
 
     options: ClassVar[frozenset[str]] = frozenset({"axis", "block", "rounding", "generator", "inf"})
     scale: ClassVar[str] = "FP32"
@@ -74,6 +64,9 @@ class CodebookFormat(BlockFormat):
         """The largest magnitude among the levels."""
         return float(np.abs(self.element.levels).max())
 
+    def with_share(self, share: float) -> CodebookFormat:
+        return replace(self, share=share)
+
     def split(self, x: Tensor, context: CastContext) -> ScaledChunk:
         q = context.q
         bits = block_amax_bits(x, context.work)
@@ -90,11 +83,11 @@ class CodebookFormat(BlockFormat):
     def scales(self, x: Tensor, amax: Tensor) -> Tensor:
         """Return the scales of float64 blocks without NaN as float64."""
         if self.scaled_by == "amax":
-            scale = amax / amax.new_tensor(self.reach)
+            scale = amax / amax.new_tensor(self.reach) * self.share
         else:
             unit = DOUBLE.power(amax.clamp(max=_LARGEST).frexp()[1].clamp_(min=-1000))
             squares = (x / unit).square_()
-            scale = divided(_sum_in_halves(squares), x.shape[2]).sqrt_() * unit
+            scale = divided(_sum_in_halves(squares), x.shape[2]).sqrt_() * unit * self.share
         return to_single_grid(scale.clamp_(_SMALLEST, _LARGEST)).masked_fill_(amax == 0, 0.0)
 
     def unscale(self, stored: dict[str, Tensor], context: CastContext) -> Tensor:
@@ -104,14 +97,23 @@ class CodebookFormat(BlockFormat):
     def define(self, x: Floats, q: CastOptions, state: float | None, double: bool) -> Floats:
         del state, double
         bad = poisoned(x, q)[:, None]
-        clean = np.where(bad, 0.0, x)
-        amax = np.abs(clean).max(axis=1, keepdims=True)
-        scale = amax / self.reach if self.scaled_by == "amax" else _defined_rms(clean, amax)
-        scale = np.clip(scale, _SMALLEST, _LARGEST).astype(np.float32).astype(np.float64)
-        scale = np.where(amax == 0, 0.0, scale)
-        ratios = clean / np.where(scale > 0, scale, 1.0)
-        values = round_by_list(ratios, self.element, rounding=q.rounding) * scale
-        return np.where(bad, np.nan, values)
+        elements, scale, _ = self.define_parts(np.where(bad, 0.0, x), q)
+        return np.where(bad, np.nan, elements * scale)
+
+    def define_parts(self, x: Floats, q: CastOptions) -> tuple[Floats, Floats, Floats]:
+        """Return elements, scales and ratios of rows without NaN, by the readable definition."""
+        scale = self.define_scales(x)
+        ratios = x / np.where(scale > 0, scale, 1.0)
+        return round_by_list(ratios, self.element, rounding=q.rounding), scale, ratios
+
+    def define_scales(self, x: Floats) -> Floats:
+        """Return the scale of each row, by the readable definition."""
+        amax = np.abs(x).max(axis=1, keepdims=True)
+        scale = amax / self.reach if self.scaled_by == "amax" else _defined_rms(x, amax)
+        scale = (
+            np.clip(scale * self.share, _SMALLEST, _LARGEST).astype(np.float32).astype(np.float64)
+        )
+        return np.where(amax == 0, 0.0, scale)
 
 
 def _sum_in_halves(squares: Tensor) -> Tensor:

@@ -139,6 +139,8 @@ def quantize(x: Floats, q: QuantizerSettings, *, double: bool = False) -> Floats
         return _rotated(x, q, double)
     if fmt.kind == "block" and fmt.by_rows:
         return _by_rows(x, q, double)
+    if fmt.kind == "block" and fmt.by_blocks:
+        return _by_stored_scales(x, q, double)
     if fmt.kind == "block":
         state = fmt.define_state(x)
         return by_blocks(x, q, lambda rows: fmt.define(rows, q, state, double))
@@ -299,6 +301,18 @@ def _by_rows(x: Floats, q: QuantizerSettings, double: bool) -> Floats:
         )
         y[index] = by_blocks(moved[index], alone, define)
     return np.moveaxis(y, -1, q.axis_of(x.ndim)) if x.ndim else y.reshape(())
+
+
+def _by_stored_scales(x: Floats, q: QuantizerSettings, double: bool) -> Floats:
+    """Quantize to elements, and multiply them by scales that are made of those of all blocks."""
+    fmt = q.format
+    assert fmt.kind == "block"
+    sizes = np.abs(np.where(np.isfinite(x), x, 0.0))
+    largest = by_blocks(sizes, q, lambda rows: np.tile(rows.max(1, keepdims=True), rows.shape[1]))
+    elements = by_blocks(x, q, lambda rows: fmt.define(rows, q, 1.0, double))
+    length = x.shape[-1] if x.ndim else 1
+    stored = fmt.define_stored(largest.reshape(-1, length)[:, :: q.block])
+    return elements * np.repeat(stored, q.block, axis=1)[:, :length].reshape(x.shape)
 
 
 def by_blocks(x: Floats, q: QuantizerSettings, define: Callable[[Floats], Floats]) -> Floats:

@@ -34,7 +34,8 @@ class Encoded:
                   otherwise (float64 for float64 tensors); None for a plain cast
     zero_points   the code of 0 in each group, in the dtype of the codes; None where it is 0
     tensor_scale  NVFP4's float32 scale of the whole tensor, or one for each row
-    micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15
+    micro         HiF4's one-bit levels, three bytes per block: of its octets, its quads 0-7, 8-15;
+                  of GGUF's IQ types the code of each tile's scale
     """
 
     quantizer: QuantizerSettings
@@ -123,8 +124,10 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
     codes = layout.empty(element.code_dtype(), x.device)
     stored: dict[str, Tensor] = {}
     if fmt.kind == "block":
-        dtype_stored = getattr(torch, fmt.stored_dtype)
-        stored = {name: job.rows(k, dtype_stored) for name, k in fmt.stored.items()}
+        dtypes = {"scales": getattr(torch, fmt.stored_dtype)}
+        stored = {
+            name: job.rows(k, dtypes.get(name, torch.uint8)) for name, k in fmt.stored.items()
+        }
     for chunk, _, _, parts in split(job):
         zero = parts.zero_point
         if fmt.kind == "block":
@@ -133,7 +136,9 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
             above = parts.elements if zero is None else parts.elements + zero
             chunk.data(codes).copy_(element.to_codes(above, DOUBLE))
         for name, rows in stored.items():
-            chunk.group(rows).copy_(parts.stored[name])
+            stored_rows = parts.stored[name]
+            single = rows.dtype == torch.float32 and stored_rows.dtype == torch.float64
+            chunk.group(rows).copy_(narrow(stored_rows, rows.dtype) if single else stored_rows)
     codes = layout.restore(codes)
     if holes is not None and nan == "max":
         largest = element.to_codes(x.new_full((1,), element.max, dtype=torch.float64), DOUBLE)
@@ -142,7 +147,7 @@ def encode_tensor(x: Tensor, q: QuantizerSettings, nan: NanPolicy) -> Encoded:
         stored["scales"] = narrow(job.scale, torch.float64 if job.double else torch.float32)
     if job.zero_point is not None:
         stored["zero_points"] = job.zero_point.to(element.code_dtype())
-    state = job.state
+    state = None if fmt.kind == "block" and fmt.by_blocks else job.state
     if state is not None and fmt.kind == "block":
         state = narrow(fmt.tensor_scale(state), torch.float32)
         if fmt.by_rows:

@@ -39,9 +39,12 @@ class Hif4Format(BlockFormat):
     options: ClassVar[frozenset[str]] = frozenset({"axis", "rounding", "generator", "inf"})
     scale: ClassVar[str] = "E6M2, 24 E1"
     default_block: ClassVar[int] = 64
-    stored: ClassVar[dict[str, int]] = {"scales": 1, "micro": 3}
     notes = "ties away"
     rounding = "away"
+
+    @property
+    def stored(self) -> dict[str, int]:
+        return {"scales": 1, "micro": 3}
 
     @property
     def max(self) -> float:

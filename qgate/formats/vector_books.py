@@ -17,13 +17,6 @@ from qgate.errors import QgateError
 NEEDS_GGUF = "GGUF files need the package gguf: pip install 'pytest-qgate[checkpoints]'."
 DELTA = 8
 """The unit of the IQ1 types is an eighth, by which their elements are shifted up or down."""
-IQ4 = tuple(map(float, (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)))
-"""IQ4_NL and IQ4_XS of GGUF."""
-IQ2 = (8.0, 25.0, 43.0)
-IQ3 = (4.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 62.0)
-IQ3_ODD = (1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0)
-TERNARY = (-1.0, 0.0, 1.0)
-"""Magnitudes of GGUF's IQ2 and IQ3 types, and elements of IQ1: vectors of them have codes."""
 
 
 @functools.cache

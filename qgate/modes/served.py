@@ -69,6 +69,14 @@ SERVED_MODES = (
         "levels times the RMS of a token's head, as TurboQuant", "lloyd3", "format",
         rotated=True, values_rotated=True,
     ),
+    Mode(
+        "kv-turbo3-qjl", "as kv-turbo3, keys in levels of 2 bits and a bit that makes scores right "
+        "on average (QJL)", fits="other", by_name=True,
+        attention=AttentionChoices(
+            keys=TensorChoice("lloyd2_qjl", "format"), values=TensorChoice("lloyd3", "format"),
+            rotated=True, values_rotated=True,
+        ),
+    ),
     _attention(
         "attn-fp8", "Q, K and V in FP8 (E4M3), a calibrated scale per tensor; P in FP8 of 0 to 1",
         _FP8, values=_FP8, weights=_FP8_UNIT,

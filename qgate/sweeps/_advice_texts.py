@@ -28,7 +28,12 @@ from qgate.text import counted, decibels, one_line
 _BEST_OF_BLOCKS = ("sqnr_db", "mse", "cosine")
 # The metrics that stand beside each of them, and whose spread over the levels is shown.
 _SHOWN = ("sqnr_db", "mse", "cosine", "psnr_db")
-_USUAL = {"production": "Production", "amax": "amax / max", "cast": "Plain cast"}
+_USUAL = {
+    "production": "Production",
+    "amax": "amax / max",
+    "cast": "Plain cast",
+    "own": "The format's rule",
+}
 _PSNR_RANGES = {
     "small": "Small PSNR range - scaling factor has limited impact on PSNR",
     "moderate": "Moderate PSNR range - scaling factor has noticeable impact on PSNR",

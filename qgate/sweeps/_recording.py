@@ -11,7 +11,7 @@ import torch
 
 from qgate._version import __version__
 from qgate.errors import QgateError
-from qgate.formats import ElementFormat
+from qgate.formats import ElementFormat, Format
 from qgate.formats.mx import MxFormat
 from qgate.scales.levels import Level
 from qgate.stats import Counts, Values, massive_beyond
@@ -19,8 +19,9 @@ from qgate.stats.summary import Floats
 from qgate.summaries.record import HIDDEN_DB
 from qgate.sweeps import advice as advising
 from qgate.sweeps._cells import CellEdges, are_worth_cells
+from qgate.sweeps._share_sums import ShareSums
 from qgate.sweeps._sums import Folded, LevelSums, without_massive
-from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel
+from qgate.sweeps.record import FormatFigures, SweepParameters, SweepRecord, SweptLevel
 
 _OF_TENSOR = (
     "nan", "posinf", "neginf", "zeros", "min", "max", "amax", "amin", "mean", "std",
@@ -45,28 +46,46 @@ def record_of(
         sums.add(folded)
     if sums.n == 0:
         raise QgateError(f"{named[0]}: every block holds NaN or Inf, so there is nothing to sweep.")
+    swept_levels = swept(sums, levels, summary, parameters["scale_bits"], is_block)
+    record = recorded(fmt, summary, named, swept_levels, int(sums.n), parameters)
+    _add_massive(record, sums, summary, parts, in_cells)
+    return record
+
+
+def recorded(
+    fmt: Format,
+    summary: Counts | Values,
+    named: tuple[str, list[int] | None],
+    swept_levels: list[SweptLevel],
+    used: int,
+    parameters: SweepParameters,
+) -> SweepRecord:
+    """Return the record of levels, with advice; `used` elements are in blocks without NaN."""
+    element, is_block = fmt.element, parameters["block"] is not None
     odd = {"NaN": summary.nan, "Inf": summary.posinf + summary.neginf}
     bad = " and ".join(f"{count} {kind}" for kind, count in odd.items() if count)
     rounded = summary.rounded_from
-    swept_levels = _swept_levels(sums, levels, summary, parameters["scale_bits"], is_block)
+    format_figures: FormatFigures = {
+        "name": fmt.name,
+        "layout": fmt.layout,
+        "bits": fmt.bits,
+        "max": element.max,
+        "min_normal": element.min_normal,
+        "min_subnormal": element.min_subnormal,
+        "max_exponent": element.max_exponent,
+        "rounding": element.rounding,
+    }
+    if element.is_codebook:
+        format_figures["levels"] = element.values().tolist()
     advice = advising.advise(
         swept_levels,
         block=is_block,
         scale_bits=parameters["scale_bits"],
         usual=parameters["usual"],
     )
-    record: SweepRecord = {
+    return {
         "kind": "block" if is_block else "tensor",
-        "format": {
-            "name": fmt.name,
-            "layout": fmt.layout,
-            "bits": fmt.bits,
-            "max": element.max,
-            "min_normal": element.min_normal,
-            "min_subnormal": element.min_subnormal,
-            "max_exponent": element.max_exponent,
-            "rounding": element.rounding,
-        },
+        "format": format_figures,
         "tensor": {
             "name": named[0],
             "path": None,
@@ -76,7 +95,7 @@ def record_of(
             "elements": summary.n,
             **{key: getattr(summary, key) for key in _OF_TENSOR},
             "rounded_to": summary.dtype if rounded else None,
-            **({"poisoned": summary.n - int(sums.n)} if is_block else {}),
+            **({"poisoned": summary.n - used} if is_block else {}),
         },
         "levels": swept_levels,
         "failed": f"{bad} in the tensor" if bad else None,
@@ -89,17 +108,16 @@ def record_of(
         "parameters": parameters,
         "advice": advice,
     }
-    _add_massive(record, sums, summary, parts, in_cells)
-    return record
 
 
-def _swept_levels(
-    sums: LevelSums,
+def swept(
+    sums: LevelSums | ShareSums,
     levels: Sequence[Level],
     summary: Counts | Values,
     scale_bits: int,
     block: bool,
 ) -> list[SweptLevel]:
+    """Return what was measured at each level."""
     energy, finite = sums.r_square or 1.0, summary.finite
     least, largest, limit = summary.min, summary.max, 2 ** (scale_bits - 1) - 1
     figures = (
@@ -145,7 +163,7 @@ def _swept_levels(
                 "significant": max(shares["overflow"], shares["underflow"]) > advising.SIGNIFICANT,
                 "scaled_min": scaled[0],
                 "scaled_max": scaled[1],
-                **({} if block else _rounded_range(sums.fmt, scaled)),
+                **({} if block else _rounded_range(sums.fmt.element, scaled)),
             }
         )
     return swept_levels
@@ -164,22 +182,28 @@ def _add_massive(
 
     Only a tensor with massive elements needs another pass; else the figure is the SQNR of all.
     """
-    levels, advice = record["levels"], record["advice"]
-    for level in levels:
-        level["sqnr_db_without_massive"] = None
-    level = levels[advice["recommended"]]
-    reduced = whole = level["metrics"]["sqnr_db"]
-    advice["massive"] = None
-    beyond = massive_beyond(summary)
-    if beyond < math.inf and not math.isnan(whole):
-        place = slice(advice["recommended"], advice["recommended"] + 1)
+    index = record["advice"]["recommended"]
+    beyond, massive = massive_beyond(summary), None
+    if beyond < math.inf and not math.isnan(record["levels"][index]["metrics"]["sqnr_db"]):
+        place = slice(index, index + 1)
 
         def scale_of(exponent: int | None) -> Floats:
             return sums.scales_at(exponent)[place]
 
         edges = CellEdges(sums.fmt, scale_of, beyond) if in_cells else None
-        reduced, elements = without_massive(sums.fmt, parts(edges), scale_of, beyond)
-        advice["massive"] = {"beyond": beyond, "elements": elements}
+        massive = without_massive(sums.fmt, parts(edges), scale_of, beyond)
+    note_massive(record, beyond, massive)
+
+
+def note_massive(record: SweepRecord, beyond: float, massive: tuple[float, int] | None) -> None:
+    """Note the SQNR without massive elements at the recommended level, and how many there are."""
+    levels, advice = record["levels"], record["advice"]
+    for level in levels:
+        level["sqnr_db_without_massive"] = None
+    level = levels[advice["recommended"]]
+    whole = level["metrics"]["sqnr_db"]
+    reduced, elements = (whole, 0) if massive is None else massive
+    advice["massive"] = massive and {"beyond": beyond, "elements": elements}
     level["sqnr_db_without_massive"] = reduced
     if whole - reduced > HIDDEN_DB:
         advice["reasons"].append(

@@ -169,7 +169,11 @@ def advise(
         "best_mse": index_of[id(finest)],
         "mse_cost_db": _cost_db(chosen, finest),
         "speaks_about": (
-            "an offset to every block's own exponent" if block else "one scale for the whole tensor"
+            "a factor of every block's own scale"
+            if usual["kind"] == "own"
+            else "an offset to every block's own exponent"
+            if block
+            else "one scale for the whole tensor"
         ),
         "reasons": [],
         "power": index_of[id(power or chosen)],
@@ -292,5 +296,6 @@ def _against_usual(
         return f"The {word} of MX's floor rule, {usual['exponent']:g}, {grade}."
     if is_recommended:
         return f"It is the scale of {USUAL[kind]}."
-    name = USUAL[kind].replace("the plain", "The plain")
+    name = USUAL[kind].removeprefix("the ")
+    name = name if name == USUAL[kind] else f"The {name}"
     return f"{name}, 2^{usual['exponent']:.4g}, {grade}."

@@ -10,7 +10,7 @@ from itertools import groupby
 
 from qgate.summaries.record import HIDDEN_DB
 from qgate.sweeps.findings import EQUAL_DB, SweptFormat, findings
-from qgate.sweeps.record import FormatChoice, number, share_text
+from qgate.sweeps.record import USUAL, FormatChoice, number, offset_text, share_text
 from qgate.text import counted, decibels, one_line
 
 _MOST_TENSORS, _MOST_SWEEPS, _MOST_FAILED = 20, 8, 20
@@ -117,7 +117,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _other_scales(entry: SweptFormat) -> Iterator[tuple[str, str, str]]:
-    """Yield the usual scale of a sweep, and the powers of two beside the recommended one."""
+    """Yield the usual scale of a sweep, and the scales that one can use beside the recommended."""
     best, used, is_block = entry["exponent"], entry.get("used"), entry["kind"] == "block"
     ratios = {
         exponent: -10 * math.log10(error) if error else math.inf
@@ -126,7 +126,11 @@ def _other_scales(entry: SweptFormat) -> Iterator[tuple[str, str, str]]:
     if used is not None and used != best:
         name = entry["usual"].removeprefix("the ")
         yield f"  {name}", _scale_text(used, is_block), decibels(entry["production_db"], 2)
-    for exponent, name in ((math.floor(best + 1), "  larger"), (math.ceil(best - 1), "  smaller")):
+    larger, smaller = float(math.floor(best + 1)), float(math.ceil(best - 1))
+    if entry["usual"] == USUAL["own"]:  # any factor, not powers of two alone
+        larger = min((other for other in ratios if other > best), default=math.inf)
+        smaller = max((other for other in ratios if other < best), default=-math.inf)
+    for exponent, name in ((larger, "  larger"), (smaller, "  smaller")):
         if exponent in ratios and exponent != used:
             yield name, _scale_text(exponent, is_block), decibels(ratios[exponent], 2)
 
@@ -163,7 +167,8 @@ def _use(name: str, scale: str) -> str:
     if not scale.startswith("blocks"):
         return f"use {scale} for {name}"
     offset = scale.removeprefix("blocks").strip()
-    return f"use {name} with {f'offset {offset} to ' if offset else ''}its blocks' scales"
+    word = "offsets" if " to " in offset else "offset"
+    return f"use {name} with {f'{word} {offset} to ' if offset else ''}its blocks' scales"
 
 
 def _advice_of_scale(entries: Sequence[SweptFormat]) -> tuple[str, str]:
@@ -193,6 +198,8 @@ def _advice_of_group(entries: Sequence[SweptFormat]) -> str:
     """Say which scales to use of one format for several tensors."""
     low, high = (pick(entries, key=lambda own: own["exponent"]) for pick in (min, max))
     scales = list(dict.fromkeys(map(_scale_of, (low, high))))
+    if len(scales) > 1 and low["kind"] == "block":
+        scales = [f"blocks {offset_text(low['exponent'])}", offset_text(high["exponent"])]
     least = min(entries, key=_worth)
     use = _use(entries[0]["format"], " to ".join(scales))
     return f"{use}: SQNR lowest in {one_line(least['tensor'])}, {_ratio_text(least)}"

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from qgate.formats import Format, Quantizer, get
 from qgate.stats import BlockCounts, Counts, Values, errors, massive_beyond
-from qgate.sweeps.compute import has_mx, sweep
+from qgate.sweeps.compute import sweep
+from qgate.sweeps.formats import has_mx
 from qgate.sweeps.record import FormatChoice, SweepRecord, SweepView, metric, sqnr_without_massive
 
 FORMATS = (

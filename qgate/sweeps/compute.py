@@ -6,7 +6,6 @@ block's own shared exponent, which is what can be chosen in MX.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,9 +19,8 @@ from torch import Tensor
 from qgate.charts.overviews import Overview, Overviewed, frame_of
 from qgate.charts.sheet import Sheet
 from qgate.errors import QgateError, unknown
-from qgate.formats import FORMATS, ElementFormat, Format, is_format
-from qgate.formats.mx import MxFormat, mx_format
-from qgate.formats.p3109 import PREFIX
+from qgate.formats import Format
+from qgate.formats.mx import MxFormat
 from qgate.records.plain_data import plain
 from qgate.scales.levels import Alignment, Level, ends_of, levels_of, usual_of
 from qgate.scales.search import Floats, best_exponent, merge_values
@@ -31,8 +29,10 @@ from qgate.stats.bits import CHUNK, DIRECT, as_tensors, countable, slabs
 from qgate.sweeps._cells import CellEdges, ScaleGroup, in_cells
 from qgate.sweeps._recording import Parts, record_of
 from qgate.sweeps._sums import Folded
+from qgate.sweeps.formats import element_of, mx_of, sweepable, with_shares
 from qgate.sweeps.plots import draw_block, draw_metrics
 from qgate.sweeps.record import SweepParameters, SweepRecord, SweptLevel, flat_level
+from qgate.sweeps.shares import sweep_shares
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,7 +104,7 @@ def _level_row(level: SweptLevel) -> dict[str, object]:
 
 def sweep(
     x: Tensor | Counts | BlockCounts | Values,
-    format: str | ElementFormat | MxFormat,
+    format: str | Format,
     levels: int = 21,
     max_exp: float | None = None,
     min_exp: float | None = None,
@@ -125,7 +125,8 @@ def sweep(
     amax / max is the format's usual scale (fp8, integers) and more than 1 dB better.
 
     granularity "block": s is an offset to each block's shared exponent, from `max_exp` (8) to
-    `min_exp` (-4); an element format stands for its MX format.
+    `min_exp` (-4); an element format stands for its MX format. Of codebooks s multiplies the scale
+    of every block by 2**s, in even steps and at 0, with either granularity.
 
     16-bit tensors are counted once, exactly; `x` may be such counts already. 32-bit ones are gone
     through chunk by chunk unless all their numbers are bf16 numbers.
@@ -139,82 +140,15 @@ def sweep(
     x = countable(x) if isinstance(x, Tensor) else x
     named = (name, list(x.shape) if isinstance(x, Tensor) else None)
     with np.errstate(under="ignore"):
+        if (fmt := with_shares(format)) is not None:
+            return Sweep(sweep_shares(x, fmt, levels, (max_exp, min_exp), axis, named))
         if granularity == "tensor":
             ends = (max_exp, min_exp, alignment)
             return _sweep_tensor(x, sweepable(format), levels, ends, scale_bits, named)
         return _sweep_blocks(x, mx_of(format), (max_exp, min_exp), scale_bits, block, axis, named)
 
 
-# Formats -----------------------------------------------------------------------------------------
-
-
-def sweepable(format: Any, *, block: bool = False) -> Format:
-    """Return a format by name or itself; the error of a wrong name lists what can be swept."""
-    if isinstance(format, str):
-        try:
-            return FORMATS.get(format)
-        except QgateError:
-            if format.strip().lower().startswith(PREFIX):
-                raise  # the family says which names it has
-            is_allowed = has_mx if block else _is_swept
-            names = [fmt.name for fmt in FORMATS if is_allowed(fmt)]
-            also = itertools.chain.from_iterable(map(FORMATS.aliases, names))
-            raise unknown("format", format, names, also) from None
-    if not is_format(format):
-        raise TypeError(f"a format is a name or a qgate format, not {type(format).__name__}.")
-    return format
-
-
-def _is_swept(fmt: Format) -> bool:
-    return _mx_of(fmt) is not None if fmt.kind == "block" else fmt.signed
-
-
-def element_of(format: str | Format) -> ElementFormat:
-    """Return the element format that a tensor sweep scales."""
-    fmt = sweepable(format)
-    if _is_swept(fmt):
-        return fmt.element
-    if fmt.kind == "element":
-        raise QgateError(
-            f"{fmt.name} has no negative values and cannot be swept: a sweep counts magnitudes. "
-            "Sweep the signed format of that width."
-        )
-    name = next((f", {f.name}" for f in FORMATS if f == fmt.element), "")
-    raise QgateError(
-        f"{fmt.name} chooses its own scales, so there is none to sweep; sweep its elements{name}, "
-        "or leave --elem-format out to see it beside other formats."
-    )
-
-
-def mx_of(format: str | Format) -> MxFormat:
-    """Return the MX format that a format means in a block sweep."""
-    fmt = sweepable(format, block=True)
-    mx = _mx_of(fmt)
-    if mx is None:
-        names = ", ".join(fmt.name for fmt in FORMATS if mx_format(fmt))
-        raise QgateError(
-            f"{fmt.name} has no MX format, so no block sweep; those that have: {names}."
-        )
-    return mx
-
-
-def has_mx(format: str | Format) -> bool:
-    """Tell if a format stands for an MX format in a block sweep."""
-    return _mx_of(sweepable(format)) is not None
-
-
-def _mx_of(fmt: Format) -> MxFormat | None:
-    if fmt.kind == "block":
-        mx = mx_format(fmt)
-        return mx if mx is not None and mx.default_rule == "floor" else None
-    candidates = filter(None, map(mx_format, FORMATS))
-    return next(
-        (m for m in candidates if m.element == fmt or (fmt.name, m.name) == ("int8", "mxint8")),
-        None,
-    )
-
-
-# The two sweeps ----------------------------------------------------------------------------------
+# Sweeps of elements and of MX ---------------------------------------------------------------------
 
 
 def _sweep_tensor(

@@ -76,6 +76,7 @@ def _build(record: SweepRecord, panels: Sequence[str], height: float) -> Sheet:
         axes.text(0, 0.83, text, va="top", fontsize=LABEL, linespacing=1.35)
     grid = _grid(view)
     variable = "offset to the block exponent" if view.is_block else "scale exponent"
+    variable = "log2 of the factor of scales" if view.usual_kind == "own" else variable
     for index, panel in enumerate(panels):
         axes = picture.figure.add_subplot(cells[1 + index // 3, index % 3])
         if panel in _RATIOS:

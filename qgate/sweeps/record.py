@@ -12,7 +12,10 @@ from qgate.summaries.record import HIDDEN_DB
 COSTLY_DB = 0.1
 MX_PREFIX = "mxfp_"
 _MX_NAMES = ("mx", "fp8_", "fp6_", "fp4_")
-USUAL = {"production": "production", "amax": "amax / max", "cast": "the plain cast"}
+USUAL = {
+    "production": "production", "amax": "amax / max", "cast": "the plain cast",
+    "own": "the format's own rule",
+}  # fmt: skip
 """Words for the scale that a format is used with today."""
 LossKind = Literal["overflow", "underflow"]
 SweptLevel = dict[str, Any]
@@ -91,6 +94,8 @@ class FormatFigures(TypedDict):
     max_exponent: int
     rounding: str
     asked: NotRequired[str]
+    levels: NotRequired[list[float]]
+    """The levels of a codebook, which may be trained on the tensor."""
 
 
 class FormatChoice(TypedDict):

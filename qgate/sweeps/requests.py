@@ -13,13 +13,16 @@ from torch import Tensor
 
 from qgate.dumps import StoredTensor, floats_in, read_tensors
 from qgate.errors import QgateError
-from qgate.formats import get
+from qgate.formats import Format
 from qgate.records.plain_data import plain
 from qgate.stats import BlockCounts, Counts, Values, all_bf16, block_counts, counts
+from qgate.stats.bits import VIA
 from qgate.sweeps.choices import format_choices
-from qgate.sweeps.compute import has_mx, sweep
+from qgate.sweeps.compute import sweep
 from qgate.sweeps.files import draw_pictures
+from qgate.sweeps.formats import has_mx, with_shares
 from qgate.sweeps.record import SweepRecord
+from qgate.sweeps.shares import is_trained, trained_on
 
 # Limits of the part of a file that one worker sweeps at once: its results wait to be written.
 _PART_BYTES, _PART_TENSORS = 2**28, 16
@@ -179,15 +182,22 @@ def _records(stored: StoredTensor, source: str, request: Request) -> Iterator[Sw
     records: list[SweepRecord] = []
     for name, granularity in itertools.product(request.formats, request.granularity):
         block = granularity == "block"
+        fmt: str | Format = name
+        if is_trained(name):
+            fmt = trained_on(swept_values.numbers, name, request.axis)
+        is_shared = with_shares(fmt) is not None
+        if is_shared and granularity != request.granularity[0]:
+            continue  # a codebook has scales of blocks alone
         max_exp, min_exp = request.max_exp, request.min_exp
-        if block and len(request.granularity) > 1:
-            if not has_mx(name):
+        if block and not is_shared and len(request.granularity) > 1:
+            if not has_mx(fmt):
                 continue
             # Exponents of a tensor are no offsets.
             max_exp = min_exp = None
+        summary = swept_values.blocks if block and not is_shared else None
         swept = sweep(
-            swept_values.blocks if block else swept_values.values,
-            name,
+            swept_values.numbers if is_shared else summary or swept_values.values,
+            fmt,
             levels=request.levels,
             max_exp=max_exp,
             min_exp=min_exp,
@@ -199,7 +209,7 @@ def _records(stored: StoredTensor, source: str, request: Request) -> Iterator[Sw
             name=stored.name,
         ).to_dict()
         swept["tensor"] |= about
-        swept["format"]["asked"] = get(name).name
+        swept["format"]["asked"] = name
         records.append(swept)
         yield swept
     if request.compares and records and not records[0]["failed"]:
@@ -227,6 +237,11 @@ class _SweptValues:
         if self._via is None and tensor.dtype not in (torch.bfloat16, torch.float16):
             # Exact: every float8 number is a bf16 number, and so are those of many float32 files.
             self._via = "bf16" if not is_wide or all_bf16(tensor) else None
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        """The numbers themselves, rounded as the request says."""
+        return self.tensor if self.rounded is None else self.tensor.to(VIA[self.rounded])
 
     @cached_property
     def values(self) -> Counts | Values:

@@ -11,7 +11,10 @@ from qgate.sweeps.record import SweepView, SweptLevel, factor_text, metric, numb
 
 THICK, THIN, DASHES = "=" * 80, "-" * 80, "-" * 40
 _WIDTH, _COLUMNS = 94, 6
-_MARKS = {"production": "prod", "amax": "amax", "cast": "cast", "maximum": "max", "minimum": "min"}
+_MARKS = {
+    "production": "prod", "amax": "amax", "cast": "cast", "own": "own",
+    "maximum": "max", "minimum": "min",
+}  # fmt: skip
 _USUAL = {
     "production": "prod: the exponent of MX's floor rule.",
     "amax": "amax: the scale amax / max.",
@@ -54,7 +57,7 @@ def level_rows(view: SweepView) -> list[str]:
         "OFFSETS:" if view.is_block else "SCALING LEVELS:",
         "  SQNR and PSNR in dB; overflow, flushed: shares of the elements; energy: share of the",
         "  tensor's energy (sum of squares) that saturation loses.",
-        "  rec: recommended. prod: the offset in use, 0."
+        f"  rec: recommended. {_MARKS[view.usual_kind]}: the offset in use, 0."
         if view.is_block
         else f"  rec: recommended. {_USUAL[view.usual_kind]} max, min: ends of the alignment.",
     ]

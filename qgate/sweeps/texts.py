@@ -34,7 +34,7 @@ _COLORS = (
     (re.compile(r"^ *\d+/\d+ .*not E8M0"), "2"),
     (re.compile(r"^(MXFP )?(BLOCK )?SCALING (TEST|RESULTS): |^(?=.*[A-Z])[^a-z]+$"), "1"),
 )
-_USUAL = {"production": "Production", "amax": "amax / max", "cast": "Plain Cast"}
+_USUAL = {"production": "Production", "amax": "amax / max", "cast": "Plain Cast", "own": "Own"}
 _EXACT = ("maximum alignment, nothing overflows", "minimum alignment, nothing underflows")
 _ENDS = {
     "exact": _EXACT,
@@ -156,6 +156,13 @@ def _parameters(view: SweepView) -> list[str]:
             2,
         ),
     ]
+    if view.usual_kind == "own":
+        return body + item(
+            f"Blocks: {parameters['block']} elements along axis {parameters['axis']}, "
+            f"{parameters['scale_rule']}; the sweep multiplies all scales by the same factor. "
+            "Offset 0 is the format's own rule.",
+            2,
+        )
     if view.is_block:
         return body + item(
             f"Blocks: {parameters['block']} elements along axis {parameters['axis']}; each keeps "

@@ -17,6 +17,7 @@ import torch
 import qgate
 from qgate.formats import definition
 from qgate.formats._literals import E4M3, FORMATS, UE5M3
+from qgate.formats.engine import fast_choosing
 from qgate.formats.engine.dtypes import combine
 from qgate.formats.engine.job import Job, split
 from qgate.formats.nvfp4 import Nvfp4Format
@@ -278,3 +279,21 @@ def test_the_fast_way_gives_the_bits_of_the_slow_one(name: str, dtype: torch.dty
                 chunk.data(slow).copy_(values)
             slow = job.layout.restore(slow).double()
             assert_same_bits(q(x.to(dtype)), slow.numpy(), f"{q} of {dtype}", x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["if4", "mixfp4", "nvfp4_4over6"])
+def test_numbers_that_two_roundings_would_move_to_a_tie(name: str, dtype: torch.dtype) -> None:
+    """Each largest magnitude has a factor of its own; those that meet ties of 16 bits are tried."""
+    fmt, met = qgate.formats.get(name), 0
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(6)).clamp(-0.99, 0.99)
+    for largest in (1 + torch.arange(128) / 128).tolist():
+        decode = F32(1) / (F32(fmt.bound) / F32(largest))
+        tables = fast_choosing._factor_tables(fmt, float(decode), dtype)
+        if not any(table.matters for table in tables):
+            continue
+        x[0, 0], met = largest, met + 1
+        job = Job(x.to(dtype), qgate.Quantizer(name))
+        slow = [combine(part.elements, part.scale, dtype, c) for _, c, _, part in split(job)]
+        assert torch.equal(qgate.quantize(x.to(dtype), name), torch.cat(slow).view(64, 16))
+    assert met >= 20 or (name, dtype) != ("mixfp4", torch.bfloat16)

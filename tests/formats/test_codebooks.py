@@ -15,8 +15,9 @@ from bitsandbytes import functional
 from gguf import quants
 
 import qgate
-from qgate.formats import definition, vector_books
-from qgate.formats._literals import LLOYD
+from qgate.formats import _codebook as levels
+from qgate.formats import definition
+from qgate.formats._codebook import LLOYD
 from qgate.formats._work import DOUBLE
 from qgate.formats.codebook import Codebook, CodebookFormat
 from qgate.formats.vector_books import code_book
@@ -86,10 +87,10 @@ def test_random_blocks_are_those_of_bitsandbytes(name: str, dtype: torch.dtype) 
 
 
 def test_levels_are_those_of_gguf() -> None:
-    assert tuple(map(float, quants.IQ4_NL.kvalues)) == vector_books.IQ4
+    assert tuple(map(float, quants.IQ4_NL.kvalues)) == levels.IQ4
     for name, magnitudes in {
-        "IQ2_XXS": vector_books.IQ2, "IQ2_XS": vector_books.IQ2, "IQ2_S": vector_books.IQ2, "IQ3_XXS": vector_books.IQ3,
-        "IQ3_S": vector_books.IQ3_ODD, "IQ1_S": vector_books.TERNARY,
+        "IQ2_XXS": levels.IQ2, "IQ2_XS": levels.IQ2, "IQ2_S": levels.IQ2, "IQ3_XXS": levels.IQ3,
+        "IQ3_S": levels.IQ3_ODD, "IQ1_S": levels.TERNARY,
     }.items():  # fmt: skip
         assert tuple(code_book(name).unique().tolist()) == magnitudes
 

@@ -173,6 +173,11 @@ def neither_rotated(patch: pytest.MonkeyPatch) -> None:
     _cast(patch, lambda _s, x: quantize(x, "lloyd3"))
 
 
+@fault("kv-turbo3-qjl", "keys are not what the definition stores", "cache:keys")
+def residual_signs_forgotten(patch: pytest.MonkeyPatch) -> None:
+    _cast(patch, lambda _s, x: quantize(x, "lloyd2", rotation=[1] * x.shape[-1]))
+
+
 @fault("kv-nf4", "keys are not what the definition stores", "cache:keys")
 def levels_of_another_book(patch: pytest.MonkeyPatch) -> None:
     _cast(patch, lambda _s, x: quantize(x, "bnb_fp4"))

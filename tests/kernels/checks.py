@@ -78,6 +78,15 @@ def finite(fmt: str, of: torch.dtype, length: int, **options: Any) -> Check:
     return check
 
 
+def powers_of_two(device: torch.device) -> str:
+    """Blocks of IF3 on E2M0 with one number at each of its ties, at scales that divide nothing."""
+    block = torch.tensor([4.0, 4, 2, 2, 1, 1, 0, 0, 4, 2, 1, 4, 2, 1, 0, 0])
+    x = torch.stack([block.index_fill(0, torch.tensor([15]), tie) for tie in (0.5, 1.5, 3.0)])
+    x = torch.cat([x, -x, torch.full((1, 16), 1792.0)])
+    assert qgate.encode(x, "if3").scales[:-1].max() < 128, "a block is on the other grid"
+    return quantized(x, device, "if3")
+
+
 def small(fmt: str, of: torch.dtype, **options: Any) -> Check:
     """Numbers near one, of which HiF8 takes no scale."""
     return lambda device: quantized(cases.bell_curve(of).view(-1, 64), device, fmt, **options)
@@ -366,6 +375,9 @@ CHECKS: dict[str, Check] = {
     "nvfp4_ue5m3 other axis": finite("nvfp4_ue5m3", BF16, 500, axis=0),
     "choosing if4": blocks("if4", BF16, 64),
     "choosing if4 fp32": finite("if4", FP32, 40),
+    "choosing if3": blocks("if3", BF16, 64),
+    "choosing if3 fp32": finite("if3", FP32, 40, axis=0),
+    "choosing if3 ties": powers_of_two,
     "choosing if6": finite("if6_e2m3", FP16, 64, inf="saturate"),
     "choosing if6_e3m2": finite("if6_e3m2", BF16, 48, axis=0),
     "choosing mixfp4": blocks("mixfp4", FP16, 64),

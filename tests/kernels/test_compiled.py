@@ -33,6 +33,7 @@ CASES: dict[str, tuple[str, torch.dtype, tuple[int, int], dict[str, Any]]] = {
     "mx columns": ("mxint8", FP32, (64, 64), {"axis": 0, "rounding": "away"}),
     "nvfp4 columns": ("nvfp4", FP32, (64, 64), {"axis": 0}),
     "choosing": ("if4", BF16, (64, 64), {}),
+    "choosing powers": ("if3", BF16, (64, 64), {}),
     "choosing columns": ("mixfp4", FP32, (64, 64), {"axis": 0}),
     "hif4": ("hif4", FP32, (64, 64), {}),
     "hif4 columns": ("hif4", BF16, (64, 64), {"axis": 0}),

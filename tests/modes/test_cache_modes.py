@@ -13,7 +13,8 @@ from bitsandbytes.functional import get_4bit_type
 from torch import Tensor
 
 from qgate import Mode, QgateError, models, modes
-from qgate.formats._literals import LLOYD
+from qgate.formats._codebook import LLOYD
+from qgate.formats.residual import Projection
 from qgate.models import Model
 from qgate.models.llama import Attention
 from qgate.modes.attention.choices import AttentionChoices, TensorChoice
@@ -80,6 +81,13 @@ def stored(name: str, x: Array, ranges: list[float]) -> Array:
     if name == "kv-turbo3":
         scale = np.float32(np.sqrt(np.square(x).mean(-1, keepdims=True))).astype(np.float64)
         return nearest(x / scale, np.array(LLOYD[3])) * scale
+    if name == "kv-turbo3-qjl":
+        scale = np.float32(np.sqrt(np.square(x).mean(-1, keepdims=True))).astype(np.float64)
+        first = nearest(x / scale, np.array(LLOYD[2])) * scale
+        rest, p = x - first, Projection.drawn(0, 128).matrix[:width, :width]
+        signs = np.where(rest @ p.T >= 0, 1.0, -1.0)
+        length = np.sqrt(np.square(rest).sum(-1, keepdims=True))
+        return first + math.sqrt(math.pi / 2) / width * length * (signs @ p)
     assert name == "kv-nvfp4"
     blocks = x.reshape(heads, tokens, width // 16, 16)
     largest = np.abs(x).max(-1)[..., None, None]
@@ -109,13 +117,13 @@ def attention(name: str, q: Array, k: Array, v: Array, ranges: dict[str, list[fl
     original = turned(k, 10000.0)
     if before:
         keys = turned(stored(name, k, ranges["keys_before_rope"]), 10000.0)
-    elif name in ("kv-int4-rotated", "kv-turbo3"):
+    elif name in ("kv-int4-rotated", "kv-turbo3", "kv-turbo3-qjl"):
         matrix = hadamard(32)
         keys = stored(name, original @ matrix, []) @ matrix.T
     else:
         keys = stored(name, original, ranges["keys"])
-    if name == "kv-turbo3":
-        values = stored(name, v @ matrix, []) @ matrix.T
+    if name.startswith("kv-turbo3"):
+        values = stored("kv-turbo3", v @ matrix, []) @ matrix.T
     else:
         values = stored(name, v, ranges["values"])
     queries = turned(q, 10000.0)
@@ -233,6 +241,7 @@ def test_plans_say_what_is_stored(model: Model, scales: modes.Calibration) -> No
     assert plans["kv-int4-rotated"][0].does == "int4 per 32, rotated by 32"
     assert plans["kv-int4-rotated"][1].does == "int4 per 32"
     assert plans["kv-turbo3"][1].does == "lloyd3, rotated by 32"
+    assert plans["kv-turbo3-qjl"][0].does == "lloyd2_qjl, rotated by 32"
     assert plans["kv-mxfp4"][0].does == (
         "mxfp4_e2m1, first 4 tokens as they are, last 32 tokens as they are"
     )

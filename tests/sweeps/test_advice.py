@@ -22,6 +22,7 @@ from qgate.formats import FORMATS
 from qgate.scales import search as _search
 from qgate.sweeps import advice
 from qgate.sweeps import compute as sweeping
+from qgate.sweeps import formats as sweep_formats
 from qgate.sweeps.record import SweepView, SweptLevel
 from qgate.sweeps.texts import lines
 from tests.shares import share
@@ -143,7 +144,7 @@ def decibels(more: float, least: float) -> float:
 
 def test_the_zoo_and_the_formats_are_all_there() -> None:
     assert len(ZOO) >= 20
-    names = {each.name for each in FORMATS if sweeping._is_swept(each)}
+    names = {each.name for each in FORMATS if sweep_formats._is_swept(each)}
     elements = {sweeping.element_of(name).name for name in names}
     assert elements == {sweeping.element_of(name).name for name in SWEPT}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -30,6 +31,9 @@ The errors here differ from the definition's by the rounding of each value, 8 * 
 at most, and by that of the sum.
 """
 _roundings = BoundedCache(16)
+_ZEROS = np.array([-0.0, 0.0], dtype=f32)
+_PART = 2**16
+"""Elements, for each thread, that every operation is done with before the next ones."""
 
 
 def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) -> bool:
@@ -45,18 +49,16 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
     encode_scale = single(float(state.item()))
     if not 1 / ORDINARY < encode_scale < ORDINARY:
         return False
-    if dtype != torch.float32:
-        x = buffer("single", x.shape, torch.float32, x.device).copy_(x)
     amax = context.amax_bits.view(dtype).to(torch.float32).numpy()
+    if x.shape[3] == 1 and x.is_contiguous() and out.is_contiguous():  # rows of blocks in a line
+        x, out = (t.view(1, -1, t.shape[2], 1) for t in (x, out))
+        amax = amax.reshape(1, -1, 1, 1)
     decode, smallest = f32(1.0 / encode_scale), float(amax.min()) * encode_scale
     scales = _block_scales(fmt, amax, f32(encode_scale))
     full = scales * decode
     with np.errstate(divide="ignore", over="ignore"):
         encode = np.minimum(f32(1) / full, f32(FP32_MAX))
-    sides = [
-        _on_grid(fmt, plan, x, scales[plan.row], full[plan.row], encode[plan.row], smallest)
-        for plan in _plans(fmt)
-    ]
+    sides = _on_grids(fmt, x, scales, full, encode, smallest)
     first, second = sides
     one, two = first.error, second.error
     chosen = two < one
@@ -67,29 +69,39 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
         near &= amax > 0
     if near.any():
         chosen[near] = _decided(fmt, x, sides, near, float(state.item()))
-    last, second_scale = np.full_like(second.scale, decode), second.scale
-    factor: Tensor | float = float(decode)
-    if (unit := fmt.grids[1].unit) != 1:
-        np.copyto(last, second.scale * decode * f32(unit), where=chosen)
-        factor, second_scale = torch.from_numpy(last), np.ones_like(last)
+    unit, second_scale = fmt.grids[1].unit, second.scale
+    factor, tied = _factors(fmt, sides, chosen, decode, out.dtype)
+    if unit != 1:
+        second_scale = np.ones_like(second_scale)
+    of_first, of_second = first.scale * ~chosen, second_scale * chosen
     work = torch.float64 if out.dtype == torch.float64 else torch.float32
-    # One of two products is zero, so that the sum is the other one; both have the sign of x.
-    y = first.elements.to(work).mul_(torch.from_numpy(first.scale * ~chosen))
-    y.addcmul_(second.elements.to(work), torch.from_numpy(second_scale * chosen).to(work))
-    if not isinstance(fmt.grids[1].element, FloatFormat):  # integers have one zero
-        y.add_(torch.from_numpy(np.where(chosen, f32(0), f32(-0.0))))
-    if out.dtype == torch.float32:
-        torch.mul(y, factor, out=out)
-        return True
-    tied = _tied_blocks(fmt, sides, chosen, float(decode), out.dtype)
-    if tied is None:
-        out.copy_(y.mul_(factor))
-        return True
-    exact_scale = torch.from_numpy(last[tied].astype(np.float64))[:, None]
-    exact = narrow(_blocks(y, tied).double().mul_(exact_scale), out.dtype)
-    out.copy_(y.mul_(factor))
-    out.movedim(2, -1)[torch.from_numpy(tied).squeeze(2)] = exact
+    scales_of = [torch.from_numpy(part).to(work) for part in (of_first, of_second, factor)]
+    # Integers have one zero.
+    zeros = None if isinstance(fmt.grids[1].element, FloatFormat) else _ZEROS[chosen.view(np.uint8)]
+    y = first.elements if work == torch.float32 else first.elements.to(work)
+    for part in _parts(x):
+        sums, by_first, by_second, last = (t[part] for t in (y, *scales_of))
+        # One of two products is zero, so that the sum is the other one; both have the sign of x.
+        sums.mul_(by_first).addcmul_(second.elements[part].to(work), by_second)
+        if zeros is not None:
+            sums.add_(torch.from_numpy(zeros[part]))
+        if out.dtype == torch.float32:
+            torch.mul(sums, last, out=out[part])
+        else:
+            product = buffer("ratios", sums.shape, work, x.device)
+            out[part] = torch.mul(sums, last, out=product)
+    if tied is not None:
+        exact = narrow(
+            _blocks(y, tied).double() * torch.from_numpy(factor[tied])[:, None].double(), out.dtype
+        )
+        out.movedim(2, -1)[torch.from_numpy(tied).squeeze(2)] = exact
     return True
+
+
+def _parts(x: Tensor) -> list[tuple[slice, slice]]:
+    """Cut blocks into parts that stay in the cache from one operation to the next."""
+    step = max(_PART * torch.get_num_threads() // (x.shape[0] * x.shape[2] * x.shape[3]), 1)
+    return [(slice(None), slice(start, start + step)) for start in range(0, x.shape[1], step)]
 
 
 class Side(NamedTuple):
@@ -124,11 +136,17 @@ def _plans(fmt: ChoosingFormat) -> tuple[GridPlan, ...]:
     return tuple(plans)
 
 
+@lru_cache(maxsize=16)
+def _scaled_grids(fmt: ChoosingFormat) -> tuple[BlockGrid, ...]:
+    """Return the grids that have a row of scales of their own."""
+    return tuple(plan.grid for plan in _plans(fmt) if plan.row == plan.number)
+
+
 def _block_scales(fmt: ChoosingFormat, amax: Singles, encode: np.float32) -> Singles:
     """Return the stored scales of each row of scales, rounded as `FloatRounding` rounds."""
     element = fmt.scale_element
     assert isinstance(element, FloatFormat)
-    grids = [plan.grid for plan in _plans(fmt) if plan.row == plan.number]
+    grids = _scaled_grids(fmt)
     base: Singles = np.empty((len(grids), *amax.shape), f32)
     for row, grid in zip(base, grids, strict=True):
         np.divide(amax, f32(grid.largest), out=row)
@@ -147,55 +165,72 @@ def _block_scales(fmt: ChoosingFormat, amax: Singles, encode: np.float32) -> Sin
     return base
 
 
-def _on_grid(
+def _on_grids(
     fmt: ChoosingFormat,
-    plan: GridPlan,
     x: Tensor,
-    scale: Singles,
+    scales: Singles,
     full: Singles,
     encode: Singles,
     smallest: float,
-) -> Side:
-    """Round all blocks to a grid; `smallest` is the least of their amax, times s_enc."""
-    grid = plan.grid
-    elements = buffer(("elements", "others")[plan.number], x.shape, torch.float32, x.device)
-    ratios = buffer("ratios", x.shape, torch.float32, x.device)
-    if grid.unit == 1:
-        torch.mul(x, torch.from_numpy(encode), out=ratios)
-    else:
-        ratios.mul_(single(1 / grid.unit))
-        full = full * f32(grid.unit)
-    scratch = buffer("bits", x.shape, torch.int32, x.device)
-    clamps = plan.reaches or smallest < plan.normal_from
-    _round(grid, ratios, elements, scratch, clamps=clamps)
-    error = scratch.view(torch.float32)
-    torch.sub(elements, ratios, out=error)
-    if fmt.error == "mae":
-        error.abs_()
-    else:
-        error.mul_(error)
-        full = full * full
-    if x.shape[3] > 1:
-        total = error.sum(2, keepdim=True).numpy()
-    else:  # a product takes half the time of torch's sums along short rows
-        ones = np.ones(x.shape[2], f32)
-        total = (error.view(-1, x.shape[2]).numpy() @ ones).reshape(scale.shape)
-    if smallest < MUCH:
-        total = np.where(scale > 0, total, f32(0))
-    return Side(elements, scale, total * full)
+) -> tuple[Side, Side]:
+    """Round all blocks to both grids; `smallest` is the least of their amax, times s_enc."""
+    plans = _plans(fmt)
+    elements = [buffer(name, x.shape, torch.float32, x.device) for name in ("elements", "others")]
+    totals: Singles = np.empty((2, *scales.shape[1:]), f32)
+    factors = torch.from_numpy(encode)
+    for part in _parts(x):
+        of_x = x[part]
+        if x.dtype != torch.float32:
+            of_x = buffer("single", of_x.shape, torch.float32, x.device).copy_(of_x)
+        ratios = buffer("ratios", of_x.shape, torch.float32, x.device)
+        scratch = buffer("bits", of_x.shape, torch.int32, x.device)
+        error = scratch.view(torch.float32)
+        for plan in plans:
+            if plan.grid.unit == 1:
+                torch.mul(of_x, factors[plan.row][part], out=ratios)
+            else:
+                ratios.mul_(single(1 / plan.grid.unit))
+            rounded = elements[plan.number][part]
+            clamps = plan.reaches or smallest < plan.normal_from
+            _round(plan.grid, ratios, rounded, scratch, clamps=clamps)
+            torch.sub(rounded, ratios, out=error)
+            error = error.abs_() if fmt.error == "mae" else error.mul_(error)
+            total = totals[plan.number][part]
+            if x.shape[3] > 1 or x.shape[0] > 1:
+                total[...] = error.sum(2, keepdim=True).numpy()
+            else:  # a product takes half the time of torch's sums along short rows
+                np.matmul(error.view(-1, x.shape[2]).numpy(), _ones(x.shape[2]), out=total.ravel())
+    sides = []
+    for plan, total in zip(plans, totals, strict=True):
+        scale, of_values = scales[plan.row], full[plan.row]
+        if plan.grid.unit != 1:
+            of_values = of_values * f32(plan.grid.unit)
+        if fmt.error != "mae":
+            of_values = of_values * of_values
+        if smallest < MUCH:
+            total = np.where(scale > 0, total, f32(0))
+        sides.append(Side(elements[plan.number], scale, total * of_values))
+    return sides[0], sides[1]
+
+
+@lru_cache(maxsize=16)
+def _ones(count: int) -> Singles:
+    return np.ones(count, f32)
 
 
 def _decided(
-    fmt: ChoosingFormat, x: Tensor, sides: list[Side], near: BoolArray, state: float
+    fmt: ChoosingFormat, x: Tensor, sides: tuple[Side, Side], near: BoolArray, state: float
 ) -> BoolArray:
     """Choose as the definition does, in float32 step by step, for a few blocks."""
-    blocks, totals = _blocks(x, near).numpy(), []
+    blocks, totals = _blocks(x, near).float().numpy(), []
     for grid, side in zip(fmt.grids, sides, strict=True):
-        elements = _blocks(side.elements, near).numpy()
-        decoded = elements * side.scale[near][:, None] * f32(fmt.bound / state) * f32(grid.unit)
-        errors = np.abs(decoded / f32(fmt.bound) - blocks)
-        errors = errors if fmt.error == "mae" else errors * errors
-        totals.append(np.cumsum(errors, axis=1, dtype=f32)[:, -1])
+        decoded = _blocks(side.elements, near).numpy() * side.scale[near][:, None]
+        decoded = decoded * f32(fmt.bound / state)
+        decoded = decoded if grid.unit == 1 else decoded * f32(grid.unit)
+        decoded /= f32(fmt.bound)
+        decoded -= blocks
+        errors = np.abs(decoded, out=decoded) if fmt.error == "mae" else decoded * decoded
+        totals.append(errors.cumsum(axis=1, dtype=f32)[:, -1])
     return totals[1] <= totals[0] if fmt.second_wins else totals[1] < totals[0]
 
 
@@ -220,29 +255,69 @@ def _round(grid: BlockGrid, ratios: Tensor, out: Tensor, scratch: Tensor, *, cla
         rounding.round(source, scratch, "even", out)
 
 
-def _tied_blocks(
-    fmt: ChoosingFormat, sides: list[Side], chosen: BoolArray, decode: float, dtype: torch.dtype
-) -> BoolArray | None:
-    """Find blocks whose values float32 would round to a tie of a 16-bit dtype."""
-    if dtype.itemsize != 2:
-        return None
-    scales = _tied_scales(fmt, decode, dtype)
-    if not any(len(tied) for tied in scales):
-        return None
-    first, second = (np.isin(side.scale, tied) for side, tied in zip(sides, scales, strict=True))
-    tied = np.where(chosen, second, first)
-    return tied if tied.any() else None
+def _factors(
+    fmt: ChoosingFormat,
+    sides: tuple[Side, Side],
+    chosen: BoolArray,
+    decode: np.float32,
+    dtype: torch.dtype,
+) -> tuple[Singles, BoolArray | None]:
+    """Return what blocks are multiplied by at last, and blocks that are to be rounded again.
+
+    Numbers of 16 bits are rounded twice, once as float32; a factor one place beside the right one
+    keeps those that were moved to a tie from it.
+    """
+    unit = fmt.grids[1].unit
+    tables = _factor_tables(fmt, float(decode), dtype) if dtype.itemsize == 2 else []
+    if not any(table.matters for table in tables):
+        factor = np.full_like(sides[1].scale, decode)
+        if unit != 1:
+            np.copyto(factor, sides[1].scale * decode * f32(unit), where=chosen)
+        return factor, None
+    places = [side.scale.view(np.uint32) >> 20 for side in sides]
+    first, second = (table.factors[at] for table, at in zip(tables, places, strict=True))
+    factor = np.where(chosen, second, first)
+    if not any(table.tied.any() for table in tables):
+        return factor, None
+    ties = [table.tied[at] for table, at in zip(tables, places, strict=True)]
+    tied = np.where(chosen, ties[1], ties[0])
+    return factor, tied if tied.any() else None
+
+
+class FactorTable(NamedTuple):
+    """The last factor for each scale, and whether no factor rounds all elements as float64 does.
+
+    Scales are found by the upper twelve bits of a float32 number, which tell those of E4M3 apart.
+    """
+
+    factors: Singles
+    tied: BoolArray
+    matters: bool
+    """False if every factor is the right one."""
 
 
 @lru_cache(maxsize=64)
-def _tied_scales(fmt: ChoosingFormat, decode: float, dtype: torch.dtype) -> tuple[Singles, Singles]:
-    """Return the scales, for each grid, whose values float32 would round to a tie of the dtype."""
-    scales, tied = torch.tensor(fmt.scale_element.magnitudes(), device="cpu"), []
+def _factor_tables(fmt: ChoosingFormat, decode: float, dtype: torch.dtype) -> list[FactorTable]:
+    scales, tables = torch.tensor(fmt.scale_element.magnitudes(), device="cpu"), []
     for grid in fmt.grids:
-        full = scales * decode
+        full, before = scales * decode, scales.float()
         if grid.unit != 1:
             full = (full.float() * single(grid.unit)).double()
-        values = torch.outer(torch.tensor(grid.element.magnitudes(), device="cpu"), full)
-        is_tied = (values.float().to(dtype) != narrow(values, dtype)).any(0)
-        tied.append(scales[is_tied].float().numpy())
-    return tied[0], tied[1]
+            before = torch.ones_like(before)
+        magnitudes = torch.tensor(grid.element.magnitudes(), device="cpu")
+        exact = narrow(torch.outer(magnitudes, full), dtype)
+        products = torch.outer(magnitudes.float(), before)
+        plain = full.float() if grid.unit != 1 else torch.full_like(before, decode)
+        factors, tied = plain.clone(), torch.ones_like(plain, dtype=torch.bool)
+        for toward in (None, math.inf, -math.inf):
+            tried = plain
+            if toward is not None:
+                tried = torch.from_numpy(np.nextafter(plain.numpy(), f32(toward)))
+            right = ((products * tried).to(dtype) == exact).all(0) & tied
+            factors, tied = tried.where(right, factors), tied & ~right
+        matters = bool(tied.any()) or not torch.equal(factors, plain)
+        table = FactorTable(np.zeros(2**12, f32), np.zeros(2**12, np.bool_), matters)
+        places = scales.float().numpy().view(np.uint32) >> 20
+        table.factors[places], table.tied[places] = factors.numpy(), tied.numpy()
+        tables.append(table)
+    return tables

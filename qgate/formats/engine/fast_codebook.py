@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qgate.formats._block import block_amax_bits
 from qgate.formats._codebook import Codebook
 from qgate.formats._work import DOUBLE, SINGLE, CastContext, widen
 from qgate.formats.codebook import CodebookFormat
@@ -21,13 +22,14 @@ def shortcut(fmt: CodebookFormat, x: Tensor, out: Tensor, context: CastContext) 
     float64, as the definition divides.
     """
     q, book = context.q, fmt.element
-    if context.double or q.rounding == "stochastic" or out.dtype != torch.float32:
+    if fmt.by_blocks or context.double or q.rounding == "stochastic" or out.dtype != torch.float32:
         return False
     single = x.to(torch.float32)
-    amax = single.abs().amax(2, keepdim=True)
-    if not bool(((amax == 0) | ((amax > 1 / _ORDINARY) & (amax < _ORDINARY))).all()):
+    bits = block_amax_bits(single, SINGLE)  # numbers would be compared without subnormal ones
+    amax, is_zero = bits.view(torch.float32), bits == 0
+    if not bool((is_zero | ((amax > 1 / _ORDINARY) & (amax < _ORDINARY))).all()):
         return False
-    if fmt.scaled_by == "amax":
+    if fmt.scaled_by == "amax" and fmt.share == 1:
         scale = amax / amax.new_tensor(fmt.reach)
     else:
         wide = widen(single)

@@ -22,6 +22,7 @@ from torch import Tensor
 from qgate.errors import QgateError
 from qgate.formats._scratch import tracing
 from qgate.formats._work import DOUBLE, CastContext, ScaledChunk, ordinary_number, single, widen
+from qgate.formats.choosing import ChoosingFormat
 from qgate.formats.definition import CLEARLY_LESS
 from qgate.formats.engine import scales
 from qgate.formats.engine.checking import check
@@ -41,6 +42,7 @@ else:
 
 _CHUNK_PER_THREAD = 2**18  # bytes of input
 _CHUNK_ON_DEVICE = 2**25
+_LONG_CHUNK = 2**19  # elements, where figures of blocks take as long as the elements
 _COUNTING_PAYS_FROM = 2**17
 
 
@@ -93,6 +95,7 @@ class Layout:
     """Rows and columns of tiles, each a row of `length` elements, short ones filled with zeros."""
     listed: Groups | None = None
     """Groups by a function, each a row of `length` elements, short ones filled with zeros."""
+    long: bool = False
 
     @property
     def is_filled(self) -> bool:
@@ -136,7 +139,7 @@ class Layout:
         """Cut into chunks; with `fixed` their sizes do not depend on the number of threads."""
         if 0 in (self.outer, self.length, self.inner):
             return
-        room = _CHUNK_PER_THREAD // self.itemsize
+        room = _LONG_CHUNK if self.long else _CHUNK_PER_THREAD // self.itemsize
         if not fixed:
             room *= min(torch.get_num_threads(), 16)
         if device.type != "cpu" and not fixed:
@@ -210,6 +213,7 @@ class Job:
         self.dtype: torch.dtype = q.dtype or x.dtype
         self.double = x.dtype == torch.float64
         self.layout = layout_of(x, q)
+        self.layout.long = isinstance(q.format, ChoosingFormat)
         self.data = self.layout.arrange(self.x)
         self.scale: Tensor | None = None
         self.zero_point: Tensor | None = None
@@ -234,6 +238,8 @@ class Job:
             finite_groups = self._amax_bits(finite=True)
         else:
             finite_groups, self.amax_bits = groups, None if finite else groups
+        if fmt.by_blocks:
+            return fmt.prepare(finite_groups.view(x.dtype))
         if fmt.by_rows:
             rows = finite_groups.amax(1, keepdim=True)
             state = fmt.prepare(rows.view(x.dtype))
@@ -355,11 +361,9 @@ def better_scale(job: Job, aligned: Tensor, amax_bits: Tensor) -> Tensor:
     amax = widen(amax_bits.view(job.x.dtype))
     unit = DOUBLE.power(torch.frexp(amax)[1].to(torch.int64) - 1)
     unit = unit.masked_fill(amax == 0, 1.0)
-    if job.x.dtype.itemsize == 2 and aligned.numel() == 1 and job.x.numel() >= _COUNTING_PAYS_FROM:
-        errors = None if tracing() else _counted_errors(job, aligned, unit)
-    else:
-        errors = None
-    plain, scaled = errors if errors is not None else _summed_errors(job, aligned, unit)
+    counts = job.x.dtype.itemsize == 2 and aligned.numel() == 1 and not tracing()
+    sums = _counted_errors if counts and job.x.numel() >= _COUNTING_PAYS_FROM else _summed_errors
+    plain, scaled = sums(job, aligned, unit)
     keeps = (scaled < plain * CLEARLY_LESS) | (amax_bits >= INFINITY[job.x.dtype])
     return aligned.where(keeps, torch.ones_like(aligned))
 
@@ -369,8 +373,7 @@ def _summed_errors(job: Job, aligned: Tensor, unit: Tensor) -> tuple[Tensor, Ten
     for chunk in job.chunks(parts_of_groups=True):
         x, size = widen(chunk.data(job.data)), chunk.group(unit)
         for scale, sums in ((None, plain), (chunk.group(aligned), scaled)):
-            squares = _squares(job, x, scale, size)
-            chunk.group(sums).add_(squares.sum(2, keepdim=True))
+            chunk.group(sums).add_(_squares(job, x, scale, size).sum(2, keepdim=True))
     return plain, scaled
 
 
@@ -382,10 +385,8 @@ def _counted_errors(job: Job, aligned: Tensor, unit: Tensor) -> tuple[Tensor, Te
         counts += torch.bincount(codes, minlength=2**16)
     occurring = counts.nonzero().reshape(-1)
     numbers = (occurring - 2**15).to(torch.int16).view(job.x.dtype)
-    x, weights = (
-        widen(numbers).view(1, 1, -1, 1),
-        counts[occurring].to(torch.float64).view(1, 1, -1, 1),
-    )
+    x = widen(numbers).view(1, 1, -1, 1)
+    weights = counts[occurring].to(torch.float64).view(1, 1, -1, 1)
     squares = (_squares(job, x, scale, unit) for scale in (None, aligned))
     plain, scaled = ((square * weights).sum(2, keepdim=True) for square in squares)
     return plain, scaled

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qgate.formats._element import ElementFormat
-from qgate.formats._literals import E2M1, E4M3
+from qgate.formats._literals import E2M0, E2M1, E4M3
 from qgate.formats._scratch import tracing
 from qgate.formats._work import single
 from qgate.formats.choosing import ChoosingFormat
@@ -212,8 +212,10 @@ def _choosing_cast(fmt: ChoosingFormat, saturates: bool) -> ChoosingCast | None:
         else (-1, 0)
         for grid in fmt.grids
     ]
-    if any(mantissa == 0 for mantissa, _ in grids):
-        return None  # ties of E2M0 go to even codes, not to even multiples of a step
+    if any(
+        bits == 0 and grid.element != E2M0 for (bits, _), grid in zip(grids, fmt.grids, strict=True)
+    ):
+        return None  # ties go to even codes, not to even multiples of a step
     return ChoosingCast(
         "even", saturates, fmt.bound, 448.0, -6, (grids[0], grids[1]),
         (second.largest, second.factor, single(second.unit), single(1 / second.unit),

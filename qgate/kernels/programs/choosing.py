@@ -28,10 +28,13 @@ _INTEGER = tl.constexpr(8388608.0)
 
 @triton.jit
 def _elements(a, largest, MANTISSA: tl.constexpr, LOWEST: tl.constexpr):
-    """Round magnitudes to a grid, to integers where MANTISSA is negative."""
+    """Round magnitudes to a grid: to integers where MANTISSA is -1, to 0, 1, 2 and 4 where 0."""
     a = tl.minimum(a, largest)
     if MANTISSA < 0:
         return (a + _INTEGER) - _INTEGER
+    elif MANTISSA == 0:  # ties go to even codes, which 0 and 2 have
+        low = (tl.minimum(a, 2.0) + _INTEGER) - _INTEGER
+        return tl.where(a > 3.0, 4.0, low)
     else:
         return on_grid(a, MANTISSA, LOWEST, EVEN)
 
