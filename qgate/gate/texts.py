@@ -13,7 +13,7 @@ from qgate.gate.verdict import Verdict
 from qgate.metrics import METRICS
 from qgate.metrics.grades import graded
 from qgate.metrics.plan_changes import PlanChange, merged, plan_changes
-from qgate.results.failure_causes import EarlierCause
+from qgate.results.failure_causes import EarlierCause, said_of
 from qgate.results.schema import FindingWords
 from qgate.text import change_figure, counted, one_line
 
@@ -49,9 +49,9 @@ def first_line(
     if check.limit.says_fault:
         diagnosis = diagnosis or _fault(check)
     if check.limit.separator:
-        text = f"{check.site} ({label} {mode}) {check.reason}"
+        text = said_of(f"{check.site} ({label} {mode})", check.reason)
     elif diagnosis:
-        text = f"{check.site} ({label} {mode}) {diagnosis}: {sentence(check)}"
+        text = f"{said_of(f'{check.site} ({label} {mode})', diagnosis)}: {sentence(check)}"
     else:
         text = sentence(check, f"at {check.site} ({label} {mode})")
     return one_line(text) + more + ending

@@ -58,6 +58,11 @@ class Suspect(NamedTuple):
         return self.quantizer.partition(" ")[0] if is_made else ""
 
 
+def said_of(place: str, fault: str) -> str:
+    """Write a place and its fault, which is said of the place, or a sentence by itself."""
+    return f"{place}{':' * fault.startswith(('its ', 'the '))} {fault}"
+
+
 @dataclass
 class FailureCause:
     """One cause: where it is, in which modes, and which gates fail because of it.
@@ -94,7 +99,7 @@ class FailureCause:
         if self.plan is not None:
             return one_line(f"the plan changed: {self.plan.text(f' of {self._modes()}')}")
         where = f"{self.place} ({self._modes()})"
-        return one_line(f"{where} {shortened(self.suspect.fault, _LONGEST_NAME)}")
+        return one_line(said_of(where, shortened(self.suspect.fault, _LONGEST_NAME)))
 
     def figures(self) -> str:
         """Write figures, other sites and the gates that follow; what a title leaves out."""
@@ -110,7 +115,7 @@ class FailureCause:
         also = f"; the same at {counted(self.same, 'other site')}" if self.same else ""
         words = ": ".join(filter(None, [self.suspect.fault, self.suspect.figures]))
         where = f"{self.place} ({self._modes()})"
-        return one_line(f"{where} {shortened(words, _LONGEST_WORDS)}{also}")
+        return one_line(f"{said_of(where, shortened(words, _LONGEST_WORDS))}{also}")
 
     def text(self) -> str:
         """Write the sentence, and how many other gates follow from it."""

@@ -78,7 +78,7 @@ def test_a_short_window_is_the_first_line(recorded: Path, monkeypatch: pytest.Mo
     for number, line in enumerate(first_lines(recorded, "kv-mxfp4")):
         assert f"model.layers.{number}.self_attn.cache:" in line
         assert (
-            "(mode kv-mxfp4) the window of tokens that stay as they are is one token short" in line
+            "(mode kv-mxfp4): the window of tokens that stay as they are is one token short" in line
         )
 
 
