@@ -11,7 +11,7 @@ from qgate.causes.faults import WrongCast
 from qgate.causes.integers import code_faults, grid_faults
 from qgate.causes.layouts import layout_faults, other_groups, spread_scales, tensor_state
 from qgate.causes.scale_sources import source_faults
-from qgate.causes.scales import rounding_faults, size_faults
+from qgate.causes.scales import quantize_with_scales, rounding_faults, size_faults
 from qgate.errors import QgateError
 from qgate.expected.conventions import conventions, with_options
 from qgate.expected.group_scales import by_groups
@@ -51,10 +51,7 @@ def wrong_casts(q: QuantizerSettings, *, others: bool = True) -> Iterator[WrongC
     if q.granularity is not None and plain.granularity is None:
         yield WrongCast(f"is cast to {name} without a scale", _definition(plain))
     if q.rounding != "zero":
-        yield WrongCast(
-            "is truncated, not rounded to the nearest",
-            _definition(with_options(q, rounding="zero")),
-        )
+        yield WrongCast("is truncated, not rounded to the nearest", _truncated(q))
     if q.rounding == "even":
         yield WrongCast(
             "rounds ties away from zero, not to even",
@@ -81,6 +78,15 @@ def _defined(words: str, q: QuantizerSettings, is_same_kind: bool = True) -> Wro
 
 def _definition(q: QuantizerSettings) -> Callable[[Floats], Floats]:
     return lambda x: define(x, q)
+
+
+def _truncated(q: QuantizerSettings) -> Callable[[Floats], Floats]:
+    """Return values of codes cut off; the largest value of a row is a code, and float32 decides."""
+    cut = with_options(q, rounding="zero")
+    has_scales = q.granularity is not None and q.zero_point is None and q.rotation is None
+    if q.format.kind == "element" and has_scales:
+        return lambda x: quantize_with_scales(x, cut, lambda scales: scales)
+    return _definition(cut)
 
 
 def _rounded_up(q: QuantizerSettings) -> Callable[[Floats], Floats]:

@@ -11,7 +11,7 @@ from qgate.causes.faults import WrongCast
 from qgate.causes.layouts import grouped, spread_scales, tensor_state
 from qgate.errors import QgateError
 from qgate.expected.conventions import with_options
-from qgate.expected.group_scales import by_groups
+from qgate.expected.group_scales import by_groups, float32
 from qgate.expected.searched_scales import scales_of
 from qgate.formats import get
 from qgate.formats.definition import quantize as define
@@ -181,10 +181,12 @@ def quantize_with_scales(
 
 
 def _cast(groups: Floats, scales: Floats, q: QuantizerSettings) -> Floats:
-    """Round rows to multiples of their scales."""
-    codes = round_by_list(
-        groups / scales[:, None], q.format.element, rounding=q.rounding, narrow=q.narrow
-    )
+    """Round rows to multiples of their scales, which kernels divide by in float32.
+
+    The largest value of a row is halfway between two codes where its scale is twice the right one.
+    """
+    ratios = float32(groups / scales[:, None])
+    codes = round_by_list(ratios, q.format.element, rounding=q.rounding, narrow=q.narrow)
     return np.asarray(codes * scales[:, None])
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,16 +59,18 @@ def describe_wrong_cast(
     width, actual = case.expected.width, case.actual.double()
     values: dict[tuple[Any, int], Tensor | None] = {}
     affordable = MOST_WORK // max(work_of(case), 1)
-    suspects = (entry for entry in _suspects(case.subject, case.arguments) if entry[0] != [RESULT])
-    for slots, number, cast in itertools.islice(suspects, max(affordable, FEWEST_CASTS)):
-        if is_likely and not is_likely(f"{_arguments_words(slots)} {cast.words}"):
+    suspects = (casts for casts in _suspects(case.subject, case.arguments) if RESULT not in casts)
+    for numbered in itertools.islice(suspects, max(affordable, FEWEST_CASTS)):
+        casts = {position: cast for position, (_, cast) in numbered.items()}
+        words = _words_of(casts)
+        if is_likely and not is_likely(words):
             continue
         changed = list(case.ideal)
-        for position in slots:
+        for position, (number, cast) in numbered.items():
             if (position, number) not in values:
                 values[position, number] = _faulty(cast, case.arguments[position])
             changed[position] = values[position, number]
-        if any(changed[position] is None for position in slots):
+        if any(changed[position] is None for position in casts):
             continue
         result = case.result_of(changed)
         if result.shape != width.shape:
@@ -75,14 +78,14 @@ def describe_wrong_cast(
         if Expected.around(result, width).explains(case.actual) or _explains_nearly(
             case, result, changed
         ):
-            return f"{_arguments_words(slots)} {cast.words}", tried
-        tried.append(TriedCast(energy_left(actual, result), slots, cast))
+            return words, tried
+        tried.append(TriedCast(energy_left(actual, result), casts))
     # Codes within float noise of where a faulty cast cuts off may be either.
     best = min(tried, key=lambda each: each.energy, default=None)
     energies = (float(x.square().sum()) for x in (case.residual, actual))
     if best and best.energy < ALMOST * min(energies):
         faulty = best.faulty(case).arguments
-        zeros = [torch.zeros_like(x) if n in best.slots else x for n, x in enumerate(faulty)]
+        zeros = [torch.zeros_like(x) if n in best.casts else x for n, x in enumerate(faulty)]
         # An argument that is not used at all is nearly one with small values.
         if best.energy < energy_left(actual, case.result_of(zeros)):
             return best.words, tried
@@ -92,9 +95,8 @@ def describe_wrong_cast(
 def _wrong_cast_of_result(case: Failing) -> str:
     subject, width = case.subject, case.expected.width
     before = evaluate(subject.like, case.ideal)
-    for slots, _, cast in _suspects(subject, case.arguments):
-        if slots != [RESULT]:
-            continue
+    of_result = (casts[RESULT] for casts in _suspects(subject, case.arguments) if RESULT in casts)
+    for _, cast in of_result:
         sources = (before, before * (1 + NUDGE), before * (1 - NUDGE))
         results = [result for source in sources if (result := _faulty(cast, source)) is not None]
         if len(results) < len(sources) or results[0].shape != width.shape:
@@ -113,36 +115,39 @@ def work_of(case: Failing) -> int:
 
 @dataclass(frozen=True)
 class TriedCast:
-    """A faulty cast of arguments, and the energy that it leaves of a result."""
+    """Faulty casts of arguments by their positions, and the energy that they leave of a result."""
 
     energy: float
-    slots: list[Any]
-    cast: WrongCast
+    casts: Mapping[Any, WrongCast]
 
     def faulty(self, case: Failing) -> FaultyArguments:
-        """Return the arguments that it makes."""
+        """Return the arguments that they make."""
         changed = list(case.ideal)
-        for position in self.slots:
-            changed[position] = _faulty(self.cast, case.arguments[position])
-        return FaultyArguments(case, self.slots, self.cast, changed)
+        for position, cast in self.casts.items():
+            changed[position] = _faulty(cast, case.arguments[position])
+        return FaultyArguments(case, self.casts, changed)
+
+    @property
+    def is_same_kind(self) -> bool:
+        """Tell if each is a cast of its format."""
+        return all(cast.is_same_kind for cast in self.casts.values())
 
     @property
     def words(self) -> str:
-        return f"{_arguments_words(self.slots)} {self.cast.words}"
+        return _words_of(self.casts)
 
 
 @dataclass(frozen=True)
 class FaultyArguments:
-    """Arguments that a faulty cast makes, in words."""
+    """Arguments that faulty casts make."""
 
     case: Failing
-    slots: list[Any]
-    cast: WrongCast
+    casts: Mapping[Any, WrongCast]
     arguments: list[Any]
 
     def alternatives(self) -> Iterator[list[Any]]:
-        """List what the same cast makes under other conventions."""
-        for position in self.slots:
+        """List what the same casts make under other conventions."""
+        for position in self.casts:
             source = self.case.arguments[position]
             if not isinstance(source, Tensor):
                 continue
@@ -152,8 +157,9 @@ class FaultyArguments:
                     yield [*self.arguments[:position], values, *self.arguments[position + 1 :]]
 
     def _of(self, position: int, source: Tensor, faulty: Tensor) -> Iterator[Tensor]:
-        if self.cast.alternatives is not None:
-            for cast in self.cast.alternatives(short_name(source.dtype)):
+        alternatives = self.casts[position].alternatives
+        if alternatives is not None:
+            for cast in alternatives(short_name(source.dtype)):
                 values = WrongCast("", cast).apply(to_array(source))
                 if values is not None:
                     yield from_array(values, source)
@@ -170,10 +176,12 @@ class FaultyArguments:
             yield other + (faulty - ideal)
 
 
-def _arguments_words(slots: Sequence[Any]) -> str:
-    if len(slots) > 1:
-        return f"each of arguments {', '.join(map(str, slots))}"
-    return f"argument {slots[0]}"
+def _words_of(casts: Mapping[Any, WrongCast]) -> str:
+    """Say what is wrong with arguments whose casts have the same words."""
+    words = next(iter(casts.values())).words
+    if len(casts) > 1:
+        return f"each of arguments {', '.join(map(str, casts))} {words}"
+    return f"argument {next(iter(casts))} {words}"
 
 
 def _faulty(cast: WrongCast, argument: Any) -> Tensor | None:
@@ -203,8 +211,8 @@ def _leaves_roundings(case: Failing, result: Tensor) -> bool:
 
 def _suspects(
     subject: KernelSubject, arguments: Sequence[Any]
-) -> Iterator[tuple[list[Any], int, WrongCast]]:
-    """List numbered faulty casts of arguments, of some in one format together, of the result.
+) -> Iterator[dict[Any, tuple[int, WrongCast]]]:
+    """List numbered faulty casts by position: of an argument, of some in one format, of the result.
 
     Arguments that are not declared may be quantized like the others.
     """
@@ -213,9 +221,7 @@ def _suspects(
     for same in _alike(subject):
         groups += [list(some) for size in (2, 3) for some in itertools.combinations(same, size)]
     for group in groups:
-        settings = subject.slots[group[0]].quantizer
-        if settings is not None:
-            yield from ((group, number, cast) for number, cast in enumerate(wrong_casts(settings)))
+        yield from _same_casts({position: subject.slots[position] for position in group})
     for position, argument in enumerate(arguments):
         if position in subject.inputs or not isinstance(argument, Tensor):
             continue
@@ -223,10 +229,29 @@ def _suspects(
             continue
         for number, quantization in enumerate(subject.inputs.values()):
             words = f"is quantized to {quantization.name}, and is not declared to be"
-            yield [position], number, WrongCast(words, quantization.choices[0])
+            yield {position: (number, WrongCast(words, quantization.choices[0]))}
     for position in subject.inputs:
         for number, cast in enumerate(_double_casts(subject, position, arguments[position])):
-            yield [position], FIRST_DOUBLE + number, cast
+            yield {position: (FIRST_DOUBLE + number, cast)}
+
+
+def _same_casts(
+    slots: Mapping[Any, Quantization],
+) -> Iterator[dict[Any, tuple[int, WrongCast]]]:
+    """List the faulty casts that arguments have in common, by their words."""
+    quantizers = [quantization.quantizer for quantization in slots.values()]
+    first, *others = ([*wrong_casts(q)] if q is not None else [] for q in quantizers)
+    by_words: list[dict[str, list[tuple[int, WrongCast]]]] = []
+    for casts in others:
+        by_words.append(defaultdict(list))
+        for number, cast in enumerate(casts):
+            by_words[-1][cast.words].append((number, cast))
+    times: Counter[str] = Counter()
+    for number, cast in enumerate(first):
+        same = [listed[cast.words][times[cast.words] :][:1] for listed in by_words]
+        times[cast.words] += 1
+        if all(same):
+            yield dict(zip(slots, [(number, cast), *(entry for [entry] in same)], strict=True))
 
 
 def _double_casts(subject: KernelSubject, position: int, argument: Any) -> Iterator[WrongCast]:
@@ -261,10 +286,10 @@ def _double_casts(subject: KernelSubject, position: int, argument: Any) -> Itera
 
 
 def _alike(subject: KernelSubject) -> list[list[Any]]:
-    """List the positions of arguments that are quantized in the same way."""
+    """List the positions of arguments that are quantized to one format."""
     kinds: dict[str, list[Any]] = {}
     for position, quantization in subject.inputs.items():
-        kinds.setdefault(f"{quantization.name} {quantization.quantizer!r}", []).append(position)
+        kinds.setdefault(quantization.name, []).append(position)
     return list(kinds.values())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 
 import numpy as np
 from torch import Tensor
@@ -120,13 +121,18 @@ def _factors(ratio: float) -> Iterator[float]:
 
 
 def _settled(left: Callable[[float], float], factor: float) -> tuple[float, float]:
-    """Return the least energy that factors near one leave, and the factor."""
+    """Return the least energy that factors near one leave, and the factor.
+
+    Ratios of whole numbers count, such as 2 and 127/63: with a factor beside them, values halfway
+    between two codes would go to other ones.
+    """
     best = left(factor), factor
     for finer in (1, 2, 3, 4):
         step = STEP * 3.0**-finer
         near = (best[1] * math.exp(step * number) for number in (-2, -1, 1, 2))
         best = min([best, *((left(value), value) for value in near)])
-    return best
+    plain = {float(Fraction(best[1]).limit_denominator(most)) for most in (2, 16, 128)}
+    return min([best, *((left(value), value) for value in plain)])
 
 
 def _result(case: Failing, group: Sequence[int], factor: float) -> Tensor:

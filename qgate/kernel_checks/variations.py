@@ -55,7 +55,7 @@ class _Entry:
     @property
     def is_same_kind(self) -> bool:
         """Tell if a cast is to the right format: its conventions may differ by more."""
-        return isinstance(self.fault, TriedCast) and self.fault.cast.is_same_kind
+        return isinstance(self.fault, TriedCast) and self.fault.is_same_kind
 
     def call(self, case: Failing) -> WrongCall:
         if isinstance(self.fault, WrongCall):

@@ -86,7 +86,7 @@ class Int8(nn.Module):
         bias = None if self.fault == "no bias" else self.bias
         if self.is_linear:
             return linear(self.cast(x, -1), self.cast(self.weight, -1), bias)
-        return conv1d(self.cast(x, 1), self.cast(self.weight, (1, 2)), bias, padding=1)
+        return conv1d(self.cast(x, (1, 2)), self.cast(self.weight, (1, 2)), bias, padding=1)
 
     def cast(self, x: Tensor, dims: int | tuple[int, int]) -> Tensor:
         scale = x.detach().abs().amax(dims, keepdim=True).clamp_min(1e-30) / 127

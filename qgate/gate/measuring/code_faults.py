@@ -226,7 +226,12 @@ def _block_around(base: Model, end: Site) -> str:
 
 
 def _in_terms_of_site(words: str, end: Site, result: Tensor) -> str:
-    """Call the axes of a result what they are at a site: channels, and tokens before them."""
+    """Call the axes of a result what they are at a site: channels, and tokens before them.
+
+    Words about the scores of attention mean theirs.
+    """
+    if "scores" in words:
+        return words
     axis = end.channel_axis(result) % result.dim()
     if axis != result.dim() - 1:
         places = r"\b(?:index|indices|entry|entries) ([\d, to]+?(?: of [\d,]+)?)"
