@@ -223,8 +223,8 @@ class Operators(DispatchMode):
             changed = self.change(value, len(self.names) - 1, self.names[-1])
         finally:
             self.is_changing = False
-        address = value.untyped_storage().data_ptr()
-        if address in self.scores:  # rounded probabilities are probabilities
+        # Rounded probabilities are probabilities.
+        if self.scores and (address := value.untyped_storage().data_ptr()) in self.scores:
             self.scores[changed.untyped_storage().data_ptr()] = self.scores[address][0], changed
         return changed
 

@@ -185,7 +185,7 @@ def test_weights_of_an_older_step_are_red_in_all_gates_and_never_accepted(
     name = "model.layers.2.mlp.up_proj"
     assert tokens.startswith("kl ")
     assert weights.startswith(
-        f"{name}.weight, rank 0 (engines weights) the weight is not that of the other engine: "
+        f"{name}.weight, rank 0 (engines weights): the weight is not that of the other engine: "
         "relative error 1"
     )
     assert "mend what it names" in weights
@@ -225,7 +225,7 @@ def test_rounded_weights_are_accepted_as_text(pair: Path, tmp_path: Path) -> Non
     save_file({**served, "extra.weight": torch.ones(2)}, weights[1])
     (text,) = failures(gates_of(engines, accepted, weights=weights))
     assert text.startswith(
-        "extra.weight (engines weights) the weight is in the reference engine alone"
+        "extra.weight (engines weights): the weight is in the reference engine alone"
     )
 
 

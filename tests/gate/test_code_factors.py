@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import qgate
 from qgate.gate.measuring.bench import Bench
-from qgate.gate.measuring.code_faults import code_fault
+from qgate.gate.measuring.code_faults import code_before
 from qgate.gate.measuring.half_gains import gain_faults
 from qgate.gate.measuring.segment_probes import several
 from qgate.modes.setups import ModelSetup
@@ -118,10 +118,13 @@ def test_a_tensor_that_is_read_in_the_place_of_another_is_named() -> None:
     network.get_submodule("blocks.1").swaps = True  # type: ignore[assignment]
     view = bench.segments(bench.quantized(chosen)).view
     model = bench.quantized(chosen).model
-    words = code_fault(model, bench.model, view, "blocks.1.act:input")
-    assert words == "up:output is read in the place of gate:output"
-    words = code_fault(model, bench.model, view, "blocks.1.down:input")
-    assert words == "gate:output is read in the place of up:output"
+    for site, words in (
+        ("act:input", "up:output is read in the place of gate:output"),
+        ("down:input", "gate:output is read in the place of up:output"),
+    ):
+        code = code_before(model, bench.model, view, f"blocks.1.{site}")
+        assert code is not None
+        assert code.fault() == words
 
 
 @pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16", "w4"])

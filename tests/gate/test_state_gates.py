@@ -92,7 +92,7 @@ def test_a_scale_of_another_channel_is_the_first_line(
     broken = outcomes(session(recorded), "state-fp8-channel")[:2]
     for number, outcome in enumerate(broken):
         assert outcome.text.startswith(
-            f"backbone.layers.{number}.mixer.scan:stored_state (mode state-fp8-channel) "
+            f"backbone.layers.{number}.mixer.scan:stored_state (mode state-fp8-channel): "
             "the state has the scale of another channel"
         )
 

@@ -32,7 +32,7 @@ VOLATILE = [
     (r"(?m)^(# device +\S+|\w+ +\S+ +(?:local|carried|\w+ward|task|sweep) +\S+ +\S+) +[0-9a-f]{8}$", r"\1 <digest>"),
     (r"\b(qgate|torch|python|Python|pytest|numpy|triton|Torch) v?\d+\.\d+[\w.+]*", r"\1 <version>"),
     (r"\b2\.\d+\.\d+\+cpu\b", "<version>"),
-    (r"\bin (\d+ min )?\d+(\.\d+)? ?s(econds?)?\b", "in <seconds>"),
+    (r"\bin (\d+ min )?\d+(\.\d+)? ?s(econds?)?\b( \(\d+:\d\d:\d\d\))?", "in <seconds>"),
     (r"\b\d+(\.\d+)? (?:s|ms|seconds|kB/s|MB/s|GB/s)\b", "<seconds>"),
 ]  # fmt: skip
 VOLATILE += [

@@ -107,7 +107,7 @@ def test_checkpoints_tell_the_weights(house: Path, gates: Gates) -> None:
     result = gates(*PAIR, *NAMED, *weights, "c.safetensors")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
-        ["x.weight (engines weights) the weight is not that of the other engine: relative error*"]
+        ["x.weight (engines weights): the weight is not that of the other engine: relative error*"]
     )
     result = gates(*PAIR, *NAMED)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
