@@ -78,6 +78,7 @@ def snapshot(
     names: Names = None,
     only: str = "",
     seed: int = 0,
+    interleaved: Mapping[str, int] | None = None,
 ) -> Path:
     """Write the weights and KV scales that a model holds now, and return the file.
 
@@ -86,6 +87,9 @@ def snapshot(
     names  turns names of modules into those of the checkpoint: a function, or patterns and texts
     only   pattern of the names that are written, such as "layers.7\\."
     seed   of the sampled rows and columns; the same in both programs
+    interleaved  size of a head, by patterns of names, of weights whose rows are pairs of rotary
+                 positions, as Meta's Llama and torchtitan have them: {"(wq|wk)": 128}. They are
+                 written as checkpoints of Hugging Face have them
     """
     rank = _rank() if rank is None else rank
     tensors: dict[str, Tensor] = {}
@@ -94,7 +98,13 @@ def snapshot(
     with torch.no_grad():
         for piece in pieces(model, unread):
             name = rename(piece.name, names)
+            head = [h for found, h in (interleaved or {}).items() if re.search(found, piece.name)]
             if re.search(only, name):
+                try:
+                    piece = halves_first(piece, head[0]) if head else piece
+                except ValueError as error:
+                    unread[name] = str(error)
+                    continue
                 key = f"{name}@{piece.start[0]},{piece.start[1]}"
                 tensors |= {f"{key}/{part}": x for part, x in sample(piece, seed).items()}
                 shapes[key] = (*piece.shape, *piece.values.shape)
@@ -120,6 +130,19 @@ def rename(name: str, names: Names) -> str:
     for pattern, text in names.items():
         name = re.sub(pattern, text, name)
     return name
+
+
+def halves_first(piece: Piece, head: int) -> Piece:
+    """Put the even rows of each head before the odd ones."""
+    height = len(piece.values)
+    if head < 2 or head % 2 or height % head or piece.start[0] % head:
+        raise ValueError(f"its {height} rows from {piece.start[0]} on are no whole heads of {head}")
+    order = torch.arange(height).view(-1, head // 2, 2).transpose(1, 2).reshape(-1)
+    order = order.to(piece.values.device)
+    scales = piece.scales
+    if scales is not None and len(scales) == height:
+        scales = scales[order]
+    return replace(piece, values=piece.values[order], scales=scales)
 
 
 # Sampling ----------------------------------------------------------------------------------------

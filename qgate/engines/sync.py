@@ -236,9 +236,30 @@ def _differing(
                 continue
             if bool(_fits(shard, source.values(other, shard.rows, shard.columns))[0].all()):
                 return _finding(shard, "another", wrong, f"the weights of {other}")
+        if head := _paired_heads(shard, name, source):
+            holds = (
+                f"pairs of rotary positions in heads of {head} (give interleaved= to the snapshot"
+            )
+            return _finding(shard, "differs", wrong, f"{holds} of a program that has them so)")
     error, factor = _distance(shard, source.values(name, shard.rows, shard.columns).double())
     holds = "" if factor is None else f"{factor:.4g} times the trainer's"
     return _finding(shard, "differs", wrong, holds, rows=spans, error=error)
+
+
+def _paired_heads(shard: ProbeShard, name: str, source: WeightSource) -> int:
+    """Return the size of heads of which one side has pairs of rotary positions, or 0."""
+    digests = source.digests(name)
+    if digests is None or shard.digests is None or shard.size[1] != shard.shape[1]:
+        return 0
+    height = shard.shape[0]
+    rows = shard.start[0] + torch.arange(shard.size[0])
+    for head in (size for size in range(4, height + 1, 2) if height % size == 0):
+        place, half = rows % head, head // 2
+        halves = torch.where(place < half, 2 * place, 2 * (place - half) + 1)
+        pairs = place // 2 + half * (place % 2)
+        if any(torch.equal(digests[rows - place + o], shard.digests) for o in (halves, pairs)):
+            return head
+    return 0
 
 
 def _distance(shard: ProbeShard, weights: Tensor) -> tuple[float, float | None]:

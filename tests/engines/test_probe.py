@@ -116,6 +116,23 @@ def test_names_of_a_trainer_become_those_of_the_checkpoint() -> None:
     assert probe.rename("a.b", str.upper) == "A.B"
 
 
+def test_pairs_of_rotary_positions_are_written_as_checkpoints_have_them(tmp_path: Path) -> None:
+    weight = torch.arange(24 * 5.0).view(24, 5)
+    heads = [weight[first : first + 8] for first in (0, 8, 16)]
+    rows = [head[number] for head in heads for number in (0, 2, 4, 6, 1, 3, 5, 7)]
+    model = nn.ModuleDict({"wq": nn.Linear(5, 24, bias=False), "wv": nn.Linear(5, 24, bias=False)})
+    with torch.no_grad():
+        for linear in model.values():
+            linear.get_parameter("weight").copy_(weight)
+    probe.snapshot(model, tmp_path, interleaved={"wq": 8})
+    first, second = read_probe(str(tmp_path)).shards
+    assert torch.equal(first.values, torch.stack(rows))
+    assert torch.equal(second.values, weight)
+    part = probe.Piece("wq.weight", weight[4:12], (4, 0), (24, 5))
+    with pytest.raises(ValueError, match="its 8 rows from 4 on are no whole heads of 8"):
+        probe.halves_first(part, 8)
+
+
 def test_experts_that_torchtitan_stacks_are_taken_apart() -> None:
     experts = torch.randn(3, 6, 4)
     wholes = assembled([Trainer({"layers.0.moe.experts.w1": experts})])

@@ -83,11 +83,17 @@ def _one_row(new: Tensor, old: Tensor) -> Tensor:
     return torch.where(row, old, new)
 
 
+def _pairs(new: Tensor, _old: Tensor) -> Tensor:
+    """Put the halves of heads of 16 rows in turns."""
+    return new.view(-1, 2, 8, new.shape[1]).transpose(1, 2).reshape(new.shape)
+
+
 FAULTS: dict[str, tuple[str, Callable[[Tensor, Tensor], Tensor], str]] = {
     "some rows": (DOWN, _rows, f"weights of step 41 in {DOWN}: rows 40 to 63 are not those of"),
     "one row": (DOWN, _one_row, f"weights of step 41 in {DOWN}: row 17 is not those of step 42"),
     "1 % too large": (UP, _times(1.01), f"1.01 times the trainer's in {UP}: they are not those"),
     "zeros": (UP, _times(0.0), f"0 times the trainer's in {UP}: they are not those of step 42"),
+    "pairs": (UP, _pairs, "pairs of rotary positions in heads of 16 (give interleaved= to the"),
     "turned": (UP, lambda new, _: new.flip(0), f"weights of no known step in {UP}: they are not"),
 }
 
