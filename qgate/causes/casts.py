@@ -51,7 +51,9 @@ def wrong_casts(q: QuantizerSettings, *, others: bool = True) -> Iterator[WrongC
     if q.granularity is not None and plain.granularity is None:
         yield WrongCast(f"is cast to {name} without a scale", _definition(plain))
     if q.rounding != "zero":
-        yield WrongCast("is truncated, not rounded to the nearest", _truncated(q))
+        cut = with_options(q, rounding="zero")
+        for truncated in (_definition(cut), *_in_float32(cut)):
+            yield WrongCast("is truncated, not rounded to the nearest", truncated)
     if q.rounding == "even":
         yield WrongCast(
             "rounds ties away from zero, not to even",
@@ -80,13 +82,11 @@ def _definition(q: QuantizerSettings) -> Callable[[Floats], Floats]:
     return lambda x: define(x, q)
 
 
-def _truncated(q: QuantizerSettings) -> Callable[[Floats], Floats]:
-    """Return values of codes cut off; the largest value of a row is a code, and float32 decides."""
-    cut = with_options(q, rounding="zero")
+def _in_float32(q: QuantizerSettings) -> Iterator[Callable[[Floats], Floats]]:
+    """Yield a cast that divides in float32, where that decides: a largest value is a code."""
     has_scales = q.granularity is not None and q.zero_point is None and q.rotation is None
     if q.format.kind == "element" and has_scales:
-        return lambda x: quantize_with_scales(x, cut, lambda scales: scales)
-    return _definition(cut)
+        yield lambda x: quantize_with_scales(x, q, lambda scales: scales)
 
 
 def _rounded_up(q: QuantizerSettings) -> Callable[[Floats], Floats]:

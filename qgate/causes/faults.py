@@ -32,10 +32,12 @@ class WrongCast(Fault[Cast]):
 
     alternatives   the same fault under other conventions, for a dtype of the source
     is_same_kind   the format is the right one: other conventions may differ by more
+    is_factor      all scales are the right ones times a number
     """
 
     alternatives: Callable[[str], Iterable[Cast]] | None = None
     is_same_kind: bool = False
+    is_factor: bool = False
 
     def apply(self, x: Floats) -> Floats | None:
         """Return what the fault makes of a source, None where it cannot occur."""

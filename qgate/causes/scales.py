@@ -49,6 +49,7 @@ def size_faults(q: QuantizerSettings) -> Iterator[WrongCast]:
         yield WrongCast(
             f"is quantized with {words} the scale of the definition",
             lambda x, factor=factor: quantize_with_scales(x, q, lambda s: s * factor),  # type: ignore[misc]
+            is_factor=True,
         )
     for step, words in ((1.0, "high"), (-1.0, "low")):
         yield WrongCast(
@@ -114,6 +115,7 @@ def _divisors(q: QuantizerSettings) -> Iterator[WrongCast]:
                 lambda x, other=other: quantize_with_scales(  # type: ignore[misc]
                     x, q, lambda s: s * (largest / other)
                 ),
+                is_factor=True,
             )
 
 

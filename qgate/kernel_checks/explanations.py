@@ -238,7 +238,10 @@ def _suspects(
 def _same_casts(
     slots: Mapping[Any, Quantization],
 ) -> Iterator[dict[Any, tuple[int, WrongCast]]]:
-    """List the faulty casts that arguments have in common, by their words."""
+    """List the faulty casts that arguments have in common, by their words.
+
+    A factor of scales that are shared in several ways has words of its own.
+    """
     quantizers = [quantization.quantizer for quantization in slots.values()]
     first, *others = ([*wrong_casts(q)] if q is not None else [] for q in quantizers)
     by_words: list[dict[str, list[tuple[int, WrongCast]]]] = []
@@ -247,7 +250,10 @@ def _same_casts(
         for number, cast in enumerate(casts):
             by_words[-1][cast.words].append((number, cast))
     times: Counter[str] = Counter()
+    are_equal = len({repr(q) for q in quantizers}) == 1
     for number, cast in enumerate(first):
+        if cast.is_factor and not are_equal:
+            continue
         same = [listed[cast.words][times[cast.words] :][:1] for listed in by_words]
         times[cast.words] += 1
         if all(same):
