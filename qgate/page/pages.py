@@ -335,9 +335,8 @@ def _shapes(run: Run) -> dict[str, object] | None:
         for of in coverage_in(run.header)
         for group in of.get("shapes") or []
     ]
-    return (
-        {"about": _SHAPES, "heads": ("modules", "met", "never met"), "rows": rows} if rows else None
-    )
+    heads = "modules", "met", "never met"
+    return {"about": _SHAPES, "heads": heads, "rows": rows, "words": True} if rows else None
 
 
 def _tasks(run: Run) -> dict[str, object] | None:
