@@ -132,16 +132,18 @@ def rename(name: str, names: Names) -> str:
     return name
 
 
+def order_of_halves(height: int, head: int) -> Tensor:
+    """Return the rows of heads, the even ones of each before the odd ones."""
+    return torch.arange(height).view(-1, head // 2, 2).transpose(1, 2).reshape(-1)
+
+
 def halves_first(piece: Piece, head: int) -> Piece:
     """Put the even rows of each head before the odd ones."""
     height = len(piece.values)
     if head < 2 or head % 2 or height % head or piece.start[0] % head:
         raise ValueError(f"its {height} rows from {piece.start[0]} on are no whole heads of {head}")
-    order = torch.arange(height).view(-1, head // 2, 2).transpose(1, 2).reshape(-1)
-    order = order.to(piece.values.device)
-    scales = piece.scales
-    if scales is not None and len(scales) == height:
-        scales = scales[order]
+    order = order_of_halves(height, head).to(piece.values.device)
+    scales = None if piece.scales is None else piece.scales.expand(height, -1)[order]
     return replace(piece, values=piece.values[order], scales=scales)
 
 

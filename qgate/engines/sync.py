@@ -25,6 +25,7 @@ from qgate.engines.sync_outputs import add_outputs
 from qgate.engines.sync_places import group_findings, row_spans
 from qgate.engines.sync_record import SyncRecord, WeightFinding
 from qgate.errors import QgateError
+from qgate.probe import order_of_halves
 from qgate.storage.access import folder_of
 from qgate.storage.locations import user_location
 
@@ -237,10 +238,9 @@ def _differing(
             if bool(_fits(shard, source.values(other, shard.rows, shard.columns))[0].all()):
                 return _finding(shard, "another", wrong, f"the weights of {other}")
         if head := _paired_heads(shard, name, source):
-            holds = (
-                f"pairs of rotary positions in heads of {head} (give interleaved= to the snapshot"
-            )
-            return _finding(shard, "differs", wrong, f"{holds} of a program that has them so)")
+            holds = f"pairs of rotary positions in heads of {head}"
+            advice = "(give interleaved= to the snapshot of a program that has them so)"
+            return _finding(shard, "differs", wrong, f"{holds} {advice}")
     error, factor = _distance(shard, source.values(name, shard.rows, shard.columns).double())
     holds = "" if factor is None else f"{factor:.4g} times the trainer's"
     return _finding(shard, "differs", wrong, holds, rows=spans, error=error)
@@ -251,13 +251,10 @@ def _paired_heads(shard: ProbeShard, name: str, source: WeightSource) -> int:
     digests = source.digests(name)
     if digests is None or shard.digests is None or shard.size[1] != shard.shape[1]:
         return 0
-    height = shard.shape[0]
-    rows = shard.start[0] + torch.arange(shard.size[0])
+    height, rows = shard.shape[0], slice(shard.start[0], shard.start[0] + shard.size[0])
     for head in (size for size in range(4, height + 1, 2) if height % size == 0):
-        place, half = rows % head, head // 2
-        halves = torch.where(place < half, 2 * place, 2 * (place - half) + 1)
-        pairs = place // 2 + half * (place % 2)
-        if any(torch.equal(digests[rows - place + o], shard.digests) for o in (halves, pairs)):
+        halves = order_of_halves(height, head)
+        if any(torch.equal(digests[o][rows], shard.digests) for o in (halves, halves.argsort())):
             return head
     return 0
 
