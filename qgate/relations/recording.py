@@ -198,6 +198,7 @@ class FedRun:
         # Such as the positions of a batch whose rows begin at the same one.
         is_shared = layout != FLAT and tensor.dim() > 1 and len(tensor) == 1 < call.rows
         every_row = tensor.expand(call.rows, *tensor.shape[1:]) if is_shared else tensor
+        is_fed = self._force and not is_shared
         viewed = grid_view(every_row, layout, call.rows, call.tokens)
         recorded = listed[number] if number < len(listed) else None
         if recorded is None or viewed is None or viewed.shape[2:] != recorded.shape[2:]:
@@ -215,7 +216,7 @@ class FedRun:
                 self._judge(site, actual, actual, call)
                 return None
             self._judge(site, actual, expected.flatten(0, 1), call)
-            if not self._force or is_shared:
+            if not is_fed:
                 return None
             return expected.to(tensor.dtype, copy=True).reshape(tensor.shape)
         row, token, source_row, source_token = call.whole_rows if layout == ROWS else call.indices
@@ -223,7 +224,7 @@ class FedRun:
             return None
         expected = recorded[source_row, source_token]
         self._judge(site, viewed[row, token], expected, call)
-        if not self._force or is_shared:
+        if not is_fed:
             return None
         replaced = tensor.clone()
         target = grid_view(replaced, layout, call.rows, call.tokens)

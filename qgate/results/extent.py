@@ -152,9 +152,8 @@ def extent_text(header: Mapping[str, object] | Record) -> str:
     extent = extent_of(header)
     if extent is None:
         return ""
-    head = f"gates held: {extent['judged']:,} of {extent['gates']:,}"
-    if not extent["gates"]:
-        head = "this run has no gates"
+    held = f"gates held: {extent['judged']:,} of {extent['gates']:,}"
+    head = held if extent["gates"] else "this run has no gates"
     return "; ".join([head, *omitted_texts(extent)])
 
 
