@@ -21,7 +21,8 @@ from qgate.formats._codebook import LLOYD
 from qgate.formats._work import DOUBLE
 from qgate.formats.codebook import Codebook, CodebookFormat
 from qgate.formats.vector_books import code_book
-from tests.formats.oracles import assert_same_bits, to_float64
+from tests.formats.hard_blocks import assert_defined, hard_rows
+from tests.formats.oracles import assert_same_bits
 
 BOOKS = [fmt.name for fmt in qgate.formats.FORMATS if isinstance(fmt, CodebookFormat)]
 BNB = {"nf4": "nf4", "bnb_fp4": "fp4"}
@@ -168,14 +169,9 @@ OPTIONS = [{}, {"axis": 0, "block": 7}, {"inf": "saturate"}, {"rounding": "away"
 def test_hard_blocks_by_the_definition(
     name: str, dtype: torch.dtype, options: dict[str, Any]
 ) -> None:
-    x = torch.randn(24, 200, generator=torch.Generator().manual_seed(0)).to(dtype) * 3
-    x[3], x[5, 3], x[6, 4], x[7] = 0, math.nan, math.inf, x[7] * 2.0**-140
+    x = hard_rows(dtype)
     x[8, 0] = torch.finfo(dtype).max
-    q = qgate.Quantizer(name, **options)
-    expected = definition.quantize(to_float64(x), q)
-    exact = qgate.quantize(x, name, dtype=torch.float64, **options)
-    assert_same_bits(exact, expected, name, x)
-    assert_same_bits(q.encode(x).decode(torch.float64), expected, name, x)
+    exact = assert_defined(x, name, **options)
     assert options.get("axis") == 0 or not exact[3].any()
 
 

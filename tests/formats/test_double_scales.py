@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from bitsandbytes import functional
 
 import qgate
-from qgate.formats import definition
 from qgate.formats.double_scales import DoubleScales, dynamic_levels
-from tests.formats.oracles import assert_same_bits, to_float64
+from tests.formats.hard_blocks import assert_defined, hard_rows
 
 KINDS = {"nf4_double": "nf4", "bnb_fp4_double": "fp4"}
 
@@ -70,15 +67,10 @@ def test_random_scales_have_the_codes_of_bitsandbytes() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_hard_blocks_by_the_definition(name: str) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        x = torch.randn(24, 200, generator=torch.Generator().manual_seed(0)).to(dtype) * 3
-        x[3], x[5, 3], x[6, 4], x[7] = 0, math.nan, math.inf, x[7] * 2.0**-140
+        x = hard_rows(dtype)
         for y in (x, x[1], x[:0], x.view(2, 12, 200), x[3:4], x[0, 0]):
             for options in ({}, {"block": 7}):
-                q = qgate.Quantizer(name, **options)
-                expected = definition.quantize(to_float64(y), q)
-                exact = qgate.quantize(y, name, dtype=torch.float64, **options)
-                assert_same_bits(exact, expected, name, y)
-                assert_same_bits(q.encode(y).decode(torch.float64), expected, name, y)
+                assert_defined(y, name, **options)
 
 
 def test_it_loses_little_more_than_scales_in_float32() -> None:

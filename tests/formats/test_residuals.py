@@ -10,12 +10,11 @@ import pytest
 import torch
 
 import qgate
-from qgate.formats import definition
 from qgate.formats._codebook import LLOYD
 from qgate.formats._literals import RESIDUAL_NAMES
 from qgate.formats.codebook import Codebook, CodebookFormat
 from qgate.formats.residual import Projection, ResidualFormat
-from tests.formats.oracles import assert_same_bits, to_float64
+from tests.formats.hard_blocks import assert_defined, hard_rows
 
 DISTORTIONS = {1: 0.56, 2: 0.18, 3: 0.047}
 """Squared errors of inner products with a vector of length 1, times its size: TurboQuant's Theorem
@@ -75,14 +74,9 @@ def test_inner_products_are_right_on_average_within_the_published_variance(bits:
 @pytest.mark.parametrize("name", RESIDUAL_NAMES)
 def test_hard_blocks_by_the_definition(name: str, options: dict[str, Any]) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        x = torch.randn(24, 200, generator=torch.Generator().manual_seed(0)).to(dtype) * 3
-        x[3], x[5, 3], x[6, 4], x[7] = 0, math.nan, math.inf, x[7] * 2.0**-140
+        x = hard_rows(dtype)
         x[8, 0], x[9] = torch.finfo(dtype).max, LLOYD[1][1]
-        q = qgate.Quantizer(name, **options)
-        expected = definition.quantize(to_float64(x), q)
-        exact = qgate.quantize(x, name, dtype=torch.float64, **options)
-        assert_same_bits(exact, expected, name, x)
-        assert_same_bits(q.encode(x).decode(torch.float64), expected, name, x)
+        assert_defined(x, name, **options)
 
 
 def test_codes_and_signs_are_stored() -> None:
