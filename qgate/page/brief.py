@@ -8,6 +8,7 @@ from typing import Any
 from qgate.page.terminal import (
     NARROWEST,
     TerminalLine,
+    improved_text,
     more_cause_lines,
     partial_lines,
     unknown_lines,
@@ -47,7 +48,8 @@ def green_lines(
         about = f"{word} {listed([*modes], _LISTED)} of {listed([*models], _LISTED)}"
         text += f": {about}; {total_text(coverage)}"
     power_words = least_power_text(header)
-    details = [*([f"  {power_words}"] if power_words else []), *_unasked_texts(unasked)]
+    details = [f"  {text}" for text in filter(None, (power_words, improved_text(tally)))]
+    details += _unasked_texts(unasked)
     unmet = unmet_text(coverage_in(header))
     undeclared = [f"  {words}" for words in (*undeclared_texts(header), unmet) if words]
     return [
@@ -96,7 +98,7 @@ def is_plainly_green(tally: Tally, header: Mapping[str, Any]) -> bool:
     """Tell if all of a run was held and passed, under the limits that qgate ships."""
     return bool(
         tally.counts.passed
-        and not (tally.counts.failed or tally.counts.improved or tally.unknown)
+        and not (tally.counts.failed or tally.unknown)
         and not wrong_lines(tally, NARROWEST, header)
         and not (is_partial(extent_of(header)) or looser_text(header))
         and not (across_weights_texts(header) or header.get("shard"))

@@ -150,11 +150,14 @@ def _report(
     first = wrapped_lines([f"cause: {cause.text()}" for cause in causes[:1]], width, "red")
     counted_lines = [*first, *partial_lines(header), *counts_lines(tally, width, header)]
     lines = [*counted_lines, *mode_table(tally.modes, width, modes), *failures]
-    improved = tally.counts.improved
     # What else changed says nothing while something is wrong, and one advice is enough.
-    if improved and not causes:
-        lines += wrapped_lines([f"{improved} improved: bank it with --update-baselines"], width)
-    return lines
+    improved = "" if causes else improved_text(tally)
+    return [*lines, *wrapped_lines([improved] if improved else [], width)]
+
+
+def improved_text(tally: Tally) -> str:
+    count = tally.counts.improved
+    return f"{count} improved: bank it with --update-baselines" if count else ""
 
 
 def more_cause_lines(

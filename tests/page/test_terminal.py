@@ -121,6 +121,16 @@ def test_a_green_run_is_said_in_a_few_lines() -> None:
     ]
 
 
+def test_what_improved_is_one_line_of_a_green_run() -> None:
+    better = record("a:output", 1e-5, accepted={"relative_mse": 2e-5}, node="better")
+    better["checks"][0]["improved"] = True
+    tally = real_like(failing=False)
+    tally.add(better)
+    assert is_plainly_green(tally, whole_header())
+    texts = [line.text for line in green_lines(tally, 80, whole_header(), [])]
+    assert "  1 improved: bank it with --update-baselines" in texts and len(texts) == 5
+
+
 def test_kernels_that_declare_nothing_are_named() -> None:
     header = whole_header()
     header["extent"]["coverage"][1]["undeclared"] = True
