@@ -128,7 +128,8 @@ def test_what_improved_is_one_line_of_a_green_run() -> None:
     tally.add(better)
     assert is_plainly_green(tally, whole_header())
     texts = [line.text for line in green_lines(tally, 80, whole_header(), [])]
-    assert "  1 improved: bank it with --update-baselines" in texts and len(texts) == 5
+    assert "  1 improved: bank it with --update-baselines" in texts
+    assert len(texts) == 5
 
 
 def test_kernels_that_declare_nothing_are_named() -> None:
