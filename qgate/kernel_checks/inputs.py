@@ -12,6 +12,7 @@ from qgate.expected.derived import MISALIGNED, CutAxis, DerivedInput, derive, se
 from qgate.expected.dominant import DOMINANT, dominant_inputs
 from qgate.expected.narrow_floats import is_wide_float, take_entries
 from qgate.formats import Encoded
+from qgate.kernel_checks.other_values import other_values
 from qgate.kernel_checks.record import CheckReport
 from qgate.kernel_checks.subject import KernelSubject
 from qgate.kernel_checks.watching import TELLING
@@ -76,6 +77,7 @@ def _from_example(
             continue
         if not (packed and variant.relation in ("strided", "transposed", "offset", "nan")):
             yield variant
+    yield from other_values(subject, values, relations)
     if DOMINANT in relations:
         yield from dominant_inputs(subject.like, values, axes)
     if "fixed point" in relations and subject.inputs and not packed:

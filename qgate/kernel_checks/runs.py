@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qgate.device_errors import LostDeviceError, lost_device
 from qgate.expected.derived import DerivedInput
+from qgate.expected.narrow_floats import is_wide_float
 from qgate.expected.noise import Expected
 from qgate.kernel_checks.declared import Quantization
 from qgate.kernel_checks.input_facts import ReferenceResult
@@ -28,6 +29,10 @@ from qgate.kernel_checks.watching import HUNG
 EXAMPLE = "the example"
 NOISE = 2.0**-16
 """Share of a typical value of the example up to which a result of zero may be another number."""
+_MAKING_TIES = ("batch", "long", "zero rows", "small")
+_NUDGE = 2.0**-30
+_JUMP = 2.0**-12
+"""Share of a result's RMS by which rounding moves no function that a kernel can be held to."""
 REFUSED = "the kernel refused"
 """Words with which a reason begins where a kernel raised an exception."""
 
@@ -99,13 +104,39 @@ def try_input(subject: KernelSubject, variant: DerivedInput, report: CheckReport
         report.left_out[variant.name] = f"the reference refused: {error_words(error)}"
         return None
     try:
-        return run_kernel(subject, variant.arguments, shape, variant.name, report)
+        return run_kernel(subject, variant.arguments, shape, variant.name, report, variant)
     except (CheckFailure, LostDeviceError):
         raise
+    except _OtherLengthError as error:
+        words = str(error)
     except Exception as error:
         cause = error.__cause__ if isinstance(error, KernelRefusal) else None
-        report.left_out[variant.name] = f"{REFUSED}: {error_words(cause or error)}"
+        words = error_words(cause or error)
+    report.left_out[variant.name] = f"{REFUSED}: {words}"
+    return None
+
+
+class _OtherLengthError(Exception):
+    """The length of a result is that of an argument which was not cut, and has to be as long."""
+
+
+def _giver_of_length(variant: DerivedInput, actual: torch.Size, shape: torch.Size) -> int | None:
+    """Return the argument whose length a result has where only a like one of another was cut.
+
+    Attention that makes its result like Q takes for granted that V is as wide. Rows of argument 0
+    have to be counted.
+    """
+    axis = None if variant.cut is None else variant.cut[0]
+    if axis is None or axis.output is None or axis.cuts_rows:
         return None
+    if actual != torch.Size([*shape[: axis.output], axis.length, *shape[axis.output + 1 :]]):
+        return None
+    for position, value in enumerate(variant.arguments):
+        for of, dim in axis.dimensions:
+            is_like = isinstance(value, Tensor) and value.dim() == variant.arguments[of].dim()
+            if is_like and position != of and value.shape[dim] == axis.length:
+                return position
+    return None
 
 
 def tried_run(
@@ -155,6 +186,7 @@ def run_kernel(
     shape: torch.Size,
     name: str,
     report: CheckReport,
+    variant: DerivedInput | None = None,
 ) -> Tensor:
     """Call the kernel; CheckFailure if it gives nothing that can be compared with the reference.
 
@@ -192,6 +224,9 @@ def run_kernel(
             report,
         ) from None
     if actual.shape != shape:
+        giver = None if variant is None else _giver_of_length(variant, actual.shape, shape)
+        if giver is not None:
+            raise _OtherLengthError(f"it takes this length from argument {giver}")
         raise CheckFailure(
             f"{subject.name} returns {shape_words(actual.shape)} for {name}, right is "
             f"{shape_words(shape)}",
@@ -233,6 +268,9 @@ def comparable(
         if _cancels(subject, run, size):
             report.left_out[run.name] = "the expected result is zero, the kernel's is float noise"
             continue
+        if _jumps(subject, run):
+            report.left_out[run.name] = "the reference divides by zero or chooses at a tie there"
+            continue
         if not subject.depends_on_dtype(run.arguments, dict.fromkeys(subject.slots, 0)):
             comparable_runs.append(run)
             continue
@@ -244,6 +282,34 @@ def comparable(
             )
         report.left_out[run.name] = reason
     return comparable_runs
+
+
+def _jumps(subject: KernelSubject, run: KernelRun) -> bool:
+    """Tell if the reference gives something else for numbers next to its arguments.
+
+    Zeros, small numbers and repeated entries make ties, at which routers choose as they see fit.
+    What a later argument makes infinite says nothing; a kernel's own NaN is no choice.
+    """
+    source = run.source
+    if source is None or source.relation not in _MAKING_TIES or _cuts_rows(source):
+        return False
+    generator, nudged = torch.Generator().manual_seed(0), [*run.arguments]
+    for position, value in enumerate(run.arguments):
+        if is_wide_float(value) and value.numel():
+            x = value.double()
+            noise = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device)
+            nudged[position] = x + noise * _NUDGE * (x.abs() + x.square().mean().sqrt() + _NUDGE)
+    here, beside = subject.unquantized(run.arguments), subject.unquantized(nudged)
+    if not bool(here.isfinite().all()):
+        return not source.name.endswith("(argument 0)")
+    if not (here.numel() and bool(run.actual.isfinite().all())):
+        return False
+    allowed = _JUMP * float(here.square().mean().sqrt())
+    return not bool(((here - beside).abs() <= allowed).all())
+
+
+def _cuts_rows(source: DerivedInput) -> bool:
+    return source.cut is not None and source.cut[0].cuts_rows
 
 
 def _cancels(subject: KernelSubject, run: KernelRun, size: float) -> bool:

@@ -23,7 +23,7 @@ from qgate.interruptions import raise_interruption, raised_by_users
 from qgate.models.blocks import blocks_of, leaves_of
 from qgate.models.fingerprints import fingerprint
 from qgate.models.refusals import refusal, which_of
-from qgate.models.rows import map_tensors, tensors_of
+from qgate.models.rows import is_text, map_tensors, tensors_of, with_companions
 from qgate.models.sites import Site, sites_of
 from qgate.models.task_metric import TaskMetric, check_metric
 from qgate.text import listed
@@ -215,6 +215,8 @@ class Model:
     def _run(self, sample: Any) -> Any:
         device = self.device
         moved = map_tensors(sample, lambda tensor: tensor.to(device))
+        if is_text(moved) and len(self.inputs):
+            moved = with_companions(self.module.forward, moved, self.inputs[0])
         try:
             with exact_math():
                 if isinstance(moved, Mapping):

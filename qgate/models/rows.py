@@ -6,6 +6,7 @@ first tensor has one entry per row.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,6 +64,38 @@ def token_ids(sample: Any) -> Tensor | None:
     elif isinstance(sample, tuple):
         sample = next(iter(sample), None)
     return sample if is_text(sample) else None
+
+
+def with_companions(forward: Callable[..., Any], ids: Tensor, example: Any) -> Any:
+    """Return token ids alone with what `forward` must have beside them, as an example has it.
+
+    A mask says that every token is real, positions count from 0, and types of tokens are 0.
+    """
+    if not isinstance(example, Mapping | tuple):
+        return ids
+    try:
+        parameters = inspect.signature(forward).parameters.values()
+    except (TypeError, ValueError):
+        return ids
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    required = {p.name for p in parameters if p.default is p.empty and p.name in names}
+    beside = dict(example if isinstance(example, Mapping) else zip(names, example, strict=False))
+    first = next((name for name in beside if is_text(beside[name])), "")
+    others = {name: beside[name] for name in beside if name in required and name != first}
+    if not others or any(
+        not isinstance(tensor, Tensor) or tensor.shape != beside[first].shape
+        for tensor in others.values()
+    ):
+        return ids
+    count = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    meant = {"mask": torch.ones_like(ids), "position": count, "type": torch.zeros_like(ids)}
+    sample = {first: ids}
+    for name, tensor in others.items():
+        word = next((word for word in meant if word in name), None)
+        if word is None:
+            return ids
+        sample[name] = meant[word].to(tensor.dtype)
+    return sample
 
 
 def real_tokens(sample: Any) -> Tensor | None:

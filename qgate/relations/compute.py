@@ -167,9 +167,9 @@ class ModelRelations:
         other = Pass(some.sample, some.rows, some.tokens)
         yield Way("after others", "after another request", lambda: iter([other, whole]))
         listed = ways_of(self.model, self.rows, self.is_causal, self.report.left_out)
-        yield from (way for way in listed if not (way.relation == LEFT and self._leaves_out_left()))
+        yield from (way for way in listed if not (way.relation == LEFT and self.leaves_out_left()))
 
-    def _leaves_out_left(self) -> bool:
+    def leaves_out_left(self) -> bool:
         """Tell if rounding at random goes by the number of a token; the report says so."""
         states = self.quantized.mode.states
         is_random = states is not None and states.is_stochastic
@@ -223,6 +223,9 @@ class ModelRelations:
             wrong = [site for site in wrong if site not in flipped]
         if differing and not wrong and is_repeat and follows_a_seed(self.model):
             wrong = differing  # the noise of sums follows no seed
+        if wrong and way.relation == LEFT and not self.reference_agrees(way, self.rows.whole):
+            self.report.left_out[LEFT] = "the reference gives other values behind padding, too"
+            return
         if wrong:
             # Behind the first other bits of a call that nothing fed, all others follow from them.
             named = wrong[:1] if way.relation in EXACT else wrong
@@ -239,6 +242,14 @@ class ModelRelations:
         for site, listed in judge.errors.items():
             worst = max(float(errors.max()) for errors, _ in listed)
             self.report.errors[site] = max(worst, self.report.errors.get(site, 0.0))
+
+    def reference_agrees(self, way: Way, whole: Pass, *, is_long: bool = False) -> bool:
+        """Tell if the model as it is gives in another way what it gives for all rows at once."""
+        judge = WayJudge(lambda site: self.noise.limit(site, self.rows.tokens), lambda _site: 0.0)
+        sites = leaf_sites(self.base)
+        recording = record(self.base, sites, whole, is_long=is_long)
+        FedRun(self.base, sites, recording, judge).run(way.calls())
+        return not any(judge.wrong(site) for site in judge.errors)
 
     def _flipped(self, way: Way, wrong: Sequence[str], judge: WayJudge) -> list[str]:
         """Return sites that differ by codes of attention weights alone, which noise turned."""

@@ -18,10 +18,10 @@ from qgate.models.long_texts import LONG
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import token_ids
 from qgate.relations.caches import CachedRequest, TextCalls
-from qgate.relations.compute import ModelRelations, WayJudge
+from qgate.relations.compute import ModelRelations
 from qgate.relations.generating import generated_calls, generates
-from qgate.relations.record import DECODED, REPEAT, RelationReport
-from qgate.relations.recording import FedRun, Pass, Recording, Span, leaf_sites, record
+from qgate.relations.record import DECODED, LEFT, REPEAT, RelationReport
+from qgate.relations.recording import Pass, Recording, Span, record
 from qgate.relations.ways import TextRows, Way, pieces, prefix
 
 _MOST_BYTES = 2**29
@@ -42,6 +42,7 @@ _NO_TEXT = "the samples are no token ids, or later tokens change earlier outputs
 _CHUNKED = "chunked"
 _OF_TEXT = frozenset({"others", "prefix", DECODED, _CHUNKED})
 _OF_ROWS = frozenset({"alone", "padded right"})
+_PADDED_WAYS = frozenset({"padded right", LEFT})
 
 
 def check_briefly(relations: ModelRelations, text: Tensor | None) -> RelationReport:
@@ -59,6 +60,10 @@ def check_briefly(relations: ModelRelations, text: Tensor | None) -> RelationRep
     along = DecodingRelations(relations, text)
     report = along.check(_OF_TEXT)
     relations.noise = along.noise
+    calls = TextCalls.of(relations.base)
+    # A model with a cache decodes behind padding.
+    if calls.has_mask and not calls.keeps_cache and not relations.leaves_out_left():
+        report.add(relations.check(_PADDED_WAYS))
     return report
 
 
@@ -143,7 +148,7 @@ class DecodingRelations(ModelRelations):
         if rows.tokens > _OF_ROW + _STEPS:
             words = f"token by token in a batch of {_ROWS}"
             yield Way(DECODED, words, lambda: _decode_batch(rows, calls))
-        if not calls.has_mask or self._leaves_out_left():
+        if not calls.has_mask or self.leaves_out_left():
             return
         for tokens in (_PADDED, _LONG_PADDED):
             if rows.tokens > tokens + _STEPS:
@@ -174,13 +179,9 @@ class DecodingRelations(ModelRelations):
 
     def _base_continues(self) -> bool:
         """Tell if the reference gives for a piece behind a cache what one pass gives."""
-        base, rows = self.base, self.rows
-        assert isinstance(rows, TextRows)
-        judge = WayJudge(lambda site: self.noise.limit(site, rows.tokens), lambda _site: 0.0)
-        sites = leaf_sites(base)
-        recording = record(base, sites, rows.first(_PROMPT + _CHUNK), is_long=True)
-        FedRun(base, sites, recording, judge).run(self._chunk(TextCalls.of(base)).calls())
-        return not any(judge.wrong(site) for site in judge.errors)
+        assert isinstance(self.rows, TextRows)
+        whole = self.rows.first(_PROMPT + _CHUNK)
+        return self.reference_agrees(self._chunk(TextCalls.of(self.base)), whole, is_long=True)
 
     def _beside_others(self, few: int) -> Way:
         rows = self.rows
