@@ -29,10 +29,19 @@ SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
-WINDOWED = ("Mistral", "Mixtral", "Qwen2-windowed", "Gemma2", "Gemma3")
+WINDOWED = (
+    "Mistral", "Mixtral", "Qwen2-windowed", "Gemma2", "Gemma3", "Cohere2", "Cwm", "Exaone4",
+    "Ministral", "Olmo3", "Phimoe", "SmolLM3", "Starcoder2",
+)  # fmt: skip
+LIKE_LLAMA = (
+    "Apertus", "Arcee", "Cohere", "Cohere-normed", "Dots1", "Ernie4_5", "Ernie4_5_Moe", "FlexOlmo",
+    "Glm", "Glm4", "Glm4Moe", "Glm4Moe-normed", "Granite", "GraniteMoe", "GraniteMoeShared",
+    "Helium", "MiniMaxM2", "Nemotron", "Olmo2", "Qwen2Moe", "SeedOss", "SmolLM3-plain",
+)  # fmt: skip
 LATENT = ("DeepseekV2", "DeepseekV3", "DeepseekV3-lora", "Glm4MoeLite", "MiniCPM3", "KimiLinear")
 HYBRIDS = (
-    "Bamba", "GraniteMoeHybrid", "NemotronH", "Qwen3Next", "Qwen3_5", "KimiLinear",
+    "Bamba", "FalconH1", "GraniteMoeHybrid", "KimiLinear", "Lfm2", "Lfm2Moe", "NemotronH",
+    "OlmoHybrid", "Qwen3Next", "Qwen3_5",
 )  # fmt: skip
 DECODERS = (
     "Llama",
@@ -47,6 +56,7 @@ DECODERS = (
     "Llama-longrope",
     "Llama-dynamic",
     *WINDOWED,
+    *LIKE_LLAMA,
     *LATENT[:-1],
     *HYBRIDS,
 )
@@ -72,6 +82,28 @@ ROPES = {
     "longrope": LONGROPE,
     "dynamic": DYNAMIC,
 }
+_SPECIAL: dict[str, Any] = {
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 16,
+}  # fmt: skip
+_IN_TURNS: dict[str, Any] = _SPECIAL | {"layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS: dict[str, Any] = _SPECIAL | {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+}  # fmt: skip
+_ROUTED: dict[str, Any] = _EXPERTS | {
+    "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1,
+}  # fmt: skip
+_LOCAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+OTHERS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("Apertus", "Arcee", "Cohere", "Ernie4_5", "Glm", "Glm4", "Helium", "Nemotron", "Olmo2", "SeedOss", "Ministral", "Starcoder2"), _SPECIAL),
+    **dict.fromkeys(("Cohere2", "Cwm", "Exaone4", "Olmo3"), _IN_TURNS),
+    "Dots1": _ROUTED, "Glm4Moe": _ROUTED | {"num_local_experts": 4}, "FlexOlmo": _EXPERTS,
+    "Qwen2Moe": _EXPERTS | {"shared_expert_intermediate_size": 32},
+    "Ernie4_5_Moe": _EXPERTS | {"moe_num_experts": 4, "moe_k": 2},
+    "Granite": {"attention_multiplier": 0.1}, "GraniteMoe": _LOCAL | {"attention_multiplier": 0.1},
+    "GraniteMoeShared": _LOCAL, "MiniMaxM2": _EXPERTS | _LOCAL,
+    "SmolLM3": _IN_TURNS | {"use_sliding_window": True, "no_rope_layers": [1, 0]},
+}  # fmt: skip
+"""Sizes of families beside those that all take, and windows in one layer of two."""
 MODES = ("kv-fp8", "kv-fp8-prerope", "kv-int8", "kv-mxfp4", "attn-fp8-head")
 
 
@@ -138,8 +170,12 @@ def decoder(path: Path, kind: str) -> Model:
         more |= {"head_dim": 16}
     if kind == "Qwen3Moe":
         more |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-    if kind == "Mixtral":
-        more |= {"num_local_experts": 4}
+    more |= {"num_local_experts": 4} if kind in ("Mixtral", "Phimoe") else {}
+    more |= OTHERS.get(kind, {})
+    if special == "normed":
+        more |= {"use_qk_norm": True}
+    if kind == "SmolLM3" and special:
+        more |= {"use_sliding_window": False, "layer_types": ["full_attention"] * 2}
     return load(folder(path, kind, **more))
 
 
@@ -161,7 +197,7 @@ def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
         assert 1e-9 < error < 0.05, name
         rows = cache_rows(quantized, model, run, ModelSites({}, lambda _site: ""))
         assert findings(rows) == {}, name
-        layers = 1 if kind in (*HYBRIDS, "Jamba") else 2
+        layers = 1 if kind in {*HYBRIDS, "Jamba"} - {"FalconH1"} else 2
         assert len({row.site for row in rows if ":decode" in row.site}) == layers
 
 
@@ -261,7 +297,8 @@ def test_a_window_that_is_off_by_one_is_named(
 
 @proof
 def test_positions_that_are_not_scaled_and_another_factor_of_scores_are_red(tmp_path: Path) -> None:
-    for kind, words in (("Llama-llama3", "keys"), ("Gemma3", "the factor of their width")):
+    cases = (("Llama-llama3", "keys"), ("Glm", "keys"), ("Gemma3", "the factor of their width"))
+    for kind, words in cases:
         model = decoder(tmp_path / kind, kind)
         quantized = modes.apply(modes.find_mode("kv-int8", "other"), model)
         for name, attention in attentions_of(quantized).items():
@@ -270,7 +307,7 @@ def test_positions_that_are_not_scaled_and_another_factor_of_scores_are_red(tmp_
             if kind == "Gemma3":
                 attention.core.attend.scaling = None
             else:
-                attention.core.rope = replace(source.positions, speeds=()).turn
+                attention.core.rope = replace(source.positions, speeds=(), in_pairs=False).turn
         red = findings(
             cache_rows(quantized, model, RunTraces(quantized), ModelSites({}, lambda _site: ""))
         )

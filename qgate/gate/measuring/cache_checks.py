@@ -58,7 +58,9 @@ class CacheDefinition:
     def turned(self, x: Floats, start: int = 0) -> Floats:
         """Return tokens turned by their positions, the first of which is `start`."""
         of = self.positions
-        return definition.rotary(x, of.base, start, of.speeds, of.width, of.factor)
+        return definition.rotary(
+            x, of.base, start, of.speeds, of.width, of.factor, in_pairs=of.in_pairs
+        )
 
     def seen(self, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
         """Return keys and values of the heads, of those that the cache has."""

@@ -23,7 +23,7 @@ from qgate.gate.measuring.site_rows import HeldWays, ModelSites
 from qgate.models import Model
 from qgate.modes import Quantized
 from qgate.modes.attention.planning import cache_site
-from qgate.modes.attention.sources import LatentSource, source_of
+from qgate.modes.attention.sources import AttentionSource, LatentSource, source_of
 
 
 def cache_rows(
@@ -33,12 +33,12 @@ def cache_rows(
     choices = quantized.mode.attention
     assert choices is not None
     ranges = {} if quantized.scales is None else quantized.scales.ranges()
-    values_of: dict[str, str] = {}
+    sources: dict[str, AttentionSource] = {}
     by_layer: dict[str, list[ExpectedTrace]] = {}
     for trace in (*served_traces(quantized, base), *run.traces.values()):
         source = source_of(base.module.get_submodule(trace.at))
         assert source is not None
-        values_of[trace.at] = source.leaf("v")
+        sources[trace.at] = source
         ups = None
         if isinstance(source, LatentSource):
             ups = array(source.ups()[0]), array(source.ups()[1])
@@ -49,14 +49,15 @@ def cache_rows(
         by_layer.setdefault(trace.at, []).append(ExpectedTrace(trace, of))
     rows = []
     for at, traces in by_layer.items():
-        stored = sites.place(f"{at}.{values_of[at]}:output")
+        stored = sites.place(f"{at}.{sources[at].leaf('v')}:output")
         for side in ("queries", "keys", "values"):
             if side in choices.chosen:
                 rows.append(_stored_row(at, side, traces, stored, sites))
-        last = sites.place(f"{at}.o_proj:input")
+        read = f"{at}.{sources[at].last}:input"
+        last = sites.place(read)
         if choices.is_computed:
             rows += stage_rows(at, traces, last, sites)
-        rows += [_context_row(expected, last, sites) for expected in traces]
+        rows += [_context_row(expected, read, last, sites) for expected in traces]
     return rows
 
 
@@ -90,10 +91,10 @@ def _conformance(side: str, traces: Sequence[ExpectedTrace]) -> Conformance:
     return held.conformance()
 
 
-def _context_row(expected: ExpectedTrace, order: int, sites: ModelSites) -> Measured:
+def _context_row(expected: ExpectedTrace, read: str, order: int, sites: ModelSites) -> Measured:
     """Return the distance of attention from its definition over what the cache holds."""
     trace = expected.trace
-    site = f"{trace.at}.o_proj:input" if trace.way == RUN else f"{trace.at}.cache:{trace.way}"
+    site = read if trace.way == RUN else f"{trace.at}.cache:{trace.way}"
     worst, context = float(expected.context_errors().max()), trace.context
     assert context is not None
     is_shaped = tuple(context.shape) == expected.context.shape

@@ -238,4 +238,4 @@ class RunTraces:
         for side, leaf in attention.leaves.items():
             hooks.add(attention.get_submodule(leaf), None, take(side))
         tapped.watch(hooks)
-        hooks.add(attention.o_proj, output)
+        hooks.add(attention.last, output)

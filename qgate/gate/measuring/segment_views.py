@@ -191,7 +191,9 @@ def _rules(quantized: Quantized, base: Model, meant: Quantized) -> SegmentView:
     if mode.attention is not None:
         # Held by the definition of attention over the cache, which FP32 code does not have.
         ats = {entry.site.rpartition(".")[0] for entry in quantized.plan.entries}
-        silent = {f"{at}.{leaf}:input" for at in ats for leaf in ("o_proj", "kv_b_proj")}
+        silent = {
+            f"{at}.{leaf}:input" for at in ats for leaf in ("o_proj", "out_proj", "kv_b_proj")
+        }
     if mode.states is not None:
         # Held by the definition of what follows from stored states.
         silent = {

@@ -78,12 +78,15 @@ def rotary(
     speeds: Sequence[float] = (),
     width: int | None = None,
     factor: float = 1.0,
+    *,
+    in_pairs: bool = False,
 ) -> Floats:
     """Turn (…, tokens, channels) by position: pairs of a channel and the one half the width later.
 
-    speeds  radians per token of each pair, where the base does not tell them
-    width   of the first channels, those that turn; all where it is None
-    factor  of the channels that turn
+    speeds    radians per token of each pair, where the base does not tell them
+    width     of the first channels, those that turn; all where it is None
+    factor    of the channels that turn
+    in_pairs  True where the two channels of a pair are neighbors
     """
     tokens = x.shape[-2]
     half = (x.shape[-1] if width is None else width) // 2
@@ -91,7 +94,13 @@ def rotary(
     angles = (start + np.arange(tokens))[:, None] * turns[None, :]
     cos, sin = factor * np.cos(angles), factor * np.sin(angles)
     low, high, plain = np.split(x, [half, 2 * half], -1)
-    return np.concatenate([low * cos - high * sin, high * cos + low * sin, plain], -1)
+    if in_pairs:
+        low, high = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
+    first, second = low * cos - high * sin, high * cos + low * sin
+    if in_pairs:
+        paired = np.stack([first, second], -1).reshape(*first.shape[:-1], 2 * half)
+        return np.concatenate([paired, plain], -1)
+    return np.concatenate([first, second, plain], -1)
 
 
 def expanded(

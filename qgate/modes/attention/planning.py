@@ -39,9 +39,13 @@ class CachedAttention(nn.Module):
         for leaf in source.parts:
             if getattr(source.module, leaf, None) is not None:
                 setattr(self, leaf, getattr(source.module, leaf))
-        self.o_proj: nn.Linear = source.module.o_proj
         self.source, self.core = source, core
         self.leaves = {side: source.leaf(side) for side in "qkv"}
+
+    @property
+    def last(self) -> nn.Linear:
+        """Return the projection of the context."""
+        return self.get_submodule(self.source.last)  # type: ignore[return-value]
 
     def new_cache(self) -> LayerCache:
         """Return an empty cache of this layer."""
@@ -57,7 +61,7 @@ class CachedAttention(nn.Module):
         else:
             context = self.core.decode(q, k, v)
         context = context if gate is None else context * gate
-        return self.o_proj(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return self.last(context.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class CachedDecoderAttention(CachedAttention):
@@ -81,7 +85,7 @@ class CachedDecoderAttention(CachedAttention):
             past_key_values.update(counted, counted, self.layer_idx)
             past_key_values.layers[self.layer_idx].quantized = cache
             # Gradients go through a whole text, and not through the memory of a cache.
-            trains = torch.is_grad_enabled() and self.o_proj.weight.requires_grad
+            trains = torch.is_grad_enabled() and self.last.weight.requires_grad
             cache = None if trains and not cache.length else cache
         return super().forward(hidden_states, cache), None
 

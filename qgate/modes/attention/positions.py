@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class RotaryPositions:
     factor   of the channels that turn
     longest  the number of tokens up to which this holds; 0 for any
     kind     the rope_type of transformers
+    in_pairs True where the channels of a pair are neighbors
     """
 
     width: int
@@ -35,6 +36,7 @@ class RotaryPositions:
     factor: float = 1.0
     longest: int = 0
     kind: str = "default"
+    in_pairs: bool = False
 
     def turn(self, x: Tensor, start: int) -> Tensor:
         """Rotate tokens by position, the first of which is at `start`."""
@@ -44,7 +46,12 @@ class RotaryPositions:
         cos, sin = rotary(start + x.shape[2], self.width, self.base, x.device, self.speeds)
         if self.factor != 1:
             cos, sin = cos * self.factor, sin * self.factor
-        turned = rotate(x[..., : self.width], cos[start:], sin[start:])
+        part = x[..., : self.width]
+        if self.in_pairs:
+            part = torch.cat([part[..., ::2], part[..., 1::2]], -1)
+        turned = rotate(part, cos[start:], sin[start:])
+        if self.in_pairs:
+            turned = torch.stack(turned.chunk(2, -1), -1).flatten(-2)
         if self.width == x.shape[-1]:
             return turned
         return torch.cat([turned, x[..., self.width :]], -1)
@@ -59,7 +66,9 @@ class RotaryPositions:
             )
 
 
-def positions_of(parameters: Mapping[str, Any], width: int, longest: int) -> RotaryPositions:
+def positions_of(
+    parameters: Mapping[str, Any], width: int, longest: int, *, in_pairs: bool = False
+) -> RotaryPositions:
     """Return the positions of heads of `width` channels.
 
     parameters  the rope_parameters of transformers for one kind of layer
@@ -73,6 +82,10 @@ def positions_of(parameters: Mapping[str, Any], width: int, longest: int) -> Rot
             f"the attention of this model has rotary positions of type {kind!r}, which modes of "
             f"the cache do not compute ({', '.join(TYPES)} are): choose another mode."
         )
+    return replace(_of_kind(kind, parameters, width, longest), in_pairs=in_pairs)
+
+
+def _of_kind(kind: str, parameters: Mapping[str, Any], width: int, longest: int) -> RotaryPositions:
     width = int(width * (parameters.get("partial_rotary_factor") or 1.0))
     base = float(parameters.get("rope_theta") or 10000.0)
     plain = [base ** (-2 * pair / width) for pair in range(width // 2)]

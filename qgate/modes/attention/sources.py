@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,22 @@ if TYPE_CHECKING:
     from qgate.models.model import Model
 
 FAMILY = (
-    "LlamaAttention", "MistralAttention", "MixtralAttention", "Qwen2Attention", "Qwen3Attention",
-    "Qwen3MoeAttention", "Qwen3NextAttention", "GemmaAttention", "Gemma2Attention",
-    "Gemma3Attention", "JambaAttention", "BambaAttention", "Qwen3_5Attention",
-    "Qwen3_5MoeAttention", "NemotronHAttention", "GraniteMoeHybridAttention",
+    "ArceeAttention", "BambaAttention", "CohereAttention", "Cohere2Attention", "CwmAttention",
+    "Dots1Attention", "Ernie4_5Attention", "Ernie4_5_MoeAttention", "Exaone4Attention",
+    "ApertusAttention", "FalconH1Attention", "FlexOlmoAttention", "GemmaAttention",
+    "Gemma2Attention", "Gemma3Attention", "GlmAttention", "Glm4Attention", "Glm4MoeAttention",
+    "GraniteAttention", "GraniteMoeAttention", "GraniteMoeHybridAttention",
+    "GraniteMoeSharedAttention", "HeliumAttention", "JambaAttention", "Lfm2Attention",
+    "Lfm2MoeAttention", "LlamaAttention", "MiniMaxM2Attention", "MinistralAttention",
+    "MistralAttention", "MixtralAttention", "NemotronAttention", "NemotronHAttention",
+    "Olmo2Attention", "Olmo3Attention", "OlmoHybridAttention", "PhimoeAttention",
+    "Qwen2Attention", "Qwen2MoeAttention", "Qwen3Attention", "Qwen3MoeAttention",
+    "Qwen3NextAttention", "Qwen3_5Attention", "Qwen3_5MoeAttention", "SeedOssAttention",
+    "SmolLM3Attention", "Starcoder2Attention",
 )  # fmt: skip
 """Classes of transformers with a projection each for queries, keys and values.
 
-Those of Qwen3 and Gemma 3 norm queries and keys before.
+Some norm queries and keys before they turn: see `AttentionSource.norms`.
 """
 LATENT_FAMILY = (
     "DeepseekV2Attention", "DeepseekV3Attention", "YoutuAttention", "Glm4MoeLiteAttention",
@@ -35,9 +43,21 @@ LATENT_FAMILY = (
 )  # fmt: skip
 """Classes of transformers whose cache has one latent for all heads, and a part of the keys."""
 _WITHOUT_POSITIONS = ("JambaAttention", "NemotronHAttention", "KimiLinearAttention")
-_NORMS_HEADS = ("Gemma3Attention",)
+_NORMS_HEADS = ("Gemma3Attention", "Exaone4Attention", "ApertusAttention")
+_NORMS_ALL = (
+    "FlexOlmoAttention", "MiniMaxM2Attention", "Olmo2Attention", "Olmo3Attention",
+    "OlmoHybridAttention",
+)  # fmt: skip
 _GATED = ("Qwen3NextAttention", "Qwen3_5Attention", "Qwen3_5MoeAttention")
-_IN_PAIRS = ("DeepseekV2Attention",)
+_IN_PAIRS = (
+    "CohereAttention", "Cohere2Attention", "DeepseekV2Attention", "Ernie4_5Attention",
+    "Ernie4_5_MoeAttention", "GlmAttention", "Glm4Attention", "HeliumAttention",
+)  # fmt: skip
+"""Classes that turn channels which are neighbors, where others turn those half a head apart."""
+_WINDOW_IN_CONFIG = (
+    "MistralAttention", "MixtralAttention", "PhimoeAttention", "Qwen3MoeAttention",
+    "Starcoder2Attention",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,12 +78,26 @@ class AttentionSource:
     scaling: float | None = None
     cap: float = 0.0
 
-    parts: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "o_proj")
+    parts: ClassVar[tuple[str, ...]] = (
+        "q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "q_layernorm", "k_layernorm", "o_proj",
+        "out_proj",
+    )  # fmt: skip
 
     @property
-    def norms_heads(self) -> bool:
-        """Return True where norms of queries and keys see (batch, heads, tokens, width)."""
-        return type(self.module).__name__ in _NORMS_HEADS
+    def last(self) -> str:
+        """Return the name of the projection of the context."""
+        return "o_proj" if hasattr(self.module, "o_proj") else "out_proj"
+
+    @property
+    def norms(self) -> Literal["tokens", "heads", "all"]:
+        """Return what norms of queries and keys see.
+
+        tokens  (batch, tokens, heads, width)
+        heads   (batch, heads, tokens, width)
+        all     all heads of a token as one
+        """
+        name = type(self.module).__name__
+        return "heads" if name in _NORMS_HEADS else "all" if name in _NORMS_ALL else "tokens"
 
     @property
     def is_gated(self) -> bool:
@@ -77,17 +111,18 @@ class AttentionSource:
     def per_head(self, x: Tensor) -> Tensor:
         """View features of tokens, or what a norm gave, as (batch, heads, tokens, width)."""
         if x.dim() == 4:
-            return x if self.norms_heads else x.transpose(1, 2)
+            return x if self.norms == "heads" else x.transpose(1, 2)
         return x.unflatten(-1, (-1, self.width)).transpose(1, 2)  # type: ignore[no-any-return]
 
-    def side_of(self, side: str, x: Tensor) -> Tensor:  # noqa: ARG002
+    def side_of(self, side: str, x: Tensor) -> Tensor:
         """Return q, k or v of all heads, of what the module gave that `leaf` names."""
-        return self.per_head(x)
+        factor = getattr(self.module, "key_multiplier", 1.0) if side == "k" else 1.0
+        return self.per_head(x) if factor == 1 else self.per_head(x) * factor
 
     def leaf(self, side: str) -> str:
         """Return the name of the module that gives q, k or v: a projection, or the norm behind."""
-        norm = f"{side}_norm"
-        return norm if getattr(self.module, norm, None) is not None else f"{side}_proj"
+        names = (f"{side}_norm", f"{side}_layernorm", f"{side}_proj")
+        return next(name for name in names if getattr(self.module, name, None) is not None)
 
     def gate(self, projected: Tensor) -> Tensor:
         """Return the factors of the context, (batch, heads, tokens, width)."""
@@ -103,9 +138,11 @@ class AttentionSource:
             if side == "q" and self.is_gated:
                 gate = self.gate(x)
                 x = x.unflatten(-1, (-1, 2 * self.width))[..., : self.width].flatten(2)
-            if self.leaf(side).endswith("_norm"):
-                heads = self.per_head(x) if self.norms_heads else x.unflatten(-1, (-1, self.width))
-                x = self.module.get_submodule(self.leaf(side))(heads)
+            if not self.leaf(side).endswith("_proj"):
+                if self.norms != "all":
+                    x = x.unflatten(-1, (-1, self.width))
+                    x = x.transpose(1, 2) if self.norms == "heads" else x
+                x = self.module.get_submodule(self.leaf(side))(x)
             sides.append(self.side_of(side, x))
         return sides, gate
 
@@ -192,7 +229,8 @@ def source_of(module: nn.Module) -> AttentionSource | None:
     is_latent = name in LATENT_FAMILY
     width = int(module.qk_rope_head_dim if is_latent else module.head_dim)  # type: ignore[arg-type]
     longest = int(getattr(config, "max_position_embeddings", 0) or 0)
-    positions = positions_of(_positions(module), width, longest)
+    in_pairs = name in _IN_PAIRS and not is_latent
+    positions = positions_of(_positions(module), width, longest, in_pairs=in_pairs)
     heads = int(config.num_attention_heads)
     if is_latent:
         in_pairs = name in _IN_PAIRS or bool(getattr(config, "rope_interleave", False))
@@ -218,17 +256,31 @@ def _positions(module: nn.Module) -> Mapping[str, Any]:
     config: Any = module.config
     # Granite's hybrids say in their config if they have positions.
     embedding = getattr(config, "position_embedding_type", "rope")
-    if type(module).__name__ in _WITHOUT_POSITIONS or embedding != "rope":
+    if type(module).__name__ in _WITHOUT_POSITIONS or embedding != "rope" or not _turns(module):
         return {"rope_type": NONE}
     positions: Mapping[str, Any] = getattr(config, "rope_parameters", None) or {}
-    of_layer = positions.get(getattr(module, "layer_type", None) or "")
+    kind = getattr(module, "layer_type", None) or getattr(module, "attention_type", "")
+    of_layer = positions.get(kind or "")
     return of_layer if isinstance(of_layer, Mapping) else positions
 
 
-def _window(module: nn.Module) -> int | None:
+def _turns(module: Any) -> bool:
+    """Tell if the keys of this layer turn: in some models those of layers with a window alone."""
+    name = type(module).__name__
+    if name == "SmolLM3Attention":
+        return bool(module.use_rope)
+    if name == "Cohere2Attention":
+        return module.sliding_window is not None
+    if name == "Exaone4Attention":
+        return module.sliding_window is None or bool(module.is_sliding)
+    return name != "OlmoHybridAttention" or module.config.rope_parameters is not None
+
+
+def _window(module: Any) -> int | None:
     """Return the sliding window of a layer; those in the config are for all layers."""
-    in_config = ("MistralAttention", "MixtralAttention", "Qwen3MoeAttention")
-    owner: Any = module.config if type(module).__name__ in in_config else module
+    if not getattr(module, "is_sliding", True):
+        return None
+    owner = module.config if type(module).__name__ in _WINDOW_IN_CONFIG else module
     window: int | None = getattr(owner, "sliding_window", None)
     return window
 
@@ -242,8 +294,9 @@ def named_attentions(model: Model) -> list[tuple[str, AttentionSource]]:
         caches = f", but caches of {listed(unknown, 4)}" if unknown else ""
         raise QgateError(
             f"{model.name} has no attention whose cache can be quantized{caches}: these modes are "
-            f"for tiny-llama, and for {', '.join((*FAMILY, *LATENT_FAMILY))} of transformers. "
-            "Choose another mode."
+            f"for tiny-llama, and for {len(FAMILY) + len(LATENT_FAMILY)} classes of transformers, "
+            "from LlamaAttention to DeepseekV3Attention (docs/modes.md lists them). Choose another "
+            "mode."
         )
     return attentions
 
