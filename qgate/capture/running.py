@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -188,13 +188,20 @@ def pass_through(
             raise QgateError(f"{model.name} has no list of blocks whose inputs could be forced.")
     with tap_sites(model.module, inputs, force), tap_sites(model.module, sites, take):
         outputs = model.outputs(sample)
+    check_passed(model, sites, passed, index)
+    return outputs
+
+
+def check_passed(
+    model: Model, sites: Iterable[Site], passed: Container[str], index: int = 0
+) -> None:
+    """Refuse a pass in which a site got no tensor."""
     missed = [site.name for site in sites if site.name not in passed]
     if missed:
         raise QgateError(
             f"nothing passed {', '.join(missed[:5])} of {model.name} in sample {index}: the module "
             "is not part of this forward pass, or a fused path goes around it."
         )
-    return outputs
 
 
 class _Forced(torch.autograd.Function):

@@ -8,6 +8,7 @@ per expert, whose weight is a slice of the same storage.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
@@ -183,6 +184,31 @@ def mixtures_of(root: nn.Module) -> list[str]:
     """Return the names of modules whose experts are modules of their own."""
     names = [name for name, m in root.named_modules() if isinstance(m, AlignedExperts)]
     return [name.rpartition(".")[0] for name in names]
+
+
+def chooses(network: nn.Module) -> bool:
+    """Tell if code of a module chooses the largest numbers, as routers of one's own do.
+
+    Methods that a forward calls are looked through, and functions of the same file.
+    """
+    looked: set[CodeType] = set()
+    for kind in {type(module) for module in network.modules()}:
+        waiting: list[Any] = [kind.forward]
+        while waiting:
+            function = waiting.pop()
+            code = getattr(function, "__code__", None)
+            if not isinstance(code, CodeType) or code in looked:
+                continue
+            if not _CHOOSING.isdisjoint(code.co_names):
+                return True
+            looked.add(code)
+            of_file = function.__globals__
+            called = [vars(kind).get(name, of_file.get(name)) for name in code.co_names]
+            waiting += [of for of in called if getattr(of, "__module__", "") == kind.__module__]
+    return False
+
+
+_CHOOSING = frozenset(("topk", "argmax", "max"))
 
 
 def routers_of(root: nn.Module) -> list[str]:

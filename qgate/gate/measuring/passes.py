@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qgate.capture import Capture
-from qgate.capture.running import pass_through
+from qgate.capture.running import check_passed, pass_through
 from qgate.errors import QgateError
 from qgate.expected.distances import relative_error
 from qgate.gate.measuring.call_arguments import CallArguments
@@ -197,7 +198,8 @@ def fed(
     A quantized Mamba mixer is fed as a whole, as its parts depend on each other; elsewhere every
     linear layer, every convolution and every other site that is quantized on its way in is fed by
     itself, and so are the sites `outside` of all blocks. A module that runs again is fed the first
-    time. Modules with several inputs get all of them from `whole`.
+    time. Modules with several inputs get all of them from `whole`. Modules that get other rows
+    here, or none, as an expert does when a router chooses otherwise, are called by themselves.
     """
     model = quantized.model
     if quantized.mode.choices is not None:
@@ -210,19 +212,41 @@ def fed(
             if site.port not in ("weight", "output", "state")
             and (site.is_product or site.name in own)
         ]
-    waiting = {site.name for site in (*gates, *outside) if site.name in flowing}
+    taps = dict.fromkeys([*gates, *outside])
+    waiting = {site.name for site in taps if site.name in flowing}
+    tensors: dict[str, Tensor] = {}
 
     def feed(site: Site, tensor: Tensor) -> Tensor:
-        if site.name not in waiting:
+        if site.name not in waiting or flowing[site.name].shape != tensor.shape:
             return tensor
         waiting.remove(site.name)
         return flowing[site.name].to(tensor.dtype)
 
-    taps = dict.fromkeys([*gates, *outside])
+    def keep(site: Site, tensor: Tensor) -> None:
+        tensors.setdefault(site.name, tensor.detach().clone())
+
     with torch.no_grad(), tap_sites(model.module, taps, feed, first=True), ModuleHooks() as hooks:
         for name, arguments in whole.items():
             hooks.add(model.module.get_submodule(name), arguments.give, first=True)
-        return flow(model, sites, sample)
+        with tap_sites(model.module, sites, keep):
+            model.outputs(sample)
+    # Of modules without a call those alone whose like were called: other experts of the layer.
+    called = {_numberless(name) for name in tensors}
+    for site in taps:
+        if site.name in waiting and site.port == "input" and _numberless(site.name) in called:
+            of_module = [other for other in sites if other.module == site.module]
+            for other in of_module:
+                tensors.pop(other.name, None)
+            with torch.no_grad(), tap_sites(model.module, of_module, keep):
+                module = model.module.get_submodule(site.module)
+                dtypes = [p.dtype for p in module.parameters() if p.is_floating_point()]
+                module(flowing[site.name].to(dtypes[0] if dtypes else None))
+    check_passed(model, sites, tensors)
+    return tensors
+
+
+def _numberless(site: str) -> str:
+    return re.sub(r"\d+", "*", site)
 
 
 def float64_array(tensor: Tensor) -> npt.NDArray[np.float64]:

@@ -6,12 +6,14 @@ good. The reference then follows the run, so that what comes after is compared f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from qgate.hooks import ModuleHooks
 
@@ -77,6 +79,90 @@ class Routers:
 
                 hooks.add(present[name], None, after)
         return hooks
+
+
+class OwnRouters:
+    """Choices of the largest by code of one's own, in the order in which they are made."""
+
+    replaced: Sequence[Tensor] = ()
+    faults: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, run: nn.Module) -> None:
+        dtypes = {p.dtype for p in run.parameters() if p.is_floating_point()}
+        wide = [torch.finfo(dtype).eps for dtype in dtypes if dtype.itemsize > 1]
+        self._eps = max(wide, default=0.0)
+        self._chosen: list[Tensor] = []
+
+    @contextmanager
+    def record(self) -> Iterator[None]:
+        """Keep what the run chooses in the pass inside."""
+        self._chosen = []
+
+        def keep(_call: int, _x: Tensor, _dim: int, indices: Tensor) -> None:
+            self._chosen.append(indices.detach().clone())
+
+        with _TopCalls(keep):
+            yield
+
+    @contextmanager
+    def follow(self) -> Iterator[None]:
+        """Let the reference choose as the run did where both choices are as good."""
+
+        def choose(call: int, x: Tensor, dim: int, indices: Tensor) -> Tensor | None:
+            chosen = self._chosen[call] if call < len(self._chosen) else None
+            if chosen is None or chosen.shape != indices.shape or not x.is_floating_point():
+                return None
+            chosen = chosen.to(indices.device)
+            scores = x.detach().double()
+            both = [scores.gather(dim, of).sort(dim)[0] for of in (indices, chosen)]
+            eps = max(self._eps, torch.finfo(x.dtype).eps)
+            room = _MARGIN * eps * scores.abs().amax(dim, keepdim=True)
+            is_near = (both[0] - both[1]).abs().amax(dim, keepdim=True) <= room
+            tied = is_near & (indices != chosen).any(dim, keepdim=True)
+            return torch.where(tied, chosen, indices) if bool(tied.any()) else None
+
+        with _TopCalls(choose):
+            yield
+
+
+def of(run: nn.Module, reference: nn.Module, names: list[str]) -> Routers | OwnRouters:
+    """Return what follows routers that are known by name, or else what chooses the largest."""
+    return Routers(run, reference, names) if names else OwnRouters(run)
+
+
+class _TopCalls(TorchFunctionMode):
+    """Hands on what topk, max and argmax choose along a dimension, and gives other choices back."""
+
+    def __init__(self, take: Callable[[int, Tensor, int, Tensor], Tensor | None]) -> None:
+        super().__init__()
+        self._take, self._calls = take, -1
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        names = _CHOOSING.get(func)
+        if names is None:
+            return result
+        named = dict(zip(names, args, strict=False)) | (kwargs or {})
+        x, dim = named["input"], named.get("dim", -1 if "k" in names else None)
+        if not isinstance(dim, int):
+            return result
+        self._calls += 1
+        numbers = result if isinstance(result, Tensor) else result.indices
+        keeps = numbers.dim() == x.dim()
+        indices = self._take(self._calls, x, dim, numbers if keeps else numbers.unsqueeze(dim))
+        if indices is None:
+            return result
+        values = x.gather(dim, indices)
+        if not keeps:
+            values, indices = values.squeeze(dim), indices.squeeze(dim)
+        return indices if isinstance(result, Tensor) else type(result)((values, indices))
+
+
+_CHOOSING: dict[Any, tuple[str, ...]] = {
+    torch.topk: ("input", "k", "dim"), Tensor.topk: ("input", "k", "dim"),
+    torch.max: ("input", "dim"), Tensor.max: ("input", "dim"),
+    torch.argmax: ("input", "dim"), Tensor.argmax: ("input", "dim"),
+}  # fmt: skip
 
 
 def _is_choice(result: Any) -> bool:

@@ -37,7 +37,7 @@ from qgate.gate.measuring.segment_views import (
 from qgate.hooks.tapping import tap_sites
 from qgate.loading import LateModule
 from qgate.models import Model
-from qgate.models.experts import routers_of
+from qgate.models.experts import chooses, routers_of
 from qgate.models.refusals import LENGTH_REFUSALS
 from qgate.models.rows import real_tokens, tensors_of, without_padding
 from qgate.models.sites import Site
@@ -154,7 +154,8 @@ class Segments:
         self.left_out |= self.view.left_out
         run, reference = self.model.module, self.base.module
         names = routers_of(reference)
-        self.routers = routing.Routers(run, reference, names) if names else NoRouters()
+        follows = bool(names) or chooses(reference)
+        self.routers: Any = routing.of(run, reference, names) if follows else NoRouters()
 
     @property
     def is_half(self) -> bool:
