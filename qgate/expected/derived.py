@@ -371,6 +371,8 @@ def _zeroed(x: Tensor) -> Tensor:
 
 
 def _poisoned(x: Tensor, value: float) -> Tensor:
+    if not x.numel():
+        return x
     changed = x.clone().reshape(-1)
     changed[len(changed) // 3] = value
     return changed.reshape(x.shape)

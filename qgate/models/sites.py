@@ -7,6 +7,7 @@ tensors by name, those names: `layers.0.mixer.scan:u`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -145,3 +146,11 @@ def sites_of(root: nn.Module, blocks: tuple[str, ...] = ()) -> Iterator[Site]:
             site = replace(site, channels=1)
         for port in _PORTS.get(kind, ("input", "output")):
             yield replace(site, port=port)
+
+
+def like(name: str) -> str:
+    """Return what the name of a site has in common with those of other experts of its layer."""
+    numbers = list(re.finditer(r"(?<=\.)\d+(?=\.)", name))
+    if len(numbers) < 2:
+        return name
+    return f"{name[: numbers[-1].start()]}*{name[numbers[-1].end() :]}"

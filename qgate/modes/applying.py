@@ -17,6 +17,7 @@ from qgate.interruptions import raise_interruption, raised_by_users
 from qgate.loading import LateModule
 from qgate.models.blocks import sharing_copy
 from qgate.models.fingerprints import WeightCache
+from qgate.models.sites import Site, like
 from qgate.modes.mode import Mode
 from qgate.modes.plan import Plan
 from qgate.modes.resolving import make_plan
@@ -26,7 +27,6 @@ from qgate.modes.simulated.planning import simulate
 if TYPE_CHECKING:
     from qgate.formats.quantizer import Quantizer
     from qgate.models.model import Model
-    from qgate.models.sites import Site
     from qgate.modes.attention import planning as planning
     from qgate.modes.calibration import Calibration
     from qgate.modes.states import planning as states_planning
@@ -207,19 +207,21 @@ def _install(module: nn.Module, sites: list[Site], quantizers: dict[str, Quantiz
             _quantize_weight(module.get_submodule(site.module), quantizer)
         else:
             flowing.append(site)
-    silent = {site.name for site in flowing}
+    silent, heard = {site.name for site in flowing}, set[str]()
 
     def take(site: Site, tensor: Tensor) -> Tensor:
         silent.discard(site.name)
+        heard.add(like(site.name))
         return quantizers[site.name](tensor)
 
     tap_sites(module, flowing, take)
 
     def check(_module: nn.Module, _args: Any, _result: Any) -> None:
-        if silent:
-            first = sorted(silent)[0]
+        # A router may send nothing to an expert.
+        if lost := sorted(name for name in silent if like(name) not in heard):
+            first = lost[0]
             raise QgateError(
-                f"{len(silent)} quantizers of this mode got no tensor, {first} among them: the "
+                f"{len(lost)} quantizers of this mode got no tensor, {first} among them: the "
                 "forward pass does not call these modules."
             )
 

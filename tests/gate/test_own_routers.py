@@ -31,7 +31,7 @@ class Expert(nn.Module):
 class Mixture(nn.Module):
     """Sends each token to one expert or two; `fault` is what goes wrong."""
 
-    fault = ""
+    fault, calls_all = "", False
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Mixture(nn.Module):
         mixed = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
             rows, place = (numbers == number).nonzero(as_tuple=True)
-            if len(rows):
+            if len(rows) or self.calls_all:
                 mixed = mixed.index_add(0, rows, expert(flat[rows]) * weights[rows, place][:, None])
         return x + mixed.view_as(x)
 
@@ -106,3 +106,34 @@ def test_a_right_mixture_is_green_wherever_its_router_sends_tokens(
 @pytest.mark.parametrize("fault", ["next best", "weights"])
 def test_a_wrong_choice_and_a_wrong_weight_are_red(fault: str, mode: str) -> None:
     assert wrong("topk", mode, 0, fault)
+
+
+@share(3)
+@pytest.mark.parametrize("is_called", [True, False], ids=["empty calls", "no calls"])
+@pytest.mark.parametrize("mode", ["int8", "mxfp4", "bf16"])
+def test_experts_that_no_token_reaches_are_left_out(
+    mode: str, is_called: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.gate.test_own_routers.EXPERTS", 16)
+    monkeypatch.setattr(Mixture, "calls_all", is_called)
+    torch.manual_seed(0)
+    samples = [torch.randint(60, (1, 6)) for _ in range(2)]
+    model = qgate.Model(Network("topk").eval(), samples, "mixture", calibration=samples)
+    bench = Bench(ModelSetup("mixture"), _model=model)
+    chosen = mode_of(bench, mode)
+    rows = bench.measure(chosen) + bench.gradients(chosen)
+    assert len(rows) > 100
+    assert [f"{row.site} {row.why}" for row in rows if row.why] == []
+
+
+def test_an_expert_whose_gradient_is_lost_is_red() -> None:
+    torch.manual_seed(0)
+    samples = [torch.randint(60, (2, 48)) for _ in range(2)]
+    model = qgate.Model(Network("topk").eval(), samples, "mixture", calibration=samples)
+    bench = Bench(ModelSetup("mixture"), _model=model)
+    chosen = mode_of(bench, "int8")
+    expert: Any = bench.quantized(chosen).model.module.layers[1].experts[2]  # type: ignore[union-attr, index]
+    right = expert.forward
+    expert.forward = lambda x: right(x).detach()
+    lost = {row.site for row in bench.gradients(chosen) if "gradient is zero" in str(row.why)}
+    assert {f"layers.1.experts.2.{leaf}:weight" for leaf in ("up", "down")} <= lost

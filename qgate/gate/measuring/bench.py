@@ -32,6 +32,7 @@ from qgate.gate.measuring.loaded_model import LoadedModel
 from qgate.gate.measuring.passes import (
     fed,
     flow,
+    idle_experts,
     linear_weights,
     outer_tensors,
     shortened,
@@ -119,8 +120,7 @@ class Bench(LoadedModel):
             rows += late.cache_rows.cache_rows(quantized, base, caches, self._places)
         if states is not None:
             rows += late.state_rows.state_rows(quantized, base, states, self._places)
-        rows = unless_idle(rows) if self._chosen is None else rows
-        return holding.attach(rows, self._places)
+        return holding.attach(unless_idle(rows) if self._chosen is None else rows, self._places)
 
     def with_reference_attention(
         self, mode: Mode, *, gradients: bool = False
@@ -175,10 +175,9 @@ class Bench(LoadedModel):
         # The very pass that `measure` makes: the same bits, whichever of the two comes first.
         model, inputs = self.quantized(mode).model, self.model.inputs
         together = self.runs_together(mode)
-        capture = self.in_parts(
+        return self.in_parts(
             lambda: outer_tensors(model, inputs, together=together, most=self.at_once)
-        )
-        return capture.tensors["logits"]
+        ).tensors["logits"]
 
     @cached_property
     def long_reference(self) -> Tensor:
@@ -206,13 +205,13 @@ class Bench(LoadedModel):
     def _gradient_rows(self, mode: Mode) -> list[Measured]:
         quantized = self.quantized(mode)
         products = late.gradient_factors.ProductGradients(quantized, self.meant_of(quantized))
-        with products.watch():
+        with products.watch(), idle_experts(quantized.model) as idle:
             pairs = self.gradient_pairs(mode)
         rows = []
         for site, pair in pairs.items():
             row = self._row(site, "backward", list(zip(*pair, strict=True)))
             row = replace(row, conformance=products.conformance(row, pair[0]))
-            rows.append(unless_vanished(row, *pair))
+            rows.append(row if site in idle else unless_vanished(row, *pair))
         return rows
 
     def _rows_with_room(self, mode: Mode) -> list[Measured]:
@@ -347,12 +346,13 @@ class Bench(LoadedModel):
         present = {site.name for site in quantized.model.sites()}
         alone = list(dict.fromkeys([*untouched, *outputs_outside(base)]))
         sites = list(dict.fromkeys([*quantized_sites(quantized, base), *alone]))
-        sites = [site for site in sites if site.name in present]
         modules = {site.module for site in alone if site.name in present}
         inputs = [site for site in base.sites() if site.port == "input"]
         blocks = [site for site in inputs if site.is_block]
         alone = [s for s in inputs if s.module in modules]
         flowing = flow(true, {*sites, *blocks, *alone, *linear_weights(base)}, sample)
+        present &= {name for name, tensor in flowing.items() if tensor.numel()}
+        sites = [site for site in sites if site.name in present]
         several_inputs = [s.module for s in alone if takes_several(true, s)]
         whole = {} if quantized.mode.own else arguments_of(true, several_inputs, sample)
         actual = fed(quantized, sites, sample, flowing, alone, whole)

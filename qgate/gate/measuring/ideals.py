@@ -93,7 +93,7 @@ def _linears(
     bias_dtype: torch.dtype,
 ) -> dict[str, Array]:
     by_site: dict[str, Array] = {}
-    by_content: dict[tuple[str, int], Array] = {}
+    by_content: dict[tuple[str, tuple[int, ...], int], Array] = {}
     for site in reference.sites():
         if (
             site.name in quantizers
@@ -102,7 +102,7 @@ def _linears(
         ):
             # Query, key and value read one tensor, and the definition is slow.
             quantizer, values = quantizers[site.name], float64_array(flowing[site.name])
-            key = (repr(quantizer), hash(values.tobytes()))
+            key = (repr(quantizer), values.shape, hash(values.tobytes()))
             if key not in by_content:
                 by_content[key] = define(values, quantizer)
             by_site[site.name] = by_content[key]

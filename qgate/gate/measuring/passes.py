@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +30,7 @@ from qgate.models.rows import (
     tensors_of,
     token_ids,
 )
+from qgate.models.sites import like
 from qgate.modes import Quantized
 
 BUDGET_TOKENS = 128
@@ -174,14 +175,14 @@ def check_repeatable(model: Model) -> None:
 
 
 def flow(model: Model, sites: Iterable[Site], sample: Any) -> dict[str, Tensor]:
-    """Capture the first tensor at each site in one pass of a sample."""
+    """Capture the first tensor at each site in one pass of a sample; experts may get none."""
     tensors: dict[str, Tensor] = {}
 
     def keep(_index: int, site: Site, tensor: Tensor) -> None:
         tensors.setdefault(site.name, tensor.detach().clone())
 
     with torch.no_grad():
-        pass_through(model, sites, 0, sample, keep)
+        pass_through(model, sites, 0, sample, keep, strict=False)
     return tensors
 
 
@@ -231,9 +232,9 @@ def fed(
         with tap_sites(model.module, sites, keep):
             model.outputs(sample)
     # Of modules without a call those alone whose like were called: other experts of the layer.
-    called = {_numberless(name) for name in tensors}
+    called = {like(name) for name in tensors}
     for site in taps:
-        if site.name in waiting and site.port == "input" and _numberless(site.name) in called:
+        if site.name in waiting and site.port == "input" and like(site.name) in called:
             of_module = [other for other in sites if other.module == site.module]
             for other in of_module:
                 tensors.pop(other.name, None)
@@ -241,12 +242,23 @@ def fed(
                 module = model.module.get_submodule(site.module)
                 dtypes = [p.dtype for p in module.parameters() if p.is_floating_point()]
                 module(flowing[site.name].to(dtypes[0] if dtypes else None))
-    check_passed(model, sites, tensors)
+    check_passed(model, sites, tensors, strict=False)
     return tensors
 
 
-def _numberless(site: str) -> str:
-    return re.sub(r"\d+", "*", site)
+@contextmanager
+def idle_experts(model: Model) -> Iterator[set[str]]:
+    """Yield the weights of experts, and take away those whose module gets rows inside."""
+    experts = [s for s in model.sites() if s.port == "weight" and like(s.name) != s.name]
+    idle = {site.name for site in experts}
+
+    def take(site: Site, tensor: Tensor) -> None:
+        if tensor.numel():
+            idle.discard(f"{site.module}:weight")
+
+    inputs = [replace(site, port="input") for site in experts]
+    with tap_sites(model.module, inputs, take, lenient=True):
+        yield idle
 
 
 def float64_array(tensor: Tensor) -> npt.NDArray[np.float64]:
