@@ -85,9 +85,9 @@ def test_the_error_of_a_book_is_that_of_its_best_rows_and_signs(name: str) -> No
     signs = np.array(list(itertools.product((1.0, -1.0), repeat=8)))
     signs = {"even": signs[signs.prod(1) > 0], "free": signs, "": signs[:1]}[book.signs]
     best = np.full(len(tiles), np.inf)
-    for share, shift in itertools.product(SHARES, {book.shift, -book.shift}):
+    for factor, shift in itertools.product(SHARES, {book.shift, -book.shift}):
         for number, tile in enumerate(tiles):
-            scale = np.abs(tile).max() / book.reach * share
+            scale = np.abs(tile).max() / book.reach * factor
             elements = np.concatenate(
                 [_nearest(part, rows, signs) for part in (tile / scale - shift).reshape(-1, 8)]
             )
