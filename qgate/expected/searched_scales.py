@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -96,7 +97,7 @@ def _by_scale(groups: Floats, q: QuantizerSettings, state: float | None) -> Iter
 
 def least_searched(x: Floats, q: QuantizerSettings) -> Floats:
     """Return values with the largest error that a right search leaves: mostly the definition's."""
-    return x + (define(x, q) - x) * 10 ** (GGML_DB.get(q.format.name, 0.0) / 20)
+    return x + (define(x, q) - x) * math.sqrt(10 ** (0.1 * GGML_DB.get(q.format.name, 0.0)))
 
 
 def searched_error(x: Floats, q: QuantizerSettings) -> float:

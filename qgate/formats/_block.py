@@ -101,7 +101,7 @@ class BlockFormat(abc.ABC):
 
     @property
     def effort(self) -> int:
-        """How many times as long the definition takes as that of other formats."""
+        """Times that the definition takes of what it takes for other formats."""
         return 1
 
     def with_share(self, share: float) -> BlockFormat | None:

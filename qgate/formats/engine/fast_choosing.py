@@ -271,19 +271,19 @@ def _factors(
             np.copyto(last, second.full, where=chosen)
         return first.scale * ~chosen, (f32(1) if one else second.scale) * chosen, last, None
     factors, tied = [], None
-    for side, table, taken in zip(
+    for side, table, mask in zip(
         sides, _factor_tables(fmt, float(decode), dtype), (~chosen, chosen), strict=True
     ):
         if table is None:
-            factors.append(side.full * taken)
+            factors.append(side.full * mask)
             continue
         factor = table.take((side.scale.view(np.uint32) >> 20).astype(np.intp))
         is_tied = np.isnan(factor)
         if is_tied.any():
             factor[is_tied] = 0
-            is_tied &= taken
+            is_tied &= mask
             tied = is_tied if tied is None else tied | is_tied
-        factors.append(factor * taken)
+        factors.append(factor * mask)
     return factors[0], factors[1], None, tied
 
 
