@@ -95,9 +95,14 @@ def _by_scale(groups: Floats, q: QuantizerSettings, state: float | None) -> Iter
         )
 
 
+def search_allowance(q: QuantizerSettings) -> float:
+    """Return the squared error that a right search may leave, in times of the definition's."""
+    return float(10 ** (0.1 * GGML_DB.get(q.format.name, 0.0)))
+
+
 def least_searched(x: Floats, q: QuantizerSettings) -> Floats:
     """Return values with the largest error that a right search leaves: mostly the definition's."""
-    return x + (define(x, q) - x) * math.sqrt(10 ** (0.1 * GGML_DB.get(q.format.name, 0.0)))
+    return x + (define(x, q) - x) * math.sqrt(search_allowance(q))
 
 
 def searched_error(x: Floats, q: QuantizerSettings) -> float:

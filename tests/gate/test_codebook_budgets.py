@@ -20,6 +20,7 @@ from qgate.expected.searched_scales import searched_error
 from qgate.gate.measuring.bench import Bench
 from qgate.modes import Kernel, Mode, Rule
 from qgate.modes.setups import ModelSetup
+from qgate.testing import CheckFailure, check
 from tests.checkpoints.test_gguf import BLOCKS
 from tests.gate.test_model_kernels import failures
 from tests.shares import share
@@ -112,6 +113,14 @@ def test_blocks_of_ggml_are_within_the_budget_of_searched_scales(name: str, tmp_
     wrong = model_of(lambda w: w + (read(name) - w) * DECIBEL, fmt, convention="mse")
     (line,) = failures(wrong, tmp_path)
     assert f"dB over the ideal {fmt} (searched scales) quantizer" in line
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_checks_of_blocks_of_ggml_allow_what_a_search_leaves(name: str) -> None:
+    weight, fmt = torch.from_numpy(BLOCKS["weight"]).float(), name.split()[0].lower()
+    check(read(name), weight, format=fmt, convention="mse")
+    with pytest.raises(CheckFailure, match="times the squared error of searched"):
+        check(weight + (read(name) - weight) * 1.25, weight, format=fmt, convention="mse")
 
 
 def read(name: str) -> Tensor:
