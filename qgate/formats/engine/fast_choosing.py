@@ -32,7 +32,7 @@ at most, and by that of the sum.
 """
 _roundings = BoundedCache(16)
 _ZEROS = np.array([-0.0, 0.0], dtype=f32)
-_PART = 2**16
+_PART = 2**17
 """Elements, for each thread, that every operation is done with before the next ones."""
 
 
