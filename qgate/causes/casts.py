@@ -247,8 +247,10 @@ def describe_values(
     any_scale: bool = False,
 ) -> str:
     """Say whether values are on a grid of the format at all, and if so, whether by its scales."""
+    # Parts of a block's scale, as those of tiles, are no scale of all its elements.
     has_grid = (
-        q.format.name != "hif4"
+        "micro" not in q.format.stored
+        and (q.format.kind == "element" or q.format.effort == 1)
         and not is_signed_choice(q.format)
         and q.zero_point is None
         and q.rotation is None

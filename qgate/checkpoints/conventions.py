@@ -255,11 +255,11 @@ CONVENTIONS: Mapping[str, BlockConvention] = {
     "iq4_xs": BlockConvention(
         -127, 113, partial(nearest_levels, reach=120, steps=31), True, -0.65, IQ4, tiles=8
     ),
-    "iq3_s": _book("IQ3_S", IQ3_ODD, 8, "free", 0.95),
-    "iq3_xxs": _book("IQ3_XXS", IQ3, 8, "even", 1.05),
-    "iq2_xxs": _book("IQ2_XXS", IQ2, 8, "even", 1.5),
-    "iq2_xs": _book("IQ2_XS", IQ2, 16, "even", 1.75),
-    "iq2_s": _book("IQ2_S", IQ2, 16, "free", 1.5),
+    "iq3_s": _book("IQ3_S", IQ3_ODD, 8, "free", 0.6),
+    "iq3_xxs": _book("IQ3_XXS", IQ3, 8, "even", 0.65),
+    "iq2_xxs": _book("IQ2_XXS", IQ2, 8, "even", 0.75),
+    "iq2_xs": _book("IQ2_XS", IQ2, 16, "even", 0.85),
+    "iq2_s": _book("IQ2_S", IQ2, 16, "free", 0.6),
     "iq1_s": _book("IQ1_S", TERNARY, 8, "", 1.1),
     "iq1_m": _book("IQ1_S", TERNARY, 16, "", 0.95),
     "nf4": BlockConvention(-1, 1, largest_level, levels=NF4),

@@ -99,6 +99,11 @@ class BlockFormat(abc.ABC):
     by_blocks: ClassVar[bool] = False
     """True if `prepare` gets the largest magnitude of each block, in their order."""
 
+    @property
+    def effort(self) -> int:
+        """Times that the definition takes of what it takes for other formats."""
+        return 1
+
     def with_share(self, share: float) -> BlockFormat | None:
         """Return the format with so many times its scales; None where a rule has none between."""
         del share

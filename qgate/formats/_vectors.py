@@ -58,6 +58,10 @@ class VectorRows(BlockFormat):
         return self.size
 
     @property
+    def effort(self) -> int:
+        return 16 * len(self.factors) * (2 if self.shifted else 1)
+
+    @property
     def stored(self) -> dict[str, int]:
         tiles = self.size // self.tile
         return {"scales": 1} | ({} if tiles == 1 else {"micro": tiles})

@@ -16,7 +16,7 @@ from qgate.errors import QgateError
 from qgate.expected.conventions import MSE, Convention
 from qgate.expected.distances import distance_to_multiple, relative_error
 from qgate.expected.noise import Expected
-from qgate.expected.searched_scales import searched_error
+from qgate.expected.searched_scales import search_allowance, searched_error
 from qgate.formats import Encoded, Quantizer
 from qgate.formats.options import Floats, Options
 from qgate.kernel_checks.declared import Quantization, declare, from_array, to_array
@@ -263,10 +263,11 @@ def _check_searched(
             errors,
         )
     low, high = SEARCH_BAND
+    high *= search_allowance(quantization.quantizer)
     if not low <= share <= high:
         raise CheckFailure(
             f"the {quantization.name} tensor has {share:.3f} times the squared error of searched "
-            f"scales, {low} to {high} is allowed",
+            f"scales, {low} to {high:.3g} is allowed",
             report,
             errors,
         )

@@ -109,8 +109,13 @@ def _wrong_cast_of_result(case: Failing) -> str:
 
 
 def work_of(case: Failing) -> int:
-    """Return the elements of arguments and result that are computed for each fault."""
-    return size_of([*case.ideal, case.actual])
+    """Return the elements of arguments and result that are computed for each fault.
+
+    Those of a format whose definition takes long count as more.
+    """
+    quantizers = [slot.quantizer for slot in case.subject.slots.values()]
+    efforts = [q.format.effort for q in quantizers if q and q.format.kind == "block"]
+    return size_of([*case.ideal, case.actual]) * max(efforts, default=1)
 
 
 @dataclass(frozen=True)

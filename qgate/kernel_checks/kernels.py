@@ -16,7 +16,7 @@ from qgate.expected.conventions import MSE
 from qgate.expected.derived import RELATIONS
 from qgate.expected.distances import relative_error
 from qgate.expected.narrow_floats import is_wide_float
-from qgate.expected.searched_scales import searched_error
+from qgate.expected.searched_scales import search_allowance, searched_error
 from qgate.expected.value_steps import value_steps
 from qgate.kernel_checks.accepted import hold_accepted
 from qgate.kernel_checks.beyond import (
@@ -342,7 +342,7 @@ def _check_request(free: Judgement, request: KernelRequest, report: CheckReport)
 
 def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport) -> None:
     """Hold the error of a kernel with searched scales in a band around that of our own search."""
-    ideal_error = report.format_error
+    ideal_error, allowance = report.format_error, 1.0
     shares = []
     for position, quantization in subject.inputs.items():
         if quantization.quantizer is None:
@@ -351,8 +351,9 @@ def _check_searched(subject: KernelSubject, run: KernelRun, report: CheckReport)
         best = searched_error(to_array(x), quantization.quantizer)
         mine = relative_error(quantization.ideal(x), x)
         shares.append(best / mine if mine else 1.0)
+        allowance = max(allowance, search_allowance(quantization.quantizer))
     best_error = ideal_error * (sum(shares) / len(shares) if shares else 1.0)
-    low, high = 0.7 * best_error, 1.15 * max(best_error, ideal_error)
+    low, high = 0.7 * best_error, 1.15 * allowance * max(best_error, ideal_error)
     report.conventions = {
         _slot_name(slot): "searched scales, held by their error alone" for slot in subject.inputs
     }

@@ -249,6 +249,14 @@ def _entry_of(site: Site, rule: Rule, reach: float | None = None) -> PlanEntry |
         plain = Quantizer(rule.format, **rule.options)
         follows = plain.granularity is not None and plain.scale is None
         sharing = {"axis": along} if plain.granularity == "block" and plain.tile is None else {}
+        if sharing and "axis" not in plain.format.options:
+            if along != -1:
+                raise QgateError(
+                    f"{rule.format} has blocks along the last axis, and the channels of "
+                    f"{site.name} lie along axis {along}: leave it out by a rule before, "
+                    f"Rule({site.module!r}, None)."
+                )
+            sharing = {}
         origin = "no scale" if plain.scale is None else "given"
         if follows and plain.granularity in ("block", "tensor"):
             origin = f"amax of the {plain.granularity}"

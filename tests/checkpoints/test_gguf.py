@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from qgate.checkpoints.comparison import compare
 from qgate.checkpoints.compute import measure
+from qgate.checkpoints.conventions import CONVENTIONS
+from qgate.checkpoints.gguf.codebook_errors import SHARES, book_error
 from qgate.checkpoints.gguf.weights import KINDS, decode_blocks
 from qgate.checkpoints.texts import first_line
 from tests.checkpoints.faults import ExportFault
@@ -68,6 +71,42 @@ def test_blocks_of_ggml_are_near_the_estimate_of_an_ideal_quantizer(name: str) -
     wrong = measure(decode_blocks(spoiled, KINDS[name.split()[0]]), parent)
     assert wrong.over_ideal_db is not None
     assert wrong.over_ideal_db > 1.0
+
+
+@pytest.mark.parametrize("name", ["IQ3_S", "IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"])
+def test_the_error_of_a_book_is_that_of_its_best_rows_and_signs(name: str) -> None:
+    """Every row of gguf's table with every sign that it may have is tried."""
+    book = CONVENTIONS[name.lower()].book
+    assert book is not None
+    tiles = np.random.default_rng(0).standard_t(4, (6, 16))
+    kind = getattr(gguf.quants, name)
+    kind.init_grid()
+    rows = kind.grid.reshape(kind.grid_shape).astype(np.float64)
+    signs = np.array(list(itertools.product((1.0, -1.0), repeat=8)))
+    signs = {"even": signs[signs.prod(1) > 0], "free": signs, "": signs[:1]}[book.signs]
+    best = np.full(len(tiles), np.inf)
+    for factor, shift in itertools.product(SHARES, {book.shift, -book.shift}):
+        for number, tile in enumerate(tiles):
+            scale = np.abs(tile).max() / book.reach * factor
+            elements = np.concatenate(
+                [_nearest(part, rows, signs) for part in (tile / scale - shift).reshape(-1, 8)]
+            )
+            values = elements + shift
+            fitted = values * (values @ tile) / (values @ values)
+            best[number] = min(best[number], np.square(fitted - tile).sum())
+    error = book_error(book, torch.from_numpy(tiles).float())
+    # Where signs must be even, the estimate turns the smallest element alone.
+    most = 1.02 if book.signs == "even" else 1 + 1e-5
+    assert 1 - 1e-5 <= error / best.sum() <= most
+
+
+def _nearest(eight: np.ndarray, rows: np.ndarray, signs: np.ndarray) -> np.ndarray:
+    """Return the signed rows of a table that are nearest to eight numbers together."""
+    parts = (eight * signs).reshape(len(signs), -1, 1, rows.shape[1])
+    distances = np.square(parts - rows).sum(3)
+    sign = distances.min(2).sum(1).argmin()
+    nearest: np.ndarray = rows[distances[sign].argmin(1)].ravel() * signs[sign]
+    return nearest
 
 
 # Files --------------------------------------------------------------------------------------------

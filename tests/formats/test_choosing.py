@@ -290,10 +290,37 @@ def test_numbers_that_two_roundings_would_move_to_a_tie(name: str, dtype: torch.
     for largest in (1 + torch.arange(128) / 128).tolist():
         decode = F32(1) / (F32(fmt.bound) / F32(largest))
         tables = fast_choosing._factor_tables(fmt, float(decode), dtype)
-        if not any(table.matters for table in tables):
+        if all(table is None for table in tables):
             continue
         x[0, 0], met = largest, met + 1
         job = Job(x.to(dtype), qgate.Quantizer(name))
         slow = [combine(part.elements, part.scale, dtype, c) for _, c, _, part in split(job)]
         assert torch.equal(qgate.quantize(x.to(dtype), name), torch.cat(slow).view(64, 16))
     assert met >= 20 or (name, dtype) != ("mixfp4", torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("name", "largest"),
+    [("nvfp4_4over6", 0.004962921142578125), ("if4", 0.0005803108215332031)],
+)
+def test_numbers_that_no_factor_keeps_from_a_tie(
+    name: str, largest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below the normal numbers of float16 some blocks are rounded once more."""
+    again: list[int] = []
+    exact = fast_choosing._exact
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        values = exact(*arguments)
+        again.append(len(values))
+        return values
+
+    monkeypatch.setattr(fast_choosing, "_exact", counted)
+    draw = torch.Generator().manual_seed(0)
+    x = torch.rand(4096, 16, generator=draw) * torch.rand(4096, 1, generator=draw) * largest
+    x[0, 0] = largest
+    x = x.half()
+    job = Job(x, qgate.Quantizer(name))
+    slow = [combine(part.elements, part.scale, torch.float16, c) for _, c, _, part in split(job)]
+    assert torch.equal(qgate.quantize(x, name), torch.cat(slow).view(4096, 16))
+    assert sum(again) > 0

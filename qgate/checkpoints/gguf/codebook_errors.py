@@ -26,12 +26,11 @@ def book_error(book: CodeBook, tiles: Tensor) -> float:
         scales = torch.where(largest > 0, largest * share, 1.0)
         for shift in {book.shift, -book.shift}:
             groups = (tiles / scales[:, None] - shift).reshape(len(tiles), -1, table.shape[1])
-            entries = nearest_rows(table, positive(groups, book.signs))
-            errors = (groups.abs() if book.signs else groups) - entries
-            if book.signs == "even":
-                errors = positive(groups, book.signs) - entries
-            # The scale that is best for these entries.
-            values = (tiles.reshape(groups.shape) - errors * scales[:, None, None]).flatten(1)
+            sizes = positive(groups, book.signs)
+            entries = nearest_rows(table, sizes)
+            elements = torch.where(groups * sizes < 0, -entries, entries) + shift
+            # The scale that is best for these elements.
+            values = elements.flatten(1) * scales[:, None]
             energy = values.square().sum(1)
             ratio = torch.where(energy > 0, (values * tiles).sum(1) / energy, 1.0)
             fitted = (values * ratio[:, None] - tiles).square().sum(1)

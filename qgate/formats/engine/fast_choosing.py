@@ -32,7 +32,7 @@ at most, and by that of the sum.
 """
 _roundings = BoundedCache(16)
 _ZEROS = np.array([-0.0, 0.0], dtype=f32)
-_PART = 2**16
+_PART = 2**17
 """Elements, for each thread, that every operation is done with before the next ones."""
 
 
@@ -69,31 +69,26 @@ def shortcut(fmt: ChoosingFormat, x: Tensor, out: Tensor, context: CastContext) 
         near &= amax > 0
     if near.any():
         chosen[near] = _decided(fmt, x, sides, near, float(state.item()))
-    unit, second_scale = fmt.grids[1].unit, second.scale
-    factor, tied = _factors(fmt, sides, chosen, decode, out.dtype)
-    if unit != 1:
-        second_scale = np.ones_like(second_scale)
-    of_first, of_second = first.scale * ~chosen, second_scale * chosen
+    of_first, of_second, last, tied = _factors(fmt, sides, chosen, decode, out.dtype)
+    # Before elements are multiplied where they are.
+    exact = None if tied is None else narrow(_exact(fmt, sides, chosen, decode, tied), out.dtype)
     work = torch.float64 if out.dtype == torch.float64 else torch.float32
-    scales_of = [torch.from_numpy(part).to(work) for part in (of_first, of_second, factor)]
+    by_first, by_second = (torch.from_numpy(p).to(work) for p in (of_first, of_second))
+    by_last = None if last is None else torch.from_numpy(last).to(work)
     # Integers have one zero.
     zeros = None if isinstance(fmt.grids[1].element, FloatFormat) else _ZEROS[chosen.view(np.uint8)]
     y = first.elements if work == torch.float32 else first.elements.to(work)
     for part in _parts(x):
-        sums, by_first, by_second, last = (t[part] for t in (y, *scales_of))
         # One of two products is zero, so that the sum is the other one; both have the sign of x.
-        sums.mul_(by_first).addcmul_(second.elements[part].to(work), by_second)
+        sums = y[part].mul_(by_first[part])
+        sums.addcmul_(second.elements[part].to(work), by_second[part])
         if zeros is not None:
             sums.add_(torch.from_numpy(zeros[part]))
-        if out.dtype == torch.float32:
-            torch.mul(sums, last, out=out[part])
+        if by_last is None:
+            out[part] = sums
         else:
-            product = buffer("ratios", sums.shape, work, x.device)
-            out[part] = torch.mul(sums, last, out=product)
-    if tied is not None:
-        exact = narrow(
-            _blocks(y, tied).double() * torch.from_numpy(factor[tied])[:, None].double(), out.dtype
-        )
+            torch.mul(sums, by_last[part], out=out[part])
+    if tied is not None and exact is not None:
         out.movedim(2, -1)[torch.from_numpy(tied).squeeze(2)] = exact
     return True
 
@@ -109,6 +104,8 @@ class Side(NamedTuple):
 
     elements: Tensor
     scale: Singles
+    full: Singles
+    """The scale times that of the tensor and the grid's unit, each step in float32."""
     error: Singles
 
 
@@ -202,14 +199,13 @@ def _on_grids(
                 np.matmul(error.view(-1, x.shape[2]).numpy(), _ones(x.shape[2]), out=total.ravel())
     sides = []
     for plan, total in zip(plans, totals, strict=True):
-        scale, of_values = scales[plan.row], full[plan.row]
+        scale, whole = scales[plan.row], full[plan.row]
         if plan.grid.unit != 1:
-            of_values = of_values * f32(plan.grid.unit)
-        if fmt.error != "mae":
-            of_values = of_values * of_values
+            whole = whole * f32(plan.grid.unit)
+        of_values = whole if fmt.error == "mae" else whole * whole
         if smallest < MUCH:
             total = np.where(scale > 0, total, f32(0))
-        sides.append(Side(elements[plan.number], scale, total * of_values))
+        sides.append(Side(elements[plan.number], scale, whole, total * of_values))
     return sides[0], sides[1]
 
 
@@ -261,63 +257,80 @@ def _factors(
     chosen: BoolArray,
     decode: np.float32,
     dtype: torch.dtype,
-) -> tuple[Singles, BoolArray | None]:
-    """Return what blocks are multiplied by at last, and blocks that are to be rounded again.
+) -> tuple[Singles, Singles, Singles | None, BoolArray | None]:
+    """Return factors of both grids' elements, of their sums, and blocks to be rounded again.
 
     Numbers of 16 bits are rounded twice, once as float32; a factor one place beside the right one
     keeps those that were moved to a tie from it.
     """
-    unit = fmt.grids[1].unit
-    tables = _factor_tables(fmt, float(decode), dtype) if dtype.itemsize == 2 else []
-    if not any(table.matters for table in tables):
-        factor = np.full_like(sides[1].scale, decode)
-        if unit != 1:
-            np.copyto(factor, sides[1].scale * decode * f32(unit), where=chosen)
-        return factor, None
-    places = [side.scale.view(np.uint32) >> 20 for side in sides]
-    first, second = (table.factors[at] for table, at in zip(tables, places, strict=True))
-    factor = np.where(chosen, second, first)
-    if not any(table.tied.any() for table in tables):
-        return factor, None
-    ties = [table.tied[at] for table, at in zip(tables, places, strict=True)]
-    tied = np.where(chosen, ties[1], ties[0])
-    return factor, tied if tied.any() else None
+    first, second = sides
+    if dtype.itemsize != 2:
+        one = fmt.grids[1].unit != 1
+        last = np.full_like(second.scale, decode)
+        if one:
+            np.copyto(last, second.full, where=chosen)
+        return first.scale * ~chosen, (f32(1) if one else second.scale) * chosen, last, None
+    factors, tied = [], None
+    for side, table, mask in zip(
+        sides, _factor_tables(fmt, float(decode), dtype), (~chosen, chosen), strict=True
+    ):
+        if table is None:
+            factors.append(side.full * mask)
+            continue
+        factor = table.take((side.scale.view(np.uint32) >> 20).astype(np.intp))
+        is_tied = np.isnan(factor)
+        if is_tied.any():
+            factor[is_tied] = 0
+            is_tied &= mask
+            tied = is_tied if tied is None else tied | is_tied
+        factors.append(factor * mask)
+    return factors[0], factors[1], None, tied
 
 
-class FactorTable(NamedTuple):
-    """The last factor for each scale, and whether no factor rounds all elements as float64 does.
-
-    Scales are found by the upper twelve bits of a float32 number, which tell those of E4M3 apart.
-    """
-
-    factors: Singles
-    tied: BoolArray
-    matters: bool
-    """False if every factor is the right one."""
+def _exact(
+    fmt: ChoosingFormat,
+    sides: tuple[Side, Side],
+    chosen: BoolArray,
+    decode: np.float32,
+    tied: BoolArray,
+) -> Tensor:
+    """Return the values of a few blocks as float64."""
+    first, second = (_blocks(side.elements, tied).double() for side in sides)
+    is_second = torch.from_numpy(chosen[tied])[:, None]
+    scales = [side.scale[tied].astype(np.float64) * float(decode) for side in sides]
+    if fmt.grids[1].unit != 1:
+        scales[1] = sides[1].full[tied].astype(np.float64)
+    by_first, by_second = (torch.from_numpy(scale)[:, None] for scale in scales)
+    return (second * by_second).where(is_second, first * by_first)
 
 
 @lru_cache(maxsize=64)
-def _factor_tables(fmt: ChoosingFormat, decode: float, dtype: torch.dtype) -> list[FactorTable]:
-    scales, tables = torch.tensor(fmt.scale_element.magnitudes(), device="cpu"), []
+def _factor_tables(fmt: ChoosingFormat, decode: float, dtype: torch.dtype) -> list[Singles | None]:
+    """Return for each grid the factor of elements with each scale, None where none is special.
+
+    It rounds all elements as float64 does: the product of scale and `decode`, or a number beside
+    it, or NaN where neither does. Scales are found by the upper twelve bits of a float32 number,
+    which tell those of E4M3 apart.
+    """
+    scales = torch.tensor(fmt.scale_element.magnitudes(), device="cpu")
+    tables: list[Singles | None] = []
     for grid in fmt.grids:
-        full, before = scales * decode, scales.float()
+        full = scales * decode
         if grid.unit != 1:
             full = (full.float() * single(grid.unit)).double()
-            before = torch.ones_like(before)
         magnitudes = torch.tensor(grid.element.magnitudes(), device="cpu")
-        exact = narrow(torch.outer(magnitudes, full), dtype)
-        products = torch.outer(magnitudes.float(), before)
-        plain = full.float() if grid.unit != 1 else torch.full_like(before, decode)
-        factors, tied = plain.clone(), torch.ones_like(plain, dtype=torch.bool)
-        for toward in (None, math.inf, -math.inf):
+        exact, plain = narrow(torch.outer(magnitudes, full), dtype), full.float()
+        factors = torch.full_like(plain, math.nan)
+        for toward in (math.inf, -math.inf, None):
             tried = plain
             if toward is not None:
                 tried = torch.from_numpy(np.nextafter(plain.numpy(), f32(toward)))
-            right = ((products * tried).to(dtype) == exact).all(0) & tied
-            factors, tied = tried.where(right, factors), tied & ~right
-        matters = bool(tied.any()) or not torch.equal(factors, plain)
-        table = FactorTable(np.zeros(2**12, f32), np.zeros(2**12, np.bool_), matters)
-        places = scales.float().numpy().view(np.uint32) >> 20
-        table.factors[places], table.tied[places] = factors.numpy(), tied.numpy()
+            products = torch.outer(magnitudes.float(), tried)
+            factors = tried.where((products.to(dtype) == exact).all(0), factors)
+        if torch.equal(factors, plain):
+            tables.append(None)
+            continue
+        table = np.zeros(2**12, f32)
+        table[scales.float().numpy().view(np.uint32) >> 20] = factors.numpy()
         tables.append(table)
     return tables

@@ -20,7 +20,7 @@ from torch import Tensor
 from qgate.expected.conventions import MSE, Convention, conventions
 from qgate.expected.distances import relative_error
 from qgate.expected.modules import exact_product
-from qgate.expected.searched_scales import search_scales
+from qgate.expected.searched_scales import least_searched, search_scales
 from qgate.formats import Quantizer
 from qgate.formats.definition import quantize as define
 from qgate.gate.measuring.passes import float64_array
@@ -215,9 +215,9 @@ class KernelProduct:
         return error
 
     def searched(self, actual: Tensor) -> KernelFit | None:
-        """Return the error nearest to a kernel's, from that of a search to the definition's."""
+        """Return the error nearest to a kernel's that a right search for scales may leave."""
         errors = []
-        for cast in (search_scales, define):
+        for cast in (search_scales, least_searched):
             ideal = {port: cast(self.values[port], q) for port, q in self.quantizers.items()}
             product = self.of(ideal)
             if product is None:
