@@ -63,7 +63,8 @@ def _listed(module: nn.Module, name: str) -> Iterator[str]:
     if not kinds or (most < len(kinds) and (most < _FEW or 3 * most < 2 * len(kinds))):
         return
     has_code = [
-        kind_of(child) == "other" or any(True for _ in child.children())
+        (kind_of(child) == "other" or any(True for _ in child.children()))
+        and not isinstance(child, nn.EmbeddingBag)
         for child in children.values()
     ]
     if all(has_code):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from qgate.hooks.module_hooks import ModuleHooks
 from qgate.models.model import Model
+from qgate.models.refusals import RefusedSampleError
 from qgate.models.rows import token_ids
 
 LONG = 1029
@@ -33,7 +34,7 @@ def long_text(model: Model) -> Tensor | None:
     text does too.
     """
     listed = [ids for sample in model.inputs if (ids := token_ids(sample)) is not None]
-    if len(listed) < len(model.inputs):
+    if len(listed) < len(model.inputs) or not reads_ids_alone(model):
         return None
     text = torch.cat([ids.reshape(-1) for ids in listed])
     window = _declared(model.module, ("sliding_window",))
@@ -45,6 +46,19 @@ def long_text(model: Model) -> Tensor | None:
     tokens = min([tokens, *(limit for limit in limits if limit)])
     starts = torch.tensor([[0], [len(text) // 2 + 1]])
     return text[(torch.arange(tokens) + starts) % len(text)]
+
+
+@torch.no_grad()
+def reads_ids_alone(model: Model) -> bool:
+    """Tell if samples are token ids that a network takes by themselves, without images or so."""
+    ids = token_ids(model.inputs[0])
+    if ids is None or isinstance(model.inputs[0], Tensor):
+        return ids is not None
+    try:
+        model.outputs(ids)
+    except RefusedSampleError:
+        return False
+    return True
 
 
 def _declared(module: nn.Module, names: Sequence[str]) -> int:

@@ -154,7 +154,7 @@ class Model:
         if self._picks_layers:
             # Only what runs once per sample can be given the reference's input.
             of_blocks = {site.module: count for site, count in calls.items() if site.is_block}
-            ran = [name for name, count in of_blocks.items() if count == 1]
+            ran = _of_all_rows([name for name, n in of_blocks.items() if n == 1], shapes)
             leaves = leaves_of(self.module, re.compile(self.part))
             if not ran and self.layers != leaves:
                 self.layers = leaves
@@ -252,13 +252,13 @@ class Model:
 
     def with_module(self, module: nn.Module) -> Model:
         """Return a model of the same inputs and sites around a quantized module."""
-        names = {name for name, _ in module.named_modules()}
+        names, sites = {name for name, _ in module.named_modules()}, tuple(self.sites())
         return replace(
             self,
             module=module,
             layers=tuple(name for name in self.layers if name in names),
             head=tuple(name for name in self.head or () if name in names),
-            _sites=tuple(self.sites()),
+            _sites=sites,
         )
 
     def weights_hash(self) -> str:
@@ -314,3 +314,12 @@ def head_of(root: nn.Module) -> tuple[str, ...]:
     output = embeddings() if callable(embeddings) else None
     named = tuple(name for name, module in linears.items() if module is output)
     return named or tuple(name for name in linears if _HEADS.search(name))
+
+
+def _of_all_rows(blocks: list[str], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Leave out what gets rows that a router chose: modules of one place have other numbers."""
+    rows: dict[str, set[int]] = {}
+    for name in blocks:
+        of_place = rows.setdefault(re.sub(r"\d+", "*", name), set())
+        of_place.update(shapes.get(f"{name}:input", ())[:1])
+    return [name for name in blocks if len(rows[re.sub(r"\d+", "*", name)]) < 2]

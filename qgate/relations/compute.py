@@ -32,6 +32,8 @@ from qgate.relations.restarts import (
 from qgate.relations.ways import TOKENS, Way, WholeRows, rows_of, ways_of
 from qgate.text import one_line
 
+_OF_PLAIN_CALLS = frozenset({"alone", "others", "permuted", "padded right", LEFT, "prefix"})
+"""Relations whose calls the reference takes, too."""
 _BEFORE = 3
 """Sites before a disagreement that its words name."""
 
@@ -65,6 +67,9 @@ class WayJudge:
 class ModelRelations:
     """Relations of a model in a mode; `base` is the model as it is, in the same basis."""
 
+    is_long = False
+    """True where axes of a tensor may be as long as the text by chance."""
+
     def __init__(
         self,
         quantized: Quantized,
@@ -81,8 +86,8 @@ class ModelRelations:
         self.rows = rows_of(base) if rows is None else rows
         self.may_share_scales = False
         """A scale of a whole call is a note: the mode declares nothing else."""
-        self.may_count_padding = False
-        """Padding in front is left out where the reference counts it as tokens, too."""
+        self.excuses_reference = False
+        """What the reference does not keep, either, is left out: its tokens depend on others."""
         self._unsteady = ""
         """How calls on one input differ, as those with atomic sums do; empty where they agree."""
         self.sites = leaf_sites(self.model)
@@ -225,9 +230,9 @@ class ModelRelations:
             wrong = [site for site in wrong if site not in flipped]
         if differing and not wrong and is_repeat and follows_a_seed(self.model):
             wrong = differing  # the noise of sums follows no seed
-        is_excused = self.may_count_padding and way.relation == LEFT
+        is_excused = self.excuses_reference and way.relation in _OF_PLAIN_CALLS
         if wrong and is_excused and not self.reference_agrees(way, self.rows.whole):
-            self.report.left_out[LEFT] = "the reference gives other values behind padding, too"
+            self.report.left_out[way.relation] = "the reference gives other values, too"
             return
         if wrong:
             # Behind the first other bits of a call that nothing fed, all others follow from them.
@@ -246,11 +251,11 @@ class ModelRelations:
             worst = max(float(errors.max()) for errors, _ in listed)
             self.report.errors[site] = max(worst, self.report.errors.get(site, 0.0))
 
-    def reference_agrees(self, way: Way, whole: Pass, *, is_long: bool = False) -> bool:
+    def reference_agrees(self, way: Way, whole: Pass) -> bool:
         """Tell if the model as it is gives in another way what it gives for all rows at once."""
         judge = WayJudge(lambda site: self.noise.limit(site, self.rows.tokens), lambda _site: 0.0)
         sites = leaf_sites(self.base)
-        recording = record(self.base, sites, whole, is_long=is_long)
+        recording = record(self.base, sites, whole, is_long=self.is_long)
         FedRun(self.base, sites, recording, judge).run(way.calls())
         return not any(judge.wrong(site) for site in judge.errors)
 

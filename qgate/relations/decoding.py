@@ -63,7 +63,6 @@ def check_briefly(relations: ModelRelations, text: Tensor | None) -> RelationRep
     calls = TextCalls.of(relations.base)
     # A model with a cache decodes behind padding.
     if calls.has_mask and not calls.keeps_cache and not relations.leaves_out_left():
-        relations.may_count_padding = True
         report.add(relations.check(_PADDED_WAYS))
     return report
 
@@ -91,6 +90,8 @@ class DecodingRelations(ModelRelations):
     a cache is recorded, and the beginning of the text is read without one.
     """
 
+    is_long = True
+
     def __init__(self, relations: ModelRelations, text: Tensor) -> None:
         quantized, base = relations.quantized, relations.base
         if quantized.mode.states is not None:
@@ -100,6 +101,7 @@ class DecodingRelations(ModelRelations):
         self.may_share_scales = relations.may_share_scales
         self._calls = TextCalls.of(self.model)
         self._decodes = quantized.mode.attention is not None and self._calls.keeps_cache
+        self.excuses_reference = relations.excuses_reference and not self._decodes
         self.sites = self._sites_that_fit()
 
     def _record(self) -> Recording:
@@ -182,7 +184,7 @@ class DecodingRelations(ModelRelations):
         """Tell if the reference gives for a piece behind a cache what one pass gives."""
         assert isinstance(self.rows, TextRows)
         whole = self.rows.first(_PROMPT + _CHUNK)
-        return self.reference_agrees(self._chunk(TextCalls.of(self.base)), whole, is_long=True)
+        return self.reference_agrees(self._chunk(TextCalls.of(self.base)), whole)
 
     def _beside_others(self, few: int) -> Way:
         rows = self.rows

@@ -71,6 +71,7 @@ class RelationGates(GateSession):
         calibration = bench.calibration if mode.calibrated else None
         rebuilding = Rebuilding(bench.setup.load, mode, calibration, torch.get_num_threads())
         relations = ModelRelations(quantized, base, bitwise=self.bitwise, rebuilding=rebuilding)
+        relations.excuses_reference = True
         key = (base.basis, mode.dtype)
         if key in self._noise:
             relations.noise = self._noise[key]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qgate.models import Model
+from qgate.models.long_texts import reads_ids_alone
 from qgate.models.rows import MASK, map_tensors, row_count, token_ids
 from qgate.relations.caches import NO_CACHE, CachedRequest, TextCalls
 from qgate.relations.record import LEFT
@@ -85,7 +86,7 @@ class TextRows(WholeRows):
 def rows_of(model: Model) -> WholeRows:
     """Cut the rows of a model's samples that all ways compute."""
     listed = [token_ids(sample) for sample in model.inputs]
-    if any(ids is None for ids in listed):
+    if any(ids is None for ids in listed) or not reads_ids_alone(model):
         return _joined(model)
     text = torch.cat([ids.reshape(-1) for ids in listed if ids is not None])
     longest = max(ids.shape[1] for ids in listed if ids is not None)

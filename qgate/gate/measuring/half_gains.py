@@ -146,7 +146,8 @@ def _replayed(
         if index >= len(forwarded) or forwarded[index].numel() != tensor.numel():
             return None
         value = forwarded[index].to(tensor.dtype).reshape(tensor.shape)
-        return value * (1 + _STEP) if site.name in moved else value
+        is_moved = site.name in moved and value.is_floating_point()
+        return value * (1 + _STEP) if is_moved else value
 
     module = segments.base.module
     with (

@@ -124,6 +124,13 @@ def _product(module: nn.Module, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
     limits = torch.finfo(dtype)
     sums = (sizes + exact.abs()) * (2 * terms * ARITHMETICS["float32"])
     room = sums + exact.abs() * limits.eps + limits.tiny
+    if getattr(module, "transposed", False):
+        room = room + sizes * limits.eps  # torch rounds each tap
+    elif isinstance(getattr(module, "bias", None), Tensor):
+        # Of strided inputs torch rounds the product, and adds the bias to that.
+        plain = exact_product(module, x, weight, biased=False)
+        assert plain is not None
+        room = room + plain.abs() * limits.eps
     return exact.to(dtype).double(), room.nan_to_num(0.0, 0.0, 0.0)
 
 

@@ -134,7 +134,7 @@ def relate(related: RelatedModule, call: RelatedCall, samples: int) -> Conforman
     values, count = 0, 0
     arguments = list(call.arguments.values())
     with torch.no_grad():
-        noise, unsteady = _noise(related, call), ""
+        noise, unsteady, unit = _noise(related, call), "", _unit(related, call)
         for number in range(2, REPETITIONS + 1):
             repeated = call.repeat(related.module, arguments)
             differ = ~((repeated == call.result) | (repeated.isnan() & call.result.isnan()))
@@ -162,7 +162,7 @@ def relate(related: RelatedModule, call: RelatedCall, samples: int) -> Conforman
             count += 1
             values += expected.numel()
             relation = f" {_WORDS[variant.relation]} ({variant.name})"
-            wrong_count, about = _disagreement(relation, actual, expected, noise, related.unit)
+            wrong_count, about = _disagreement(relation, actual, expected, noise, unit)
             if about:
                 return Conformance(METRIC, values, wrong_count, about)
         other = None if related.shapes == "none" else _Shapes(related, call, samples)
@@ -191,7 +191,7 @@ class _Shapes:
         has_tokens = by_token is not None and related.tokens == "alone"
         batched = [position for position, _ in by_sample.dimensions]
         first, noise = arguments[batched[0]], _noise(related, call)
-        least = float(noise(call.result.new_zeros(1)))
+        least, unit = float(noise(call.result.new_zeros(1))), _unit(related, call)
         wrong: dict[CallShape, str] = {}
         rows = shapes.most_rows(related.module, arguments)
         if not has_tokens:
@@ -215,9 +215,9 @@ class _Shapes:
                 continue
             self.values, self.rows = self.values + shaped[-1].numel(), max(self.rows, shape.rows)
             if _is_near(actual, shaped[-1], least):
-                count, about = _scaled("", actual, shaped[-1], related.unit)
+                count, about = _scaled("", actual, shaped[-1], unit)
             else:
-                count, about = _disagreement("", actual, shaped[-1], noise, related.unit)
+                count, about = _disagreement("", actual, shaped[-1], noise, unit)
             if about:
                 wrong[shape] = about
                 self.differing += count
@@ -293,7 +293,7 @@ def _noise(related: RelatedModule, call: RelatedCall) -> Callable[[Tensor], Tens
     """Return the float noise of another shape's order of operations, given expected values."""
     if related.is_exact:
         return torch.zeros_like
-    unit = related.unit
+    unit = _unit(related, call)
     weight = getattr(related.module, "weight", None)
     inputs = [x for x in call.arguments.values() if isinstance(x, Tensor)]
     terms = 1
@@ -310,6 +310,19 @@ def _noise(related: RelatedModule, call: RelatedCall) -> Callable[[Tensor], Tens
         return (size + typical) * (unit * (FUNCTION_ROUNDINGS + growth)) + size * step
 
     return noise
+
+
+def _unit(related: RelatedModule, call: RelatedCall) -> float:
+    """Return the relative rounding of a result.
+
+    For inputs of some layouts torch rounds a product in 16 bits, and adds a bias to that.
+    """
+    bias = getattr(related.module, "bias", None)
+    if related.unit <= ARITHMETICS["float32"] or not isinstance(bias, Tensor):
+        return related.unit
+    typical = float(call.result.double().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt())
+    largest = float(bias.detach().abs().max())
+    return related.unit * (1.0 + largest / typical if typical else 1.0)
 
 
 def _step(values: Tensor) -> float:
