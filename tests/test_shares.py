@@ -165,5 +165,43 @@ def test_slow_files_are_drawn_whole_and_run_where_they_are_named(project: pytest
     named.assert_outcomes(passed=4 + 4 + 1 + 2 + 2)
 
 
+CROSSED = """
+import pytest
+
+@pytest.mark.parametrize("size", range(6))
+@pytest.mark.parametrize(("fmt", "wide"), [("int8", 1), ("mxfp4", 1), ("mxfp4", 2), ("hif8", 2)])
+def test_crossed(fmt, wide, size):
+    pass
+
+@pytest.mark.parametrize("size", range(6))
+@pytest.mark.parametrize("wide", range(2))
+def test_few(wide, size):
+    pass
+
+@pytest.mark.parametrize("size", range(24))
+def test_one_table(size):
+    pass
+"""
+
+
+def test_of_crossed_tables_a_quarter_runs_and_every_row(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.makepyfile(test_crossed=CROSSED)
+    monkeypatch.setattr(shares, "TESTS", project.path)
+    result = project.runpytest_inprocess("-v", "-k", "crossed", "--case-seed", "a")
+    rows = re.findall(r"::test_crossed\[(\w+-\d)-(\d)\] PASSED", result.stdout.str())
+    assert {size for _, size in rows} == {*"012345"}
+    assert {fmt for fmt, _ in rows} == {"int8-1", "mxfp4-1", "mxfp4-2", "hif8-2"}
+    assert 6 <= len(rows) <= 9
+    result.assert_outcomes(passed=len(rows) + 12 + 24, deselected=24 - len(rows) + 30 + 7)
+    for whole in (["-k", "crossed", "--every-case"], ["test_crossed.py"]):
+        result = project.runpytest_inprocess(*whole, "--case-seed", "a")
+        assert result.parseoutcomes()["passed"] == 24 + 12 + 24
+    monkeypatch.setattr(shares, "TESTS", project.path / "tests")  # cases of suites run whole
+    result = project.runpytest_inprocess("-k", "crossed", "--case-seed", "a")
+    assert result.parseoutcomes()["passed"] == 24 + 12 + 24
+
+
 def test_a_run_without_a_seed_draws_that_of_the_file(project: pytest.Pytester) -> None:
     assert cases_run(project) == cases_run(project, "--case-seed", shares.SEED)

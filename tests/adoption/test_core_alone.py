@@ -13,6 +13,7 @@ import pytest
 from qgate.loading import EXTRAS
 from tests.adoption.alone import brought
 from tests.adoption.repository import clean
+from tests.shares import share
 
 ROOT = Path(__file__).resolve().parents[2]
 ALONE = Path(__file__).with_name("alone.py")
@@ -96,6 +97,7 @@ except ModuleNotFoundError:
     assert "32 terms, 32 to 63" in text
 
 
+@share(2)
 @pytest.mark.parametrize(
     ("plugins", "chosen", "outcome"),
     [

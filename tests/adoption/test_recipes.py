@@ -30,7 +30,7 @@ from qgate import models, modes
 from qgate.errors import QgateError
 from qgate.modes import Kernel
 from tests.gate.test_any_model import failures, gates
-from tests.shares import share
+from tests.shares import proof
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "docs" / "recipes"
@@ -104,7 +104,7 @@ def build(name: str) -> qgate.Model:
     return models.load(name, build=recipe(name).build, sampling=SHORT)
 
 
-@share(12)
+@proof
 @pytest.mark.parametrize("name", NAMES)
 def test_the_command_of_a_recipe_records_and_then_passes(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str
@@ -146,7 +146,7 @@ OFF: dict[str, tuple[str, Callable[[Any], object]]] = {
 }
 
 
-@share(8)
+@proof
 @pytest.mark.parametrize("mode", OFF)
 def test_a_scale_that_is_off_is_over_the_budget(mode: str, tmp_path: Path) -> None:
     name, spoil = OFF[mode]

@@ -109,7 +109,7 @@ def test_it_opens_offline_without_a_complaint_and_shows_all_pictures(
         assert it.complaints == []
 
 
-@one_page
+@share(15)
 @pytest.mark.parametrize(
     "options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 400, "height": 800}}]
 )

@@ -13,6 +13,7 @@ from qgate.errors import QgateError
 from tests.checkpoints.exports import SCHEMES, compress, export, parent_tensors, write
 from tests.checkpoints.faults import FAULTS, FAULTS_OF_ALL, UP, ExportFault
 from tests.checkpoints.work import decoded
+from tests.shares import share
 
 
 @pytest.mark.parametrize("name", SCHEMES)
@@ -36,6 +37,7 @@ def test_a_weight_is_decoded_as_by_the_library(name: str, tmp_path: Path) -> Non
     assert (ours.bfloat16() == values.bfloat16()).float().mean() > 0.99
 
 
+@share(4)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_is_found_by_tensor_and_cause(
     fault: ExportFault, folders: Path, tmp_path: Path
@@ -49,6 +51,7 @@ def test_a_planted_fault_is_found_by_tensor_and_cause(
     assert any(re.search(fault.words, cause) for cause in causes), record.findings
 
 
+@share(4)
 @pytest.mark.parametrize("fault", FAULTS_OF_ALL, ids=lambda fault: fault.name)
 def test_a_fault_of_all_weights_is_named_and_not_refused(
     fault: ExportFault, folders: Path, tmp_path: Path
@@ -64,6 +67,7 @@ def test_a_fault_of_all_weights_is_named_and_not_refused(
     assert {finding.subject for finding in record.findings} >= quantized
 
 
+@share(4)
 @pytest.mark.parametrize("name", ["w4a16", "fp8-block", "mxfp4", "nvfp4"])
 def test_another_parent_is_refused(name: str, folders: Path, tmp_path: Path) -> None:
     other = write(tmp_path / "other", parent_tensors(7), {})

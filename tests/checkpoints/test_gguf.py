@@ -73,6 +73,7 @@ def test_blocks_of_ggml_are_near_the_estimate_of_an_ideal_quantizer(name: str) -
 # Files --------------------------------------------------------------------------------------------
 
 
+@share(4)
 @pytest.mark.parametrize("kind", RIGHT, ids=lambda kind: kind.name)
 def test_a_right_export_is_as_declared(kind: Kind, wide_parent: str, tmp_path: Path) -> None:
     path = export(kind).write(tmp_path / "child.gguf")

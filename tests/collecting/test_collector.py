@@ -27,6 +27,7 @@ from tests.collecting.collected import (
     records,
     train,
 )
+from tests.shares import proof
 
 F = torch.nn.functional
 
@@ -286,6 +287,7 @@ def test_another_iteration_and_quant_type_go_on_in_the_same_dump(tmp_path: Path)
         train(model, 1)
 
 
+@proof
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
     model = network()
     for _ in range(2):
@@ -345,6 +347,7 @@ def test_names_of_any_kind(tmp_path: Path) -> None:
     )
 
 
+@proof
 def test_sites_are_types_patterns_or_names(tmp_path: Path) -> None:
     def modules(number: int, sites: Any) -> set[str]:
         model = network()

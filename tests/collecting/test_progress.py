@@ -16,6 +16,7 @@ from qgate import QgateError
 from qgate.collecting.snapshots import WriterThread
 from qgate.dumps import Dump, DumpWriter
 from tests.collecting.collected import batch, found, has_hooks, loss_of, network, records, train
+from tests.shares import proof
 
 
 def micro_batches(folder: Path) -> set[tuple[Any, ...]]:
@@ -77,6 +78,7 @@ def test_parameters_changed_by_hand(tmp_path: Path) -> None:
     assert not collector.missing
 
 
+@proof
 @pytest.mark.parametrize("graph", [True, False])
 def test_each_forward_pass_of_inference_is_an_iteration(tmp_path: Path, graph: bool) -> None:
     model = network()

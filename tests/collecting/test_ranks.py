@@ -13,6 +13,7 @@ from qgate import QgateError
 from qgate.collecting.starting import rank_and_size, run_id
 from qgate.dumps import Dump
 from tests.collecting.collected import found, network, records, train
+from tests.shares import proof
 from tests.warm import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,6 +142,7 @@ if __name__ == "__main__":
 """
 
 
+@proof
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_two_ranks_with_sharded_parameters(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_FSDP)

@@ -86,6 +86,7 @@ def test_pictures_of_earlier_drawings_go_and_foreign_files_stay(
     assert not (tmp_path / "quick_analysis.png").exists()
 
 
+@proof
 def test_attention_is_drawn_under_two_names(
     normal: DumpAnalysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ def test_another_record_is_refused(text: str, words: str, tmp_path: Path) -> Non
 # The page -------------------------------------------------------------------------------------------
 
 
+@proof
 def test_the_page_needs_nothing_but_its_pictures(drawn: Drawn) -> None:
     folder = drawn.folder
     text = (folder / "index.html").read_text(encoding="utf-8")

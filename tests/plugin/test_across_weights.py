@@ -10,6 +10,7 @@ import pytest
 
 from tests.plugin.conftest import LLAMA, Run
 from tests.plugin.projects import add, header, page, records
+from tests.shares import proof
 
 MODEL = '''
 from pathlib import Path
@@ -110,6 +111,7 @@ def test_gates_of_other_models_run(suites: Run) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+@proof
 @pytest.mark.usefixtures("net")
 def test_workers_say_it_once(suites: Run) -> None:
     result = suites(*NET, "-n", "2", alone=True)
@@ -117,6 +119,7 @@ def test_workers_say_it_once(suites: Run) -> None:
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
+@proof
 @pytest.mark.usefixtures("net")
 def test_accepted_errors_of_several_modes_are_stale_once(suites: Run) -> None:
     suites(*MODEL_OF_OURS, "--mode", "fp16", "--update-baselines")
@@ -179,6 +182,7 @@ def test_across_weights_takes_no_value(suites: Run) -> None:
     )
 
 
+@proof
 @pytest.mark.usefixtures("net")
 @pytest.mark.parametrize(("most", "times"), [(10, 2), (10_000, 0)])
 def test_an_update_says_which_accepted_files_are_long(

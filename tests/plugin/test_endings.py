@@ -9,6 +9,7 @@ import pytest
 from qgate.gate.measuring.model_gates import ModelGates
 from tests.plugin.conftest import Run
 from tests.plugin.projects import records, tightened
+from tests.shares import share
 
 ENDINGS = {
     "skip": pytest.skip.Exception("not here"),
@@ -18,6 +19,7 @@ ENDINGS = {
 }
 
 
+@share(4)
 @pytest.mark.parametrize("name", ENDINGS)
 def test_all_gates_have_a_verdict_where_a_reproduction_cannot_be_left(
     project: Path, suites: Run, monkeypatch: pytest.MonkeyPatch, name: str

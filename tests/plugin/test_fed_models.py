@@ -15,7 +15,7 @@ from qgate.models import Sampling, load
 from tests.models.fed_folders import save_network
 from tests.plugin.conftest import run_alone
 from tests.plugin.projects import begin
-from tests.shares import proof, share
+from tests.shares import proof
 
 pytest.importorskip("transformers")
 
@@ -59,7 +59,7 @@ def home(saved: Path, pytester: pytest.Pytester) -> Path:
 one_network = pytest.mark.parametrize("kind", ["ViTForImageClassification"], scope="module")
 
 
-@share(16)
+@proof
 @pytest.mark.parametrize("kind", LAYERS, scope="module")
 def test_a_folder_is_gated_from_end_to_end(
     kind: str, home: Path, pytester: pytest.Pytester

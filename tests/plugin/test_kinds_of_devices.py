@@ -94,6 +94,7 @@ def test_values_of_the_first_device_hold_with_the_limit_for_another_kind(
     assert {*files(project)} == {*before}
 
 
+@proof
 def test_an_update_adds_a_file_and_leaves_the_first_one(
     project: Path, gates: Run, on: On, monkeypatch: pytest.MonkeyPatch
 ) -> None:

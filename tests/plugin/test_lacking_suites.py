@@ -405,6 +405,7 @@ def test_nothing_is_missing_from_such_a_run(
     assert house.joinpath("baselines", "own").is_dir()
 
 
+@proof
 def test_what_was_accepted_once_is_left_out(
     ran: Ran, house: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

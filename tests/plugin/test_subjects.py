@@ -249,6 +249,7 @@ def test_candidates_need_no_baseline(
     gates(*subject.options).assert_outcomes(passed=subject.count)
 
 
+@share(3)
 @pytest.mark.parametrize("under", ["suites", "../suites"])
 @pytest.mark.parametrize(
     ("subject", "settings"),
