@@ -7,7 +7,8 @@ Of a test without a mark that crosses two tables or more, a run does a quarter o
 than a dozen cases, and every row of every table at least once.
 A test of seconds that carries `@proof` is one of the proofs, of which a run does one in twelve. A
 file whose tests need one thing that takes long to make carries `pytestmark = slow_file`, and so may
-a class: a run does one in six of those files, and each that is named.
+a class: a run does one in six of those files, and each that is named; in each of the others it does
+the tests that carry `@always`, which are quick.
 
     python -m pytest tests                    a share, that of SEED
     python -m pytest tests --case-seed 9e97   the share of that seed
@@ -61,6 +62,7 @@ _PROOFS = "proofs of all files"
 _SLOW_FILES = "files whose tests share what takes long"
 proof = share(12, group=_PROOFS)
 slow_file = share(6, group=_SLOW_FILES, unit="file")
+always = share(1)
 
 
 def drawn(
@@ -138,29 +140,26 @@ class Shares:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         tables: dict[str, list[pytest.Item]] = defaultdict(list)
+        marks: dict[str, pytest.Mark | None] = {}
         for item in items:
-            mark = item.get_closest_marker(MARK)
-            if mark is None:
-                if len(_tables_of(item)) > 1:
-                    tables[item.nodeid.partition("[")[0]].append(item)
-                continue
-            group = mark.kwargs["group"]
-            if _is_named(config, item.nodeid.partition("[")[0], by_file=group == _SLOW_FILES):
-                continue
-            if group:
-                alone = group not in (_PROOFS, _SLOW_FILES)
-                path = f"{item.nodeid.partition('::')[0]}: " if alone else ""
-                tables[path + group].append(item)
-            elif hasattr(item, "callspec"):
-                tables[item.nodeid.partition("[")[0]].append(item)
+            test = item.nodeid.partition("[")[0]
+            for mark in _marks_of(item):
+                group = "" if mark is None else mark.kwargs["group"]
+                by_file = mark is None or group == _SLOW_FILES
+                if _is_named(config, test, by_file):
+                    continue
+                alone = group and group not in (_PROOFS, _SLOW_FILES)
+                name = f"{test.partition('::')[0]}: {group}" if alone else group or test
+                if group or hasattr(item, "callspec"):
+                    marks[name] = mark
+                    tables[name].append(item)
         left_out: set[pytest.Item] = set()
         for name, table in tables.items():
-            mark = table[0].get_closest_marker(MARK)
-            if mark is None and (len(table) <= FEW_CASES or _is_named(config, name, by_file=True)):
+            if marks[name] is None and len(table) <= FEW_CASES:
                 continue
             count = len(table)
             if not every_case(config):
-                kept = _drawn(table, f"{self.seed} {name}", mark)
+                kept = _drawn(table, f"{self.seed} {name}", marks[name])
                 left_out |= {*table} - {table[place] for place in kept}
                 count = len(kept)
             self.counts[name] = (count, len(table))
@@ -191,6 +190,17 @@ def _case(item: pytest.Item) -> dict[str, Any]:
     assert isinstance(item, pytest.Function)
     params = item.callspec.params if hasattr(item, "callspec") else {}
     return {**params, "test": item.originalname, "file": item.nodeid.partition("::")[0]}
+
+
+def _marks_of(item: pytest.Item) -> list[pytest.Mark | None]:
+    """Return what a test is drawn by: its own mark and that of its file; None for crossed tables."""
+    marks = [*item.iter_markers(MARK)]
+    if marks and marks[0].args == always.mark.args:
+        return []
+    of_file = [mark for mark in marks[1:] if mark.kwargs["group"] == _SLOW_FILES]
+    if not marks and len(_tables_of(item)) > 1:
+        return [None]
+    return [*marks[:1], *of_file]
 
 
 def _tables_of(item: pytest.Item) -> list[tuple[str, ...]]:

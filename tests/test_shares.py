@@ -203,5 +203,27 @@ def test_of_crossed_tables_a_quarter_runs_and_every_row(
     assert result.parseoutcomes()["passed"] == 24 + 12 + 24
 
 
+def test_a_slow_file_keeps_its_shares_and_what_always_runs(project: pytest.Pytester) -> None:
+    slow = """
+import pytest
+from tests.shares import always, share, slow_file
+pytestmark = slow_file
+
+@always
+def test_quick(): pass
+
+@share(4)
+@pytest.mark.parametrize("size", range(8))
+def test_cases(size): pass
+"""
+    project.makepyfile(**{f"test_{name}": slow for name in "abcdef"})
+    run = project.runpytest_inprocess("-k", "not tables", "--case-seed", "a")
+    assert run.parseoutcomes()["passed"] == 6 + 2
+    named = project.runpytest_inprocess("test_a.py", "test_b.py", "--case-seed", "a")
+    named.assert_outcomes(passed=2 * (1 + 2), deselected=2 * 6)
+    every = project.runpytest_inprocess("-k", "not tables", "--every-case")
+    assert every.parseoutcomes()["passed"] == 6 * 9
+
+
 def test_a_run_without_a_seed_draws_that_of_the_file(project: pytest.Pytester) -> None:
     assert cases_run(project) == cases_run(project, "--case-seed", shares.SEED)

@@ -25,7 +25,7 @@ from tests.engines import runs
 from tests.engines.gated import collect, network
 from tests.engines.steps import write_steps
 from tests.hostile import HOSTILE
-from tests.shares import share
+from tests.shares import proof, share
 
 Capture = pytest.CaptureFixture[str]
 SCHEMA = Path(files.__file__).with_name("series.schema.json")
@@ -113,11 +113,12 @@ def _figures(seed: int, drift: Callable[[int], float] = lambda _: 1.0) -> list[S
     return steps
 
 
-@share(6, group="series")
+@proof
 def test_a_hundred_healthy_series_are_no_alarm() -> None:
     assert [seed for seed in range(100) if find_drifts(_figures(seed))] == []
 
 
+@share(2)
 @pytest.mark.parametrize("growth", [1.06, 1.2])
 def test_a_drift_from_step_12_on_is_found_within_two_steps(growth: float) -> None:
     for seed in range(10):

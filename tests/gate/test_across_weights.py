@@ -31,7 +31,7 @@ from qgate.modes.setups import ModelSetup
 from qgate.results.across_weights import across_weights_texts, add_across_weights
 from tests.gate.benches import LLAMA, SHORT, Stack, mode_of, session
 from tests.gate.making import carried, measured
-from tests.shares import proof
+from tests.shares import proof, share
 
 Cast = Callable[[Tensor], Tensor]
 
@@ -148,6 +148,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@share(4)
 @pytest.mark.parametrize("change", [noisy, tuned])
 @pytest.mark.parametrize("mode", ["mine", "int8"])
 def test_right_code_passes_across_weights(

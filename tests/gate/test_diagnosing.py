@@ -22,7 +22,7 @@ from qgate.models import Sampling, llama
 from qgate.results import Tally
 from tests.campaigns.mutants.bed import SUITE, Bed, Healthy, all_layers, gates_of
 from tests.gate.benches import LLAMA, session
-from tests.shares import share
+from tests.shares import proof, share
 
 SAMPLES = Sampling(samples=4, seqlen=64, calib_samples=2, calib_seqlen=64)
 UP = "model.layers.1.mlp.up_proj"
@@ -184,6 +184,7 @@ def test_clean_runs_have_no_diagnosis(recorded: Path) -> None:
             assert not any("finding" in row for row in outcome.record["rows"])
 
 
+@proof
 def test_shared_code_that_truncates_is_one_cause(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

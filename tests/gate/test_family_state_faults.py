@@ -39,7 +39,7 @@ def rows_of(model: Model, name: str) -> list[Measured]:
     return state_rows(quantized, model, run, ModelSites(order, model.layer_of))
 
 
-@share(20, by=("family",))
+@share(40)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("family", STATES)

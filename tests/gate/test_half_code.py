@@ -67,6 +67,7 @@ def activated(factor: float) -> Change:
     return lambda lm: setattr(lm.model.layers[0].mlp, "act_fn", Scaled())
 
 
+@share(3)
 @pytest.mark.parametrize("half", HALVES)
 @pytest.mark.parametrize(
     ("change", "words"),

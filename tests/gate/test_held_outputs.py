@@ -83,7 +83,7 @@ NAMES = {
 }
 
 
-@share(16, by=["model", "fault"])
+@share(16, by=["model"])
 @pytest.mark.parametrize(("model", "mode"), CASES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_red_at_its_place(recorded: Path, model: str, mode: str, fault: str) -> None:

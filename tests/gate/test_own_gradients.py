@@ -90,6 +90,7 @@ def test_a_kernel_without_straight_through_gradients_has_no_factor(tmp_path: Pat
     assert red(tmp_path, "int8", None) == {}
 
 
+@share(4)
 @pytest.mark.parametrize("mode", ["int8", "mxfp4"])
 @pytest.mark.parametrize(
     ("change", "words"),

@@ -85,6 +85,7 @@ def test_a_right_model_of_other_code_is_green(seed: int, tmp_path: Path) -> None
     assert count > 40
 
 
+@proof
 def test_one_fault_in_all_products_is_one_cause(tmp_path: Path) -> None:
     found = causes(gates_of(own_model("int8", product_of("int8", lambda x: x)), tmp_path), layers=2)
     assert len(found) == 1
@@ -92,6 +93,7 @@ def test_one_fault_in_all_products_is_one_cause(tmp_path: Path) -> None:
     assert "the same at" in found[0]
 
 
+@proof
 def test_a_script_is_left_that_checks_the_kernel_by_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from tests.shares import share
 Capsys = pytest.CaptureFixture[str]
 
 
-@share(6)
+@share(12)
 @pytest.mark.parametrize("name", CHEATS)
 def test_a_kernel_that_cheats_is_not_green(name: str, warm_kernels: Path, capsys: Capsys) -> None:
     cheat = CHEATS[name]
@@ -38,7 +38,7 @@ def test_each_way_to_cheat_is_seen_apart() -> None:
     assert sum(cheat.verdict == "refused" for cheat in CHEATS.values()) >= 12
 
 
-@share(8)
+@share(16)
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_kernel_is_green(name: str, warm_kernels: Path, capsys: Capsys) -> None:
     honest = HONEST[name]

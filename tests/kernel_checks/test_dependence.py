@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
+from tests.shares import proof, share
 
 GENERATOR = torch.Generator().manual_seed(5)
 FP8 = qgate.Quantizer("fp8_e4m3", granularity="tensor")
@@ -33,6 +34,7 @@ def _cause(kernel: Callable[..., Tensor]) -> str:
     return failure.value.cause
 
 
+@share(3)
 @pytest.mark.parametrize(
     ("allowed", "words"),
     [
@@ -64,6 +66,7 @@ def test_a_right_mask_passes() -> None:
     )
 
 
+@proof
 def test_values_that_are_merely_wrong_depend_on_what_they_should() -> None:
     kernel = _attention(lambda row, key: key <= row)
 

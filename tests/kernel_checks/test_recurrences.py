@@ -108,6 +108,7 @@ def solved_delta_rule(size: int, corrects: bool = True) -> Callable[..., Tensor]
     return kernel
 
 
+@proof
 def test_a_delta_rule_in_chunks_is_right_and_one_without_its_correction_is_not() -> None:
     q, k, v = (torch.randn(TOKENS, 8, generator=GENERATOR) for _ in range(3))
     k = torch.nn.functional.normalize(k, dim=-1)

@@ -76,6 +76,7 @@ def cast_by(name: str, wrong: bool = False) -> Callable[[Tensor], Tensor]:
     return cast
 
 
+@share(3)
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_a_cast_by_it_is_named(name: str) -> None:
     report = check(cast_by(name)(W), W, format=BY_ROW)

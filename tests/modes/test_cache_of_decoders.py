@@ -143,7 +143,7 @@ def decoder(path: Path, kind: str) -> Model:
     return load(folder(path, kind, **more))
 
 
-@share(12)
+@share(24)
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_decoder_is_held_like_tiny_llama(kind: str, tmp_path: Path) -> None:
     model = decoder(tmp_path, kind)
@@ -190,7 +190,7 @@ def reference(model: Model, ids: Tensor) -> Tensor:
     return torch.cat([token.logits for token in tokens], 1)
 
 
-@share(3)
+@share(8)
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_mode_decodes_as_transformers_with_a_rounded_cache(kind: str, tmp_path: Path) -> None:
     model = decoder(tmp_path, kind)
@@ -237,6 +237,7 @@ def test_gradients_go_through_a_cache_mode(tmp_path: Path) -> None:
     assert 0.9 < float(torch.cosine_similarity(gradient(network), gradient(model.module), 0)) < 1
 
 
+@share(3)
 @pytest.mark.parametrize(("name", "step"), [("kv-int8", -1), ("attn-int8", 1), ("attn-int8", -1)])
 def test_a_window_that_is_off_by_one_is_named(
     name: str, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -48,7 +48,7 @@ FAULTS = (
 )  # fmt: skip
 
 
-@share(3)
+@share(8)
 @pytest.mark.parametrize(("fault", "site", "words"), FAULTS)
 def test_a_fault_of_decoding_is_named(fault: str, site: str, words: str) -> None:
     report = brief(small_model(fault))
@@ -58,7 +58,7 @@ def test_a_fault_of_decoding_is_named(fault: str, site: str, words: str) -> None
     assert words in first, first
 
 
-@share(4)
+@share(12)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("mode", ["int8", "bf16", "mxfp4"])
 def test_right_code_decodes_as_it_reads(seed: int, mode: str) -> None:

@@ -22,7 +22,7 @@ from tests.kernel_checks.real.page import (
 )
 from tests.kernel_checks.real.random_kernels import random_fault
 from tests.kernel_checks.real.verdicts import Selection, Verdict, is_named, judge_room, titles_of
-from tests.shares import every_case, share
+from tests.shares import every_case, proof, share
 
 pytest.importorskip("triton", reason="there is no triton for this platform")
 
@@ -32,7 +32,7 @@ def stored() -> dict[str, Verdict]:
     return {verdict.title: verdict for verdict in read_verdicts(VERDICTS)}
 
 
-@share(16)
+@proof
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.module)
 def test_a_run_repeats_the_stored_verdicts(
     room: Room, stored: dict[str, Verdict], request: pytest.FixtureRequest
