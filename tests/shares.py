@@ -7,8 +7,8 @@ Of a test without a mark that crosses two tables or more, a run does a quarter o
 than a dozen cases, and every row of every table at least once.
 A test of seconds that carries `@proof` is one of the proofs, of which a run does one in twelve. A
 file whose tests need one thing that takes long to make carries `pytestmark = slow_file`, and so may
-a class: a run does one in six of those files, and each that is named; in each of the others it does
-the tests that carry `@always`, which are quick.
+a class: a run does one in six of those files, and each that is named; of each of the others it does
+the tests that carry `@always`, which are quick, or else one case.
 
     python -m pytest tests                    a share, that of SEED
     python -m pytest tests --case-seed 9e97   the share of that seed
@@ -154,18 +154,31 @@ class Shares:
                     marks[name] = mark
                     tables[name].append(item)
         left_out: set[pytest.Item] = set()
-        for name, table in tables.items():
+        for name, table in sorted(tables.items(), key=lambda table: table[0] == _SLOW_FILES):
             if marks[name] is None and len(table) <= FEW_CASES:
                 continue
             count = len(table)
             if not every_case(config):
-                kept = _drawn(table, f"{self.seed} {name}", marks[name])
-                left_out |= {*table} - {table[place] for place in kept}
+                kept = {table[at] for at in _drawn(table, f"{self.seed} {name}", marks[name])}
+                if name == _SLOW_FILES:
+                    kept |= self._ones_of_files(items, {*table} - kept, left_out)
+                left_out |= {*table} - kept
                 count = len(kept)
             self.counts[name] = (count, len(table))
         if left_out:
             config.hook.pytest_deselected(items=[item for item in items if item in left_out])
             items[:] = [item for item in items if item not in left_out]
+
+    def _ones_of_files(
+        self, items: list[pytest.Item], undrawn: set[pytest.Item], left_out: set[pytest.Item]
+    ) -> set[pytest.Item]:
+        """Draw one case of each slow file that is not drawn and has no test that always runs."""
+        rest = {item.path for item in items if item not in undrawn and item not in left_out}
+        files: dict[Path, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            if item in undrawn and item not in left_out and item.path not in rest:
+                files[item.path].append(item)
+        return {random.Random(f"{self.seed} {path.name}").choice(of) for path, of in files.items()}
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workeroutput"):

@@ -30,7 +30,9 @@ from qgate import models, modes
 from qgate.errors import QgateError
 from qgate.modes import Kernel
 from tests.gate.test_any_model import failures, gates
-from tests.shares import proof
+from tests.shares import always, proof, slow_file
+
+pytestmark = slow_file
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "docs" / "recipes"
@@ -190,6 +192,7 @@ def test_the_cosine_of_the_same_embeddings_is_one_and_padding_has_no_part_in_it(
     assert module.cosine(padded, hidden, model.inputs) == pytest.approx([1.0] * len(hidden))
 
 
+@always
 def test_packed_weights_have_gradients_at_the_inputs_of_blocks(tmp_path: Path) -> None:
     model = build("packed_checkpoint")
     session = gates(model, tmp_path, updating="all")

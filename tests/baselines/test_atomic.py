@@ -43,7 +43,7 @@ from tests.baselines.faults import (
     started,
     watching,
 )
-from tests.shares import proof, share
+from tests.shares import proof
 
 MOST_STEPS = 200
 
@@ -91,7 +91,7 @@ def read_only_look(store: Store) -> object:
     return seen
 
 
-@share(40, group="kills")
+@proof
 @pytest.mark.parametrize("half", [False, True], ids=["before a step", "in the middle of a write"])
 def test_killed_at_every_step(before: Path, outcomes: tuple[object, object], half: bool) -> None:
     old, new = outcomes
@@ -121,7 +121,7 @@ def test_killed_at_every_step(before: Path, outcomes: tuple[object, object], hal
     assert len(seen) - switch > 5
 
 
-@share(40, group="kills")
+@proof
 def test_killed_again_while_finishing_what_was_killed(
     before: Path, outcomes: tuple[object, object]
 ) -> None:
@@ -151,7 +151,7 @@ def test_killed_again_while_finishing_what_was_killed(
     assert is_clean(store)
 
 
-@share(40, group="kills")
+@proof
 def test_the_first_recording_killed_at_every_step(tmp_path: Path) -> None:
     seen = []
     for step in range(1, MOST_STEPS):

@@ -24,8 +24,10 @@ from tests.browser import opened, serious_findings
 from tests.checkpoints import checkpoint_records
 from tests.drawing import dump_records
 from tests.engines import engine_records
-from tests.shares import proof, share
+from tests.shares import proof, share, slow_file
 from tests.sweeps import sweep_records
+
+pytestmark = slow_file
 
 NAME = "<script>alert(1)</script>'\"&.pt"
 

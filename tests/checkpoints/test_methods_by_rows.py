@@ -22,7 +22,9 @@ from tests.checkpoints.methods import (
     export_rotated,
 )
 from tests.checkpoints.work import names_judged
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 EXPORTS: dict[str, Callable[[int], Export]] = {
     "GPTQ by activation": by_activation,

@@ -19,7 +19,9 @@ from qgate.hooks import ModuleHooks
 from tests.collecting import programs
 from tests.collecting.collected import batch, network
 from tests.collecting.test_starting import collect, run
-from tests.shares import proof, share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 FILE = str(Path(programs.__file__))
 NO_DUMP = ("ends_at_once",)
@@ -105,6 +107,7 @@ def test_an_error_of_the_collector_stays_out_of_the_program(
     assert "stopped by an error of qgate, KeyError: 'of qgate'" in "".join(collector.missing)
 
 
+@always
 def test_calls_of_two_threads_are_not_mixed(tmp_path: Path) -> None:
     """The second thread calls the model while the first is in it."""
     inside, second_done = threading.Event(), threading.Event()

@@ -13,8 +13,10 @@ from qgate import QgateError
 from qgate.collecting.starting import rank_and_size, run_id
 from qgate.dumps import Dump
 from tests.collecting.collected import found, network, records, train
-from tests.shares import proof
+from tests.shares import always, proof, slow_file
 from tests.warm import WarmPython
+
+pytestmark = slow_file
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -185,6 +187,7 @@ def test_ranks_that_are_not_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {r.rank for r in records(tmp_path / "dump")} == {1}
 
 
+@always
 def test_a_rank_that_comes_late_is_not_taken_for_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

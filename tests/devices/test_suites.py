@@ -27,7 +27,9 @@ from qgate.gate.measuring import model_subject
 from tests.campaigns.forked import Ended, ran
 from tests.devices import simulated
 from tests.devices.lanes import ROOT
-from tests.shares import proof, share
+from tests.shares import proof, share, slow_file
+
+pytestmark = slow_file
 
 FAMILIES = {"tiny-llama": "other", "tiny-mamba": "mamba"}
 CASES = [(model, mode.name) for model, of in FAMILIES.items() for mode in modes.select("all", of)]

@@ -16,7 +16,9 @@ from qgate.gate.measuring.half_gains import gain_faults
 from qgate.gate.measuring.segment_probes import several
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import mode_of
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 WIDTH = 32
 
@@ -114,6 +116,7 @@ def test_an_activation_that_is_cut_where_no_sample_goes_is_named(mode: str) -> N
     assert "massive values" in told["blocks.1.down:input"]
 
 
+@always
 def test_a_tensor_that_is_read_in_the_place_of_another_is_named() -> None:
     bench = small_bench()
     chosen = mode_of(bench, "int8")

@@ -20,7 +20,9 @@ from qgate.modes.states import planning
 from qgate.modes.states.casting import StoredState
 from tests.gate.test_cache_faults import findings
 from tests.models.families import STATES, model_of
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 WAYS = ("decode", "prefill", "chunked_prefill", "output")
 SCAN, CONV = (f"{part}:stored_state" for part in ("scan", "short_conv"))

@@ -22,7 +22,9 @@ from qgate.modes import Kernel, Rule
 from qgate.modes import selection as modes
 from qgate.modes.setups import ModelSetup
 from tests.gate.benches import Stack
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 
 class Block(nn.Module):
@@ -254,6 +256,7 @@ def test_a_kernel_stands_for_nothing_else() -> None:
         Kernel(len, 8)  # type: ignore[arg-type]
 
 
+@always
 def test_searched_scales_are_held_by_their_error_where_declared(tmp_path: Path) -> None:
     assert failures(model_of(with_searched_scales, "int8", convention="mse"), tmp_path) == []
     wrong = model_of(by_divisor(63, -63), "int8", convention="mse")

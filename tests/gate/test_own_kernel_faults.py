@@ -19,7 +19,9 @@ from tests.campaigns.mutants.bed import SUITE
 from tests.gate.own_kernels import FORMATS, Cast, own_model, product_of
 from tests.gate.right_own_models import sites_of
 from tests.gate.wrong_own_kernels import WRONG, OwnFault
-from tests.shares import proof, share
+from tests.shares import proof, share, slow_file
+
+pytestmark = slow_file
 
 
 def gates_of(of: object, folder: Path) -> ModelGates:
@@ -42,7 +44,7 @@ def causes(gated: ModelGates, layers: int) -> list[str]:
 
 
 # 96 faults at 4 s of a processor each: all with --every-case.
-@share(24)
+@share(48)
 @pytest.mark.parametrize("fault", WRONG, ids=lambda fault: f"{fault.fmt}: {fault.name}")
 def test_the_first_line_names_the_fault_of_an_own_kernel(fault: OwnFault, tmp_path: Path) -> None:
     of = own_model(fault.fmt, fault.product, "" if fault.product else fault.name)

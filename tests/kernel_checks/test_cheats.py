@@ -11,7 +11,9 @@ from qgate.kernel_checks.starting import PACKAGE
 from tests.kernel_checks.cheating_kernels import CHEATS
 from tests.kernel_checks.honest_kernels import HEAD, HONEST
 from tests.kernel_checks.warm_kernels import checked
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -32,6 +34,7 @@ def test_a_kernel_that_cheats_is_not_green(name: str, warm_kernels: Path, capsys
     assert cheat.words in verdict["cause"]
 
 
+@always
 def test_each_way_to_cheat_is_seen_apart() -> None:
     """No fewer than a dozen, of which most are named as what they are."""
     assert len(CHEATS) >= 12

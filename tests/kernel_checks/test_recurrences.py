@@ -11,7 +11,9 @@ from torch import Tensor
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
-from tests.shares import proof, share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 GENERATOR = torch.Generator().manual_seed(3)
 TOKENS = 24
@@ -54,6 +56,7 @@ def chunked(
     return kernel
 
 
+@always
 @pytest.mark.parametrize("size", [16, 64])
 def test_chunks_of_every_size_are_right_and_a_nan_that_a_mask_spreads_is_a_note(size: int) -> None:
     report = check_kernel(chunked(size), X, DECAY, B, C, like=steps, budget_s=ALWAYS)

@@ -22,7 +22,9 @@ from qgate.modes.attention.sources import AttentionSource, source_of
 from qgate.modes.resolving import misfit_of
 from tests.gate.test_cache_faults import findings
 from tests.models.families import model_of
-from tests.shares import proof, share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 transformers = pytest.importorskip("transformers")
 SIZES: dict[str, Any] = {
@@ -304,6 +306,7 @@ def test_a_model_whose_caches_are_reached_in_part_is_refused(tmp_path: Path) -> 
         modes.apply(modes.find_mode("kv-int8", "other"), model)
 
 
+@always
 def test_what_does_not_fit_is_left_out_with_a_word(tmp_path: Path) -> None:
     short = {"max_position_embeddings": 64}
     cases = (

@@ -23,7 +23,9 @@ from qgate.relations.gate import RelationGates
 from qgate.relations.generating import generated_calls
 from qgate.testing import RelationReport
 from tests.relations.decoders import small_model
-from tests.shares import share
+from tests.shares import always, share, slow_file
+
+pytestmark = slow_file
 
 
 def brief(model: qgate.Model, mode: str = "int8") -> RelationReport:
@@ -142,6 +144,7 @@ class Anew(torch.nn.Module):
         return self.inner(ids, cache=cache)
 
 
+@always
 def test_a_piece_behind_a_cache_is_held_beside_the_reference() -> None:
     model = small_model()
     quantized = apply(modes_of(model, "int8")[0], model)

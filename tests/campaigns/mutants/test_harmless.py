@@ -18,7 +18,9 @@ from qgate.models import Model
 from qgate.models.llama import Attention, LlamaNorm
 from tests.campaigns.mutants.bed import Bed, Healthy, examine
 from tests.campaigns.mutants.mutant import LLAMA
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 UP = "model.layers.2.mlp.up_proj"
 Change = Callable[[Tensor], Tensor]

@@ -16,7 +16,9 @@ from tests.baselines.building import rewrite
 from tests.campaigns.mutants.bed import Bed, Healthy, examine, gates_of
 from tests.campaigns.mutants.mutant import LLAMA, MAMBA, Mutant
 from tests.campaigns.mutants.test_planted import MUTANTS
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 CUDA = "cuda-sm_90-deadbeef"
 CASES = [

@@ -14,7 +14,9 @@ from qgate.cli import _receipts, main
 from tests.campaigns.forked import ran
 from tests.campaigns.silencing.ways import COMPLETE, KERNEL, WAYS, Files, Outcome
 from tests.cli.base_repository import begin, forked, write
-from tests.shares import proof, share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 THREATS = Path(__file__).parents[3] / "docs" / "threats.md"
 MOST_GREEN = {"plain": 8, "from_base": 1}
@@ -95,6 +97,7 @@ def test_every_green_way_is_told() -> None:
     assert f"{len(WAYS)} ways" in text
 
 
+@always
 @pytest.mark.parametrize("words", [["--collect-only"], ["--help"], ["suites", "--setup-plan"]])
 def test_a_command_that_runs_nothing_needs_no_receipt(tmp_path: Path, words: list[str]) -> None:
     assert _receipts.settled_status(0, tmp_path / "none", words) == 0
