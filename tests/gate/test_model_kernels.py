@@ -21,20 +21,10 @@ from qgate.gate.measuring.model_gates import ModelGates
 from qgate.modes import Kernel, Rule
 from qgate.modes import selection as modes
 from qgate.modes.setups import ModelSetup
-from tests.gate.benches import Stack
+from tests.gate.benches import Block, Stack
 from tests.shares import always, share, slow_file
 
 pytestmark = slow_file
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(32, 64)
-        self.down = nn.Linear(64, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.relu(self.up(x)))
 
 
 def failures(of: qgate.Model, folder: Path) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import qgate
 from qgate.testing import CheckFailure, check_kernel
+from tests.kernel_checks.wrong_recurrences import steps
 from tests.shares import always, proof, share, slow_file
 
 pytestmark = slow_file
@@ -21,15 +22,6 @@ ALWAYS = 1e9
 X, B, C = (torch.randn(TOKENS, width, generator=GENERATOR) for width in (8, 6, 6))
 DECAY = torch.rand(TOKENS, generator=GENERATOR) * 0.3
 INT8 = qgate.Quantizer("int8", granularity="channel", axis=0)
-
-
-def steps(x: Tensor, decay: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Write Mamba-2's state, one token after the other."""
-    state, results = x.new_zeros(b.shape[1], x.shape[1]), [x[:0]]
-    for token in range(len(x)):
-        state = state * torch.exp(-decay[token]) + torch.outer(b[token], x[token])
-        results.append((c[token] @ state)[None])
-    return torch.cat(results)
 
 
 def chunked(
