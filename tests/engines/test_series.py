@@ -163,7 +163,7 @@ def _other_sums(module: nn.Module) -> None:
             linear.forward = lambda x, plain=plain: plain(x) * (1 + 1e-5)  # type: ignore[method-assign]
 
 
-@share(6, group="series")
+@proof
 def test_the_module_of_a_drift_is_named(tmp_path: Path) -> None:
     home = tmp_path / "dumps"
     for step in range(1, 31):
