@@ -166,10 +166,10 @@ def _other_sums(module: nn.Module) -> None:
 @proof
 def test_the_module_of_a_drift_is_named(tmp_path: Path) -> None:
     home = tmp_path / "dumps"
-    for step in range(1, 31):
+    for step in range(1, 17):
         right, other = network(), network()
         _other_sums(other)
-        if step >= 12:
+        if step >= 9:
             _rounded(other, 2)
         with torch.no_grad():
             for module in (right, other):
@@ -177,7 +177,7 @@ def test_the_module_of_a_drift_is_named(tmp_path: Path) -> None:
         collect(home / f"{step}" / "trainer", other, 1)
         collect(home / f"{step}" / "rollout", right, 1)
     record = compare_steps(str(home))
-    assert record.drifts[0].step == 12
+    assert record.drifts[0].step == 9
     assert record.module is not None
     assert "model.layers.2.mlp.down_proj forward output" in record.module.site
     assert "; it begins at L2 model.layers.2.mlp.down_proj" in headline(record)

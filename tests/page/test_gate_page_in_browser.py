@@ -22,7 +22,7 @@ from tests.drawing import dump_records
 from tests.page.gate_records import hostile_run, made_header, made_records, made_run, read_back
 from tests.shares import proof, share
 
-pytestmark = share(4, group="pages")
+pytestmark = share(8, group="pages")
 
 BROKEN = {"suites/test_task.py::test_task[tiny-mamba-2-4]": "QgateError: no calibration"}
 ROWS = "#all-gates tbody tr"

@@ -72,7 +72,7 @@ CASES = [
 ]
 
 
-@share(80, by=["mutant.model"])
+@share(50, by=["mutant.subject"])
 @pytest.mark.parametrize("mutant", CASES)
 def test_mutant_turns_the_gate_red(
     mutant: Mutant, healthy: Healthy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
