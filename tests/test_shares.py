@@ -218,8 +218,9 @@ def test_quick(): pass
 def test_cases(size): pass
 """
     project.makepyfile(**{f"test_{name}": slow for name in "abcdef"})
-    run = project.runpytest_inprocess("-k", "not tables", "--case-seed", "a")
+    run = project.runpytest_inprocess("-v", "-k", "not tables", "--case-seed", "a")
     assert run.parseoutcomes()["passed"] == 6 + 2
+    assert run.stdout.str().count("::test_quick PASSED") == 6
     named = project.runpytest_inprocess("test_a.py", "test_b.py", "--case-seed", "a")
     named.assert_outcomes(passed=2 * (1 + 2), deselected=2 * 6)
     every = project.runpytest_inprocess("-k", "not tables", "--every-case")
