@@ -218,6 +218,7 @@ def test_gradients_have_the_bits_of_the_device(group: str) -> None:
         assert max(alike(other)[:2]) < 0.99
 
 
+@share(4)
 @pytest.mark.parametrize("name", calls_of("cpu_attention"))
 def test_attention_of_a_cpu_has_its_bits(name: str) -> None:
     call, known = calls_of("cpu_attention")[name], ATTENTIONS["cpu-flash"]

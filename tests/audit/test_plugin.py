@@ -353,6 +353,7 @@ def test_the_libraries_are_as_they_were_afterwards() -> None:
     assert all(one is other for one, other in zip(before, after, strict=True))
 
 
+@proof
 def test_compiled_and_transformed_code_runs_as_before(audit: Audit) -> None:
     run = audit(
         """

@@ -43,7 +43,7 @@ from tests.baselines.faults import (
     started,
     watching,
 )
-from tests.shares import proof
+from tests.shares import proof, share
 
 MOST_STEPS = 200
 
@@ -168,6 +168,7 @@ def test_the_first_recording_killed_at_every_step(tmp_path: Path) -> None:
     assert seen[-1]
 
 
+@share(2)
 @pytest.mark.parametrize("once", [True, False], ids=["one call", "all calls from there"])
 def test_a_full_disk_at_every_step(
     before: Path, outcomes: tuple[object, object], once: bool

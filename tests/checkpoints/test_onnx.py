@@ -70,6 +70,7 @@ def test_a_clean_export_has_no_finding(name: str, exports: dict[str, Path], pare
     assert f"is as declared: {len(measured)} quantized" in first_line(record)
 
 
+@share(4)
 @pytest.mark.parametrize("name", [*HAND_EXPORTS, *RUNTIME_EXPORTS])
 def test_a_weight_is_decoded_as_by_onnx(name: str, exports: dict[str, Path]) -> None:
     checkpoint = open_checkpoint(str(exports[name]))

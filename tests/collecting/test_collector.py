@@ -273,6 +273,7 @@ def test_bad_settings_name_what_there_is(
     assert not has_hooks(model)
 
 
+@proof
 def test_another_iteration_and_quant_type_go_on_in_the_same_dump(tmp_path: Path) -> None:
     model = network()
     for first, label in ((0, "hifp8"), (100, "mxfp8")):

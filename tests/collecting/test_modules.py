@@ -321,6 +321,7 @@ def test_a_view_written_to_in_place_has_its_gradient(tmp_path: Path) -> None:
     torch.testing.assert_close(gradient.sum((0, 1)), model.fc.bias.grad)
 
 
+@proof
 def test_compiled_modules_run_as_written_while_they_are_collected(tmp_path: Path) -> None:
     torch.manual_seed(0)
     compiled = torch.compile(network(), backend="eager")

@@ -23,6 +23,7 @@ def micro_batches(folder: Path) -> set[tuple[Any, ...]]:
     return {(r.iteration, r.micro_batch, r.sample) for r in records(folder)}
 
 
+@proof
 def test_gradients_are_accumulated_until_the_optimizer_steps(tmp_path: Path) -> None:
     model = network()
     with qgate.collect(model, tmp_path / "dump", iterations=2) as collector:
@@ -114,6 +115,7 @@ def test_step_says_it_and_samples_are_limited_and_labeled(tmp_path: Path) -> Non
     assert micro_batches(tmp_path / "dump") == {(0, 0, 10), (0, 1, 11), (1, 0, 20), (1, 1, 21)}
 
 
+@proof
 def test_without_with(tmp_path: Path) -> None:
     model = network()
     collector = qgate.collect(model, tmp_path / "dump").start()
@@ -134,6 +136,7 @@ class Slow(DumpWriter):
         return super().add(*args, **kwargs)
 
 
+@proof
 def test_a_slow_disk_makes_the_model_wait_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

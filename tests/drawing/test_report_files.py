@@ -27,7 +27,7 @@ from qgate.errors import QgateError
 from qgate.summaries.record import DumpAnalysis
 from tests import bucket as stores
 from tests.charts.page_reader import PageReader
-from tests.shares import proof
+from tests.shares import proof, share
 
 memory = stores.memory
 FEW = tuple(picture for picture in PICTURES if picture.folder in ("", "rank_analysis"))
@@ -103,6 +103,7 @@ def test_attention_is_drawn_under_two_names(
         draw_analysis(normal, tmp_path, plots=False)
 
 
+@share(3)
 @pytest.mark.parametrize("name", ["index.html", "heatmaps/amax.png", "written.json"])
 def test_a_foreign_file_is_not_overwritten(name: str, normal: DumpAnalysis, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)

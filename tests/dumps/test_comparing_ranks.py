@@ -166,6 +166,7 @@ def test_rank_after_rank_finds_what_all_at_once_does(modules: bool) -> None:
     assert {kind for kind, _ in seen} == set(KINDS)
 
 
+@share(3)
 @pytest.mark.usefixtures("held")
 def test_what_is_chosen_of_the_pairs_is_what_a_list_would_give() -> None:
     for seed in range(20):

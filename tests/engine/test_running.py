@@ -109,6 +109,7 @@ print(sum(isinstance(each, Failure) for each in found))
 """
 
 
+@proof
 def test_a_script_without_a_main_guard_gets_failures_and_no_endless_wait(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(_NO_GUARD)

@@ -177,6 +177,7 @@ def test_equal_dumps_pass_all_three_gates(dumps: Path) -> None:
     assert gates.notes() == []
 
 
+@proof
 def test_weights_of_an_older_step_are_red_in_all_gates_and_never_accepted(
     dumps: Path, tmp_path: Path
 ) -> None:

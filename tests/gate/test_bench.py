@@ -111,6 +111,7 @@ def test_carried_is_local_in_the_first_block_and_grows(shared: Bench) -> None:
         assert all(carried > local for carried, local in pairs)
 
 
+@proof
 def test_carried_is_the_distance_of_the_free_running_model(of_llama: Bench) -> None:
     quantized = of_llama.quantized(mode_of(of_llama, "int8")).model
     last = of_llama.model.layers[-1]

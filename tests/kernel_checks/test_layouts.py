@@ -57,6 +57,7 @@ def test_right_kernels_of_layouts_are_green(name: str, seed: int) -> None:
     assert redrawn.check(pair.right).held
 
 
+@share(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [5, 70])
 def test_casts_by_threads_are_named(tokens: int, dtype: torch.dtype) -> None:

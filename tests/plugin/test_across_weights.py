@@ -10,7 +10,9 @@ import pytest
 
 from tests.plugin.conftest import LLAMA, Run
 from tests.plugin.projects import add, header, page, records
-from tests.shares import proof
+from tests.shares import always, proof, slow_file
+
+pytestmark = slow_file
 
 MODEL = '''
 from pathlib import Path
@@ -173,6 +175,7 @@ def test_across_weights_a_planted_fault_is_red(net: Path, suites: Run) -> None:
     assert not list((net / "qgate-out").glob("candidates/**/*.txt"))
 
 
+@always
 def test_across_weights_takes_no_value(suites: Run) -> None:
     """The path after it is a path."""
     result = suites("--layers", "first", "--across-weights", "suites/test_task.py", paths=())

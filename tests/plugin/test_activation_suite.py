@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.plugin.projects import begin
-from tests.shares import proof, share
+from tests.shares import always, proof, share, slow_file
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")
+pytestmark = [slow_file, pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning")]
 Gates = Callable[..., pytest.RunResult]
 NORM = "model.layers.1.input_layernorm.weight"
 HARMLESS = "for weight in weights.values(): weight *= 1 + 1e-3 * torch.randn_like(weight)"
@@ -83,6 +83,7 @@ def test_without_a_record_it_says_how_to_make_one(gates: Gates) -> None:
     result.stdout.fnmatch_lines(["*no accepted*", "*--update-baselines*"])
 
 
+@always
 @pytest.mark.usefixtures("accepted")
 def test_other_samples_than_those_of_its_record_are_refused(
     pytester: pytest.Pytester, gates: Gates

@@ -12,7 +12,9 @@ import pytest
 from tests.campaigns.forked import Ended, ran
 from tests.plugin.conftest import SHORT
 from tests.plugin.projects import tightened
-from tests.shares import share
+from tests.shares import share, slow_file
+
+pytestmark = slow_file
 
 
 def run_with(size: int, folder: Path, *options: str) -> Ended:

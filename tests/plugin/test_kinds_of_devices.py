@@ -19,7 +19,9 @@ from tests.baselines.building import rewrite
 from tests.gate.benches import LLAMA
 from tests.plugin.conftest import Run
 from tests.plugin.projects import SITE, accepted, add, files, header, page, records, tightened
-from tests.shares import proof, share
+from tests.shares import proof, share, slow_file
+
+pytestmark = slow_file
 
 CUDA = "cuda-sm_90-deadbeef"
 FILE = f"{LLAMA}/{accepted_file('int8', 'cuda')}"

@@ -8,7 +8,9 @@ import pytest
 
 from tests.plugin.conftest import Run
 from tests.plugin.projects import SITE, header, tightened
-from tests.shares import proof, share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 NAME = f"{SITE.replace(':', '.')}.int8"
 
@@ -51,6 +53,7 @@ def test_nothing_is_removed_through_a_link(
     assert header(project)["exit"] == int(is_red)
 
 
+@always
 def test_what_an_earlier_run_left_is_removed_and_nothing_else(project: Path, suites: Run) -> None:
     tightened(project)
     repro = project / "qgate-out" / "repro"

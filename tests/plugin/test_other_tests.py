@@ -10,7 +10,9 @@ import pytest
 from qgate.cli import main
 from tests.plugin.conftest import Run, run_alone
 from tests.plugin.projects import header, page, records
-from tests.shares import proof, share
+from tests.shares import always, proof, share, slow_file
+
+pytestmark = slow_file
 
 PLAIN = """
 import pytest
@@ -119,6 +121,7 @@ def test_a_file_that_cannot_be_collected_is_told(project: Path, suites: Run) -> 
     assert "1 other test failed" in page(project)
 
 
+@always
 def test_without_a_gate_nothing_is_written(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(): assert False")
     result = run_alone(pytester)

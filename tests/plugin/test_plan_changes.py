@@ -10,7 +10,9 @@ from qgate.baselines import Store
 from qgate.cli import main
 from tests.plugin.conftest import Run
 from tests.plugin.projects import files
-from tests.shares import proof
+from tests.shares import proof, slow_file
+
+pytestmark = slow_file
 
 FIRST_LAYER = ("--mode", "mine", "--layers", "first")
 TWO_LAYERS = ("--mode", "mine", "--layers", "first,last")

@@ -9,7 +9,9 @@ import pytest
 from qgate.cli import main
 from tests.plugin.projects import accepted, begin
 from tests.plugin.test_failure_page import MODEL
-from tests.shares import proof
+from tests.shares import always, proof, slow_file
+
+pytestmark = slow_file
 
 LAYER = "test_layer_outputs[net.py:build-ours-layers.0]"
 OUTPUTS = "test_outputs[net.py:build-ours]"
@@ -111,6 +113,7 @@ def test_another_mode_is_accepted_beside_a_broken_one(
     assert files[1].read_bytes() != mine
 
 
+@always
 def test_what_lacks_accepted_errors_is_told_once(
     pytester: pytest.Pytester, net: Callable[..., pytest.RunResult]
 ) -> None:

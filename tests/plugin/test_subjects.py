@@ -25,7 +25,7 @@ from tests.shares import share
 memory = stores.memory
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestAssertRewriteWarning"),
-    share(2, group="runs"),
+    share(4, group="runs"),
 ]
 DUMP, CHECKPOINT, ENGINES = SUBJECTS.values()
 each_subject = pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
