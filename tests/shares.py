@@ -5,9 +5,9 @@ and of every value of what `by` names at least one, so that each format, kind or
 Slow tests of a file that carry `@share(one_in=N, group=NAME)` are drawn as the cases of one test.
 Of a test without a mark that crosses two tables or more, a run does a quarter once there are more
 than a dozen cases, and every row of every table at least once.
-A test of seconds that carries `@proof` is one of the proofs, of which a run does one in twelve. A
+A test of seconds that carries `@proof` is one of the proofs, of which a run does one in sixteen. A
 file whose tests need one thing that takes long to make carries `pytestmark = slow_file`, and so may
-a class: a run does one in six of those files, and each that is named; of each of the others it does
+a class: a run does one in eight of those files, and each that is named; of each of the others it does
 the tests that carry `@always`, which are quick, or else one case.
 
     python -m pytest tests                    a share, that of SEED
@@ -60,8 +60,8 @@ FEW_CASES = 12
 
 _PROOFS = "proofs of all files"
 _SLOW_FILES = "files whose tests share what takes long"
-proof = share(12, group=_PROOFS)
-slow_file = share(6, group=_SLOW_FILES, unit="file")
+proof = share(16, group=_PROOFS)
+slow_file = share(8, group=_SLOW_FILES, unit="file")
 always = share(1)
 
 
@@ -208,12 +208,13 @@ def _case(item: pytest.Item) -> dict[str, Any]:
 def _marks_of(item: pytest.Item) -> list[pytest.Mark | None]:
     """Return what a test is drawn by: its own mark and that of its file; None for crossed tables."""
     marks = [*item.iter_markers(MARK)]
-    if marks and marks[0].args == always.mark.args:
+    if not marks:
+        return [None] if len(_tables_of(item)) > 1 else []
+    if marks[0].args == always.mark.args:
         return []
-    of_file = [mark for mark in marks[1:] if mark.kwargs["group"] == _SLOW_FILES]
-    if not marks and len(_tables_of(item)) > 1:
-        return [None]
-    return [*marks[:1], *of_file]
+    if marks[0].kwargs["group"] == _PROOFS:
+        return marks[:1]
+    return [marks[0], *(mark for mark in marks[1:] if mark.kwargs["group"] == _SLOW_FILES)]
 
 
 def _tables_of(item: pytest.Item) -> list[tuple[str, ...]]:

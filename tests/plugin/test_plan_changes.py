@@ -10,9 +10,7 @@ from qgate.baselines import Store
 from qgate.cli import main
 from tests.plugin.conftest import Run
 from tests.plugin.projects import files
-from tests.shares import proof, slow_file
-
-pytestmark = slow_file
+from tests.shares import proof
 
 FIRST_LAYER = ("--mode", "mine", "--layers", "first")
 TWO_LAYERS = ("--mode", "mine", "--layers", "first,last")
